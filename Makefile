@@ -1,0 +1,50 @@
+# `make quickstart` runs the main job on a fresh machine, `make test` the tests; each does all of its set-up.
+#
+#   make quickstart                       Python >= 3.11 and a package index are all it needs
+#   make quickstart TORCH_INDEX=<url>     takes torch from another wheel index first (one with CPU builds, say)
+#   make quickstart ARGS="--set model.training.epochs=1"
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH_INDEX ?=
+ARGS ?=
+TYPES := .types
+
+.PHONY: quickstart test lint install clean
+
+quickstart: $(VENV)/installed
+	$(BIN)/raytriever run quickstart $(ARGS)
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p $(TYPES)/raytriever
+	ln -sfn ../../raytriever.py $(TYPES)/raytriever/__init__.py
+	for package in retrieval pipelines trainers; do ln -sfn ../../$$package $(TYPES)/raytriever/$$package; done
+	cd $(TYPES) && ../$(BIN)/mypy --config-file ../pyproject.toml -p raytriever
+
+install: $(VENV)/installed
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Raytriever needs Python 3.11 or later")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: with it in place, no other package pulls another build of it
+$(VENV)/torch: $(BIN)/python constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	touch $@
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,offline]'
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,offline,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(TYPES) runs dist .pytest_cache .mypy_cache .ruff_cache

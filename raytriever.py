@@ -1,0 +1,216 @@
+"""Raytriever: from a corpus to training batches, a trained retriever, a sharded index and its evaluation.
+
+The command. ``raytriever run quickstart`` chains the jobs of a recipe; every job is a command of its own too::
+
+    raytriever run quickstart --set clusters.cluster_size=32
+    raytriever run quickstart --until batches
+    raytriever embed --set collection=runs/mine/collection --set encoder.model=org/name --set output=runs/mine/vectors
+"""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+# This one file is the command and the package: ``import raytriever.pipelines`` finds the folder beside it,
+# in a checkout as in a wheel, without claiming the top-level names ``pipelines``, ``trainers``, ``retrieval``.
+__path__ = [str(Path(__file__).parent)]
+
+# command: (module, class, what it does)
+JOBS = {
+    "collect": ("retrieval.jobs.collect", "Collect", "Read a source (BEIR folder, Python functions) into a collection."),
+    "embed": ("retrieval.jobs.embed", "Embed", "Embed the documents and queries of a collection."),
+    "pairs": ("pipelines.jobs.pairs", "Pairs", "Turn a split's judgments into training pairs."),
+    "cluster": ("pipelines.jobs.cluster", "Cluster", "Cluster pairs within their domains."),
+    "pack": ("pipelines.jobs.pack", "Pack", "Pack clusters into equal batches along a tour."),
+    "filter": ("pipelines.jobs.filter", "Filter", "Mask false negatives and write the training batches."),
+    "train": ("trainers.jobs.train", "Train", "Train an encoder on stored batches."),
+    "index": ("retrieval.jobs.index", "Index", "Build a sharded FAISS index, or a BM25 index."),
+    "search": ("retrieval.jobs.search", "Search", "Search an index with a split's queries; writes a TREC run."),
+    "fuse": ("retrieval.jobs.fuse", "Fuse", "Fuse runs by reciprocal rank."),
+    "evaluate": ("retrieval.jobs.evaluate", "Evaluate", "Measure runs and test their differences."),
+    "report": ("retrieval.jobs.report", "Report", "Gather a run's figures and plots in one HTML file."),
+}
+
+app = typer.Typer(
+    help="Train retrievers on well-built batches, index, search and evaluate. See README.md.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides one setting; may be repeated.")
+]
+PrintOption = Annotated[bool, typer.Option("--print-config", help="Prints the resolved settings and stops.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replaces a different artifact in the output folder.")]
+TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
+
+
+def stage_class(job: str, where: str) -> Any:
+    """The class of a job's stage. Raises ``UserError`` for an unknown job."""
+    from raytriever.retrieval.configuration import did_you_mean
+    from raytriever.retrieval.errors import UserError
+
+    if job not in JOBS:
+        raise UserError(f"{where}: '{job}' is no job.{did_you_mean(str(job), list(JOBS))}")
+    module, name, _ = JOBS[job]
+    return getattr(importlib.import_module(f"raytriever.{module}"), name)
+
+
+def recipe_stages(recipe: Any) -> dict[str, Any]:
+    """Every stage of a recipe as a checked ``Stage``, by name; nothing is read or written."""
+    from raytriever.retrieval.configuration import map_inputs, validate
+
+    stages = {}
+    for name, settings in recipe.stages.items():
+        where = f"Recipe {recipe.name}, stage {name}"
+        stage = stage_class(settings.get("job", "(none)"), where)
+        values = {key: value for key, value in settings.items() if key != "job"} | {"output": recipe.folder(name)}
+        config = validate(stage.config_class, values, where)
+
+        def resolve(key: str, value: str, stage_name: str = name) -> str:
+            return str(recipe.resolve_input(stage_name, key, value))
+
+        stages[name] = stage(map_inputs(config, resolve))
+    return stages
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (recipes/) or the path of a .yaml file.")],
+    overrides: SetOption = None,
+    output: Annotated[str | None, typer.Option(help="Folder or URI for all artifacts of the run.")] = None,
+    until: Annotated[str | None, typer.Option(help="The last stage to run.")] = None,
+    print_config: PrintOption = False,
+    traceback_wanted: TracebackOption = False,
+) -> None:
+    """Runs a recipe: finished stages are reused, interrupted ones go on, changed ones and those after them run again."""
+    with user_errors(traceback_wanted):
+        _run(recipe, overrides or [], output, until, print_config)
+
+
+def _run(name: str, overrides: list[str], output: str | None, until: str | None, print_config: bool) -> None:
+    from raytriever.retrieval.configuration import did_you_mean
+    from raytriever.retrieval.errors import UserError
+    from raytriever.retrieval.jobs.cluster import RaySession
+    from raytriever.retrieval.jobs.stage import run_stage
+    from raytriever.retrieval.progress import say
+
+    recipe = load_recipe(name, overrides, output)
+    if until is not None and until not in recipe.stages:
+        raise UserError(f"--until {until}: no such stage in the recipe.{did_you_mean(until, list(recipe.stages))}")
+    stages = recipe_stages(recipe)
+    if print_config:
+        shown = {stage: {"job": made.command} | made.config.model_dump(mode="json") for stage, made in stages.items()}
+        typer.echo(yaml.safe_dump({"output": recipe.output, "stages": shown}, sort_keys=False, allow_unicode=True))
+        return
+    announcements = []
+    with RaySession() as session:
+        for label, stage in stages.items():
+            artifact = run_stage(stage, session, replace=True, label=label)
+            announcements += stage.announce(artifact)
+            if label == until:
+                break
+    for line in announcements:
+        say(line)
+
+
+def load_recipe(name: str, overrides: list[str], output: str | None) -> Any:
+    """See ``raytriever.retrieval.recipe.load_recipe``, imported when needed: the command starts fast."""
+    from raytriever.retrieval.recipe import load_recipe as load
+
+    return load(name, overrides, output)
+
+
+@app.command()
+def show(
+    batches: Annotated[str, typer.Argument(help="A batches artifact.")],
+    batch: Annotated[int, typer.Option(help="Number of the batch.")] = 0,
+    epoch: Annotated[int, typer.Option(help="Number of the epoch.")] = 0,
+    traceback_wanted: TracebackOption = False,
+) -> None:
+    """Prints one stored batch so that a person can read it."""
+    with user_errors(traceback_wanted):
+        from raytriever.pipelines.batches import BatchReader, describe_batch
+
+        for line in describe_batch(BatchReader(batches), epoch, batch):
+            typer.echo(line)
+
+
+def _job_command(job: str) -> Callable[..., None]:
+    def command(
+        config: Annotated[Path | None, typer.Argument(help="YAML file with the job's settings.")] = None,
+        overrides: SetOption = None,
+        print_config: PrintOption = False,
+        force: ForceOption = False,
+        traceback_wanted: TracebackOption = False,
+    ) -> None:
+        with user_errors(traceback_wanted):
+            _run_job(job, config, overrides or [], print_config, force)
+
+    command.__doc__ = JOBS[job][2]
+    return command
+
+
+def _run_job(job: str, config: Path | None, overrides: list[str], print_config: bool, force: bool) -> None:
+    from raytriever.retrieval.configuration import apply_overrides, parse_yaml, validate
+    from raytriever.retrieval.errors import UserError
+    from raytriever.retrieval.jobs.cluster import RaySession
+    from raytriever.retrieval.jobs.stage import run_stage
+    from raytriever.retrieval.progress import say
+
+    if config is not None and not config.exists():
+        raise UserError(f"{config} doesn't exist. Give a YAML file of the job's settings, or use --set alone.")
+    values = parse_yaml(config.read_text(encoding="utf-8"), str(config)) if config else {}
+    stage_type = stage_class(job, job)
+    stage = stage_type(validate(stage_type.config_class, apply_overrides(values, overrides), f"Settings of {job}"))
+    if print_config:
+        typer.echo(yaml.safe_dump(stage.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+        return
+    with RaySession() as session:
+        artifact = run_stage(stage, session, replace=force)
+    for line in stage.announce(artifact):
+        say(line)
+
+
+for _job in JOBS:
+    app.command(_job)(_job_command(_job))
+
+
+class user_errors:  # noqa: N801 - reads as a statement: with user_errors(...)
+    """Shows a ``UserError`` as one paragraph and exits with code 2; an interrupt exits with 130."""
+
+    def __init__(self, with_traceback: bool) -> None:
+        self._with_traceback = with_traceback
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from raytriever.retrieval.errors import UserError
+
+        if isinstance(error, UserError):
+            if self._with_traceback:
+                traceback.print_exception(error)
+            typer.echo(f"raytriever: {error}", err=True)
+            raise SystemExit(2) from error
+        if isinstance(error, KeyboardInterrupt):
+            typer.echo("raytriever: interrupted; run the same command again to go on from here.", err=True)
+            raise SystemExit(130) from error
+
+
+def main() -> None:
+    """Entry point of the ``raytriever`` command."""
+    # ``python raytriever.py`` is the module __main__; everything else imports it by its name
+    sys.modules.setdefault("raytriever", sys.modules["__main__"])
+    app()
+
+
+if __name__ == "__main__":
+    main()

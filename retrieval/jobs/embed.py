@@ -1,0 +1,129 @@
+"""`raytriever embed`: the documents and queries of a collection to half-precision vectors, shard by shard."""
+
+import socket
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from pydantic import Field
+
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.collections.stored import StoredCollection, TextPart, text_columns, texts_of
+from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings, require_dtype, resolve_dtype
+from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.progress import say
+from raytriever.retrieval.vectors import VECTORS
+
+
+class EmbedConfig(StageConfig):
+    """What is embedded and by which encoder."""
+
+    collection: InputPath
+    encoder: EncoderSettings
+    parts: tuple[TextPart, ...] = ("documents", "queries")
+    texts_per_shard: int = Field(default=512, gt=0)
+    token_budget: int = Field(default=4096, gt=0)  # padded tokens in one forward pass
+
+
+class Embed(Stage[EmbedConfig]):
+    """Ray Data actors, each with the encoder loaded once; a shard is a range of rows."""
+
+    command = "embed"
+    kind = VECTORS
+    config_class = EmbedConfig
+    unit = "texts"
+    keeps_state = True
+
+    def __init__(self, config: EmbedConfig) -> None:
+        # 'auto' is resolved here, by the driver, so that every worker computes in the same precision
+        encoder = config.encoder.model_copy(update={"dtype": resolve_dtype(config.encoder.dtype)})
+        super().__init__(config.model_copy(update={"encoder": encoder}))
+        self._model: LocatedModel | None = None
+        self._encoder: TextEncoder | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"config": self.config, "_model": None, "_encoder": None}  # workers find the model on their own disk
+
+    def _located(self) -> LocatedModel:
+        if self._model is None:
+            self._model = locate_model(self.config.encoder.model, self.config.encoder.revision)
+        return self._model
+
+    def input_fingerprints(self) -> dict[str, str]:
+        """The collection's and the encoder's."""
+        return {
+            "collection": StoredCollection(self.config.collection).fingerprint,
+            "encoder.model": self._located().fingerprint,
+        }
+
+    def plan(self) -> list[Shard]:
+        """Ranges of rows of each part."""
+        say(f"  encoder: {self.config.encoder.model} from {self._located().origin}, {self.config.encoder.dtype}")
+        collection = StoredCollection(self.config.collection)
+        size = self.config.texts_per_shard
+        shards = []
+        for part in self.config.parts:
+            total = collection.count(part)
+            if not total:
+                raise UserError(f"{collection.uri} has no {part} to embed. Leave them out of parts, or check the source.")
+            shards += [
+                Shard(f"{part}-{number:05d}", {"part": part, "number": number, "start": start})
+                for number, start in enumerate(range(0, total, size))
+            ]
+        return shards
+
+    def load(self) -> None:
+        """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
+        settings = self.config.encoder
+        dtype = resolve_dtype(settings.dtype)
+        require_dtype(dtype, socket.gethostname())
+        located = self._located()
+        encoder = load_encoder(settings, located.path, located.fingerprint).eval()
+        device = "cuda" if self.config.resources.gpus_per_worker else "cpu"
+        self._encoder = encoder.to(device=device, dtype=getattr(torch, dtype))
+        self._rows = {part: StoredCollection(self.config.collection).rows_of(part) for part in self.config.parts}
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Encodes one range of rows."""
+        if self._encoder is None:
+            self.load()
+        assert self._encoder is not None
+        part, start = shard.description["part"], shard.description["start"]
+        rows = self._rows[part]
+        chosen = np.arange(start, min(start + self.config.texts_per_shard, len(rows)), dtype=np.int64)
+        table = rows.take(chosen, ["id", *text_columns(part)])
+        texts = texts_of(table, part)
+        role = "query" if part == "queries" else "document"
+        vectors = encode_texts(self._encoder, texts, role, token_budget=self.config.token_budget)
+        _refuse_non_finite(vectors, table["id"].to_pylist(), self.config.encoder.model)
+        name = f"{part}/{shard.description['number']:05d}"
+        np.save(writer.path(f"{name}.npy"), vectors.astype(np.float16))
+        pq.write_table(pa.table({"id": table["id"]}), writer.path(f"{name}.ids.parquet"), compression="zstd")
+        writer.add(f"{name}.npy")
+        writer.add(f"{name}.ids.parquet")
+        contract = self._encoder.contract.model_dump()
+        return writer.commit(len(texts), counts={part: len(texts)}, facts={"encoder": contract})
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
+        """The encoder's contract, checked wherever these vectors meet others."""
+        return {"encoder": records[0].facts["encoder"]}
+
+    def summary(self, artifact: Artifact) -> str:
+        """Texts and their dimension."""
+        return f"{artifact.rows:,} texts, {artifact.manifest['facts']['encoder']['dimension']} dimensions"
+
+
+def _refuse_non_finite(vectors: Any, ids: list[str], model: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(vectors.astype(np.float16)).all(axis=1))
+    if len(bad):
+        raise UserError(
+            f"Encoder {model} gives NaN or numbers beyond half precision for {len(bad)} texts, the first with id"
+            f" {ids[bad[0]]!r}. Try dtype float32, normalize true, or another checkpoint."
+        )

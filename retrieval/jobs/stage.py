@@ -1,0 +1,167 @@
+"""What every job is: a function from a configuration and input artifacts to one artifact made of shards."""
+
+import errno
+import platform
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from raytriever.retrieval.artifacts import Artifact, ArtifactWriter, Derivation, ShardRecord, ShardWriter
+from raytriever.retrieval.configuration import Settings, input_paths, without_inputs
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.progress import ProgressLine, format_seconds, say
+from raytriever.retrieval.storage import Folder
+
+_MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG}
+
+
+class Resources(Settings):
+    """Where and how wide a job runs; no result depends on it."""
+
+    workers: int | None = None  # None: as many as the cluster's CPUs (or GPUs) allow
+    cpus_per_worker: float = 1
+    gpus_per_worker: float = 0
+
+
+class StageConfig(Settings):
+    """What the configuration of every job holds."""
+
+    output: str
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One unit of work: its name (also its place in the order) and what identifies it, as plain JSON values."""
+
+    name: str
+    description: dict[str, Any] = field(default_factory=dict)
+
+
+Config = TypeVar("Config", bound=StageConfig)
+
+
+class Stage(Generic[Config]):
+    """A job. Subclasses say what the artifact is derived from, which shards it has and how one shard is made.
+
+    ``make`` runs on a worker and must be a function of the stage's configuration, its inputs and the shard alone.
+    """
+
+    command: ClassVar[str]
+    kind: ClassVar[str]
+    algorithm_version: ClassVar[int] = 1
+    unit: ClassVar[str] = "rows"
+    config_class: ClassVar[type[StageConfig]]
+    keeps_state: ClassVar[bool] = False  # True: workers are actors that load something once (an encoder)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration as recorded: without inputs, output and resources; 'auto' values replaced by what they are."""
+        values = without_inputs(self.config)
+        return {key: value for key, value in values.items() if key not in ("output", "resources")}
+
+    def input_fingerprints(self) -> dict[str, str]:
+        """Dotted name of each input to its fingerprint; raises ``UserError`` where one is absent."""
+        return {key: Artifact(path).fingerprint for key, path in input_paths(self.config).items()}
+
+    def plan(self) -> list[Shard]:
+        """Checks the inputs and lists the shards in order; raises ``UserError`` before anything is written."""
+        return [Shard("all")]
+
+    def load(self) -> None:
+        """Worker-side set-up, once per worker, before the first ``make``."""
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Makes one shard and commits it."""
+        raise NotImplementedError
+
+    def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
+        """Makes the pending shards on Ray, in any order."""
+        session.start()  # before anything imports Ray, which reads its environment once
+        from raytriever.retrieval.jobs.shards import map_shards
+
+        return map_shards(self, pending)
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
+        """Deterministic facts of the whole for the manifest."""
+        return {}
+
+    def summary(self, artifact: Artifact) -> str:
+        """A few words for the user about the finished artifact."""
+        return f"{artifact.rows:,} {self.unit}"
+
+    def announce(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """Lines for the user when everything is done: where results are, a table."""
+        return []
+
+    def derivation(self) -> Derivation:
+        """What the artifact is derived from."""
+        return Derivation(
+            self.kind, self.command, self.algorithm_version, self.resolved(), self.input_fingerprints()
+        )
+
+    def make_shard(self, shard: Shard) -> ShardRecord:
+        """``make`` with a scratch folder of its own, on whatever machine this is called."""
+        folder = Folder(self.config.output)
+        with storage_errors(self.config.output), folder.scratch() as scratch:
+            return self.make(shard, ShardWriter(folder, shard.name, scratch))
+
+
+@contextmanager
+def storage_errors(output: str) -> Iterator[None]:
+    """Turns a full or forbidden disk into a ``UserError`` that says which one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _MENDABLE:
+            raise
+        raise UserError(
+            f"Writing to {error.filename or output} failed: {error.strerror}. Finished artifacts and shards are kept;"
+            f" make room (or mend the permissions) for {output} and run the same command again, it goes on from there."
+        ) from error
+
+
+def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, label: str = "") -> Artifact:
+    """Makes the stage's artifact, or reuses the one that is there; what an interrupted run finished is kept."""
+    label = label or stage.command
+    output = stage.config.output
+    with storage_errors(output):
+        writer = ArtifactWriter(output, stage.derivation(), replace=replace)
+        if writer.complete:
+            writer.sweep()
+            artifact = Artifact(output)
+            say(f"{label}: reused, {stage.summary(artifact)} ({output})")
+            return artifact
+        started = time.monotonic()
+        shards = stage.plan()
+        finished = writer.begin()
+        pending = [shard for shard in shards if shard.name not in finished]
+        if finished:
+            say(f"{label}: {len(shards) - len(pending)} of {len(shards)} shards are there already")
+        with ProgressLine(label, None, stage.unit) as progress:
+            for record in stage.execute(pending, session, progress):
+                finished[record.name] = record
+                progress.advance(record.rows)
+        records = [finished[shard.name] for shard in shards]
+        seconds = time.monotonic() - started
+        artifact = writer.finish(records, stage.facts(records), _run_facts(seconds))
+    say(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
+    return artifact
+
+
+def _run_facts(seconds: float) -> dict[str, Any]:
+    return {
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "driver_peak_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }

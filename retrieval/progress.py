@@ -1,0 +1,96 @@
+"""Progress of long work: a live line in a terminal, an occasional line in a log, both with rate and time left."""
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+LOG_INTERVAL_SECONDS = 15.0
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(message: str) -> None:
+    """One line for the user, plain text."""
+    console.print(message, markup=False)
+
+
+class ProgressLine:
+    """Counts finished units of one piece of work; use as a context manager.
+
+    ``total`` may be unknown (None). ``unit`` is the plural noun of what is counted ("texts", "steps").
+    """
+
+    def __init__(self, title: str, total: int | None, unit: str) -> None:
+        self._title = title
+        self._total = total
+        self._unit = unit
+        self._done = 0
+        self._counted = 0
+        self._note = ""
+        self._started = self._logged = time.monotonic()
+        self._live: Progress | None = None
+        if sys.stderr.isatty():
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._live.add_task(title, total=total, rate="")
+
+    def __enter__(self) -> "ProgressLine":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def start_at(self, done: int) -> None:
+        """Units that an earlier run finished; they don't count for the rate."""
+        self._done = done
+
+    def advance(self, units: int, note: str = "") -> None:
+        """Counts ``units`` more; ``note`` is shown behind the rate (the loss, say)."""
+        self._done += units
+        self._counted += units
+        self._note = note
+        now = time.monotonic()
+        if self._live:
+            self._live.update(self._task, completed=self._done, rate=f"{self._rate(now)} {note}".strip())
+        elif now - self._logged >= LOG_INTERVAL_SECONDS:
+            self._logged = now
+            say(f"  {self._title}: {self._count()}, {self._rate(now)}{self._left(now)}{', ' + note if note else ''}")
+
+    def _count(self) -> str:
+        return f"{self._done:,}" if self._total is None else f"{self._done:,} of {self._total:,} {self._unit}"
+
+    def _rate(self, now: float) -> str:
+        return f"{self._counted / max(now - self._started, 1e-9):,.1f} {self._unit}/s"
+
+    def _left(self, now: float) -> str:
+        if self._total is None or not self._counted:
+            return ""
+        seconds = (self._total - self._done) * (now - self._started) / self._counted
+        return f", {format_seconds(seconds)} left"
+
+
+def format_seconds(seconds: float) -> str:
+    """``4.2 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

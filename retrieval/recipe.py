@@ -1,0 +1,99 @@
+"""Recipes: a run as one YAML file, whose stages name each other as inputs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import raytriever
+from raytriever.retrieval.configuration import apply_overrides, did_you_mean, parse_yaml
+from raytriever.retrieval.errors import UserError
+
+_KEYS = ("description", "output", "resources", "stages")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run: where its artifacts go, and the settings of each stage in the order they run.
+
+    A stage's settings hold ``job`` (the command that makes it) and that job's own keys. An input that is the name of
+    an earlier stage means that stage's folder, ``<output>/<stage>``.
+    """
+
+    name: str
+    output: str
+    stages: dict[str, dict[str, Any]]
+
+    def folder(self, stage: str) -> str:
+        """Where the stage's artifact goes."""
+        return f"{self.output.rstrip('/')}/{stage}"
+
+    def resolve_input(self, stage: str, key: str, value: str) -> str:
+        """The folder that the input ``value`` of ``stage`` means; a value that is no stage's name is a path as it is.
+
+        Raises ``UserError`` for a name that is none of the earlier stages and looks like no path either.
+        """
+        names = list(self.stages)
+        earlier = names[: names.index(stage)]
+        if value in earlier:
+            return self.folder(value)
+        if value in names:
+            raise UserError(
+                f"Recipe {self.name}: {stage}.{key} names the stage '{value}', which runs only afterwards. Move it up."
+            )
+        if "/" not in value and not Path(value).exists():
+            raise UserError(
+                f"Recipe {self.name}: {stage}.{key} is '{value}', neither an earlier stage nor a path."
+                f"{did_you_mean(value, earlier)}"
+            )
+        return value
+
+
+def recipes_folder() -> Path:
+    """The recipes that come with Raytriever."""
+    return Path(raytriever.__path__[0]) / "recipes"
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None = None) -> Recipe:
+    """Reads a recipe by name (of those that come along) or by path, and lays ``--set`` over it.
+
+    An override's key begins with a stage's name or with ``output``. Raises ``UserError`` for an unknown recipe, stage
+    or key.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = recipes_folder() / f"{name_or_path}.yaml"
+    if not path.exists():
+        known = sorted(file.stem for file in recipes_folder().glob("*.yaml"))
+        hint = did_you_mean(name_or_path, known)
+        raise UserError(f"There is no recipe '{name_or_path}'.{hint} A path to a .yaml file works too.")
+    where = f"Recipe {path.name}"
+    try:
+        values = parse_yaml(path.read_text(encoding="utf-8"), where)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}).") from error
+    for key in values:
+        if key not in _KEYS:
+            raise UserError(f"{where}: '{key}' is not a setting.{did_you_mean(str(key), _KEYS)}")
+    stages = values.get("stages")
+    if not isinstance(stages, Mapping) or not stages:
+        raise UserError(f"{where}: 'stages' is missing or empty; it maps each stage's name to its settings.")
+    values = apply_overrides(values, [_locate_override(override, list(stages), where) for override in overrides])
+    shared = values.get("resources")
+    merged = {}
+    for stage, settings in values["stages"].items():
+        if not isinstance(settings, Mapping):
+            raise UserError(f"{where}: stage '{stage}' is {settings!r}, a mapping of settings was expected.")
+        merged[stage] = ({"resources": shared} if shared else {}) | dict(settings)
+    return Recipe(path.stem, output or str(values.get("output") or f"runs/{path.stem}"), merged)
+
+
+def _locate_override(override: str, stages: Sequence[str], where: str) -> str:
+    key = override.partition("=")[0].split(".")[0]
+    if key in stages:
+        return f"stages.{override}"
+    if key in _KEYS:
+        return override
+    raise UserError(
+        f"--set {override!r}: '{key}' is no stage of {where}.{did_you_mean(key, [*stages, 'output', 'resources'])}"
+    )

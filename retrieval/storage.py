@@ -1,0 +1,177 @@
+"""Folders on a local disk or in an object store behind one interface, in which a file is whole or absent.
+
+Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
+its final key in one upload, never renamed. Both go through ``pyarrow.fs``.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from raytriever.retrieval.errors import UserError
+
+TEMPORARY_PREFIX = ".tmp-"
+_COPY_BYTES = 8 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Folder:
+    """A folder named by a local path or a URI (``s3://bucket/prefix``, ``gs://…``).
+
+    File names are relative, with ``/`` between parts. Raises ``UserError`` for a URI that can't be understood.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/") or "/"
+        self._filesystem, self._root = _open_filesystem(self.uri)
+        self.is_local = isinstance(self._filesystem, fs.LocalFileSystem)
+
+    def __repr__(self) -> str:
+        return f"Folder({self.uri!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Folder, (self.uri,))
+
+    def __truediv__(self, name: str) -> "Folder":
+        return Folder(f"{self.uri}/{name}")
+
+    def _key(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def describe(self, name: str) -> str:
+        """The file's full path or URI, for messages."""
+        return f"{self.uri}/{name}"
+
+    def exists(self, name: str) -> bool:
+        """Whether the file is there."""
+        return bool(self._filesystem.get_file_info(self._key(name)).type == fs.FileType.File)
+
+    def files(self) -> dict[str, int]:
+        """Name to bytes of every finished file below the folder, by name; empty where there is no such folder."""
+        selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
+        infos = [info for info in self._filesystem.get_file_info(selector) if info.type == fs.FileType.File]
+        start = len(self._root) + 1
+        names = {info.path[start:]: info.size for info in sorted(infos, key=lambda info: info.path)}
+        return {name: size for name, size in names.items() if not name.startswith(TEMPORARY_PREFIX)}
+
+    def read_bytes(self, name: str) -> bytes:
+        """The file's bytes. Raises ``FileNotFoundError``."""
+        with self._filesystem.open_input_stream(self._key(name)) as stream:
+            return bytes(stream.read())
+
+    def open_input(self, name: str) -> pa.NativeFile:
+        """The file for random access. Raises ``FileNotFoundError``."""
+        return self._filesystem.open_input_file(self._key(name))
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Writes a whole file atomically."""
+        with self.scratch() as scratch:
+            path = scratch / "bytes"
+            path.write_bytes(data)
+            self.put(name, path)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A temporary local folder to build files in, on the same file system where the folder is local."""
+        parent = None
+        if self.is_local:
+            parent = Path(self._root)
+            parent.mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=parent))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def put(self, name: str, source: Path) -> None:
+        """Moves the finished local file ``source`` here, so that it appears under ``name`` whole or not at all."""
+        if self.is_local:
+            target = Path(self._key(name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with source.open("rb") as file:
+                os.fsync(file.fileno())
+            source.replace(target)
+            _sync_folder(target.parent)
+            return
+        with source.open("rb") as file, self._filesystem.open_output_stream(self._key(name)) as stream:
+            while block := file.read(_COPY_BYTES):
+                stream.write(block)
+        source.unlink()
+
+    def local_path(self, name: str, sha256: str) -> Path:
+        """A local path that holds the file: itself, or a copy in the cache, keyed and checked by its hash.
+
+        Raises ``UserError`` where the downloaded bytes don't have that hash.
+        """
+        if self.is_local:
+            return Path(self._key(name))
+        cached = cache_folder() / "files" / sha256
+        if not cached.exists():
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=cached.parent)
+            with os.fdopen(handle, "wb") as file, self._filesystem.open_input_stream(self._key(name)) as stream:
+                while block := stream.read(_COPY_BYTES):
+                    file.write(block)
+            if sha256_of(Path(temporary)) != sha256:
+                Path(temporary).unlink()
+                raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256} as its manifest says.")
+            Path(temporary).replace(cached)
+        return cached
+
+    def delete(self, name: str) -> None:
+        """Removes one file; no error where it is absent."""
+        if self.exists(name):
+            self._filesystem.delete_file(self._key(name))
+
+    def delete_temporary(self) -> None:
+        """Removes what killed writers left behind."""
+        if self.is_local and Path(self._root).is_dir():
+            for path in Path(self._root).rglob(f"{TEMPORARY_PREFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def delete_everything(self) -> None:
+        """Removes every file of the folder, the manifest first, so that it never looks complete on the way."""
+        names = list(self.files())
+        for name in sorted(names, key=lambda name: name != "manifest.json"):
+            self.delete(name)
+        if self.is_local and Path(self._root).is_dir():
+            for path in Path(self._root).iterdir():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def cache_folder() -> Path:
+    """Where local copies are kept: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
+    return Path(os.environ.get("RAYTRIEVER_CACHE") or Path.home() / ".cache" / "raytriever")
+
+
+def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
+    if "://" not in uri:
+        return fs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
+    try:
+        filesystem, root = fs.FileSystem.from_uri(uri)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OSError) as error:
+        raise UserError(
+            f"{uri} can't be opened as a folder: {error}. Use a local path, s3://bucket/prefix or gs://bucket/prefix."
+        ) from error
+    return filesystem, root.rstrip("/")
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,79 @@
+"""Vectors as an artifact: memory-mapped half-precision shards with their ids beside them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.stored import TextPart
+from raytriever.retrieval.encoders.specification import EncoderContract
+from raytriever.retrieval.errors import UserError
+
+VECTORS = "vectors"
+
+
+class StoredVectors(Artifact):
+    """Opens a vectors artifact; shards are read through memory maps, never whole.
+
+    Files: ``<part>/<number>.npy`` float16 (rows, dimension), ``<part>/<number>.ids.parquet`` with column ``id``.
+    """
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, VECTORS)
+        self.contract = EncoderContract.model_validate(self.manifest["facts"]["encoder"])
+
+    def part(self, part: TextPart) -> "VectorRows":
+        """The vectors of documents or of queries. Raises ``UserError`` where they were not embedded."""
+        names = self.names(f"{part}/", ".npy")
+        if not names:
+            raise UserError(f"{self.uri} holds no vectors of {part}. Embed with parts including '{part}'.")
+        return VectorRows(self, names)
+
+
+class VectorRows:
+    """The vectors of one part under one row numbering (that of the collection they were made from)."""
+
+    def __init__(self, artifact: StoredVectors, names: list[str]) -> None:
+        self._artifact = artifact
+        self._names = names
+        self._maps: list[NDArray[Any]] = [np.load(artifact.path(name), mmap_mode="r") for name in names]
+        self._starts = np.cumsum([0, *(len(array) for array in self._maps)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def dimension(self) -> int:
+        """Length of a vector."""
+        return int(self._maps[0].shape[1])
+
+    def ids(self) -> list[str]:
+        """The id of every row."""
+        found: list[str] = []
+        for name in self._names:
+            table = pq.read_table(self._artifact.path(name.removesuffix(".npy") + ".ids.parquet"), columns=["id"])
+            found.extend(table["id"].to_pylist())
+        return found
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The given rows, float32 (n, dimension), in the given order."""
+        rows = np.asarray(rows, dtype=np.int64)
+        result = np.empty((len(rows), self.dimension), dtype=np.float32)
+        shard_of = np.searchsorted(self._starts, rows, side="right") - 1
+        for shard in np.unique(shard_of):
+            chosen = np.flatnonzero(shard_of == shard)
+            chosen = chosen[np.argsort(rows[chosen], kind="stable")]  # the disk is read forwards
+            result[chosen] = self._maps[shard][rows[chosen] - self._starts[shard]]
+        return result
+
+    def range(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows ``start`` to ``stop``, float32."""
+        return self.gather(np.arange(start, stop))
+
+    def blocks(self, size: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """(first row, vectors) of consecutive blocks of at most ``size`` rows."""
+        for start in range(0, len(self), size):
+            yield start, self.range(start, min(start + size, len(self)))

@@ -1,0 +1,52 @@
+"""Small stages for the tests of running stages; workers import them by name."""
+
+import os
+import signal
+from pathlib import Path
+
+from raytriever.retrieval.artifacts import ShardRecord, ShardWriter
+from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+
+
+class CountConfig(StageConfig):
+    """Shards that each hold their own number, repeated."""
+
+    shards: int = 4
+    repeat: int = 3
+    source: InputPath | None = None
+    refuse_shard: int | None = None
+    kill_marker: str | None = None  # the first worker that sees this path absent makes it and kills itself
+
+
+class Count(Stage[CountConfig]):
+    command = "count"
+    kind = "counts"
+    config_class = CountConfig
+
+    def resolved(self):
+        return {key: value for key, value in super().resolved().items() if key != "kill_marker"}
+
+    def plan(self):
+        return [Shard(f"{number:05d}", {"number": number}) for number in range(self.config.shards)]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        number = shard.description["number"]
+        if number == self.config.refuse_shard:
+            raise UserError(f"shard {number} is refused")
+        marker = self.config.kill_marker
+        if marker and number == 1 and not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        name = f"numbers/{number:05d}.txt"
+        writer.path(name).write_text(f"{number}\n" * self.config.repeat)
+        writer.add(name)
+        return writer.commit(self.config.repeat, counts={"numbers": self.config.repeat})
+
+
+class CountWithState(Count):
+    keeps_state = True
+
+    def load(self):
+        self.loaded = True
