@@ -183,7 +183,7 @@ for _job in JOBS:
     app.command(_job)(_job_command(_job))
 
 
-class user_errors:  # noqa: N801 - reads as a statement: with user_errors(...)
+class user_errors:
     """Shows a ``UserError`` as one paragraph and exits with code 2; an interrupt exits with 130."""
 
     def __init__(self, with_traceback: bool) -> None:

@@ -43,6 +43,7 @@ class BatchReader:
 
     def __init__(self, uri: str) -> None:
         self.artifact = Artifact(uri, BATCHES)
+        self.uri = self.artifact.uri
         self.fingerprint = self.artifact.fingerprint
         self.columns = tuple(SCHEMA.names)
         self._shards: dict[int, list[tuple[int, str]]] = {}  # epoch: (first batch, file) in order

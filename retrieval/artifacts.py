@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 BUILDING = "building.json"
 RUN = "run.json"
+LOG = "log.jsonl"  # times and rates of long work; like run.json it is no part of what the artifact is
 _RECORDS = "shards/"
 
 
@@ -251,13 +252,11 @@ class ArtifactWriter:
 
     def sweep(self) -> None:
         """Removes what a finished artifact doesn't need; a kill between the manifest and this leaves it to the next run."""
+        listed = {MANIFEST, RUN, LOG, *Artifact(self.folder.uri).names()}
         for name in self.folder.files():
-            if name.startswith(_RECORDS) or name == BUILDING:
+            if name not in listed:
                 self.folder.delete(name)
-        if self.folder.is_local:
-            records = Path(self.folder.describe(_RECORDS.rstrip("/")))
-            if records.is_dir():
-                records.rmdir()
+        self.folder.delete_empty_folders()
 
 
 class ShardWriter:
@@ -280,6 +279,10 @@ class ShardWriter:
         path = self.path(name)
         self._files.append(ShardFile(name, path.stat().st_size, sha256_of(path)))
         self._folder.put(name, path)
+
+    def read(self, name: str) -> bytes:
+        """What a shard of an earlier phase wrote."""
+        return self._folder.read_bytes(name)
 
     def commit(
         self,

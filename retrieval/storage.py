@@ -142,6 +142,13 @@ class Folder:
             for path in Path(self._root).rglob(f"{TEMPORARY_PREFIX}*"):
                 shutil.rmtree(path, ignore_errors=True)
 
+    def delete_empty_folders(self) -> None:
+        """Removes local subfolders without files (an object store has none)."""
+        if self.is_local and Path(self._root).is_dir():
+            for path in sorted((path for path in Path(self._root).rglob("*") if path.is_dir()), reverse=True):
+                if not any(path.iterdir()):
+                    path.rmdir()
+
     def delete_everything(self) -> None:
         """Removes every file of the folder, the manifest first, so that it never looks complete on the way."""
         names = list(self.files())

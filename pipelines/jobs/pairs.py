@@ -1,6 +1,5 @@
 """`raytriever pairs`: the judged positives of a collection's split as training pairs."""
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raytriever.pipelines.pairs import PAIRS, pairs_from_judgments

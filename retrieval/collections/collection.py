@@ -21,8 +21,8 @@ _BATCH_CHARACTERS = 16 << 20  # at most 64 MiB of UTF-8, far below the 2 GiB tha
 class Source(Protocol):
     """A collection in some format, read as record batches of the three schemas above.
 
-    Ids are unique; every judgment names a document and a query of the collection, each pair once a split. Order is a
-    function of the input alone. All methods raise ``UserError`` for input that breaks the format.
+    Ids are unique; every judgment names a document and a query of the collection, each pair once a split.
+    Order is a function of the input alone. All methods raise ``UserError`` for input that breaks the format.
     """
 
     counts: dict[str, int]
@@ -37,19 +37,19 @@ class Source(Protocol):
         """The queries, in batches of schema ``QUERIES``."""
 
     def judgments(self) -> Iterator[pa.RecordBatch]:
-        """The judgments, in batches of schema ``JUDGMENTS``; relevance 0 and below means judged as not relevant."""
+        """The judgments, in batches of schema ``JUDGMENTS``; relevance 0 or less means not relevant."""
 
     def fingerprint(self) -> dict[str, Any]:
         """A deterministic description of the input as plain JSON values: equal where the input is equal."""
 
 
 def passage_text(title: str, text: str) -> str:
-    """Title and text as the one string that is encoded and indexed, as BEIR joins them (Thakur et al. 2021)."""
+    """Title and text as the one string that is encoded and indexed, joined as BEIR does."""
     return f"{title} {text}".strip()
 
 
 def record_batches(rows: Iterable[tuple[str | int, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Gathers rows, whose values are in the schema's order, into batches bounded in rows and in characters."""
+    """Gathers rows, their values in the schema's order, into batches bounded in rows and characters."""
     pending: list[tuple[str | int, ...]] = []
     characters = 0
     for row in rows:

@@ -1,20 +1,15 @@
 """The documented functions of the interpreter's own standard library: a collection that needs no download.
 
-Query: the first paragraph of a function's docstring. Document: the function's source without docstrings. A pair whose
-query is short is left out, as in CodeSearchNet (Husain et al. 2019, §2), which keeps three words and more.
+Query: the first paragraph of a function's docstring. Document: the function's source without docstrings. As
+in CodeSearchNet (Husain et al. 2019, §2), a pair whose query has fewer than three words is left out.
 """
 
-import ast
 import hashlib
-import io
 import os
 import platform
 import sysconfig
-import tokenize
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,74 +18,49 @@ import pyarrow as pa
 from pydantic import Field
 
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, record_batches
+from raytriever.retrieval.collections.python_source import Function, decode_source, documented_functions
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
 
-# tests are no library code and neither are demonstrations; third-party packages are someone else's
-_LEFT_OUT_FOLDERS = {
-    "__pycache__",
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idle_test",
-    "turtledemo",
-}
-_STATEMENT_LISTS = (
-    "body",
-    "handlers",
-    "orelse",
-    "finalbody",
-    "cases",
-)  # in source order; functions sit nowhere else
+# third-party packages are someone else's; tests and demonstrations are no library code
+_PACKAGES = {"site-packages", "dist-packages"}
+_LEFT_OUT_FOLDERS = _PACKAGES | {"__pycache__", "test", "tests", "idle_test", "turtledemo"}
 
 
 class PythonFunctions(Settings):
-    """Settings of the collection; ``held_out`` is the share of modules whose functions are for testing."""
+    """Settings of the collection; ``held_out`` is the share of modules whose functions are for testing.
+
+    A module is held out by a hash of its own dotted name, so a package's modules may be on both sides.
+    """
 
     kind: Literal["python_functions"] = "python_functions"
     held_out: float = Field(default=0.2, ge=0, le=1)
     minimum_query_words: int = Field(default=3, ge=1)
-    limit: int | None = Field(
-        default=None, ge=1
-    )  # functions to keep, chosen by a hash of their id; None: all
+    # how many functions to keep, chosen by a hash of their id; None: all
+    limit: int | None = Field(default=None, ge=1)
 
     def open(self) -> "PythonFunctionsSource":
-        """The collection of the running interpreter. Raises ``UserError`` where its library has no source files."""
-        return PythonFunctionsSource(self, Path(sysconfig.get_path("stdlib")))
-
-
-@dataclass(frozen=True)
-class Function:
-    """A documented function: ``id`` is module and qualified name, ``#2`` and on for later definitions of the same."""
-
-    id: str
-    module: str
-    query: str
-    source: str
-
-    @property
-    def domain(self) -> str:
-        """The top-level module."""
-        return self.module.partition(".")[0]
+        """The running interpreter's collection. Raises ``UserError`` where its library has no source."""
+        return PythonFunctionsSource(self)
 
 
 class PythonFunctionsSource:
-    """Reads the library at folder ``library``; a ``collection.Source``.
+    """Reads the library at folder ``library`` (default: the interpreter's own); a ``collection.Source``.
 
-    Functions with equal queries share one query with several positives. A query with a positive in a held-out module
-    is a test query with all its judgments, so that training sees neither a held-out module's pair nor a test query.
-    Its domain is that of its first positive. Raises ``UserError`` where the folder has no Python source.
+    Functions with equal queries share one query with several positives; its domain is that of the first. A
+    query with a positive in a held-out module is a test query with all its judgments, so that training sees
+    neither a held-out module's pair nor a test query. Raises ``UserError`` where the folder has no source.
     """
 
-    def __init__(self, config: PythonFunctions, library: Path) -> None:
+    def __init__(self, config: PythonFunctions, library: Path | None = None) -> None:
         self._config = config
-        self._library = library
+        library = library or Path(sysconfig.get_path("stdlib"))
         self._modules = library_modules(library)
         if not self._modules:
             raise UserError(
                 f"The standard library of this interpreter has no source files ({library}). The collection"
-                " 'python_functions' is made from them: use a Python that comes with its sources, or another collection."
+                " 'python_functions' is made from them: use a Python that comes with its sources, or another"
+                " collection."
             )
         self.counts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
@@ -143,11 +113,8 @@ class PythonFunctionsSource:
     @cached_property
     def _functions(self) -> list[Function]:
         documented = list(self._read_functions())
-        functions = [
-            function
-            for function in documented
-            if len(function.query.split()) >= self._config.minimum_query_words
-        ]
+        shortest = self._config.minimum_query_words
+        functions = [function for function in documented if len(function.query.split()) >= shortest]
         self._drop("functions_with_a_short_query", len(documented) - len(functions))
         limit = self._config.limit
         if limit is not None and limit < len(functions):
@@ -156,10 +123,8 @@ class PythonFunctionsSource:
             self._drop("functions_beyond_the_limit", len(functions) - limit)
             functions = [function for function in functions if function.id in kept]
         modules = {function.module for function in functions}
-        self.counts["modules"] = len(modules)
-        self.counts["held_out_modules"] = sum(
-            is_held_out(module, self._config.held_out) for module in modules
-        )
+        held_out = [module for module in modules if is_held_out(module, self._config.held_out)]
+        self.counts |= {"modules": len(modules), "held_out_modules": len(held_out)}
         return functions
 
     def _read_functions(self) -> Iterator[Function]:
@@ -181,7 +146,7 @@ class PythonFunctionsSource:
 
 
 def library_modules(library: Path) -> list[tuple[str, Path]]:
-    """Dotted name and path of every module below ``library`` that is library code, in the order of their names."""
+    """Dotted name and path of every module below ``library`` that is library code, by name."""
     modules = []
     for folder, subfolders, files in os.walk(library):
         subfolders[:] = [name for name in subfolders if name.isidentifier() and name not in _LEFT_OUT_FOLDERS]
@@ -195,53 +160,8 @@ def library_modules(library: Path) -> list[tuple[str, Path]]:
     return sorted(modules)
 
 
-def decode_source(source: bytes) -> str:
-    """Source text as the interpreter reads it: byte order mark, encoding cookie, any line ending.
-
-    Raises ``SyntaxError`` for an unknown encoding, ``UnicodeDecodeError`` for bytes that are not in it.
-    """
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-    return io.TextIOWrapper(io.BytesIO(source), encoding).read()
-
-
-def documented_functions(source: str, module: str, definitions: Counter[str]) -> list[Function]:
-    """Functions and methods with a docstring, nested and asynchronous ones too, in source order.
-
-    ``definitions`` counts the definitions of each name so far and is added to. Raises ``SyntaxError`` or
-    ``ValueError`` where the source does not parse.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes and the like are not the reader's business
-        tree = ast.parse(source)
-    lines: list[str | None] = list(source.split("\n"))  # not splitlines: a form feed ends no line of Python
-    found: list[tuple[Function, ast.FunctionDef | ast.AsyncFunctionDef]] = []
-    for name, node in _definitions(tree, f"{module}."):
-        docstring = ast.get_docstring(node)
-        if docstring is not None:
-            _cut(lines, node.body[0])
-        if isinstance(node, ast.ClassDef):
-            continue
-        definitions[name] += 1
-        query = first_paragraph(docstring or "")
-        if query:
-            number = definitions[name]
-            found.append((Function(name if number == 1 else f"{name}#{number}", module, query, ""), node))
-    # nested docstrings are cut too, else an outer function would hold the very text of another's query
-    return [replace(function, source=_source_lines(lines, node)) for function, node in found]
-
-
-def first_paragraph(docstring: str) -> str:
-    """The text up to the first blank line, with white space collapsed."""
-    words: list[str] = []
-    for line in docstring.strip().splitlines():
-        if not line.strip():
-            break
-        words += line.split()
-    return " ".join(words)
-
-
 def is_held_out(module: str, share: float) -> bool:
-    """Whether the module is for testing: decided by its name alone, so it holds across versions and limits."""
+    """Whether the module is for testing: by its name alone, so it holds across versions and limits."""
     return int(_hash(module)[:8], 16) < share * 16**8
 
 
@@ -252,51 +172,3 @@ def query_id(text: str) -> str:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-def _definitions(parent: ast.AST, prefix: str) -> Iterator[tuple[str, _Definition]]:
-    """Functions and classes below ``parent`` with their qualified names, in source order."""
-    for field in _STATEMENT_LISTS:
-        statements: Sequence[ast.AST] = getattr(parent, field, ())
-        for statement in statements:
-            if isinstance(statement, ast.ClassDef):
-                yield prefix + statement.name, statement
-                yield from _definitions(statement, f"{prefix}{statement.name}.")
-            elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield prefix + statement.name, statement
-                yield from _definitions(statement, f"{prefix}{statement.name}.<locals>.")
-            else:
-                yield from _definitions(statement, prefix)
-
-
-def _cut(lines: list[str | None], docstring: ast.stmt) -> None:
-    """Takes a docstring out of the lines of its file; what shares its first or last line stays."""
-    first, last = docstring.lineno - 1, (docstring.end_lineno or docstring.lineno) - 1
-    before = _line(lines, first).encode()[: docstring.col_offset].decode()  # offsets count bytes of UTF-8
-    after = _line(lines, last).encode()[docstring.end_col_offset :].decode().strip().lstrip(";").lstrip()
-    lines[first : last + 1] = [None] * (last + 1 - first)
-    if before.strip():
-        lines[first] = f"{before.rstrip()} {after}".rstrip()
-    elif after:
-        lines[first] = before + after
-    else:
-        for blank in range(last + 1, len(lines)):
-            if _line(lines, blank).strip():
-                break
-            lines[blank] = None
-
-
-def _line(lines: list[str | None], index: int) -> str:
-    return lines[index] or ""
-
-
-def _source_lines(lines: list[str | None], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The lines of a function, decorators included, moved left by its indentation."""
-    start = node.decorator_list[0].lineno - 1 if node.decorator_list else node.lineno - 1
-    indentation = _line(lines, node.lineno - 1)[: node.col_offset]
-    own = [line for line in lines[start : node.end_lineno] if line is not None]
-    # a line of a string may begin left of the function: it stays as it is
-    return "\n".join(line.removeprefix(indentation) for line in own).rstrip()

@@ -15,7 +15,7 @@ _SHOWN_CHARACTERS = 60
 def numbered_lines(folder: Folder, name: str) -> Iterator[tuple[int, str]]:
     """Line number (from 1) and text of every line of a file, without its line end.
 
-    A byte order mark is skipped; the last line needs no end. Raises ``UserError`` for bytes that are not UTF-8.
+    A byte order mark is skipped; the last line needs no end. Raises ``UserError`` for bytes not in UTF-8.
     """
     offset = 0
     with io.BufferedReader(cast(io.RawIOBase, folder.open_input(name)), _BUFFER_BYTES) as file:
@@ -24,8 +24,8 @@ def numbered_lines(folder: Folder, name: str) -> Iterator[tuple[int, str]]:
                 text = line.decode()
             except UnicodeDecodeError as error:
                 raise UserError(
-                    f"{folder.describe(name)}, line {number} is not UTF-8: byte 0x{line[error.start]:02x} at offset"
-                    f" {offset + error.start} of the file. Convert the file to UTF-8 (iconv -f … -t UTF-8)."
+                    f"{folder.describe(name)}, line {number} is not UTF-8: byte 0x{line[error.start]:02x} at"
+                    f" offset {offset + error.start} of the file. Convert the file (iconv -f … -t UTF-8)."
                 ) from error
             offset += len(line)
             yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
@@ -34,7 +34,7 @@ def numbered_lines(folder: Folder, name: str) -> Iterator[tuple[int, str]]:
 def json_objects(folder: Folder, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and value of every line of a JSON lines file; blank lines are skipped.
 
-    Raises ``UserError`` for a line that is no JSON object, and for half a surrogate pair, which is no Unicode text.
+    Raises ``UserError`` for a line that is no JSON object, and for half a surrogate pair, which is no text.
     """
     for number, line in numbered_lines(folder, name):
         if not line.strip():
@@ -49,8 +49,8 @@ def json_objects(folder: Folder, name: str) -> Iterator[tuple[int, dict[str, Any
             ) from error
         if not isinstance(value, dict):
             raise UserError(
-                f"{folder.describe(name)}, line {number} is {_start(line)}, but every line must be one JSON object"
-                ' such as {"_id": "…", "text": "…"}.'
+                f"{folder.describe(name)}, line {number} is {_start(line)}, but every line must be one JSON"
+                ' object such as {"_id": "…", "text": "…"}.'
             )
         yield number, value
 

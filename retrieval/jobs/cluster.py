@@ -19,7 +19,6 @@ _LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descript
 
 _QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray Train polls its workers every 2 s by default, and each report waits for a poll
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
@@ -63,8 +62,6 @@ class RaySession:
 
         if ray.is_initialized():
             return
-        for name in ("ray.data", "ray.train"):
-            logging.getLogger(name).setLevel(logging.ERROR)
         started = time.monotonic()
         if address:
             self._join(address)
@@ -140,6 +137,8 @@ def _is_installed() -> bool:
 def _quiet_ray_data() -> None:
     import ray.data
 
+    for name in ("ray.data", "ray.train"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.beir import BeirFolder, BeirSource
+from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, Source
-from raytriever.retrieval.collections.python_functions import PythonFunctions, PythonFunctionsSource
+from raytriever.retrieval.collections.python_functions import PythonFunctions
 from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 
@@ -37,8 +37,7 @@ class Collect(Stage[CollectConfig]):
 
     def source(self) -> Source:
         """The reader of the configured source."""
-        source = self.config.source
-        return PythonFunctionsSource(source) if isinstance(source, PythonFunctions) else BeirSource(source)
+        return self.config.source.open()
 
     def input_fingerprints(self) -> dict[str, str]:
         """One hash over what the source says of its own bytes."""
@@ -48,13 +47,13 @@ class Collect(Stage[CollectConfig]):
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """Writes documents, queries, judgments, and what the source says of itself."""
         source = self.source()
-        counts = {
+        counts: dict[str, int] = {
             "documents": self._write(writer, "documents", DOCUMENTS, source.documents()),
             "queries": self._write(writer, "queries", QUERIES, source.queries()),
             "judgments": self._write(writer, "judgments", JUDGMENTS, source.judgments()),
         }
         facts = {key: value for key, value in source.fingerprint().items() if key != "files"}
-        return writer.commit(counts["documents"], counts=counts, dropped=source.dropped, facts=facts)
+        return writer.commit(counts["documents"], counts=counts | source.counts, dropped=source.dropped, facts=facts)
 
     def _write(self, writer: ShardWriter, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
         rows, number, room, file = 0, -1, 0, None

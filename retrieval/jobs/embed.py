@@ -79,6 +79,11 @@ class Embed(Stage[EmbedConfig]):
             ]
         return shards
 
+    def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
+        """Texts of all parts."""
+        collection = StoredCollection(self.config.collection)
+        return sum(collection.count(part) for part in self.config.parts)
+
     def load(self) -> None:
         """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
         settings = self.config.encoder

@@ -50,14 +50,12 @@ def _use_assigned_cpus() -> None:
 
 def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
     """Makes ``shards`` on the cluster; yields their records as they finish. Raises the first ``UserError``."""
-    if not shards:
-        return
     resources = stage.config.resources
-    workers = resources.workers or _workers_that_fit(resources.cpus_per_worker, resources.gpus_per_worker)
+    workers = resources.workers or _workers_that_fit(resources.cpus, resources.gpus_per_worker)
     workers = max(1, min(workers, len(shards)))
     rows = [{"shard": json.dumps(asdict(shard))} for shard in shards]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
-    options: dict[str, Any] = {"num_cpus": resources.cpus_per_worker}
+    options: dict[str, Any] = {"num_cpus": resources.cpus}
     if resources.gpus_per_worker:
         options["num_gpus"] = resources.gpus_per_worker
     if stage.keeps_state:

@@ -23,9 +23,14 @@ _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
 class Resources(Settings):
     """Where and how wide a job runs; no result depends on it."""
 
-    workers: int | None = None  # None: as many as the cluster's CPUs (or GPUs) allow
-    cpus_per_worker: float = 1
+    workers: int | None = None  # None: as many as the cluster's CPUs (or GPUs) allow; training: one
+    cpus_per_worker: float | None = None  # None: 1; training: an even share of all
     gpus_per_worker: float = 0
+
+    @property
+    def cpus(self) -> float:
+        """CPUs of one worker that makes shards."""
+        return 1 if self.cpus_per_worker is None else self.cpus_per_worker
 
 
 class StageConfig(Settings):
@@ -37,10 +42,16 @@ class StageConfig(Settings):
 
 @dataclass(frozen=True)
 class Shard:
-    """One unit of work: its name (also its place in the order) and what identifies it, as plain JSON values."""
+    """One unit of work: its name and what identifies it, as plain JSON values.
+
+    Shards of a later ``phase`` may read what earlier phases wrote. What ``intermediate`` shards wrote is removed when
+    the artifact is complete.
+    """
 
     name: str
     description: dict[str, Any] = field(default_factory=dict)
+    phase: int = 0
+    intermediate: bool = False
 
 
 Config = TypeVar("Config", bound=StageConfig)
@@ -83,11 +94,19 @@ class Stage(Generic[Config]):
         raise NotImplementedError
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
-        """Makes the pending shards on Ray, in any order."""
+        """Makes the pending shards of one phase on Ray, in any order."""
+        if not pending:
+            return
         session.start()  # before anything imports Ray, which reads its environment once
         from raytriever.retrieval.jobs.shards import map_shards
 
-        return map_shards(self, pending)
+        for record in map_shards(self, pending):
+            progress.advance(record.rows)
+            yield record
+
+    def total_rows(self, shards: list[Shard]) -> int | None:  # noqa: ARG002
+        """Rows of all shards together, for the time left; None where only making them tells."""
+        return None
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """Deterministic facts of the whole for the manifest."""
@@ -103,9 +122,7 @@ class Stage(Generic[Config]):
 
     def derivation(self) -> Derivation:
         """What the artifact is derived from."""
-        return Derivation(
-            self.kind, self.command, self.algorithm_version, self.resolved(), self.input_fingerprints()
-        )
+        return Derivation(self.kind, self.command, self.algorithm_version, self.resolved(), self.input_fingerprints())
 
     def make_shard(self, shard: Shard) -> ShardRecord:
         """``make`` with a scratch folder of its own, on whatever machine this is called."""
@@ -142,14 +159,15 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
         started = time.monotonic()
         shards = stage.plan()
         finished = writer.begin()
-        pending = [shard for shard in shards if shard.name not in finished]
         if finished:
-            say(f"{label}: {len(shards) - len(pending)} of {len(shards)} shards are there already")
-        with ProgressLine(label, None, stage.unit) as progress:
-            for record in stage.execute(pending, session, progress):
-                finished[record.name] = record
-                progress.advance(record.rows)
-        records = [finished[shard.name] for shard in shards]
+            say(f"{label}: {len(finished)} of {len(shards)} shards are there already")
+        with ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
+            progress.start_at(sum(record.rows for record in finished.values()))
+            for phase in sorted({shard.phase for shard in shards}):
+                pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]
+                for record in stage.execute(pending, session, progress):
+                    finished[record.name] = record
+        records = [finished[shard.name] for shard in shards if not shard.intermediate]
         seconds = time.monotonic() - started
         artifact = writer.finish(records, stage.facts(records), _run_facts(seconds))
     say(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")

@@ -1,0 +1,57 @@
+"""`raytriever fuse`: several runs into one by reciprocal rank."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.configuration import Input
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.fusion import reciprocal_rank_fusion
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.runs import RUN, StoredRun, write_stored_run
+
+
+class FuseConfig(StageConfig):
+    """Which runs, by the name each has in the manifest."""
+
+    runs: Annotated[dict[str, str], Input()] = Field(min_length=2)
+    rank_constant: int = Field(default=60, gt=0)
+    depth: int = Field(default=200, gt=0)  # results read of each run
+    tag: str = "rrf"
+
+
+class Fuse(Stage[FuseConfig]):
+    """Reciprocal rank fusion (Cormack, Clarke and Büttcher, 2009)."""
+
+    command = "fuse"
+    kind = RUN
+    config_class = FuseConfig
+    unit = "queries"
+
+    def plan(self) -> list[Shard]:
+        """One shard; refuses runs over different collections or queries."""
+        runs = [StoredRun(path) for path in self.config.runs.values()]
+        require_same_origin("collection", *runs)
+        first = runs[0]
+        for other in runs[1:]:
+            if other.query_ids() != first.query_ids():
+                raise UserError(f"{first.uri} and {other.uri} answer different queries. Search both with one split.")
+        return [Shard("run")]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+        """Fuses and writes the run."""
+        runs = [StoredRun(path) for path in self.config.runs.values()]
+        rankings = [run.ranking() for run in runs]
+        fused = reciprocal_rank_fusion(rankings, self.config.rank_constant, self.config.depth)
+        return write_stored_run(writer, runs[0].query_ids(), runs[0].document_ids(), fused, self.config.tag)
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
+        """The collection whose row numbers the run uses."""
+        first = StoredRun(next(iter(self.config.runs.values())))
+        return {"origins": {"collection": require_same_origin("collection", first)}}
+
+    def announce(self, artifact: Artifact) -> list[str]:
+        """Where the run file is."""
+        return [f"  run    {artifact.folder.describe('run.trec')}"]

@@ -1,0 +1,188 @@
+"""BM25 against its formula written out, the defined order, and the saved files."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import Stemmer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
+from raytriever.retrieval.measures import evaluate
+
+PLAIN = BM25Settings(stemmer=None, stop_words=None)
+TEXTS = [
+    "The cats are running on the roof",
+    "a dog runs after the cat, the cat runs from the dog",
+    "",
+    "Über die Dächer laufen Katzen",
+    "roof roof roof",
+    "the of and",
+]
+ENGLISH_STOP_WORDS = re.findall(
+    r"\w+",
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they"
+    " this to was will with",
+)
+
+
+def analyse(text: str, settings: BM25Settings) -> list[str]:
+    words = re.findall(r"\b\w\w+\b", text.lower())
+    if settings.stop_words:
+        words = [word for word in words if word not in ENGLISH_STOP_WORDS]
+    return Stemmer.Stemmer(settings.stemmer).stemWords(words) if settings.stemmer else words
+
+
+def literal_bm25(texts: list[str], query: str, settings: BM25Settings) -> list[float]:
+    """Lucene's BM25 (Kamphuis et al., ECIR 2020), one document and one query term at a time."""
+    documents = [Counter(analyse(text, settings)) for text in texts]
+    average = sum(document.total() for document in documents) / len(documents)
+    scores = []
+    for document in documents:
+        score = 0.0
+        for term in analyse(query, settings):
+            frequency = sum(term in other for other in documents)
+            if term in document:
+                idf = math.log(1 + (len(documents) - frequency + 0.5) / (frequency + 0.5))
+                length = settings.k1 * (1 - settings.b + settings.b * document.total() / average)
+                score += idf * document[term] / (document[term] + length)
+        scores.append(score)
+    return scores
+
+
+@pytest.mark.parametrize(
+    "config", [BM25Settings(), PLAIN, BM25Settings(k1=1.2, b=0.75), BM25Settings(k1=0, b=0)], ids=repr
+)
+@pytest.mark.parametrize("query", ["running cats", "the roof the roof", "dächer", "unknown words", "", "the"])
+def test_scores_are_lucenes_bm25(config: BM25Settings, query: str) -> None:
+    found = LexicalIndex.build(TEXTS, config).search([query], len(TEXTS))
+    expected = np.array(literal_bm25(TEXTS, query, config))
+    order = sorted(np.flatnonzero(expected).tolist(), key=lambda row: (-expected[row], row))
+    assert found.rows[0].tolist() == order + [-1] * (len(TEXTS) - len(order))
+    np.testing.assert_allclose(found.scores[0, : len(order)], expected[order], rtol=1e-5)
+    assert (found.scores[0, len(order) :] == -np.inf).all()
+
+
+words = st.sampled_from(["red", "green", "blue", "black", "white"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    texts=st.lists(st.lists(words, max_size=4).map(" ".join), min_size=1, max_size=25),
+    query=st.lists(words, max_size=3).map(" ".join),
+    k=st.integers(1, 30),
+)
+def test_ties_are_in_row_order_also_at_the_cut(texts: list[str], query: str, k: int) -> None:
+    index = LexicalIndex.build(texts, PLAIN)
+    every = index.search([query], len(texts))
+    found = index.search([query], k)
+    pairs = [(-score, row) for row, score in zip(every.rows[0], every.scores[0], strict=True) if row >= 0]
+    assert pairs == sorted(pairs)
+    assert len(pairs) == np.count_nonzero(literal_bm25(texts, query, PLAIN))
+    assert found.rows[0].tolist() == ([row for _, row in pairs] + [-1] * k)[:k]
+
+
+def test_searching_leaves_the_index_as_it_was() -> None:
+    index = LexicalIndex.build(TEXTS, BM25Settings())
+    first = index.search(["running dogs", "cat"], 6)
+    index.search(["words never seen, running runners cats catting"], 6)
+    again = index.search(["running dogs", "cat"], 6)
+    np.testing.assert_array_equal(first.rows, again.rows)
+    np.testing.assert_array_equal(first.scores, again.scores)
+    assert index.documents == len(TEXTS)
+
+
+@pytest.mark.parametrize("config", [BM25Settings(), PLAIN], ids=repr)
+def test_a_loaded_index_answers_alike(config: BM25Settings, tmp_path: Path) -> None:
+    index = LexicalIndex.build(TEXTS, config)
+    index.save(tmp_path / "new" / "index")
+    loaded = LexicalIndex.load(tmp_path / "new" / "index")
+    assert loaded.settings == config
+    queries = ["the running cat", "Dächer", "dog dog roof", "nothing"]
+    expected, found = index.search(queries, 5), loaded.search(queries, 5)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+def test_equal_texts_give_equal_bytes_in_another_process_and_nothing_is_pickled(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from raytriever.retrieval.lexical import *;"
+        "LexicalIndex.build(sys.argv[2:], BM25Settings()).save(Path(sys.argv[1]))"
+    )
+    files = []
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code, str(tmp_path / seed), *TEXTS]
+        subprocess.run(command, check=True, cwd=Path(__file__).parents[3], env=environment)
+        files.append({path.name: path.read_bytes() for path in (tmp_path / seed).iterdir()})
+    assert files[0] == files[1]
+    for name in files[0]:
+        if name.endswith(".npy"):
+            np.load(tmp_path / "1" / name, allow_pickle=False)
+        else:
+            json.loads(files[0][name])
+
+
+@pytest.mark.parametrize("texts", [["", "  "], ["the of", "and"]])
+def test_texts_without_a_single_word(texts: list[str], tmp_path: Path) -> None:
+    index = LexicalIndex.build(texts, BM25Settings())
+    index.save(tmp_path)
+    assert (LexicalIndex.load(tmp_path).search(["the cat", ""], 3).rows == -1).all()
+
+
+def test_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no text to index"):
+        LexicalIndex.build([], BM25Settings())
+    with pytest.raises(UserError, match="holds no BM25 index"):
+        LexicalIndex.load(tmp_path)
+    index = LexicalIndex.build(TEXTS, BM25Settings())
+    with pytest.raises(UserError, match="k is 0"):
+        index.search(["cat"], 0)
+    index.save(tmp_path)
+    (tmp_path / "settings.json").write_text('{"k1": 0.9, "bee": 0.4}')
+    with pytest.raises(UserError, match="'bee' is not a setting"):
+        LexicalIndex.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "values", [{"k1": -1}, {"b": 1.5}, {"stemmer": "klingon"}, {"stop_words": "klingon"}, {"delta": 1}]
+)
+def test_settings_are_checked(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(values))):
+        BM25Settings.model_validate(values)
+
+
+@pytest.mark.skipif(
+    "RAYTRIEVER_TEST_DATA" not in os.environ,
+    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
+)
+@pytest.mark.parametrize(
+    ("name", "ndcg", "recall"), [("cranfield", 0.491, 0.739), ("cacm", 0.487, 0.646), ("cisi", 0.367, 0.418)]
+)
+def test_known_effectiveness_on_real_collections(name: str, ndcg: float, recall: float) -> None:
+    folder = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / name
+    documents = [json.loads(line) for line in (folder / "corpus.jsonl").open(encoding="utf-8")]
+    queries = [json.loads(line) for line in (folder / "queries.jsonl").open(encoding="utf-8")]
+    qrels: dict[str, dict[str, int]] = {}
+    for line in (folder / "qrels" / "test.tsv").read_text(encoding="utf-8").splitlines()[1:]:
+        query, document, grade = line.split("\t")
+        qrels.setdefault(query, {})[document] = int(grade)
+    texts = (f"{document['title']} {document['text']}" for document in documents)
+    found = LexicalIndex.build(texts, BM25Settings()).search([query["text"] for query in queries], 100)
+    run = {
+        query["_id"]: {documents[row]["_id"]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
+        for query, rows, scores in zip(queries, found.rows.tolist(), found.scores.tolist(), strict=True)
+    }
+    result = evaluate(qrels, run, ["nDCG@10", "R@100"])
+    assert result.mean("nDCG@10") == pytest.approx(ndcg, abs=0.0015)
+    assert result.mean("R@100") == pytest.approx(recall, abs=0.0015)

@@ -1,0 +1,200 @@
+"""Measures against their definitions written out, and against pytrec_eval on real judgments."""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.retrieval import measures
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.measures import evaluate
+
+Grades = dict[str, int]
+NAMES = ["nDCG@10", "nDCG", "RR@10", "RR", "AP", "AP@5", "R@20", "P@3", "Success@5", "Rprec", "Judged@10"]
+LEVELS = ["RR(rel=2)@10", "AP(rel=2)", "R(rel=2)@20", "P(rel=2)@3", "Success(rel=3)@5", "Rprec(rel=2)"]
+
+
+def ndcg(ranked: list[str], grades: Grades, cutoff: int) -> float:
+    def dcg(gains: list[int]) -> float:
+        return sum(max(gain, 0) / math.log2(rank + 1) for rank, gain in enumerate(gains[:cutoff], 1))
+
+    return dcg([grades.get(name, 0) for name in ranked]) / dcg(sorted(grades.values(), reverse=True))
+
+
+def average_precision(ranked: list[str], grades: Grades, cutoff: int, level: int = 1) -> float:
+    relevant = {name for name, grade in grades.items() if grade >= level}
+    hits = [rank for rank, name in enumerate(ranked[:cutoff], 1) if name in relevant]
+    return sum(found / rank for found, rank in enumerate(hits, 1)) / len(relevant) if relevant else 0.0
+
+
+def reciprocal_rank(ranked: list[str], grades: Grades, cutoff: int, level: int = 1) -> float:
+    return next((1 / rank for rank, name in enumerate(ranked[:cutoff], 1) if grades.get(name, 0) >= level), 0.0)
+
+
+def found(ranked: list[str], grades: Grades, cutoff: int, level: int = 1) -> int:
+    return sum(grades.get(name, 0) >= level for name in ranked[:cutoff])
+
+
+def recall(ranked: list[str], grades: Grades, cutoff: int, level: int = 1) -> float:
+    relevant = sum(grade >= level for grade in grades.values())
+    return found(ranked, grades, cutoff, level) / relevant if relevant else 0.0
+
+
+def r_precision(ranked: list[str], grades: Grades, level: int = 1) -> float:
+    return recall(ranked, grades, sum(grade >= level for grade in grades.values()), level)
+
+
+END = 10**9
+ORACLES: dict[str, Callable[[list[str], Grades], float]] = {
+    "nDCG@10": lambda ranked, grades: ndcg(ranked, grades, 10),
+    "nDCG": lambda ranked, grades: ndcg(ranked, grades, END),
+    "RR@10": lambda ranked, grades: reciprocal_rank(ranked, grades, 10),
+    "RR": lambda ranked, grades: reciprocal_rank(ranked, grades, END),
+    "RR(rel=2)@10": lambda ranked, grades: reciprocal_rank(ranked, grades, 10, 2),
+    "AP": lambda ranked, grades: average_precision(ranked, grades, END),
+    "AP@5": lambda ranked, grades: average_precision(ranked, grades, 5),
+    "AP(rel=2)": lambda ranked, grades: average_precision(ranked, grades, END, 2),
+    "R@20": lambda ranked, grades: recall(ranked, grades, 20),
+    "R(rel=2)@20": lambda ranked, grades: recall(ranked, grades, 20, 2),
+    "P@3": lambda ranked, grades: found(ranked, grades, 3) / 3,
+    "P(rel=2)@3": lambda ranked, grades: found(ranked, grades, 3, 2) / 3,
+    "Success@5": lambda ranked, grades: float(found(ranked, grades, 5) > 0),
+    "Success(rel=3)@5": lambda ranked, grades: float(found(ranked, grades, 5, 3) > 0),
+    "Rprec": lambda ranked, grades: r_precision(ranked, grades),
+    "Rprec(rel=2)": lambda ranked, grades: r_precision(ranked, grades, 2),
+    "Judged@10": lambda ranked, grades: sum(name in grades for name in ranked[:10]) / len(ranked[:10]),
+}
+
+
+def collection(seed: int, queries: int, distinct_scores: int) -> tuple[dict[str, Grades], dict[str, dict[str, float]]]:
+    """Random judgments (grades -1 to 3) and a random run over 60 documents, tied where scores are few."""
+    generator = np.random.default_rng(seed)
+    qrels, run = {}, {}
+    for query in range(queries):
+        names = [f"d{number}" for number in generator.permutation(60)]
+        qrels[f"q{query}"] = dict(zip(names, generator.integers(-1, 4, 25).tolist(), strict=False))
+        retrieved = generator.permutation(names)[: generator.integers(1, 50)].tolist()
+        scores = generator.integers(0, distinct_scores, len(retrieved)) / 7
+        run[f"q{query}"] = dict(zip(retrieved, scores.astype(np.float32).tolist(), strict=True))
+    return qrels, run
+
+
+@pytest.mark.parametrize("distinct_scores", [10**6, 4])
+def test_every_measure_is_its_definition_and_ties_are_by_id_descending(
+    distinct_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measures, "_QUERIES_AT_ONCE", 17)
+    qrels, run = collection(0, 40, distinct_scores)
+    result = evaluate(qrels, run, NAMES + LEVELS)
+    assert result.query_ids == tuple(sorted(qrels))
+    assert list(result.values) == NAMES + LEVELS
+    for index, query in enumerate(result.query_ids):
+        ranked = [name for name, _ in sorted(run[query].items(), key=lambda item: (item[1], item[0]), reverse=True)]
+        for name in NAMES + LEVELS:
+            assert result.values[name][index] == pytest.approx(ORACLES[name](ranked, qrels[query]), abs=1e-9), name
+
+
+def test_queries_are_counted_not_dropped_in_silence() -> None:
+    qrels = {
+        "b": {"d1": 1, "d2": 0},
+        "a": {"d1": 2},
+        "none": {"d1": 0, "d2": -1},
+        "empty": {},
+        "lacking": {"d3": 1},
+        "unanswered": {"d3": 1},
+    }
+    run: dict[str, dict[str, float]] = {
+        "a": {"d1": 1.0},
+        "b": {"d2": 2.0, "d1": 1.0},
+        "none": {"d1": 1.0},
+        "unanswered": {},
+        "other": {"d1": 1.0},
+    }
+    result = evaluate(qrels, run, ["RR@10", "RR", "nDCG@10", "Judged@10"])
+    assert result.query_ids == ("a", "b", "lacking", "unanswered")
+    assert result.values["RR@10"].tolist() == result.values["RR"].tolist() == [1.0, 0.5, 0.0, 0.0]
+    assert result.values["Judged@10"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert result.values["RR"].dtype == np.float64
+    assert (result.missing_queries, result.queries_without_positive, result.unjudged_queries) == (2, 2, 1)
+    assert result.mean("RR@10") == pytest.approx(1.5 / 4)
+
+
+def test_scores_that_differ_in_float64_alone_tie_as_in_trec_eval() -> None:
+    run = {"q": {"a": 1.0 + 1e-12, "b": 1.0}}
+    result = evaluate({"q": {"a": 1}}, run, ["RR", "RR@10", "Judged@1"])
+    assert [result.values[name][0] for name in ("RR", "RR@10", "Judged@1")] == [0.5, 0.5, 0.0]
+
+
+def test_the_same_measure_under_two_names() -> None:
+    result = evaluate({"q": {"a": 1}}, {"q": {"b": 2.0, "a": 1.0}}, ["RR", "RR(rel=1)"])
+    assert result.values["RR"].tolist() == result.values["RR(rel=1)"].tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MRR@10",
+        "R",
+        "P",
+        "ndcg@10",
+        "nDCG(rel=2)@10",
+        "Judged(rel=2)",
+        "Rprec@5",
+        "R@0",
+        "R@10 ",
+        "R(rel=0)@5",
+        "",
+    ],
+)
+def test_unknown_measures_are_refused_with_what_is_allowed(name: str) -> None:
+    with pytest.raises(UserError, match=r"is not a measure. Allowed, .*nDCG\[@k\], RR\[\(rel=n\)\]\[@k\].*, Rprec\["):
+        evaluate({"q": {"a": 1}}, {"q": {"a": 1.0}}, ["nDCG@10", name])
+
+
+def test_nothing_to_measure() -> None:
+    for qrels in ({}, {"q": {}}, {"q": {"d": 0}}):
+        with pytest.raises(UserError, match="no judgment above 0"):
+            evaluate(qrels, {"q": {"d": 1.0}}, ["RR"])
+    with pytest.raises(UserError, match=r"such as 'Q1'\) has none of the 1 judged queries, such as '1'"):
+        evaluate({"1": {"d": 1}}, {"Q1": {"d": 1.0}}, ["RR"])
+    with pytest.raises(UserError, match="has none of the 1 judged"):
+        evaluate({"1": {"d": 1}}, {}, ["RR"])
+
+
+@pytest.mark.skipif(
+    "RAYTRIEVER_TEST_DATA" not in os.environ,
+    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
+)
+@pytest.mark.parametrize("path", ["trec_dl_qrels_only/qrels/dl2019.tsv", "nfcorpus_filtered/qrels/test.tsv"])
+def test_agrees_with_pytrec_eval_on_real_judgments(path: str) -> None:
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    qrels: dict[str, Grades] = {}
+    file = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / path
+    for line in file.read_text(encoding="utf-8").splitlines()[1:]:
+        query, document, grade = line.split("\t")
+        qrels.setdefault(query, {})[document] = int(grade)
+    generator = np.random.default_rng(0)
+    run = {}
+    for query, grades in list(qrels.items())[:-2]:
+        names = [*grades, *(f"unjudged{number}" for number in range(50))]
+        scores = [grades.get(name, 0) + generator.integers(0, 5) for name in names]
+        run[query] = {name: float(score) for name, score in zip(names, scores, strict=True)}
+    pairs = {
+        "nDCG@10": "ndcg_cut_10",
+        "AP(rel=2)": "map",
+        "R(rel=2)@100": "recall_100",
+        "RR(rel=2)": "recip_rank",
+    }
+    result = evaluate(qrels, run, [*pairs, "RR(rel=2)@10"])
+    judge = pytrec_eval.RelevanceEvaluator(qrels, set(pairs.values()), relevance_level=2)
+    expected = judge.evaluate(run)
+    assert result.missing_queries == 2
+    for index, query in enumerate(result.query_ids):
+        for name, theirs in pairs.items():
+            value = expected[query][theirs] if query in expected else 0.0
+            assert result.values[name][index] == pytest.approx(value, abs=1e-12)
+        rank = result.values["RR(rel=2)"][index]
+        assert result.values["RR(rel=2)@10"][index] == (rank if rank >= 0.1 else 0.0)

@@ -1,0 +1,144 @@
+"""TREC files: exact round trips, the format itself, and errors that name file and line."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.run_files import read_qrels, read_run, write_qrels, write_run
+from raytriever.retrieval.top_k import Ranking
+
+name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
+
+
+def test_the_lines_of_a_run() -> None:
+    ranking = Ranking(
+        np.array([[2, 0, -1], [-1, -1, -1], [1, 2, 0]]),
+        np.array([[1.5, 0.1, -np.inf], [-np.inf] * 3, [3.0, 3.0, -2e-8]], dtype=np.float32),
+    )
+    file = io.StringIO()
+    write_run(file, ["q1", "q2", "q3"], ["a", "b", "ç"], ranking, "bm25")
+    assert file.getvalue() == (
+        "q1 Q0 ç 1 1.5 bm25\n"
+        "q1 Q0 a 2 0.10000000149011612 bm25\n"
+        "q3 Q0 b 1 3.0 bm25\n"
+        "q3 Q0 ç 2 3.0 bm25\n"
+        "q3 Q0 a 3 -1.999999987845058e-08 bm25\n"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scores=arrays.arrays(np.float32, (3, 4), elements=st.floats(-(2.0**100), 2.0**100, width=32)),
+    query_ids=st.lists(name, min_size=3, max_size=3, unique=True),
+    document_ids=st.lists(name, min_size=9, max_size=9, unique=True),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_runs_come_back_as_the_same_float32(
+    tmp_path_factory: pytest.TempPathFactory,
+    scores: np.ndarray,
+    query_ids: list[str],
+    document_ids: list[str],
+    seed: int,
+) -> None:
+    generator = np.random.default_rng(seed)
+    rows = np.stack([generator.permutation(9)[:4] for _ in range(3)])
+    scores = -np.sort(-scores, axis=1)
+    path = tmp_path_factory.mktemp("runs") / "run.trec"
+    write_run(path, query_ids, document_ids, Ranking(rows, scores), "tag")
+    run = read_run(path)
+    assert list(run) == query_ids
+    for query, line, values in zip(query_ids, rows, scores, strict=True):
+        assert list(run[query]) == [document_ids[row] for row in line]
+        assert np.array(list(run[query].values()), dtype=np.float32).tobytes() == values.tobytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    qrels=st.dictionaries(
+        name, st.dictionaries(name, st.integers(-3, 5), min_size=1, max_size=4), min_size=1, max_size=4
+    )
+)
+def test_qrels_come_back(tmp_path_factory: pytest.TempPathFactory, qrels: dict[str, dict[str, int]]) -> None:
+    path = tmp_path_factory.mktemp("qrels") / "qrels.txt"
+    write_qrels(path, qrels)
+    assert read_qrels(path) == qrels
+    lines = path.read_text(encoding="utf-8").split("\n")
+    query, judged = next(iter(qrels.items()))
+    document, grade = next(iter(judged.items()))
+    assert lines[0] == f"{query} 0 {document} {grade}"
+
+
+def test_files_of_other_tools(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(b"q1\tQ0\td1\t0\t1e2\tx\r\n\nq1   0 d\xc2\xa02 7 -3 x\nq0 Q0 d1 1 inf x")
+    assert read_run(path) == {"q1": {"d1": 100.0, "d\u00a02": -3.0}, "q0": {"d1": np.inf}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            b"q Q0 d 1 1.0 t\nq Q0 d2 2 0.5\n",
+            "line 2 has 5 columns; 6 are needed: query Q0 document rank score tag",
+        ),
+        (b"q Q0 d 1 high t\n", r"line 1: column 5 \(score\) is 'high', no number"),
+        (b"q Q0 d 1 nan t\n", r"line 1: column 5 \(score\) is 'nan'"),
+        (b"q Q0 d 1 2 t\n\nq Q0 e 1 2 t\nq Q0 d 2 1 t\n", "line 4 names document 'd' again for query 'q'"),
+        (b"q Q0 \xff 1 1.0 t\n", "line 1 is not UTF-8"),
+    ],
+)
+def test_wrong_runs(text: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.run"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match=f"wrong.run, {message}"):
+        read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"query-id\tcorpus-id\tscore\n", "line 1 has 3 columns; 4 are needed: query 0 document relevance"),
+        (b"q 0 d 1\nq 0 e 1.5\n", r"line 2: column 4 \(relevance\) is '1.5', no number"),
+        (b"q 0 d 1\nq 0 d 0\n", "line 2 names document 'd' again"),
+    ],
+)
+def test_wrong_qrels(text: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.qrels"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match=f"wrong.qrels, {message}"):
+        read_qrels(path)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none.run can't be read: No such file"):
+        read_run(tmp_path / "none.run")
+
+
+@pytest.mark.parametrize("wrong", ["a b", "", "a\tb", "a\u2003b", " a"])
+def test_ids_with_whitespace_are_refused_before_anything_is_written(wrong: str, tmp_path: Path) -> None:
+    ranking = Ranking(np.array([[0]]), np.array([[1.0]], dtype=np.float32))
+    path = tmp_path / "run"
+    for queries, documents, tag in ([wrong], ["d"], "t"), (["q"], [wrong], "t"), (["q"], ["d"], wrong):
+        with pytest.raises(UserError, match="can't be written"):
+            write_run(path, queries, documents, ranking, tag)
+    for qrels in {wrong: {"d": 1}}, {"q": {wrong: 1}}:
+        with pytest.raises(UserError, match="can't be written"):
+            write_qrels(path, qrels)
+    assert not path.exists()
+    write_run(path, ["q"], ["d", wrong], ranking, "t")  # an id that the ranking doesn't name does no harm
+
+
+def test_rankings_that_do_not_fit(tmp_path: Path) -> None:
+    ranking = Ranking(np.array([[0, 5]]), np.array([[1.0, 2.0]], dtype=np.float32))
+    with pytest.raises(UserError, match="2 query ids were given for a ranking of 1"):
+        write_run(tmp_path / "run", ["q", "p"], ["d"], ranking, "t")
+    with pytest.raises(UserError, match="don't descend"):
+        write_run(tmp_path / "run", ["q"], ["d"], ranking, "t")
+    with pytest.raises(UserError, match="names row 5, but only 3 document ids"):
+        write_run(tmp_path / "run", ["q"], ["d", "e", "f"], Ranking(ranking.rows, ranking.scores[:, ::-1]), "t")

@@ -1,0 +1,210 @@
+"""Paired tests against scipy, statsmodels and literal enumeration."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from raytriever.retrieval import significance
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.significance import (
+    bonferroni,
+    bootstrap_interval,
+    compare,
+    effect_size,
+    holm,
+    paired_t_test,
+    paired_tost,
+    permutation_test,
+)
+
+Values = NDArray[np.float64]
+
+
+def pair(queries: int, shift: float, seed: int = 0) -> tuple[Values, Values]:
+    generator = np.random.default_rng(seed)
+    b = generator.beta(2, 3, queries)
+    return np.clip(b + shift + 0.1 * generator.standard_normal(queries), 0, 1), b
+
+
+@pytest.mark.parametrize(("queries", "shift"), [(2, 0.1), (20, 0.0), (200, 0.02), (1000, -0.03)])
+def test_t_test_is_scipys(queries: int, shift: float) -> None:
+    a, b = pair(queries, shift)
+    expected = stats.ttest_rel(a, b)
+    result = paired_t_test(a, b)
+    assert result.statistic == pytest.approx(expected.statistic, rel=1e-12)
+    assert result.p_value == pytest.approx(expected.pvalue, rel=1e-10)
+
+
+@pytest.mark.parametrize(("shift", "margin"), [(0.0, 0.05), (0.03, 0.05), (-0.05, 0.05), (0.1, 0.02), (0.001, 0.3)])
+def test_tost_is_statsmodels(shift: float, margin: float) -> None:
+    weightstats = pytest.importorskip("statsmodels.stats.weightstats")
+    a, b = pair(60, shift, seed=3)
+    p_value, above, below = weightstats.ttost_paired(a, b, -margin, margin)
+    result = paired_tost(a, b, margin)
+    assert result.p_value == pytest.approx(p_value, rel=1e-9)
+    weaker = above if above[1] > below[1] else below
+    assert result.statistic == pytest.approx(weaker[0], rel=1e-9)
+
+
+def test_tost_does_not_depend_on_the_direction() -> None:
+    a, b = pair(50, 0.03)
+    assert paired_tost(a, b, 0.05).p_value == pytest.approx(paired_tost(b, a, 0.05).p_value, rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(-4, 4), min_size=2, max_size=9))
+def test_few_queries_are_permuted_exhaustively(numbers: list[int]) -> None:
+    difference = np.array(numbers, dtype=np.float64) / 10
+    means = [
+        abs(sum(sign * number for sign, number in zip(signs, numbers, strict=True)))
+        for signs in itertools.product([-1, 1], repeat=len(numbers))
+    ]
+    expected = sum(mean >= abs(sum(numbers)) for mean in means) / len(means)
+    result = permutation_test(difference + 0.5, np.full(len(numbers), 0.5), seed=0)
+    assert result.p_value == pytest.approx(expected, abs=1e-15)
+    assert result.statistic == pytest.approx(np.mean(difference))
+
+
+def test_exhaustive_permutation_is_scipys(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = pair(11, 0.05, seed=5)
+    expected = stats.permutation_test(
+        (a, b), lambda x, y, axis: np.mean(x - y, axis=axis), permutation_type="samples", n_resamples=np.inf
+    )
+    monkeypatch.setattr(significance, "_NUMBERS_AT_ONCE", 300)
+    result = permutation_test(a, b, seed=0)
+    assert result.p_value == pytest.approx(expected.pvalue, abs=1e-12)
+    assert result.statistic == pytest.approx(expected.statistic)
+
+
+def test_random_permutation_comes_near_the_exact_p_value_and_never_gives_zero() -> None:
+    a, b = pair(14, 0.06, seed=2)
+    exact = permutation_test(a, b, seed=0, resamples=2**14)
+    drawn = permutation_test(a, b, seed=0, resamples=2**14 - 1)
+    assert exact.p_value != drawn.p_value
+    assert drawn.p_value == pytest.approx(exact.p_value, abs=4 * np.sqrt(exact.p_value / 2**14))
+    different = permutation_test(np.ones(400), np.zeros(400), seed=1, resamples=999)
+    assert different.p_value == 1 / 1000
+
+
+def test_p_values_of_equal_systems_are_uniform() -> None:
+    generator = np.random.default_rng(7)
+    p_values = []
+    for seed in range(200):
+        b = generator.random(30)
+        p_values.append(permutation_test(b + 0.1 * generator.standard_normal(30), b, seed=seed, resamples=499).p_value)
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+
+
+def test_seeds_repeat_and_differ() -> None:
+    a, b = pair(40, 0.03)
+    assert permutation_test(a, b, seed=1) == permutation_test(a, b, seed=1)
+    assert permutation_test(a, b, seed=1) != permutation_test(a, b, seed=2)
+    assert bootstrap_interval(a, b, seed=1) == bootstrap_interval(a, b, seed=1)
+    assert bootstrap_interval(a, b, seed=1) != bootstrap_interval(a, b, seed=2)
+
+
+def test_bootstrap_interval_has_the_normal_width_and_narrows() -> None:
+    a, b = pair(1500, 0.02)
+    low, high = bootstrap_interval(a, b, seed=0)
+    error = stats.sem(a - b)
+    center = np.mean(a - b)
+    assert low == pytest.approx(center - 1.96 * error, abs=0.1 * error)
+    assert high == pytest.approx(center + 1.96 * error, abs=0.1 * error)
+    inner = bootstrap_interval(a, b, seed=0, confidence=0.5)
+    assert low < inner[0] < inner[1] < high
+
+
+@pytest.mark.parametrize("correct", [holm, bonferroni])
+@settings(max_examples=30, deadline=None)
+@given(p_values=st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_corrections_are_statsmodels(correct: object, p_values: list[float]) -> None:
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    function, name = (holm, "holm") if correct is holm else (bonferroni, "bonferroni")
+    expected = multitest.multipletests(p_values, method=name)[1]
+    np.testing.assert_allclose(function(np.array(p_values)), expected, rtol=1e-12)
+
+
+def test_corrections_of_nothing() -> None:
+    assert holm(np.array([])).shape == bonferroni(np.array([])).shape == (0,)
+
+
+def test_effect_size() -> None:
+    a, b = np.array([0.5, 0.7, 0.9]), np.array([0.4, 0.4, 0.4])
+    assert effect_size(a, b) == pytest.approx(0.3 / 0.2)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, -0.2])
+def test_constant_differences_are_the_limit_not_nan(constant: float) -> None:
+    b = np.random.default_rng(0).random(30)
+    a = b + constant  # rounding makes the differences unequal in the last bit
+    with np.errstate(all="raise"):
+        result = compare(a, b, seed=0, margin=0.15)
+    sign = np.sign(constant)
+    infinite = sign * np.inf if sign else 0.0
+    assert result.t_test.statistic == result.effect_size == infinite
+    assert result.t_test.p_value == (0.0 if sign else 1.0)
+    assert result.permutation.p_value == (pytest.approx(1 / 10_001) if sign else 1.0)
+    assert result.interval == pytest.approx((constant, constant), abs=1e-12)
+    assert result.equivalence.p_value == (0.0 if abs(constant) < 0.15 else 1.0)
+    assert (result.wins, result.ties, result.losses) == {0: (0, 30, 0), 1: (30, 0, 0), -1: (0, 0, 30)}[int(sign)]
+
+
+def test_a_constant_difference_at_the_margin_is_not_within() -> None:
+    assert paired_tost(np.array([0.75, 0.5]), np.array([0.5, 0.25]), 0.25).p_value == 1.0
+    assert paired_tost(np.array([0.25, 0.5]), np.array([0.5, 0.75]), 0.25).p_value == 1.0
+
+
+def test_small_but_real_variance_is_not_taken_for_rounding() -> None:
+    a, b = np.array([0.5, 0.5, 0.5 + 1e-9]), np.array([0.5, 0.5, 0.5])
+    assert paired_t_test(a, b).statistic == pytest.approx(1.0)
+
+
+def test_comparison_gathers_the_single_results() -> None:
+    a, b = pair(80, 0.02)
+    a[:5] = b[:5]
+    result = compare(a, b, seed=4, margin=0.04, confidence=0.9)
+    assert result.queries == 80
+    assert result.mean_difference == pytest.approx(result.mean_a - result.mean_b)
+    assert result.t_test == paired_t_test(a, b)
+    assert result.permutation == permutation_test(a, b, seed=4)
+    assert result.equivalence == paired_tost(a, b, 0.04)
+    assert result.interval == bootstrap_interval(a, b, seed=4, confidence=0.9)
+    assert result.effect_size == effect_size(a, b)
+    assert (result.wins, result.ties, result.losses) == (int((a > b).sum()), 5, int((a < b).sum()))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        ([0.1, 0.2], [0.1, 0.2, 0.3], r"shapes \(2,\) and \(3,\) can't be paired"),
+        ([[0.1]], [[0.2]], r"\(1, 1\)"),
+        ([0.1], [0.2], "1 query can't be tested"),
+        ([0.1, np.nan], [0.2, 0.3], "NaN or infinity"),
+    ],
+)
+def test_wrong_values(a: list[float], b: list[float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        compare(np.array(a), np.array(b), seed=0)
+
+
+def test_wrong_parameters() -> None:
+    a, b = pair(10, 0.0)
+    for margin in (0.0, -0.1, np.nan):
+        with pytest.raises(UserError, match="margin is"):
+            paired_tost(a, b, margin)
+    for confidence in (0.0, 1.0, 95.0):
+        with pytest.raises(UserError, match="confidence is"):
+            bootstrap_interval(a, b, seed=0, confidence=confidence)
+    with pytest.raises(UserError, match="0 resamples"):
+        permutation_test(a, b, seed=0, resamples=0)
+    with pytest.raises(UserError, match="0 resamples"):
+        bootstrap_interval(a, b, seed=0, resamples=0)
+    for correct in (holm, bonferroni):
+        for wrong in ([1.1], [-0.1, 0.5], [np.nan]):
+            with pytest.raises(UserError, match="from 0 to 1"):
+                correct(np.array(wrong))

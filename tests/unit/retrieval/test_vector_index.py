@@ -1,0 +1,215 @@
+"""FAISS indexes: exactness of Flat, the defined order, recall, bytes, and errors."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from raytriever.retrieval import vector_index
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.top_k import Ranking, exact_top_k, merge_rankings
+
+pytest.importorskip("faiss", reason="FAISS is not installed")
+
+DIMENSION = 32
+FACTORIES = ["Flat", "IVF16,Flat", "HNSW32", "OPQ8_16,IVF16,PQ8x4", "SQfp16", "PCA16,Flat"]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    vector_index.set_threads(2)
+    yield
+    vector_index.set_threads(2)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> NDArray[np.float32]:
+    generator = np.random.default_rng(0)
+    centers = generator.standard_normal((40, DIMENSION))
+    points = centers[generator.integers(0, 40, 2000)] + 0.6 * generator.standard_normal((2000, DIMENSION))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    return points.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def queries(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    noise = 0.05 * np.random.default_rng(1).standard_normal((50, DIMENSION)).astype(np.float32)
+    return vectors[::40] + noise
+
+
+def recall(found: Ranking, exact: Ranking) -> float:
+    pairs = zip(found.rows.tolist(), exact.rows.tolist(), strict=True)
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in pairs]))
+
+
+def assert_ordered(found: Ranking) -> None:
+    """Score descending, then row ascending, no row twice, padding last."""
+    for rows, scores in zip(found.rows.tolist(), found.scores.tolist(), strict=True):
+        pairs = [(-score, row) for row, score in zip(rows, scores, strict=True) if row >= 0]
+        assert pairs == sorted(set(pairs))
+        assert rows[len(pairs) :] == [-1] * (len(rows) - len(pairs))
+        assert scores[len(pairs) :] == [-np.inf] * (len(rows) - len(pairs))
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameters", "least"),
+    [
+        ("IVF16,Flat", "nprobe=8", 0.95),
+        ("HNSW32", "efSearch=128", 0.97),
+        ("OPQ8_16,IVF16,PQ8x4", "nprobe=16", 0.4),
+        ("SQfp16", "", 0.98),
+    ],
+)
+def test_approximate_indexes_find_most_of_the_exact_ranking(
+    factory: str, parameters: str, least: float, vectors: NDArray[np.float32], queries: NDArray[np.float32]
+) -> None:
+    index = vector_index.build_shard(vectors, factory, trained=vector_index.train(vectors, factory, seed=3))
+    if parameters:
+        vector_index.set_search_parameters(index, parameters)
+    found = vector_index.search_shard(index, queries, 10, first_row=500)
+    assert_ordered(found)
+    exact = exact_top_k(queries, vectors, 10, first_row=500)
+    assert recall(found, exact) >= least
+
+
+def test_flat_is_exact_and_orders_ties_as_exact_search_does() -> None:
+    generator = np.random.default_rng(2)
+    vectors = generator.integers(-1, 2, size=(700, 4)).astype(np.float32)
+    queries = generator.integers(-1, 2, size=(30, 4)).astype(np.float32)
+    cuts = [0, 13, 400, 700]
+    shards = [
+        vector_index.search_shard(vector_index.build_shard(vectors[a:b], "Flat"), queries, 25, first_row=a)
+        for a, b in pairwise(cuts)
+    ]
+    whole = exact_top_k(queries, vectors, 25)
+    merged = merge_rankings(shards, 25)
+    np.testing.assert_array_equal(merged.rows, whole.rows)
+    np.testing.assert_array_equal(merged.scores, whole.scores)
+
+
+@pytest.mark.parametrize("factory", ["IVF4,Flat", "SQfp16"])
+def test_other_indexes_put_the_lowest_rows_of_a_tie_first(factory: str) -> None:
+    generator = np.random.default_rng(3)
+    vectors = generator.standard_normal((400, 8)).astype(np.float16).astype(np.float32)
+    copies = np.sort(generator.permutation(400)[:60])
+    vectors[copies] = 3 * vectors[copies[0]]
+    index = vector_index.build_shard(vectors, factory, trained=vector_index.train(vectors, factory, seed=0))
+    if factory == "IVF4,Flat":
+        vector_index.set_search_parameters(index, "nprobe=4")
+    for k in (1, 5, 59, 60):
+        found = vector_index.search_shard(index, vectors[copies[:1]], k, first_row=1000)
+        assert found.rows.tolist() == [(copies[:k] + 1000).tolist()]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_more_asked_for_than_there_is(factory: str, vectors: NDArray[np.float32]) -> None:
+    trained = vector_index.train(vectors, factory, seed=0)
+    few = vector_index.search_shard(vector_index.build_shard(vectors[:3], factory, trained=trained), vectors[:2], 7)
+    assert_ordered(few)
+    assert (few.rows[:, 3:] == -1).all()
+    none = vector_index.search_shard(vector_index.build_shard(vectors[:0], factory, trained=trained), vectors[:2], 7)
+    assert (none.rows == -1).all()
+    assert (none.scores == -np.inf).all()
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_bytes_and_files_are_reproducible_and_give_the_same_answers(
+    factory: str, vectors: NDArray[np.float32], queries: NDArray[np.float32], tmp_path: Path
+) -> None:
+    trained = vector_index.train(vectors, factory, seed=5)
+    assert vector_index.train(vectors, factory, seed=5) == trained
+    index = vector_index.build_shard(vectors, factory, trained=trained)
+    data = vector_index.serialize_index(index)
+    vector_index.set_threads(1)
+    assert vector_index.serialize_index(vector_index.build_shard(vectors, factory, trained=trained)) == data
+    path = tmp_path / "shard.faiss"
+    vector_index.write_index(index, path)
+    assert path.read_bytes() == data
+    expected = vector_index.search_shard(index, queries, 10)
+    for copy in (vector_index.deserialize_index(data), vector_index.read_index(path)):
+        found = vector_index.search_shard(copy, queries, 10)
+        np.testing.assert_array_equal(found.rows, expected.rows)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "PQ8x4", "PCA16,IVF16,Flat"])
+def test_the_seed_starts_the_training(factory: str, vectors: NDArray[np.float32]) -> None:
+    assert vector_index.train(vectors, factory, seed=1) != vector_index.train(vectors, factory, seed=2)
+
+
+def test_opened_files_are_mapped_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "shard.faiss"
+    vectors = np.random.default_rng(0).standard_normal((150_000, 64), dtype=np.float32)
+    index = vector_index.build_shard(vectors, "IVF1,Flat", trained=vector_index.train(vectors[:100], "IVF1,Flat", 0))
+    vector_index.write_index(index, path)
+    before = anonymous_mebibytes()
+    opened = vector_index.read_index(path)
+    assert opened.ntotal == 150_000
+    assert anonymous_mebibytes() - before < 10  # the vectors are 37 MiB
+
+
+def anonymous_mebibytes() -> float:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("memory is measured through /proc")
+    line = next(line for line in status.read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+
+def test_half_precision_and_memory_mapped_vectors(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
+    np.save(tmp_path / "vectors.npy", vectors.astype(np.float16))
+    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    index = vector_index.build_shard(mapped, "Flat")
+    expected = exact_top_k(vectors[:5], vectors.astype(np.float16), 10)
+    np.testing.assert_array_equal(vector_index.search_shard(index, vectors[:5], 10).rows, expected.rows)
+
+
+def test_many_blocks_are_added_in_order(monkeypatch: pytest.MonkeyPatch, vectors: NDArray[np.float32]) -> None:
+    whole = vector_index.serialize_index(vector_index.build_shard(vectors, "Flat"))
+    monkeypatch.setattr(vector_index, "_ROWS_AT_ONCE", 77)
+    assert vector_index.serialize_index(vector_index.build_shard(vectors, "Flat")) == whole
+    damaged = vectors.copy()
+    damaged[1234, 5] = np.nan
+    with pytest.raises(UserError, match="Vector 1234 of the vectors to be indexed holds NaN"):
+        vector_index.build_shard(damaged, "Flat")
+
+
+def test_wrong_input(vectors: NDArray[np.float32], tmp_path: Path) -> None:
+    trained = vector_index.train(vectors, "IVF16,Flat", seed=0)
+    with pytest.raises(UserError, match=r"'IVFF16' makes no index of dimension 32. FAISS says: could not parse"):
+        vector_index.train(vectors, "IVFF16", seed=0)
+    with pytest.raises(UserError, match=r"can't be trained on 9 vectors. FAISS says: .*clusters \(16\)"):
+        vector_index.train(vectors[:9], "IVF16,Flat", seed=0)
+    with pytest.raises(UserError, match="has to be trained"):
+        vector_index.build_shard(vectors, "IVF16,Flat")
+    with pytest.raises(UserError, match="dimension 8, the index 'IVF16,Flat' was trained on dimension 32"):
+        vector_index.build_shard(vectors[:, :8], "IVF16,Flat", trained=trained)
+    with pytest.raises(UserError, match="These bytes are no index"):
+        vector_index.deserialize_index(b"not an index at all")
+    with pytest.raises(UserError, match=r"absent.faiss can't be read as an index. FAISS says: .*No such file"):
+        vector_index.read_index(tmp_path / "absent.faiss")
+    with pytest.raises(UserError, match="0 threads"):
+        vector_index.set_threads(0)
+    index = vector_index.build_shard(vectors, "IVF16,Flat", trained=trained)
+    with pytest.raises(UserError, match="'nprob=3' don't fit this index"):
+        vector_index.set_search_parameters(index, "nprob=3")
+    with pytest.raises(UserError, match="dimension 8, 32 is needed"):
+        vector_index.search_shard(index, vectors[:, :8], 3)
+    with pytest.raises(UserError, match="Vector 1 of queries holds NaN"):
+        vector_index.search_shard(index, np.array([[0] * 32, [np.nan] * 32], dtype=np.float32), 3)
+    with pytest.raises(UserError, match="k is 0"):
+        vector_index.search_shard(index, vectors, 0)
+
+
+def test_faiss_is_imported_when_used_and_missed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys, raytriever.retrieval.vector_index; sys.exit('faiss' in sys.modules)"
+    root = Path(__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match=r"raytriever\[cpu\] or raytriever\[gpu\]"):
+        vector_index.train(np.ones((1, 2), dtype=np.float32), "Flat", seed=0)

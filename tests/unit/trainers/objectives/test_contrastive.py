@@ -1,0 +1,198 @@
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.objective import to_device
+from raytriever.trainers.objectives.contrastive import (
+    Contrastive,
+    ContrastiveSettings,
+    contrastive_metrics,
+    masked_contrastive_loss,
+)
+from tests.unit.trainers.tiny import TinyEncoder, gradients_of, random_batch, tiny_objective
+
+
+def random_problem(seed: int, queries: int = 5, documents: int = 9):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(queries, 4, dtype=torch.float64, generator=generator)
+    d = torch.randn(documents, 4, dtype=torch.float64, generator=generator)
+    positives = torch.randperm(documents, generator=generator)[:queries]
+    mask = torch.rand(queries, documents, generator=generator) < 0.4
+    mask[torch.arange(queries), positives] = False
+    return q, d, mask, positives
+
+
+def literal_loss(q, d, mask, positives, temperature):
+    """Eq. 4 of the paper, one term after the other."""
+    total = 0.0
+    for i in range(len(q)):
+        kept = [j for j in range(len(d)) if not mask[i, j]]
+        denominator = sum(math.exp(float(q[i] @ d[j]) / temperature) for j in kept)
+        total -= math.log(math.exp(float(q[i] @ d[positives[i]]) / temperature) / denominator)
+    return total / len(q)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_loss_is_the_papers_equation(seed):
+    q, d, mask, positives = random_problem(seed)
+    for temperature in (0.3, 1.0, 5.0):
+        found = masked_contrastive_loss(q, d, mask, positives, temperature)
+        assert found.item() == pytest.approx(literal_loss(q, d, mask, positives, temperature), rel=1e-12)
+
+
+def test_the_gradient_is_the_derivative():
+    q, d, mask, positives = random_problem(0)
+    q.requires_grad_(), d.requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, d: masked_contrastive_loss(q, d, mask, positives, 0.5), (q, d))
+
+
+def test_what_is_left_out_has_no_influence():
+    q, d, mask, positives = random_problem(1)
+    mask[:, 8] = True
+    positives[positives == 8] = 0
+    mask[torch.arange(5), positives] = False
+    mask[:, 8] = True
+    d.requires_grad_()
+    before = masked_contrastive_loss(q, d, mask, positives, 0.1)
+    before.backward()
+    assert d.grad[8].abs().max() == 0
+    with torch.no_grad():
+        d[8] *= 1000
+    assert masked_contrastive_loss(q, d, mask, positives, 0.1) == before
+
+
+def test_similarities_are_float32_under_autocast():
+    q, d, mask, positives = (x.float() if x.is_floating_point() else x for x in random_problem(2))
+    expected = masked_contrastive_loss(q, d, mask, positives, 0.02)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert masked_contrastive_loss(q, d, mask, positives, 0.02) == expected
+        halves = masked_contrastive_loss(q.bfloat16(), d.bfloat16(), mask, positives, 0.02)
+    assert halves.dtype == torch.float32
+
+
+def test_metrics_against_a_literal_count():
+    q, d, mask, positives = random_problem(3)
+    d[int(positives[0]) - 1] = d[int(positives[0])]  # a tie with the first query's positive
+    mask[0, int(positives[0]) - 1] = False
+    similarities = (q @ d.T).numpy()
+    ranks, own, others = [], [], []
+    for i, p in enumerate(positives.tolist()):
+        rivals = [similarities[i, j] for j in range(len(d)) if j != p and not mask[i, j]]
+        ranks.append(1 + sum(s >= similarities[i, p] for s in rivals))
+        own.append(similarities[i, p])
+        others.append(np.mean(rivals))
+    found = {name: value.item() for name, value in contrastive_metrics(q, d, mask, positives).items()}
+    assert ranks[0] >= 2
+    assert found == {
+        "accuracy": pytest.approx(np.mean(np.array(ranks) == 1)),
+        "positive_rank": pytest.approx(np.mean(ranks)),
+        "positive_similarity": pytest.approx(np.mean(own)),
+        "negative_similarity": pytest.approx(np.mean(others)),
+    }
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "inner_product"])
+@pytest.mark.parametrize("chunk_size", [None, 1, 4])
+def test_a_stored_batch_means_what_its_columns_say(similarity, chunk_size):
+    objective = tiny_objective(
+        dtype=torch.float64, similarity=similarity, chunk_size=chunk_size, similarity_temperature=0.5
+    )
+    rows = random_batch(5)
+    outcome = objective(objective.collate(rows.select(list(objective.columns))))
+    encode, tokenize = objective.encoder, objective.encoder.tokenize
+    q = torch.cat([encode(tokenize([text], "query")) for text in rows["query"].to_pylist()])
+    hard_negatives = [text for texts in rows["hard_negatives"].to_pylist() for text in texts]
+    written = rows["document"].to_pylist() + hard_negatives
+    d = torch.cat([encode(tokenize([text], "document")) for text in written])
+    if similarity == "cosine":
+        q, d = nn.functional.normalize(q, dim=1), nn.functional.normalize(d, dim=1)
+    masked = rows["masked"].to_pylist()
+    mask = [[column in masked[row] for column in range(len(d))] for row in range(len(q))]
+    assert hard_negatives
+    assert sum(map(sum, mask)) > 3
+    expected = literal_loss(q.detach(), d.detach(), torch.tensor(mask), range(6), 0.5)
+    assert outcome.loss.item() == pytest.approx(expected, rel=1e-10)
+    assert outcome.examples == 6
+    assert not any(metric.requires_grad for metric in outcome.metrics.values())
+
+
+def test_equal_texts_are_encoded_once():
+    objective = tiny_objective()
+    batch = objective.collate(batch_of(documents=["w1", "w1", "w2"], hard_negatives=[["w2"], [], ["w3"]]))
+    assert [len(chunk["input_ids"]) for chunk in batch.documents.chunks] == [3]
+    assert len(batch.documents.order) == 5
+
+
+def batch_of(documents, hard_negatives=None, masked=None) -> pa.Table:
+    count = len(documents)
+    return pa.table(
+        {
+            "query": ["w4 w5"] * count,
+            "document": documents,
+            "hard_negatives": pa.array(hard_negatives or [[]] * count, pa.list_(pa.string())),
+            "masked": pa.array(masked or [[]] * count, pa.list_(pa.int32())),
+        }
+    )
+
+
+def test_max_lengths_reach_the_tokenizer():
+    objective = tiny_objective(query_max_length=2, document_max_length=3)
+    batch = objective.collate(batch_of(["w1 w2 w3 w4 w5"] * 2))
+    assert batch.queries.chunks[0]["input_ids"].shape == (1, 2)
+    assert batch.documents.chunks[0]["input_ids"].shape == (1, 3)
+
+
+def test_collating_a_slice_of_a_table_sees_only_its_rows():
+    objective = tiny_objective()
+    rows = batch_of(["w1", "w2", "w3"], [["w7"], ["w8", "w9"], []], [[1], [3], [0, 4]])
+    batch = objective.collate(rows.slice(1, 2))
+    assert len(batch.documents.order) == 4
+    assert batch.masked_rows.tolist() == [0, 1, 1]
+    assert batch.masked_columns.tolist() == [3, 0, 4]
+
+
+def test_a_masked_positive_is_refused():
+    with pytest.raises(UserError, match="Row 1 leaves out column 1, which is its own positive"):
+        tiny_objective().collate(batch_of(["w1", "w2"], masked=[[1], [1]]))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"), [(3, "column 3, but its batch has only 3"), (-1, "column -1, which is no")]
+)
+def test_a_masked_column_that_is_not_there_is_refused(column, message):
+    objective = tiny_objective()
+    with pytest.raises(UserError, match=message):
+        objective(objective.collate(batch_of(["w1", "w2"], [["w3"], []], [[column], []])))
+
+
+def test_negatives_of_other_batches_are_refused_without_masks_for_them():
+    with pytest.raises(UserError, match="share_negatives 'step'"):
+        Contrastive(TinyEncoder(), ContrastiveSettings(share_negatives="step"))
+
+
+def test_chunks_change_no_gradient():
+    found = []
+    for chunk_size in (None, 2):
+        objective = tiny_objective(dtype=torch.float64, chunk_size=chunk_size)
+        objective(objective.collate(random_batch(8))).loss.backward()
+        found.append(gradients_of(objective))
+    for name in found[0]:
+        np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-12, atol=1e-12)
+
+
+def test_a_batch_moves_between_devices_whole():
+    batch = tiny_objective(chunk_size=2).collate(random_batch(1))
+    moved = to_device(batch, torch.device("meta"))
+    assert {t.device.type for chunk in moved.documents.chunks for t in chunk.values()} == {"meta"}
+    assert moved.queries.order.device.type == moved.masked_rows.device.type == "meta"
+    assert moved.largest_masked == batch.largest_masked
+
+
+def test_export_writes_the_encoder(tmp_path):
+    tiny_objective().export(tmp_path / "model")
+    assert (tmp_path / "model" / "tiny.pt").exists()

@@ -1,0 +1,158 @@
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.checkpoint import Checkpoints
+from raytriever.trainers.optimization import OptimizerSettings, build_optimizer
+from tests.unit.trainers.tiny import TinyEncoder, weights_of
+
+TRAINING = {"seed": 1, "optimizer": {"learning_rate": 0.1}}
+
+
+def stepped(kind: str = "adamw", steps: int = 3):
+    """An encoder with a frozen table and an unused layer, and its optimizer after some steps."""
+    torch.manual_seed(0)
+    encoder = TinyEncoder()
+    encoder.embedding.requires_grad_(False)
+    encoder.unused = torch.nn.Linear(2, 2)
+    optimizer = build_optimizer(encoder, OptimizerSettings(kind=kind, learning_rate=0.1, weight_decay=0.01))
+    for _ in range(steps):
+        step(encoder, optimizer)
+    return encoder, optimizer
+
+
+def step(encoder, optimizer):
+    optimizer.zero_grad()
+    encoder(encoder.tokenize(["w1 w2 w3", "w4"], "query")).square().sum().backward()
+    optimizer.step()
+
+
+def run(folder: Path, lines: list[str] | None = None, keep: int = 2, **config) -> Checkpoints:
+    checkpoints = Checkpoints(str(folder), config, keep=keep, say=(lines if lines is not None else []).append)
+    return checkpoints.of_run(TRAINING, "b" * 64, 2)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "radam"])
+def test_a_restored_optimizer_goes_on_exactly(tmp_path, kind):
+    encoder, optimizer = stepped(kind)
+    run(tmp_path).save(3, encoder, optimizer)
+    step(encoder, optimizer)
+
+    other, its_optimizer = stepped(kind, steps=0)
+    assert run(tmp_path).restore(other, its_optimizer) == 3
+    step(other, its_optimizer)
+    for name, value in weights_of(encoder).items():
+        np.testing.assert_array_equal(weights_of(other)[name], value, err_msg=name)
+
+
+def test_only_trainable_weights_are_stored(tmp_path):
+    encoder, optimizer = stepped()
+    run(tmp_path).save(3, encoder, optimizer)
+    folder = tmp_path / "step-00000003"
+    trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
+    assert set(load_file(folder / "weights.safetensors")) == trained
+    assert {path.name for path in folder.iterdir()} == {
+        "weights.safetensors",
+        "optimizer.safetensors",
+        "checkpoint.json",
+    }
+
+
+def test_the_last_ones_are_kept(tmp_path):
+    encoder, optimizer = stepped()
+    for steps in (1, 2, 3, 10):
+        run(tmp_path, keep=2).save(steps, encoder, optimizer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
+
+
+def test_no_checkpoint_is_step_zero(tmp_path):
+    assert run(tmp_path / "absent").restore(*stepped()) == 0
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(folder: Path) -> None:
+    path = folder / "weights.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "no record, as after a kill": (lambda folder: (folder / "checkpoint.json").unlink(), "is incomplete"),
+    "half a record": (lambda folder: (folder / "checkpoint.json").write_text('{"steps": 6'), "is damaged"),
+    "no weights": (lambda folder: (folder / "weights.safetensors").unlink(), "is damaged"),
+    "truncated": (truncate, "is damaged .optimizer.safetensors has another SHA-256"),
+    "one bit": (flip, "is damaged .weights.safetensors has another SHA-256"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_with_a_line(tmp_path, damage):
+    encoder, optimizer = stepped()
+    run(tmp_path).save(3, encoder, optimizer)
+    kept = weights_of(encoder)
+    step(encoder, optimizer)
+    run(tmp_path).save(6, encoder, optimizer)
+    DAMAGE[damage][0](tmp_path / "step-00000006")
+    lines: list[str] = []
+    assert run(tmp_path, lines).restore(encoder, optimizer) == 3
+    assert len(lines) == 1
+    assert "step-00000006" in lines[0]
+    assert re.search(DAMAGE[damage][1], lines[0])
+    for name, value in kept.items():
+        np.testing.assert_array_equal(weights_of(encoder)[name], value)
+
+
+def test_saving_again_repairs_a_damaged_one(tmp_path):
+    encoder, optimizer = stepped()
+    run(tmp_path).save(3, encoder, optimizer)
+    truncate(tmp_path / "step-00000003")
+    run(tmp_path).save(3, encoder, optimizer)
+    assert run(tmp_path).restore(encoder, optimizer) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "named"),
+    [
+        ({}, (TRAINING | {"seed": 2}, "b" * 64, 2), "config.training.seed: 1 there, 2 now"),
+        ({}, (TRAINING | {"optimizer": {"learning_rate": 0.2}}, "b" * 64, 2), "optimizer.learning_rate: 0.1 there"),
+        ({}, (TRAINING, "c" * 64, 2), "inputs.batches: bbbbbbbbbbbb there, cccccccccccc now"),
+        ({}, (TRAINING, "b" * 64, 4), "config.world_size: 2 there, 4 now"),
+        ({"encoder": "other"}, (TRAINING, "b" * 64, 2), 'config.encoder: "(absent)" there, "other" now'),
+    ],
+)
+def test_a_different_run_is_refused_by_the_names_of_its_fields(tmp_path, config, arguments, named):
+    encoder, optimizer = stepped()
+    run(tmp_path).save(3, encoder, optimizer)
+    with pytest.raises(UserError) as refusal:
+        Checkpoints(str(tmp_path), config).of_run(*arguments).restore(encoder, optimizer)
+    assert named in str(refusal.value)
+
+
+def test_other_weights_are_refused(tmp_path):
+    run(tmp_path).save(3, *stepped())
+    encoder = TinyEncoder(dimension=5)
+    with pytest.raises(UserError, match=r"doesn't fit the model: .* the first embedding.weight \(None there"):
+        run(tmp_path).restore(encoder, build_optimizer(encoder, OptimizerSettings()))
+
+
+def test_the_record_is_plain_json(tmp_path):
+    run(tmp_path, encoder={"model": "x"}).save(3, *stepped())
+    record = json.loads((tmp_path / "step-00000003" / "checkpoint.json").read_text())
+    assert record["steps"] == 3
+    assert record["derivation"]["config"] == {"encoder": {"model": "x"}, "training": TRAINING, "world_size": 2}
+
+
+def test_keeping_none_is_refused(tmp_path):
+    with pytest.raises(UserError, match="keep 1 or more"):
+        Checkpoints(str(tmp_path), {}, keep=0)

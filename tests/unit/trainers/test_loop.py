@@ -1,0 +1,230 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers import collectives
+from raytriever.trainers.checkpoint import Checkpoints
+from raytriever.trainers.loop import StepReport, train
+from raytriever.trainers.objective import Objective, Outcome
+from raytriever.trainers.optimization import OptimizerSettings
+from raytriever.trainers.order import epoch_permutation
+from raytriever.trainers.schedule import ScheduleSettings
+from raytriever.trainers.settings import TrainingSettings
+from tests.unit.trainers.tiny import (
+    TinyBatches,
+    gradients_of,
+    random_batch,
+    tiny_objective,
+    tiny_settings,
+    weights_of,
+)
+
+
+def run(settings, folder=None, dropout=0.3, batches=None, **keywords):
+    objective = tiny_objective(dropout, chunk_size=2)
+    reports: list[StepReport] = []
+    checkpoints = Checkpoints(str(folder), {"encoder": "tiny"}) if folder else None
+    train(
+        objective, batches or TinyBatches(), settings, checkpoints=checkpoints, on_step=reports.append, **keywords
+    )
+    return objective, reports
+
+
+def assert_same_weights(one, other):
+    for name, value in weights_of(one).items():
+        np.testing.assert_array_equal(weights_of(other)[name], value, err_msg=name)
+
+
+def test_the_steps_of_a_run():
+    batches = TinyBatches(counts=(9, 8))
+    _, reports = run(tiny_settings(), batches=batches)
+    assert [(r.step, r.total_steps, r.epoch) for r in reports] == [(n, 8, (n - 1) // 4) for n in range(1, 9)]
+    expected = [(e, int(b)) for e, count in ((0, 9), (1, 8)) for b in epoch_permutation(0, e, count)[:8]]
+    assert batches.reads == expected
+    assert [r.learning_rate for r in reports] == [0.005] + [0.01] * 7
+    assert {r.measured.examples for r in reports} == {12}
+    assert all(0 <= r.waiting_seconds < r.seconds for r in reports)
+
+
+def test_a_step_is_the_mean_over_its_batches():
+    settings = tiny_settings(batches_per_step=3, max_steps=1, optimizer=OptimizerSettings(max_grad_norm=None))
+    settings = settings.model_copy(update={"schedule": ScheduleSettings(kind="constant")})
+    objective, (report,) = run(settings, dropout=0.0)
+    outcomes, gradients = [], []
+    for batch in epoch_permutation(0, 0, 9)[:3]:
+        fresh = tiny_objective()
+        outcome = fresh(fresh.collate(random_batch(int(batch))))
+        outcome.loss.backward()
+        outcomes.append(outcome)
+        gradients.append(gradients_of(fresh))
+    found = gradients_of(objective)
+    for name in found:
+        expected = np.mean([gradient[name] for gradient in gradients], axis=0)
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-6, err_msg=name)
+    norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
+    assert report.measured.gradient_norm == pytest.approx(norm, rel=1e-5)
+    assert report.measured.loss == pytest.approx(np.mean([o.loss.item() for o in outcomes]), rel=1e-5)
+    for name, value in report.measured.metrics.items():
+        assert value == pytest.approx(np.mean([o.metrics[name].item() for o in outcomes]), rel=1e-5)
+
+
+def test_gradients_are_clipped_to_the_limit():
+    settings = tiny_settings(max_steps=3, optimizer=OptimizerSettings(max_grad_norm=0.01))
+    objective, reports = run(settings)
+    norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients_of(objective).values()))
+    assert norm == pytest.approx(0.01, rel=1e-3)
+    assert reports[-1].measured.gradient_norm > 0.1
+
+
+def test_training_learns():
+    settings = tiny_settings(epochs=1, optimizer=OptimizerSettings(learning_rate=0.02))
+    _, reports = run(settings, dropout=0.0, batches=TinyBatches(counts=(120,)))
+    first, last = ([r.measured.loss for r in part] for part in (reports[:10], reports[-10:]))
+    assert np.mean(last) < np.mean(first)
+
+
+def test_five_steps_and_five_more_are_ten_bit_for_bit(tmp_path):
+    settings = tiny_settings(checkpoint_every=2)
+    whole, expected = run(settings.model_copy(update={"max_steps": 8}))
+    run(settings.model_copy(update={"max_steps": 5}), tmp_path)
+    torch.rand(17)  # what the process drew in between is nobody's business
+    resumed, reports = run(settings.model_copy(update={"max_steps": 8}), tmp_path)
+    assert [r.step for r in reports] == [6, 7, 8]
+    assert [r.measured for r in reports] == [r.measured for r in expected[5:]]
+    assert_same_weights(resumed, whole)
+
+
+def test_an_epoch_boundary_is_no_boundary_for_resuming(tmp_path):
+    whole, _ = run(tiny_settings())
+    run(tiny_settings(epochs=1), tmp_path)
+    resumed, reports = run(tiny_settings(epochs=2), tmp_path)
+    assert [r.epoch for r in reports] == [1] * 4
+    assert_same_weights(resumed, whole)
+
+
+def test_a_finished_run_takes_no_step_and_has_the_final_weights(tmp_path):
+    finished, _ = run(tiny_settings(), tmp_path)
+    again, reports = run(tiny_settings(), tmp_path)
+    assert reports == []
+    assert_same_weights(again, finished)
+
+
+def test_checkpoints_are_made_at_their_interval_and_at_the_end(tmp_path):
+    done: list[int] = []
+
+    def note(steps: int) -> None:
+        assert (tmp_path / f"step-{steps:08d}" / "checkpoint.json").exists()
+        done.append(steps)
+
+    run(tiny_settings(checkpoint_every=3), tmp_path, on_checkpoint=note)
+    assert done == [3, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "training.seed: 0 there, 1 now"),
+        ({"batches_per_step": 4}, "training.batches_per_step: 2 there, 4 now"),
+        ({"optimizer": OptimizerSettings(learning_rate=0.5)}, "training.optimizer.learning_rate: 0.01 there, 0.5"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused(tmp_path, changes, named):
+    run(tiny_settings(max_steps=3), tmp_path)
+    with pytest.raises(UserError, match=named):
+        run(tiny_settings(**changes), tmp_path)
+
+
+def test_resuming_on_other_batches_is_refused(tmp_path):
+    run(tiny_settings(max_steps=3), tmp_path)
+    with pytest.raises(UserError, match="inputs.batches: aaaaaaaaaaaa there, bbbbbbbbbbbb now"):
+        run(tiny_settings(), tmp_path, batches=TinyBatches(fingerprint="b" * 64))
+
+
+def test_a_schedule_that_depends_on_the_length_cannot_be_prolonged(tmp_path):
+    linear = ScheduleSettings(kind="linear")
+    run(tiny_settings(max_steps=3, schedule=linear), tmp_path)
+    with pytest.raises(UserError, match="training.total_steps: 3 there, 8 now"):
+        run(tiny_settings(schedule=linear), tmp_path)
+
+
+def test_a_run_shorter_than_its_checkpoint_is_refused(tmp_path):
+    run(tiny_settings(max_steps=6), tmp_path)
+    with pytest.raises(UserError, match="made after 6 steps, but this run has only 4"):
+        run(tiny_settings(max_steps=4), tmp_path)
+
+
+class Poisoned(Objective[float]):
+    """Its loss, or its gradient, is not finite for one batch."""
+
+    columns = ("query",)
+
+    def __init__(self, text: str, loss: float, slope: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.text, self.loss, self.slope = text, loss, slope
+
+    def collate(self, rows):
+        return rows["query"][0].as_py() == self.text
+
+    def forward(self, batch):
+        loss = self.weight * 1.0
+        if batch:
+            loss = loss * self.slope - (loss * self.slope).detach() + self.loss
+        return Outcome(loss, {}, 1)
+
+    def export(self, folder):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("loss", "slope", "what"),
+    [(math.nan, 1.0, "the loss is nan for batch {0} of"), (1.0, math.inf, "norm of the gradient is (inf|nan) for batches")],
+)
+def test_a_loss_that_is_not_finite_names_its_batch_and_how_to_look_at_it(loss, slope, what):
+    bad = int(epoch_permutation(0, 1, 8)[3])
+    objective = Poisoned(random_batch(1000 + bad)["query"][0].as_py(), loss, slope)
+    kept = []
+    with pytest.raises(UserError, match=what.format(bad)) as stopped:
+        train(objective, TinyBatches(), tiny_settings(), on_step=lambda _: kept.append(objective.weight.item()))
+    assert f"{bad}" in str(stopped.value)
+    assert "raytriever show tiny/batches --epoch 1 --batch" in str(stopped.value)
+    assert "step 6" in str(stopped.value)
+    assert len(kept) == 5
+    assert objective.weight.item() == kept[-1]
+
+
+def test_more_ranks_than_batches_need_an_objective_that_takes_slices(monkeypatch):
+    monkeypatch.setattr(collectives, "world_size", lambda: 4)
+    with pytest.raises(UserError, match="cut into 2 slices, which Poisoned can't train on"):
+        train(Poisoned("", 1.0, 1.0), TinyBatches(), tiny_settings())
+
+
+def test_bf16_auto_must_be_resolved():
+    with pytest.raises(UserError, match="bf16 is still 'auto'"):
+        run(TrainingSettings())
+    assert TrainingSettings().resolved().bf16 in (True, False)
+    assert TrainingSettings(bf16=True).resolved().bf16 is True
+
+
+def test_bf16_trains_close_to_float32():
+    _, exact = run(tiny_settings(), dropout=0.0)
+    _, rounded = run(tiny_settings(bf16=True), dropout=0.0)
+    exact_losses, rounded_losses = ([r.measured.loss for r in reports] for reports in (exact, rounded))
+    assert exact_losses != rounded_losses
+    np.testing.assert_allclose(rounded_losses, exact_losses, rtol=0.05)
+
+
+def test_settings_are_frozen_and_refuse_unknown_keys():
+    with pytest.raises(ValidationError):
+        TrainingSettings(batch_per_step=3)
+    with pytest.raises(ValidationError):
+        TrainingSettings().seed = 3
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    with pytest.raises(UserError, match="warmup_steps is 100"):
+        run(tiny_settings(schedule=ScheduleSettings(warmup_steps=100)))

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.optimization import OptimizerSettings, build_optimizer, trainable_parameters
+from tests.unit.trainers.tiny import TinyEncoder
+
+
+class RootMeanSquareNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+
+def test_biases_and_norms_do_not_decay_and_frozen_weights_are_left_out():
+    encoder = TinyEncoder()
+    encoder.extra = RootMeanSquareNorm()
+    encoder.embedding.weight.requires_grad_(False)
+    optimizer = build_optimizer(encoder, OptimizerSettings(weight_decay=0.1))
+    names = {parameter: name for name, parameter in encoder.named_parameters()}
+    found = {group["weight_decay"]: {names[p] for p in group["params"]} for group in optimizer.param_groups}
+    assert found == {
+        0.1: {"layers.0.weight", "layers.1.weight", "projection.weight"},
+        0.0: {
+            "layers.0.bias",
+            "layers.1.bias",
+            "projection.bias",
+            "norm.weight",
+            "norm.bias",
+            "extra.weight",
+        },
+    }
+
+
+def test_nothing_to_train_is_refused():
+    encoder = TinyEncoder().requires_grad_(False)
+    with pytest.raises(UserError, match="everything is frozen"):
+        trainable_parameters(encoder)
+
+
+def steps_of(kind: str, gradients: np.ndarray) -> np.ndarray:
+    settings = OptimizerSettings(kind=kind, learning_rate=0.1, weight_decay=0.01, betas=(0.8, 0.9), epsilon=1e-6)
+    module = nn.Module()
+    module.w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = build_optimizer(module, settings)
+    for gradient in gradients:
+        module.w.grad = torch.from_numpy(gradient)
+        optimizer.step()
+    return module.w.detach().numpy()
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "radam"])
+def test_updates_against_the_papers(kind):
+    """Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019), RAdam (Liu et al. 2020) with decoupled decay."""
+    gradients = np.random.default_rng(0).normal(size=(12, 3))
+    w, m, v = np.ones(3), np.zeros(3), np.zeros(3)
+    rate, decay, b1, b2, epsilon = 0.1, 0.01, 0.8, 0.9, 1e-6
+    limit = 2 / (1 - b2) - 1
+    for t, gradient in enumerate(gradients, start=1):
+        g = gradient + decay * w if kind == "adam" else gradient
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+        if kind != "adam":
+            w = w - rate * decay * w
+        direction = m / (1 - b1**t)
+        rho = limit - 2 * t * b2**t / (1 - b2**t)
+        if kind != "radam":
+            direction = direction / (np.sqrt(v / (1 - b2**t)) + epsilon)
+        elif rho > 5:
+            r = np.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
+            direction = direction * r * np.sqrt(1 - b2**t) / (np.sqrt(v) + epsilon)
+        w = w - rate * direction
+    np.testing.assert_allclose(steps_of(kind, gradients), w, rtol=1e-12)

@@ -1,0 +1,87 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.order import Order, Piece, Step, epoch_permutation, seed_randomness
+
+
+@given(
+    counts=st.lists(st.integers(12, 40), min_size=1, max_size=3),
+    batches_per_step=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    world_size=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    seed=st.integers(0, 1000),
+)
+def test_every_world_size_consumes_the_same_batches(counts, batches_per_step, world_size, seed):
+    if max(batches_per_step, world_size) % min(batches_per_step, world_size):
+        with pytest.raises(UserError, match="don't divide one another"):
+            Order(counts, batches_per_step, seed, world_size, 0)
+        return
+    alone = list(Order(counts, batches_per_step, seed).steps())
+    orders = [Order(counts, batches_per_step, seed, world_size, rank) for rank in range(world_size)]
+    for number, (expected, *ranks) in enumerate(zip(alone, *(order.steps() for order in orders), strict=True)):
+        assert {(step.number, step.epoch, step.step, step.batches) for step in (expected, *ranks)} == {
+            (number, expected.epoch, expected.step, expected.batches)
+        }
+        parts = orders[0].slices_per_batch
+        pieces = [piece for step in ranks for piece in step.pieces]
+        assert pieces == [Piece(batch, part, parts) for batch in expected.batches for part in range(parts)]
+    firsts = [order.first_piece for order in orders]
+    assert firsts == [rank * (orders[0].pieces_per_step // world_size) for rank in range(world_size)]
+
+
+@given(count=st.integers(5, 60), batches_per_step=st.integers(1, 5), seed=st.integers(0, 99))
+def test_an_epoch_consumes_each_batch_at_most_once_and_drops_only_its_tail(count, batches_per_step, seed):
+    order = Order([count, count], batches_per_step, seed)
+    for epoch in (0, 1):
+        consumed = [batch for step in order.steps() if step.epoch == epoch for batch in step.batches]
+        assert len(set(consumed)) == len(consumed)
+        assert len(consumed) + order.dropped_batches[epoch] == count
+        assert order.dropped_batches[epoch] < batches_per_step
+        assert consumed == epoch_permutation(seed, epoch, count)[: len(consumed)].tolist()
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = {tuple(epoch_permutation(seed, epoch, 30)) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9
+    assert all(sorted(order) == list(range(30)) for order in orders)
+
+
+@given(start=st.integers(0, 12), max_steps=st.none() | st.integers(1, 20))
+def test_starting_late_gives_the_rest(start, max_steps):
+    order = Order([7, 9, 5], 2, 3, max_steps=max_steps)
+    steps = list(order.steps())
+    assert len(steps) == order.total_steps == min(3 + 4 + 2, max_steps or 99)
+    assert list(order.steps(start)) == steps[start:]
+
+
+def test_a_too_small_epoch_is_refused():
+    with pytest.raises(UserError, match=r"Epoch 1 has 3 stored batches, fewer than the 4"):
+        Order([8, 3], 4, 0)
+
+
+def draws() -> tuple[float, float, float]:
+    return torch.rand(1).item(), float(np.random.rand()), random.random()
+
+
+def test_randomness_is_a_function_of_position():
+    step = Step(7, 1, 2, (4, 5), (Piece(4), Piece(5)))
+    seed_randomness(0, step, step.pieces[0])
+    first = draws()
+    torch.rand(5), np.random.rand(5), random.random()
+    seed_randomness(0, step, step.pieces[0])
+    assert draws() == first
+    others = [
+        (1, step, Piece(4)),
+        (0, step, Piece(5)),
+        (0, step, Piece(4, 1, 2)),
+        (0, Step(7, 0, 2, (4,), ()), Piece(4)),
+        (0, Step(7, 1, 3, (4,), ()), Piece(4)),
+    ]
+    for arguments in others:
+        seed_randomness(*arguments)
+        assert not set(draws()) & set(first)

@@ -1,0 +1,81 @@
+import threading
+import time
+
+import pytest
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.order import Piece, Step
+from raytriever.trainers.reading import prefetched, read_piece, read_step
+from tests.unit.trainers.tiny import TinyBatches, random_batch, tiny_objective
+
+
+def test_results_come_in_order_and_a_bounded_number_ahead():
+    made: list[int] = []
+
+    def produce(item: int) -> int:
+        made.append(item)
+        return item * item
+
+    for item, result in prefetched(produce, range(20), depth=3):
+        assert result == item * item
+        assert len(made) <= item + 4
+        time.sleep(0.002)
+    assert made == list(range(20))
+
+
+def test_reading_goes_on_while_the_consumer_works():
+    made = [threading.Event() for _ in range(5)]
+    for item, _ in prefetched(lambda item: made[item].set(), range(5), depth=2):
+        assert all(event.wait(10) for event in made[: item + 3])
+
+
+def test_an_error_is_raised_at_its_turn_and_the_thread_ends():
+    def produce(item: int) -> int:
+        if item == 3:
+            raise UserError("broken")
+        return item
+
+    seen = []
+    with pytest.raises(UserError, match="broken"):
+        for item, _ in prefetched(produce, range(100), depth=2):
+            seen.append(item)
+    assert seen == [0, 1, 2]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def test_leaving_early_ends_the_thread():
+    for item, _ in prefetched(lambda item: item, range(1000), depth=2):
+        if item == 5:
+            break
+    deadline = time.monotonic() + 5
+    while any(thread.name.startswith("batches") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_slices_are_consecutive_rows_of_the_wanted_columns():
+    rows = [read_piece(TinyBatches(), ("document", "query"), 1, Piece(3, part, 3)) for part in range(3)]
+    assert [table.column_names for table in rows] == [["document", "query"]] * 3
+    whole = random_batch(1003)
+    assert [text for table in rows for text in table["query"].to_pylist()] == whole["query"].to_pylist()
+
+
+def test_rows_that_ranks_cannot_share_are_refused():
+    with pytest.raises(UserError, match=r"Batch 3 of epoch 1 in tiny/batches has 6 rows, which 4 ranks"):
+        read_piece(TinyBatches(), ("query",), 1, Piece(3, 0, 4))
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(UserError, match="no column relevance, which this objective reads; they have query,"):
+        read_piece(TinyBatches(), ("query", "relevance"), 0, Piece(0))
+
+
+def test_what_is_wrong_with_a_batch_comes_with_its_number():
+    class Masked(TinyBatches):
+        def read(self, epoch, index):
+            rows = super().read(epoch, index)
+            return rows.set_column(3, "masked", [[[0]] * len(rows)])
+
+    step = Step(0, 1, 0, (5,), (Piece(5),))
+    with pytest.raises(UserError, match="Batch 5 of epoch 1 in tiny/batches: Row 0 leaves out column 0"):
+        read_step(Masked(), tiny_objective(), step)

@@ -1,0 +1,122 @@
+"""A tiny encoder, tiny stored batches and small runs over them, for the tests of training."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from raytriever.trainers.optimization import OptimizerSettings
+from raytriever.trainers.schedule import ScheduleSettings
+from raytriever.trainers.settings import TrainingSettings
+
+WORDS = 50
+
+
+class TinyEncoder(nn.Module):
+    """Words ``w<number>`` to vectors: embedding, two residual layers with dropout, masked mean, projection."""
+
+    def __init__(self, dropout: float = 0.0, width: int = 12, dimension: int = 6) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS + 3, width)  # 0 pads, 1 and 2 are the prompts of the roles
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        self.projection = nn.Linear(width, dimension)
+        self.dimension = dimension
+
+    def tokenize(self, texts: Sequence[str], role: str, max_length: int | None = None) -> dict[str, Tensor]:
+        prompt = 1 if role == "query" else 2
+        rows = [[prompt, *(int(word[1:]) + 3 for word in text.split())][:max_length] for text in texts]
+        longest = max(map(len, rows))
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)] = torch.tensor(row)
+        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        states = self.embedding(features["input_ids"])
+        for layer in self.layers:
+            states = states + self.dropout(torch.tanh(layer(self.norm(states))))
+        weights = features["attention_mask"].unsqueeze(-1).to(states.dtype)
+        return self.projection((states * weights).sum(dim=1) / weights.sum(dim=1))
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), folder / "tiny.pt")
+
+
+def random_text(generator: np.random.Generator) -> str:
+    """1 to 8 words."""
+    return " ".join(f"w{word}" for word in generator.integers(WORDS, size=generator.integers(1, 9)))
+
+
+def random_batch(seed: int, size: int = 6) -> pa.Table:
+    """A stored batch with 0 to 2 hard negatives a row, some repeated texts, and about a tenth of its columns masked."""
+    generator = np.random.default_rng(seed)
+    documents = [random_text(generator) for _ in range(size)]
+    documents[-1] = documents[0]
+    hard_negatives = [[random_text(generator) for _ in range(generator.integers(3))] for _ in range(size)]
+    columns = size + sum(map(len, hard_negatives))
+    masked = [[c for c in range(columns) if c != row and generator.random() < 0.1] for row in range(size)]
+    return pa.table(
+        {
+            "query": pa.array([random_text(generator) for _ in range(size)]),
+            "document": pa.array(documents),
+            "hard_negatives": pa.array(hard_negatives, pa.list_(pa.string())),
+            "masked": pa.array(masked, pa.list_(pa.int32())),
+            "domain": pa.array(["any"] * size),
+        }
+    )
+
+
+class TinyBatches:
+    """Stored batches made up on reading; ``reads`` lists what was read."""
+
+    uri = "tiny/batches"
+
+    def __init__(self, counts: Sequence[int] = (9, 8), size: int = 6, fingerprint: str = "a" * 64) -> None:
+        self.counts = counts
+        self.size = size
+        self.fingerprint = fingerprint
+        self.reads: list[tuple[int, int]] = []
+
+    def number_of_batches(self, epoch: int) -> int:
+        return self.counts[epoch]
+
+    def read(self, epoch: int, index: int) -> pa.Table:
+        self.reads.append((epoch, index))
+        return random_batch(1000 * epoch + index, self.size)
+
+
+def tiny_objective(dropout: float = 0.0, dtype: torch.dtype = torch.float32, **settings: Any) -> Contrastive:
+    """The contrastive objective over a tiny encoder with weights that are always the same."""
+    torch.manual_seed(7)
+    return Contrastive(TinyEncoder(dropout).to(dtype), ContrastiveSettings(**settings))
+
+
+def tiny_settings(**changes: Any) -> TrainingSettings:
+    """Two epochs, two batches a step, a learning rate that shows quickly."""
+    values: dict[str, Any] = {
+        "epochs": 2,
+        "batches_per_step": 2,
+        "bf16": False,
+        "checkpoint_every": 3,
+        "optimizer": OptimizerSettings(learning_rate=0.01, weight_decay=0.1),
+        "schedule": ScheduleSettings(kind="constant", warmup_steps=2),
+    }
+    return TrainingSettings(**(values | changes))
+
+
+def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
+    """Every parameter as an array, by name."""
+    return {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
+
+
+def gradients_of(module: nn.Module) -> dict[str, np.ndarray]:
+    """Every gradient as an array, by name; absent ones are left out."""
+    return {name: p.grad.numpy().copy() for name, p in module.named_parameters() if p.grad is not None}

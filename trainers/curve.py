@@ -1,0 +1,56 @@
+"""The training curve: one point a step, kept in pieces beside the checkpoints so that no kill leaves a gap."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from raytriever.retrieval.storage import Folder
+from raytriever.trainers.loop import StepReport
+
+_PIECES = "curve/"
+
+
+class Curve:
+    """Collects steps; call it with every ``StepReport`` (as the loop's ``on_step``).
+
+    A piece is stored just before the checkpoint of its last step, so every step up to a checkpoint has its point.
+    """
+
+    def __init__(self, folder: Folder, every: int) -> None:
+        self._folder = folder
+        self._every = every
+        self._points: list[dict[str, Any]] = []
+
+    def __call__(self, report: StepReport) -> None:
+        """Notes one step."""
+        self._points.append(
+            {
+                "step": report.step,
+                "epoch": report.epoch,
+                "learning_rate": report.learning_rate,
+                "loss": report.measured.loss,
+                "gradient_norm": report.measured.gradient_norm,
+                "examples": report.measured.examples,
+                **report.measured.metrics,
+                "seconds": report.seconds,
+                "waiting_seconds": report.waiting_seconds,
+            }
+        )
+        if report.step % self._every == 0 or report.step == report.total_steps:
+            self._folder.write_bytes(f"{_PIECES}{report.step:08d}.json", json.dumps(self._points).encode())
+            self._points = []
+
+
+def read_curve(folder: Folder) -> list[dict[str, Any]]:
+    """Every step's point, in order; where a step was taken twice around a kill, the later one."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for name in folder.files():
+        if name.startswith(_PIECES):
+            for point in json.loads(folder.read_bytes(name)):
+                by_step[point["step"]] = point
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def without_times(point: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a point is a function of the run's settings alone."""
+    return {key: value for key, value in point.items() if not key.endswith("seconds")}

@@ -1,0 +1,84 @@
+"""The gradient cache: large contrastive batches in the activation memory of one chunk.
+
+GradCache (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") encodes
+without a graph, takes the loss's gradient at the vectors, and encodes each chunk again with it. Encoding
+every chunk under ``torch.utils.checkpoint`` is the same computation with autograd in charge, so it holds for
+any composition: towers that share weights, stages that feed each other, frozen weights with LoRA beside them.
+Until the backward pass reaches a chunk only its inputs and its vectors are kept; its random state is stored,
+so the second encoding draws the same dropout and the gradient is exact.
+
+Data parallel training: a module that encodes in chunks may stand inside ``DistributedDataParallel`` as long
+as one forward call is followed by one backward call, that is, the wrapper is put around the whole objective
+and not around the encoder. Every weight then gets its complete gradient once, whatever the number of chunks;
+plain, ``find_unused_parameters=True`` and ``static_graph=True`` all give the same gradients. The training
+loop needs none of them (see ``raytriever.trainers.collectives.sum_gradients``).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+Encode = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Texts cut into chunks that are encoded one by one.
+
+    ``chunks``: features of consecutive texts, each tensor (texts of the chunk, …). ``order``: int64 (n,);
+    result row i is row ``order[i]`` of the chunks' vectors laid end to end, which undoes a sorting and
+    repeats equal texts.
+    """
+
+    chunks: tuple[dict[str, Tensor], ...]
+    order: Tensor
+
+
+def cut_by_length(features: Mapping[str, Tensor], chunk_size: int | None, rows: Tensor | None = None) -> Chunks:
+    """Sorts texts by length, longest first, and cuts them into chunks, each trimmed to its own longest text.
+
+    ``features``: right-padded tensors (texts, length), ``attention_mask`` among them. ``chunk_size``: texts a
+    chunk, None for one chunk. ``rows``: int64 (n,), the text that each result row wants (by default every
+    text once).
+    """
+    lengths = features["attention_mask"].sum(dim=1)
+    by_length = torch.argsort(lengths, descending=True, stable=True)
+    chunks = []
+    for chosen in torch.split(by_length, chunk_size or max(1, len(by_length))):
+        longest = int(lengths[chosen[0]])
+        chunks.append({name: tensor[chosen, :longest].contiguous() for name, tensor in features.items()})
+    places = torch.empty_like(by_length)
+    places[by_length] = torch.arange(len(by_length))
+    return Chunks(tuple(chunks), places if rows is None else places[rows])
+
+
+def encode_chunks(encode: Encode, chunks: Chunks, *, cached: bool) -> Tensor:
+    """Vectors (n, d) of texts that are already cut; ``cached`` turns the gradient cache on."""
+    vectors = torch.cat([_encode_chunk(encode, chunk, cached) for chunk in chunks.chunks])
+    return vectors.index_select(0, chunks.order)
+
+
+def encode_in_chunks(encode: Encode, features: Mapping[str, Tensor], chunk_size: int | None) -> Tensor:
+    """Vectors (n, d) of ``features`` (tensors of equal first dimension n), ``chunk_size`` rows at a time.
+
+    None encodes everything at once and keeps all activations. Tensors that every chunk needs whole, such as a
+    first stage's output, are best closed over by ``encode``; gradients reach them as they reach its weights.
+    Features must already be on the encoder's device: the random state that is restored is that of the device
+    they are on.
+    """
+    if chunk_size is None:
+        return encode(features)
+    rows = len(next(iter(features.values())))
+    starts = range(0, rows, chunk_size)
+    pieces = [{name: tensor[start : start + chunk_size] for name, tensor in features.items()} for start in starts]
+    return torch.cat([_encode_chunk(encode, piece, cached=True) for piece in pieces])
+
+
+def _encode_chunk(encode: Encode, features: dict[str, Tensor], cached: bool) -> Tensor:
+    if not cached or not torch.is_grad_enabled():
+        return encode(features)
+    vectors: Tensor = checkpoint(encode, features, use_reentrant=False, preserve_rng_state=True)
+    return vectors

@@ -1,0 +1,109 @@
+"""Ray Train around the plain loop: starts the workers, shows their progress, brings back the record or the error."""
+
+import json
+import threading
+import uuid
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import ray
+import ray.train
+import torch
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer, get_device
+
+from raytriever.retrieval.artifacts import ShardRecord
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.progress import ProgressLine
+from raytriever.trainers.loop import StepReport
+
+if TYPE_CHECKING:
+    from raytriever.trainers.jobs.train import Train
+
+_POLL_SECONDS = 0.5
+
+
+@ray.remote(num_cpus=0)
+class _Board:
+    """Where the first worker posts its steps and the driver reads them; the two may be on different machines."""
+
+    def __init__(self) -> None:
+        self._posted: list[tuple[int, int, str]] = []
+
+    def post(self, step: int, examples: int, note: str) -> None:
+        self._posted.append((step, examples, note))
+
+    def take(self) -> list[tuple[int, int, str]]:
+        posted, self._posted = self._posted, []
+        return posted
+
+
+def fit(stage: "Train", progress: ProgressLine) -> ShardRecord:
+    """Runs ``stage.train_here`` on every worker. Raises ``UserError`` for what a worker refused."""
+    board = _Board.remote()  # type: ignore[attr-defined]
+    resources = stage.config.resources
+    workers = resources.workers or 1
+    cpus = resources.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1) // workers))
+    use_gpu = resources.gpus_per_worker > 0
+    per_worker = {"CPU": cpus} | ({"GPU": resources.gpus_per_worker} if use_gpu else {})
+    trainer = TorchTrainer(
+        _train_on_worker,
+        train_loop_config={"stage": stage, "board": board, "threads": max(1, int(cpus))},
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu, resources_per_worker=per_worker),
+        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        run_config=RunConfig(
+            # Checkpoints are ours; a new name keeps Ray Train from going on with a state of its own
+            name=f"attempt-{uuid.uuid4().hex[:8]}",
+            storage_path=_storage_path(stage.config.output),
+            failure_config=FailureConfig(max_failures=stage.config.failures_survived),
+        ),
+    )
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = trainer.fit()
+        except BaseException as error:  # handed to the main thread, which raises it
+            outcome["raised"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    started = False
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        for step, examples, note in ray.get(board.take.remote()):
+            if not started:
+                progress.start_at((step - 1) * examples)
+                started = True
+            progress.advance(examples, note)
+    ray.kill(board)
+    if "raised" in outcome:
+        raise outcome["raised"]
+    returned = json.loads(outcome["result"].return_value)
+    if "error" in returned:
+        raise UserError(returned["error"])
+    return ShardRecord.from_json(returned["record"])
+
+
+def _storage_path(output: str) -> str:
+    from pathlib import Path
+
+    return f"{output}/ray-train" if "://" in output else str(Path(output).absolute() / "ray-train")
+
+
+def _train_on_worker(arguments: dict[str, Any]) -> str:
+    stage, board = arguments["stage"], arguments["board"]
+    torch.set_num_threads(arguments["threads"])
+
+    def on_step(report: StepReport) -> None:
+        note = f"loss {report.measured.loss:.3f}, learning rate {report.learning_rate:.1e}"
+        board.post.remote(report.step, report.measured.examples, note)
+
+    def on_checkpoint(step: int) -> None:
+        ray.train.report({"step": step})
+
+    try:
+        record = stage.train_here(ray.train.get_context().get_world_rank(), get_device(), on_step, on_checkpoint)
+    except UserError as error:
+        return json.dumps({"error": str(error)})
+    return json.dumps({"record": asdict(record)} if record else {})

@@ -1,0 +1,123 @@
+"""Which stored batches each step consumes on each rank: a pure function of position, whatever the world size.
+
+Step s of epoch e consumes batches perm(seed, e)[s G … s G + G) with G = ``batches_per_step``. With W <= G
+ranks each takes G / W of them one after the other; with W > G each batch is cut into W / G slices of
+consecutive rows.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raytriever.retrieval.errors import UserError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Slice ``part`` of ``parts`` of the stored batch ``batch``; the whole batch where ``parts`` is 1."""
+
+    batch: int
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step of one rank. ``number`` counts over the run, ``step`` within the epoch, both from 0.
+
+    ``batches`` are those of all ranks, ``pieces`` those of this rank.
+    """
+
+    number: int
+    epoch: int
+    step: int
+    batches: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+class Order:
+    """The steps of a run. ``batches_in_epoch``: stored batches of each epoch, in epoch order.
+
+    Raises ``UserError`` where ``batches_per_step`` and ``world_size`` don't divide one another, or an epoch
+    is too small for a single step.
+    """
+
+    def __init__(
+        self,
+        batches_in_epoch: Sequence[int],
+        batches_per_step: int,
+        seed: int,
+        world_size: int = 1,
+        rank: int = 0,
+        max_steps: int | None = None,
+    ) -> None:
+        larger, smaller = max(batches_per_step, world_size), min(batches_per_step, world_size)
+        if larger % smaller:
+            raise UserError(
+                f"batches_per_step {batches_per_step} and {world_size} ranks don't divide one another, so a"
+                " step can't be shared out evenly. Set batches_per_step to a multiple of the ranks, or to a"
+                " divisor of them (each batch is then cut into slices)."
+            )
+        for epoch, count in enumerate(batches_in_epoch):
+            if count < batches_per_step:
+                raise UserError(
+                    f"Epoch {epoch} has {count} stored batches, fewer than the {batches_per_step} of one step"
+                    " (batches_per_step). Lower batches_per_step, or pack smaller batches or more data."
+                )
+        self.batches_per_step = batches_per_step
+        self.pieces_per_step = larger
+        self.slices_per_batch = larger // batches_per_step
+        self._counts = tuple(batches_in_epoch)
+        self._seed = seed
+        self._own = range(rank * (larger // world_size), (rank + 1) * (larger // world_size))
+        steps = sum(count // batches_per_step for count in batches_in_epoch)
+        self.total_steps = steps if max_steps is None else min(steps, max_steps)
+
+    @property
+    def first_piece(self) -> int:
+        """The place of this rank's first piece among the pieces of a step."""
+        return self._own.start
+
+    @property
+    def dropped_batches(self) -> tuple[int, ...]:
+        """Batches of each epoch that are left over after its last whole step; other ones every epoch."""
+        return tuple(count % self.batches_per_step for count in self._counts)
+
+    def steps(self, start: int = 0) -> Iterator[Step]:
+        """This rank's steps from the run's step ``start`` on."""
+        first = 0
+        for epoch, count in enumerate(self._counts):
+            last = min(first + count // self.batches_per_step, self.total_steps)
+            if max(start, first) < last:
+                permutation = epoch_permutation(self._seed, epoch, count)
+                for number in range(max(start, first), last):
+                    yield self._step(number, epoch, number - first, permutation)
+            first = last
+
+    def _step(self, number: int, epoch: int, step: int, permutation: NDArray[np.int64]) -> Step:
+        chosen = permutation[step * self.batches_per_step : (step + 1) * self.batches_per_step]
+        batches = tuple(int(batch) for batch in chosen)
+        parts = self.slices_per_batch
+        pieces = tuple(Piece(batches[place // parts], place % parts, parts) for place in self._own)
+        return Step(number, epoch, step, batches, pieces)
+
+
+def epoch_permutation(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    """The order in which epoch ``epoch`` goes through its ``count`` stored batches: int64 (count,)."""
+    return np.random.default_rng([seed, epoch]).permutation(count).astype(np.int64)
+
+
+def seed_randomness(seed: int, step: Step, piece: Piece) -> None:
+    """Seeds every generator that a forward pass may draw from by the position of its piece.
+
+    What a piece draws does not depend on what ran before it in the process, so a resumed run draws the same.
+    """
+    position = np.random.SeedSequence([seed, step.epoch, step.step, piece.batch, piece.part])
+    for_torch, for_numpy, for_python = (int(word) for word in position.generate_state(3))
+    torch.manual_seed(for_torch)
+    np.random.seed(for_numpy)
+    random.seed(for_python)
