@@ -34,7 +34,7 @@ JOBS = {
     "search": ("retrieval.jobs.search", "Search", "Search an index with a split's queries; writes a TREC run."),
     "fuse": ("retrieval.jobs.fuse", "Fuse", "Fuse runs by reciprocal rank."),
     "evaluate": ("retrieval.jobs.evaluate", "Evaluate", "Measure runs and test their differences."),
-    "report": ("retrieval.jobs.report", "Report", "Gather a run's figures and plots in one HTML file."),
+    "report": ("trainers.jobs.report", "Report", "Gather a run's figures and plots in one HTML file."),
 }
 
 app = typer.Typer(

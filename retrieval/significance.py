@@ -119,8 +119,8 @@ def permutation_test(a: Values, b: Values, *, seed: int, resamples: int = 10_000
     _check_resamples(resamples)
     difference = _difference(a, b)
     queries = len(difference)
-    observed = abs(difference.sum())
-    reached = observed * (1 - 1e-12)  # a pattern that equals the observed one but for rounding is a hit
+    rounding = 1e-12 * np.abs(difference).sum()
+    reached = abs(difference.sum()) - rounding  # a pattern that ties with the observed one is a hit
     is_exact = queries < 63 and 2**queries <= resamples
     patterns = 2**queries if is_exact else resamples
     generator = np.random.default_rng(seed)

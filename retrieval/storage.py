@@ -159,6 +159,11 @@ class Folder:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def absolute(uri: str) -> str:
+    """A local path made absolute; a URI as it is."""
+    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
+
+
 def cache_folder() -> Path:
     """Where local copies are kept: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
     return Path(os.environ.get("RAYTRIEVER_CACHE") or Path.home() / ".cache" / "raytriever")
@@ -166,7 +171,7 @@ def cache_folder() -> Path:
 
 def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     if "://" not in uri:
-        return fs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
+        return fs.LocalFileSystem(), absolute(uri)
     try:
         filesystem, root = fs.FileSystem.from_uri(uri)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OSError) as error:

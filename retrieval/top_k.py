@@ -45,7 +45,7 @@ def exact_top_k(
     result and one block. ``first_row``: the row number of ``documents[0]``. ``device``: where torch
     multiplies.
 
-    Every product has one shape (short blocks are filled with zeros), because BLAS rounds differently for
+    Every product has one shape (a short block is filled up and cut after), because BLAS rounds differently for
     different shapes: so a pair's score does not depend on its neighbours, equal vectors have equal scores,
     and a search of shards, merged, equals the search of the whole.
 
@@ -63,11 +63,10 @@ def exact_top_k(
     left = torch.from_numpy(padded).to(device)
     best = torch.full((len(queries), k), _ABSENT, device=device)
     finite = torch.ones((), dtype=torch.bool, device=device)
-    buffer = np.empty((document_block, queries.shape[1]), dtype=np.float32)
+    buffer = np.zeros((document_block, queries.shape[1]), dtype=np.float32)
     for start in range(0, len(documents), document_block):
         count = min(document_block, len(documents) - start)
         buffer[:count] = documents[start : start + count]
-        buffer[count:] = 0
         right = torch.from_numpy(buffer).to(device).T
         rows = torch.arange(start, start + count, device=device)
         for place in range(0, len(queries), query_block):

@@ -87,8 +87,9 @@ class _Gather(torch.autograd.Function):
 
 
 def _all_gather(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    gathered = tensor.new_empty(len(tensor) * world_size(group), *tensor.shape[1:])
-    dist.all_gather_into_tensor(gathered, tensor, group=group)
+    rows, ranks = len(tensor), world_size(group)
+    gathered = tensor.new_empty(rows * ranks, *tensor.shape[1:])
+    dist.all_gather([gathered[place * rows : (place + 1) * rows] for place in range(ranks)], tensor, group=group)
     return gathered
 
 

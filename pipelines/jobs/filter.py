@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raytriever.pipelines.batches import BATCHES, SCHEMA
-from raytriever.pipelines.false_negatives import FalseNegativeSettings, false_negative_mask, to_columns
+from raytriever.pipelines.false_negatives import FalseNegativeSettings, false_negative_mask, positive_keys, to_columns
 from raytriever.pipelines.jobs.pack import PACKING
 from raytriever.pipelines.pairs import PAIRS, read_pairs
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
@@ -75,7 +75,7 @@ class Filter(Stage[FilterConfig]):
         queries = texts_of(collection.rows_of("queries").take(query_rows, text_columns("queries")), "queries")
         documents = _document_texts(collection.rows_of("documents"), document_rows)
         query_part, document_part = vectors.part("queries"), vectors.part("documents")
-        known_positives = _known_positives(Artifact(self.config.pairs, PAIRS))
+        known_positives = _known_positives(self.config.pairs)
 
         masked: list[NDArray[np.int32]] = []
         removed: dict[str, int] = {}
@@ -129,6 +129,11 @@ class Filter(Stage[FilterConfig]):
 
 def _document_texts(rows: ParquetRows, wanted: NDArray[np.int64]) -> list[str]:
     return texts_of(rows.take(wanted, text_columns("documents")), "documents")
+
+
+def _known_positives(pairs: str) -> NDArray[np.int64]:
+    table = read_pairs(Artifact(pairs, PAIRS), ["query_row", "document_row"])
+    return positive_keys(table["query_row"].to_numpy(), table["document_row"].to_numpy())
 
 
 def _hashes(texts: Sequence[str]) -> NDArray[np.uint64]:

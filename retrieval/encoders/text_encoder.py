@@ -106,15 +106,17 @@ class TextEncoder(nn.Module):
         write_sentence_transformers_folder(self, folder)
 
 
-def load_encoder(settings: EncoderSettings, path: Path, fingerprint: str) -> TextEncoder:
+def load_encoder(
+    settings: EncoderSettings, path: Path, fingerprint: str, dropout: float | None = None
+) -> TextEncoder:
     """Loads the encoder at ``path`` in float32 (``settings.dtype`` is for the caller to apply).
 
-    Raises ``UserError`` where the folder lacks weights, configuration or tokenizer, or asks for something unknown.
+    ``dropout``: the probability of every dropout in training, None: as the model's configuration says. Raises ``UserError`` where the folder lacks weights, configuration or tokenizer, or asks for something unknown.
     """
     _quiet_transformers()
     modules = _read_modules(path)
     transformer_path = path / modules["transformer"]
-    transformer = _load_transformer(transformer_path, settings.trust_remote_code)
+    transformer = _load_transformer(transformer_path, settings.trust_remote_code, dropout)
     tokenizer = _load_tokenizer(transformer_path, settings.trust_remote_code)
     dense = [_load_dense(path / name) for name in modules["dense"]]
     hidden = int(transformer.config.hidden_size)
@@ -206,16 +208,25 @@ def _resolve_length(settings: EncoderSettings, path: Path, tokenizer: Any, confi
     return settings.max_length or own
 
 
-def _load_transformer(path: Path, trust_remote_code: bool) -> nn.Module:
+def _set_dropout(config: Any, dropout: float) -> None:
+    """Every family names its dropouts differently: all numbers of the configuration whose name says so."""
+    for name, value in config.to_dict().items():
+        if "dropout" in name and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, name, dropout)
+
+
+def _load_transformer(path: Path, trust_remote_code: bool, dropout: float | None) -> nn.Module:
     from transformers import AutoConfig, AutoModel, T5EncoderModel
 
     if not (path / "config.json").exists():
         raise UserError(f"{path} holds no config.json, so it is no model folder. Give a folder as save_pretrained writes it.")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        if dropout is not None:
+            _set_dropout(config, dropout)
         loader = T5EncoderModel if config.model_type in ("t5", "mt5") else AutoModel
         model: nn.Module = loader.from_pretrained(
-            path, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
+            path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"The encoder in {path} can't be loaded: {str(error).splitlines()[0]}") from error

@@ -50,6 +50,7 @@ def _use_assigned_cpus() -> None:
 
 def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
     """Makes ``shards`` on the cluster; yields their records as they finish. Raises the first ``UserError``."""
+    stage = stage.for_workers()
     resources = stage.config.resources
     workers = resources.workers or _workers_that_fit(resources.cpus, resources.gpus_per_worker)
     workers = max(1, min(workers, len(shards)))

@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from raytriever.retrieval.artifacts import Artifact, ArtifactWriter, Derivation, ShardRecord, ShardWriter
-from raytriever.retrieval.configuration import Settings, input_paths, without_inputs
+from raytriever.retrieval.configuration import Settings, input_paths, map_inputs, without_inputs
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.progress import ProgressLine, format_seconds, say
-from raytriever.retrieval.storage import Folder
+from raytriever.retrieval.storage import Folder, absolute
 
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG}
 
@@ -123,6 +124,11 @@ class Stage(Generic[Config]):
     def derivation(self) -> Derivation:
         """What the artifact is derived from."""
         return Derivation(self.kind, self.command, self.algorithm_version, self.resolved(), self.input_fingerprints())
+
+    def for_workers(self) -> Self:
+        """The same stage with absolute paths: a worker's current folder is another one."""
+        config = map_inputs(self.config, lambda _, value: absolute(value) if Path(value).exists() else value)
+        return type(self)(config.model_copy(update={"output": absolute(self.config.output)}))
 
     def make_shard(self, shard: Shard) -> ShardRecord:
         """``make`` with a scratch folder of its own, on whatever machine this is called."""

@@ -13,8 +13,10 @@ import torch.distributed as dist
 
 # Forked from a server that has imported these once: a test's processes start in a fraction of a second.
 _PRELOADED = [
-    "torch",
     "torch.distributed",
+    "torch._dynamo",  # the first optimizer step imports it
+    "pandas",  # pyarrow's conversions do
+    "numpy.random",
     "raytriever.trainers.loop",
     "raytriever.trainers.objectives.contrastive",
 ]

@@ -38,6 +38,7 @@ class TrainConfig(StageConfig):
 
     batches: InputPath
     encoder: EncoderSettings
+    dropout: float | None = Field(default=None, ge=0, lt=1)  # None: as the encoder's configuration says
     objective: ObjectiveSettings
     training: TrainingSettings = TrainingSettings()
     checkpoints_kept: int = Field(default=2, gt=0)
@@ -112,12 +113,12 @@ class Train(Stage[TrainConfig]):
         """What each worker does: the loop, and on rank 0 the export."""
         torch.manual_seed(self.config.training.seed)
         settings, located = self.config.encoder, self._located()
-        encoder = load_encoder(settings, located.path, located.fingerprint)
+        encoder = load_encoder(settings, located.path, located.fingerprint, self.config.dropout)
         objective = build_objective(self.config.objective, encoder).to(device)
         output = Folder(self.config.output)
         checkpoints = Checkpoints(
             f"{self.config.output}/checkpoints",
-            {"encoder": settings.model_dump(mode="json", exclude={"model"}), "encoder_fingerprint": located.fingerprint,
+            {"encoder": settings.model_dump(mode="json", exclude={"model"}), "encoder_fingerprint": located.fingerprint, "dropout": self.config.dropout,
              "objective": self.config.objective.model_dump(mode="json")},
             keep=self.config.checkpoints_kept,
             say=say,

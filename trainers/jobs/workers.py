@@ -40,6 +40,7 @@ class _Board:
 
 def fit(stage: "Train", progress: ProgressLine) -> ShardRecord:
     """Runs ``stage.train_here`` on every worker. Raises ``UserError`` for what a worker refused."""
+    stage = stage.for_workers()
     board = _Board.remote()  # type: ignore[attr-defined]
     resources = stage.config.resources
     workers = resources.workers or 1
@@ -54,7 +55,7 @@ def fit(stage: "Train", progress: ProgressLine) -> ShardRecord:
         run_config=RunConfig(
             # Checkpoints are ours; a new name keeps Ray Train from going on with a state of its own
             name=f"attempt-{uuid.uuid4().hex[:8]}",
-            storage_path=_storage_path(stage.config.output),
+            storage_path=f"{stage.config.output}/ray-train",
             failure_config=FailureConfig(max_failures=stage.config.failures_survived),
         ),
     )
@@ -83,12 +84,6 @@ def fit(stage: "Train", progress: ProgressLine) -> ShardRecord:
     if "error" in returned:
         raise UserError(returned["error"])
     return ShardRecord.from_json(returned["record"])
-
-
-def _storage_path(output: str) -> str:
-    from pathlib import Path
-
-    return f"{output}/ray-train" if "://" in output else str(Path(output).absolute() / "ray-train")
 
 
 def _train_on_worker(arguments: dict[str, Any]) -> str:

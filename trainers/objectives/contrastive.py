@@ -26,8 +26,9 @@ _METRIC_ROWS = 1024  # rows of similarities that are looked at together
 class ContrastiveSettings(Settings):
     """The masked contrastive loss.
 
-    ``chunk_size``: texts that are encoded together under the gradient cache, None keeps every activation of
-    the batch. ``share_negatives``: whose documents a query is compared with, those of its batch or those of
+    ``chunk_size``: texts of about one length that are encoded together, None: the whole batch at once.
+    ``gradient_cache``: encode each chunk again in the backward pass instead of keeping its activations, so that
+    memory grows with the chunk, not with the batch, for a third more computation. ``share_negatives``: whose documents a query is compared with, those of its batch or those of
     the whole step.
     """
 
@@ -37,6 +38,7 @@ class ContrastiveSettings(Settings):
     query_max_length: int | None = Field(default=None, ge=1)  # tokens; None: as the encoder says
     document_max_length: int | None = Field(default=None, ge=1)
     chunk_size: int | None = Field(default=None, ge=1)
+    gradient_cache: bool = False
     share_negatives: Literal["batch", "step"] = "batch"
 
 
@@ -199,7 +201,7 @@ class Contrastive(Objective[ContrastiveBatch]):
         return Outcome(loss, metrics, count)
 
     def _encode(self, texts: Chunks) -> Tensor:
-        vectors = encode_chunks(self.encoder, texts, cached=self.settings.chunk_size is not None)
+        vectors = encode_chunks(self.encoder, texts, cached=self.settings.gradient_cache)
         return torch.nn.functional.normalize(vectors, dim=-1) if self.settings.similarity == "cosine" else vectors
 
     def _gather_columns(self, vectors: Tensor, positives: int) -> tuple[Tensor, int]:

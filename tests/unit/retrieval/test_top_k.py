@@ -79,6 +79,12 @@ def test_order_of_every_kind_of_float() -> None:
     assert found.scores[0, -1] == np.float32(-3e38)
 
 
+def test_signed_zeros_tie() -> None:
+    scores = torch.tensor([-0.0, 0.0, -0.0])
+    keys = top_k._order_keys(scores, torch.arange(3))
+    assert torch.argsort(keys, descending=True).tolist() == [0, 1, 2]
+
+
 def test_real_numbers_against_float64() -> None:
     generator = np.random.default_rng(0)
     queries = generator.standard_normal((70, 48)).astype(np.float32)

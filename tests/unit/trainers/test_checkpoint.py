@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pyarrow.fs import S3FileSystem
 from safetensors.torch import load_file
 
 from raytriever.retrieval.errors import UserError
@@ -156,3 +157,27 @@ def test_the_record_is_plain_json(tmp_path):
 def test_keeping_none_is_refused(tmp_path):
     with pytest.raises(UserError, match="keep 1 or more"):
         Checkpoints(str(tmp_path), {}, keep=0)
+
+
+def test_an_object_store_holds_checkpoints_too(tmp_path, monkeypatch):
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+    try:
+        address = {"endpoint_override": f"{host}:{port}", "scheme": "http", "region": "us-east-1"}
+        S3FileSystem(**address, allow_bucket_creation=True).create_dir("runs")
+        checkpoints = Checkpoints("s3://runs/mine?region=us-east-1", {}, keep=1).of_run(TRAINING, "b" * 64, 2)
+        encoder, optimizer = stepped()
+        for steps in (3, 6):
+            checkpoints.save(steps, encoder, optimizer)
+        other, its_optimizer = stepped(steps=0)
+        assert checkpoints.restore(other, its_optimizer) == 6
+        assert {name.split("/")[0] for name in checkpoints.folder.files()} == {"step-00000006"}
+    finally:
+        server.stop()
+    for name, value in weights_of(encoder).items():
+        np.testing.assert_array_equal(weights_of(other)[name], value, err_msg=name)

@@ -28,9 +28,7 @@ def run(settings, folder=None, dropout=0.3, batches=None, **keywords):
     objective = tiny_objective(dropout, chunk_size=2)
     reports: list[StepReport] = []
     checkpoints = Checkpoints(str(folder), {"encoder": "tiny"}) if folder else None
-    train(
-        objective, batches or TinyBatches(), settings, checkpoints=checkpoints, on_step=reports.append, **keywords
-    )
+    train(objective, batches or TinyBatches(), settings, checkpoints=checkpoints, on_step=reports.append, **keywords)
     return objective, reports
 
 
@@ -140,14 +138,14 @@ def test_resuming_with_other_settings_is_refused(tmp_path, changes, named):
 
 def test_resuming_on_other_batches_is_refused(tmp_path):
     run(tiny_settings(max_steps=3), tmp_path)
-    with pytest.raises(UserError, match="inputs.batches: aaaaaaaaaaaa there, bbbbbbbbbbbb now"):
+    with pytest.raises(UserError, match=r"inputs.batches: aaaaaaaaaaaa there, bbbbbbbbbbbb now"):
         run(tiny_settings(), tmp_path, batches=TinyBatches(fingerprint="b" * 64))
 
 
 def test_a_schedule_that_depends_on_the_length_cannot_be_prolonged(tmp_path):
     linear = ScheduleSettings(kind="linear")
     run(tiny_settings(max_steps=3, schedule=linear), tmp_path)
-    with pytest.raises(UserError, match="training.total_steps: 3 there, 8 now"):
+    with pytest.raises(UserError, match=r"training.total_steps: 3 there, 8 now"):
         run(tiny_settings(schedule=linear), tmp_path)
 
 
@@ -157,42 +155,45 @@ def test_a_run_shorter_than_its_checkpoint_is_refused(tmp_path):
         run(tiny_settings(max_steps=4), tmp_path)
 
 
-class Poisoned(Objective[float]):
-    """Its loss, or its gradient, is not finite for one batch."""
+class Poisoned(Objective[bool]):
+    """Its loss, or only its gradient, is not finite for the batch that begins with ``text``."""
 
     columns = ("query",)
 
-    def __init__(self, text: str, loss: float, slope: float) -> None:
+    def __init__(self, text: str = "", poison: str = "loss") -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(()))
-        self.text, self.loss, self.slope = text, loss, slope
+        self.text, self.poison = text, poison
 
     def collate(self, rows):
         return rows["query"][0].as_py() == self.text
 
     def forward(self, batch):
         loss = self.weight * 1.0
-        if batch:
-            loss = loss * self.slope - (loss * self.slope).detach() + self.loss
+        if batch and self.poison == "loss":
+            loss = loss * math.nan
+        elif batch:
+            loss = 1 + (loss - loss.detach()).sqrt()  # one, with an infinite slope
         return Outcome(loss, {}, 1)
 
     def export(self, folder):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize(
-    ("loss", "slope", "what"),
-    [(math.nan, 1.0, "the loss is nan for batch {0} of"), (1.0, math.inf, "norm of the gradient is (inf|nan) for batches")],
-)
-def test_a_loss_that_is_not_finite_names_its_batch_and_how_to_look_at_it(loss, slope, what):
-    bad = int(epoch_permutation(0, 1, 8)[3])
-    objective = Poisoned(random_batch(1000 + bad)["query"][0].as_py(), loss, slope)
+@pytest.mark.parametrize("poison", ["loss", "gradient"])
+def test_a_loss_that_is_not_finite_names_its_batch_and_how_to_look_at_it(poison):
+    step, other = (int(batch) for batch in epoch_permutation(0, 1, 8)[2:4])
+    objective = Poisoned(random_batch(1000 + other)["query"][0].as_py(), poison)
     kept = []
-    with pytest.raises(UserError, match=what.format(bad)) as stopped:
+    with pytest.raises(UserError) as stopped:
         train(objective, TinyBatches(), tiny_settings(), on_step=lambda _: kept.append(objective.weight.item()))
-    assert f"{bad}" in str(stopped.value)
-    assert "raytriever show tiny/batches --epoch 1 --batch" in str(stopped.value)
-    assert "step 6" in str(stopped.value)
+    look = "Look at it with: raytriever show tiny/batches --epoch 1 --batch"
+    if poison == "loss":
+        assert f"step 6: the loss is nan for batch {other} of epoch 1" in str(stopped.value)
+        assert f"{look} {other}." in str(stopped.value)
+    else:
+        assert f"step 6: the norm of the gradient is inf for batches {step}, {other} of epoch 1" in str(stopped.value)
+        assert f"{look} {step}." in str(stopped.value)
     assert len(kept) == 5
     assert objective.weight.item() == kept[-1]
 
@@ -200,7 +201,7 @@ def test_a_loss_that_is_not_finite_names_its_batch_and_how_to_look_at_it(loss, s
 def test_more_ranks_than_batches_need_an_objective_that_takes_slices(monkeypatch):
     monkeypatch.setattr(collectives, "world_size", lambda: 4)
     with pytest.raises(UserError, match="cut into 2 slices, which Poisoned can't train on"):
-        train(Poisoned("", 1.0, 1.0), TinyBatches(), tiny_settings())
+        train(Poisoned(), TinyBatches(), tiny_settings())
 
 
 def test_bf16_auto_must_be_resolved():

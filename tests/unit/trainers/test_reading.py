@@ -35,11 +35,10 @@ def test_an_error_is_raised_at_its_turn_and_the_thread_ends():
             raise UserError("broken")
         return item
 
-    seen = []
+    results = prefetched(produce, range(100), depth=2)
+    assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(UserError, match="broken"):
-        for item, _ in prefetched(produce, range(100), depth=2):
-            seen.append(item)
-    assert seen == [0, 1, 2]
+        next(results)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 

@@ -56,13 +56,15 @@ def random_text(generator: np.random.Generator) -> str:
 
 
 def random_batch(seed: int, size: int = 6) -> pa.Table:
-    """A stored batch with 0 to 2 hard negatives a row, some repeated texts, and about a tenth of its columns masked."""
+    """A stored batch: 0 to 2 hard negatives a row, about a tenth of the columns masked, the last document the first."""
     generator = np.random.default_rng(seed)
     documents = [random_text(generator) for _ in range(size)]
     documents[-1] = documents[0]
     hard_negatives = [[random_text(generator) for _ in range(generator.integers(3))] for _ in range(size)]
     columns = size + sum(map(len, hard_negatives))
     masked = [[c for c in range(columns) if c != row and generator.random() < 0.1] for row in range(size)]
+    for row, twin in ((0, size - 1), (size - 1, 0)):
+        masked[row] = sorted({*masked[row], twin})
     return pa.table(
         {
             "query": pa.array([random_text(generator) for _ in range(size)]),

@@ -1,0 +1,203 @@
+"""Asymmetric k-means over (document, query) pairs: which pairs make each other hard.
+
+Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525), section 4.1: groups of pairs with large
+similarity between every document and every query of the group (Eq. 2) are sought by k-means over pairs (Eq. 3). Two
+readings of Eq. 3:
+
+``midpoint`` (the default): the bound behind Eq. 3 holds where a centroid's document and query are the same vector a.
+Then |d - a|² + |q - a|² = 2·|(d + q)/2 - a|² + |d - q|²/2: plain k-means on the mid-points.
+
+``concat`` (the paper's): spherical k-means on both orientations of the normalised concatenation [q; d], a pair's
+cluster being that of the unswapped one, as the authors' code has it. Where queries and documents lie apart, some
+clusters attract swapped vectors only; they are left out of the result.
+"""
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from raytriever.pipelines.lloyd import (
+    Assignment,
+    ConcatenatedPairs,
+    MidPoints,
+    Points,
+    assign,
+    refill_empty,
+    seed_centroids,
+)
+from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.errors import UserError
+
+Pairs = Literal["midpoint", "concat"]
+
+
+class KMeansSettings(Settings):
+    """How pairs are clustered."""
+
+    pairs: Pairs = "midpoint"
+    iterations: int = Field(default=50, ge=1)  # at most; each moves every centroid once
+    tolerance: float = Field(default=1e-4, ge=0)  # stop once the objective changes by less than this share
+    restarts: int = Field(default=1, ge=1)  # keep the best of so many seeds
+    two_level_above: int = Field(default=4096, ge=1)  # clusters; above, √K cells first, then clusters within each
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """A clustering of N pairs; every one of its clusters has a pair.
+
+    ``assignments``: (N,) int32. ``centroids``: (K, dimension) float32, or (K, 2·dimension) for ``concat``, the query's
+    half first. ``objective``: the sum of the costs before the first iteration and after each: squared distances of
+    mid-points from centroids, or 1 - cosine of both orientations; it never grows. ``refilled``: empty clusters that
+    were given a point, over all iterations. ``left_out``: clusters asked for that no pair fell into.
+    """
+
+    assignments: NDArray[np.int32]
+    centroids: NDArray[np.float32]
+    objective: tuple[float, ...]
+    iterations: int
+    refilled: int
+    left_out: int
+
+
+def number_of_clusters(n: int, cluster_size: int) -> int:
+    """K = ceil(n / cluster_size): ``cluster_size`` is the average size, not a bound."""
+    if n < 1 or cluster_size < 1:
+        raise UserError(f"{n} pairs in clusters of {cluster_size}: both must be at least 1.")
+    return -(-n // cluster_size)
+
+
+def cluster_pairs(
+    documents: NDArray[np.floating], queries: NDArray[np.floating], k: int, settings: KMeansSettings, seed: int
+) -> Clustering:
+    """Clusters N pairs of vectors into at most ``k`` clusters (of N < k pairs, or fewer distinct ones, fewer).
+
+    ``documents``, ``queries``: (N, dimension) float16 or float32, row i of both is pair i; may be memory-mapped, they
+    are read block by block. The result is a function of the arguments alone, whatever the number of threads. Raises
+    ``UserError`` where shapes or types don't fit, ``k`` is below 1 or a vector holds NaN or infinity.
+    """
+    _check(documents, queries, k)
+    k = min(k, len(documents))
+    if k > settings.two_level_above:
+        return _cluster_in_two_levels(documents, queries, k, settings, (seed,))
+    return _cluster_flat(documents, queries, k, settings, (seed,))
+
+
+def lloyd(
+    points: Points, centroids: NDArray[np.float32], iterations: int, tolerance: float
+) -> tuple[NDArray[np.float32], Assignment, list[float], int]:
+    """Lloyd's algorithm from ``centroids``: final centroids, the assignment to them, objectives, clusters refilled.
+
+    Stops after ``iterations`` or once the objective falls by no more than ``tolerance`` of itself.
+    """
+    assignment = assign(points, centroids)
+    moves = refill_empty(points, assignment)
+    objective, refilled = [assignment.objective], len(moves)
+    for _ in range(iterations):
+        centroids = points.centroids(assignment.sums, assignment.counts)
+        assignment = assign(points, centroids)
+        moves = refill_empty(points, assignment)
+        refilled += len(moves)
+        objective.append(assignment.objective)
+        if objective[-2] - objective[-1] <= tolerance * objective[-2]:
+            break
+    centroids[moves[:, 0]] = points.take(moves[:, 1])
+    return centroids, assignment, objective, refilled
+
+
+def _cluster_flat(
+    documents: NDArray[np.floating],
+    queries: NDArray[np.floating],
+    k: int,
+    settings: KMeansSettings,
+    key: tuple[int, ...],
+) -> Clustering:
+    points: Points = (MidPoints if settings.pairs == "midpoint" else ConcatenatedPairs)(documents, queries)
+    best: Clustering | None = None
+    for restart in range(settings.restarts):
+        seeds = seed_centroids(points, k, np.random.default_rng((*key, restart)))
+        centroids, assignment, objective, refilled = lloyd(points, seeds, settings.iterations, settings.tolerance)
+        if best is None or objective[-1] < best.objective[-1]:
+            # of concatenated pairs the unswapped come first
+            used, clusters = np.unique(assignment.clusters[: len(documents)], return_inverse=True)
+            best = Clustering(
+                clusters.astype(np.int32),
+                centroids[used],
+                tuple(objective),
+                len(objective) - 1,
+                refilled,
+                k - len(used),
+            )
+    assert best is not None  # restarts >= 1
+    return best
+
+
+def _cluster_in_two_levels(
+    documents: NDArray[np.floating],
+    queries: NDArray[np.floating],
+    k: int,
+    settings: KMeansSettings,
+    key: tuple[int, ...],
+) -> Clustering:
+    """About √k cells, then clusters within each in proportion to its pairs: N·√k distances in place of N·k."""
+    cells = _cluster_flat(documents, queries, isqrt(k), settings, key)
+    sizes = np.bincount(cells.assignments)
+    by_cell = np.argsort(cells.assignments, kind="stable")
+    assignments = np.empty(len(documents), dtype=np.int32)
+    parts: list[Clustering] = []
+    for cell, (size, share) in enumerate(zip(sizes, apportion(k, sizes), strict=True)):
+        end = int(sizes[: cell + 1].sum())
+        rows = by_cell[end - size : end]
+        part = _cluster_flat(documents[rows], queries[rows], int(share), settings, (*key, cell))
+        assignments[rows] = part.assignments + sum(len(before.centroids) for before in parts)
+        parts.append(part)
+    return Clustering(
+        assignments,
+        np.concatenate([part.centroids for part in parts]),
+        (*cells.objective, float(sum(part.objective[-1] for part in parts))),
+        cells.iterations + max(part.iterations for part in parts),
+        cells.refilled + sum(part.refilled for part in parts),
+        k - sum(len(part.centroids) for part in parts),
+    )
+
+
+def apportion(k: int, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
+    """``k`` clusters shared out in proportion to ``sizes``, at least one each and at most one a pair.
+
+    ``len(sizes) <= k <= sizes.sum()``. Largest remainders first, the first of equals.
+    """
+    shares = np.clip(k * sizes // sizes.sum(), 1, sizes)
+    remainders = k * sizes / sizes.sum() - shares
+    while shares.sum() != k:
+        step = 1 if shares.sum() < k else -1
+        open_cells = shares < sizes if step > 0 else shares > 1
+        chosen = int(np.where(open_cells, step * remainders, -np.inf).argmax())
+        shares[chosen] += step
+        remainders[chosen] -= step
+    return np.asarray(shares, dtype=np.int64)
+
+
+def _check(documents: NDArray[np.floating], queries: NDArray[np.floating], k: int) -> None:
+    if documents.ndim != 2 or documents.shape != queries.shape or 0 in documents.shape:
+        raise UserError(
+            f"Document vectors of shape {documents.shape} and query vectors of shape {queries.shape} are not pairs:"
+            " both must be (pairs, dimension), of one shape, and not empty."
+        )
+    for side, vectors in (("document", documents), ("query", queries)):
+        if vectors.dtype not in (np.float16, np.float32):
+            raise UserError(
+                f"The {side} vectors are {vectors.dtype}; float16 and float32 can be clustered. Convert them."
+            )
+    if k < 1:
+        raise UserError(f"{k} clusters were asked for; there must be at least 1.")
+    for begin in range(0, len(documents), 8192):
+        for side, vectors in (("document", documents), ("query", queries)):
+            finite = np.isfinite(vectors[begin : begin + 8192]).all(axis=1)
+            if not finite.all():
+                raise UserError(
+                    f"The {side} vector of pair {begin + int(np.argmin(finite))} (counted from 0) holds a NaN or an"
+                    " infinity. Embed that text again, or leave the pair out."
+                )

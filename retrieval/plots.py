@@ -1,0 +1,264 @@
+"""Plots as inline SVG: one look for all, text that stays text, the same bytes for the same numbers."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from raytriever.retrieval.report import printable
+
+INK = "#1c2630"
+GREY = "#9aa5ae"
+BLUE = "#1f5a94"
+ORANGE = "#c8642b"
+
+_WIDTH = 9.6  # inches; the page is as wide
+_MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
+
+_LOOK: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a name may hold a dollar sign
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.labelsize": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "grid.color": "#e3e8eb",
+    "grid.linewidth": 0.8,
+}
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Values (n,) under a name; the ``color`` says what they are: grey for what others are compared with."""
+
+    name: str
+    values: NDArray[np.float64]
+    color: str = GREY
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the interval around it."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    is_significant: bool
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values (n,) over steps (n,); ``smoothed`` adds a running mean."""
+
+    label: str
+    values: NDArray[np.float64]
+    smoothed: bool = True
+
+
+def ridgelines(distributions: Sequence[Distribution], label: str, description: str) -> str:
+    """One histogram below the other over common bins, each as high as the next, with a line at its mean."""
+    everything = np.concatenate([distribution.values for distribution in distributions])
+    edges = np.histogram_bin_edges(everything, bins=60)
+    names = [distribution.name for distribution in distributions]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for row, distribution in enumerate(reversed(distributions)):
+            counts, _ = np.histogram(distribution.values, edges)
+            heights = row + 0.82 * counts / max(int(counts.max()), 1)
+            axes.stairs(heights, edges, baseline=row, fill=True, color=distribution.color, alpha=0.55, linewidth=0)
+            mean = float(distribution.values.mean())
+            axes.plot([mean, mean], [row, row + 0.82], color=distribution.color, linewidth=2)
+            axes.annotate(
+                f"mean {mean:.3f}",
+                (mean, row + 0.82),
+                xytext=(4, -4),
+                textcoords="offset points",
+                fontsize=8,
+                va="top",
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
+            )
+            axes.axhline(row, color=INK, linewidth=0.5)
+        axes.set_yticks([row + 0.3 for row in range(len(names))], [_name(name) for name in reversed(names)])
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.set_ylim(0, len(names))
+        axes.grid(axis="x")
+        axes.set_xlabel(label)
+
+    return _svg(draw, 0.62 * len(distributions) + 0.6, description)
+
+
+def histogram(
+    values: NDArray[np.float64],
+    label: str,
+    counted: str,
+    description: str,
+    marks: Mapping[str, float] | None = None,
+    *,
+    whole: bool = False,
+) -> str:
+    """Counts of ``values``, which are ``counted`` ("clusters"); ``marks``: vertical lines; ``whole``: integers."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.hist(values, bins=_whole_bins(values) if whole else 40, color=BLUE, alpha=0.75, linewidth=0)
+        for number, (name, place) in enumerate((marks or {}).items()):
+            axes.axvline(place, color=ORANGE, linewidth=1.4, linestyle=("-", "--", ":")[number % 3], label=_name(name))
+        if marks:
+            axes.legend(frameon=False, fontsize=8.5)
+        axes.grid(axis="y")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlim(left=min(0.0, float(values.min())))
+        axes.set_xlabel(label)
+        axes.set_ylabel(counted)
+
+    return _svg(draw, 2.5, description)
+
+
+def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, description: str) -> str:
+    """For each measure a panel: dots with their intervals and a line at 0; hollow dots are not significant."""
+
+    def draw(figure: Figure) -> None:
+        row_of_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (title, intervals) in zip(row_of_axes, panels.items(), strict=True):
+            axes.axvline(0, color=INK, linewidth=0.8)
+            for row, interval in enumerate(reversed(intervals)):
+                axes.plot([interval.low, interval.high], [row, row], color=BLUE, linewidth=1.8)
+                face = BLUE if interval.is_significant else "white"
+                axes.plot(interval.value, row, "o", color=BLUE, markerfacecolor=face, markersize=6.5)
+            axes.set_yticks(range(len(intervals)), [_name(interval.name) for interval in reversed(intervals)])
+            axes.set_ylim(-0.6, len(intervals) - 0.4)
+            axes.tick_params(axis="y", length=0)
+            axes.spines["left"].set_visible(False)
+            axes.grid(axis="x")
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.set_title(_name(title))
+            axes.set_xlabel(label)
+
+    tallest = max(len(intervals) for intervals in panels.values())
+    return _svg(draw, 0.34 * tallest + 1.1, description)
+
+
+def curve_panels(
+    steps: NDArray[np.int64], curves: Sequence[Curve], description: str, boundaries: Sequence[float] = ()
+) -> str:
+    """Curves over training steps, two beside each other; ``boundaries``: steps at which an epoch ends."""
+    rows = -(-len(curves) // 2)
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel()
+        for axes, curve in zip(grid, curves, strict=False):
+            _draw_curve(axes, steps, curve)
+            for boundary in boundaries:
+                axes.axvline(boundary, color=GREY, linewidth=0.8, linestyle=":")
+        for axes in grid[len(curves) :]:
+            axes.set_visible(False)
+        for axes in grid[max(len(curves) - 2, 0) : len(curves)]:
+            axes.set_xlabel("step")
+            axes.xaxis.set_tick_params(labelbottom=True)
+
+    return _svg(draw, 1.9 * rows + 0.3, description)
+
+
+def _draw_curve(axes: Axes, steps: NDArray[np.int64], curve: Curve) -> None:
+    x, y = thin(steps.astype(np.float64)), thin(curve.values)
+    if curve.smoothed:
+        axes.plot(x, y, "o", color=BLUE, alpha=0.35, markersize=3, markeredgewidth=0)
+        axes.plot(steps_of_mean(x, y), running_mean(y), color=BLUE, linewidth=1.6)
+    else:
+        axes.plot(x, y, color=BLUE, linewidth=1.6)
+    axes.set_title(_name(curve.label))
+    axes.grid()
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=False)
+
+
+def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean over a window of a tenth of the points (an odd number of them), only where the window is full."""
+    window = mean_window(len(values))
+    return np.convolve(values, np.full(window, 1 / window), mode="valid")
+
+
+def steps_of_mean(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The middle of each window of ``running_mean``."""
+    half = mean_window(len(values)) // 2
+    return steps[half : len(steps) - half]
+
+
+def mean_window(points: int) -> int:
+    """An odd number of points, about a tenth of them."""
+    return max(1, points // 10 // 2 * 2 + 1)
+
+
+def thin(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """At most 400 values: means of consecutive runs of about equal length."""
+    if len(values) <= _MOST_POINTS:
+        return values
+    return np.array([piece.mean() for piece in np.array_split(values, _MOST_POINTS)])
+
+
+def _whole_bins(values: NDArray[np.float64]) -> list[float]:
+    """Edges between integers, at most about 40 bins."""
+    low, high = float(values.min()), float(values.max())
+    width = max(1, int(np.ceil((high - low + 1) / 40)))
+    edges: list[float] = (np.arange(low, high + 1 + width, width) - 0.5).tolist()
+    return edges
+
+
+def _name(text: str) -> str:
+    shown = re.sub(r"\s+", " ", printable(text))
+    return shown if len(shown) <= 40 else shown[:39] + "…"
+
+
+def _svg(draw: Callable[[Figure], None], height: float, description: str) -> str:
+    """An ``<svg>`` element whose ids are its own, with ``description`` for those who can't see it."""
+    buffer = io.StringIO()
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
+        mpl.rcdefaults()  # whatever the user's matplotlibrc says
+        mpl.rcParams.update(_LOOK | {"svg.hashsalt": description})
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        draw(figure)
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    return _inline(buffer.getvalue(), description)
+
+
+def _inline(document: str, description: str) -> str:
+    """What of matplotlib's file belongs inside a page: no prologue, no xlink, no style of its own, ids made unique."""
+    svg = document[document.index("<svg") :].strip()
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
+    svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
+    prefix = re.sub(r"[^a-z0-9]+", "-", description.lower()).strip("-")
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names of groups: nothing refers to them
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
+    label = escape(printable(description))
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

@@ -1,0 +1,188 @@
+"""A report as data (sections of sentences, tables and plots) and as one HTML file that needs nothing else.
+
+Stages give sections; ``render`` joins them. Every text is escaped here, so sections hold plain text only.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+# of XML 1.0, which plots must be: control characters and halves of surrogate pairs are no characters
+_NO_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table that is more than its text."""
+
+    text: str
+    superscript: str = ""
+    is_strong: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells. The first ``text_columns`` are words, set to the left; the others are numbers, to the right."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    caption: str = ""
+    text_columns: int = 1
+
+
+@dataclass(frozen=True)
+class Plot:
+    """``svg``: an ``<svg>`` element from ``raytriever.retrieval.plots``, the one thing that is not escaped."""
+
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Details:
+    """Something folded away; a string is shown with its line breaks."""
+
+    summary: str
+    content: "Table | str"
+
+
+Block = str | Table | Plot | Details
+
+
+@dataclass(frozen=True)
+class Section:
+    """``lead``: what one looks at and what to notice. A block that is a string is a paragraph."""
+
+    title: str
+    lead: str
+    blocks: Sequence[Block]
+
+
+def printable(text: str) -> str:
+    """The text with what XML and UTF-8 have no place for replaced by U+FFFD."""
+    return _NO_CHARACTER.sub("\ufffd", text)
+
+
+def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """The HTML page: its own style, no script, no reference to anything outside."""
+    links = "".join(f'<a href="#{_anchor(section)}">{_text(section.title)}</a>' for section in sections)
+    body = "\n".join(_section(section) for section in sections)
+    return _PAGE.format(title=_text(title), subtitle=_text(subtitle), style=_STYLE, links=links, body=body)
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+def _anchor(section: Section) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
+
+
+def _section(section: Section) -> str:
+    blocks = "\n".join(_block(block) for block in section.blocks)
+    return (
+        f'<section id="{_anchor(section)}">\n<h2>{_text(section.title)}</h2>\n'
+        f'<p class="lead">{_text(section.lead)}</p>\n{blocks}\n</section>'
+    )
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, str):
+        return f"<p>{_text(block)}</p>"
+    if isinstance(block, Table):
+        return _table(block)
+    if isinstance(block, Plot):
+        return f"<figure>{block.svg}<figcaption>{_text(block.caption)}</figcaption></figure>"
+    content = f"<pre>{_text(block.content)}</pre>" if isinstance(block.content, str) else _table(block.content)
+    return f"<details><summary>{_text(block.summary)}</summary>{content}</details>"
+
+
+def _table(table: Table) -> str:
+    caption = f"<caption>{_text(table.caption)}</caption>" if table.caption else ""
+    header = "".join(_cell("th", name, number < table.text_columns) for number, name in enumerate(table.header))
+    rows = "\n".join(
+        "<tr>" + "".join(_cell("td", cell, number < table.text_columns) for number, cell in enumerate(row)) + "</tr>"
+        for row in table.rows
+    )
+    return (
+        f'<div class="table"><table>{caption}<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
+    )
+
+
+def _cell(tag: str, cell: str | Cell, is_text: bool) -> str:
+    shown = cell if isinstance(cell, Cell) else Cell(cell)
+    inner = _text(shown.text)
+    if shown.is_strong:
+        inner = f"<strong>{inner}</strong>"
+    if shown.superscript:
+        inner += f"<sup>{_text(shown.superscript)}</sup>"
+    kind = "" if is_text else ' class="number"'
+    return f"<{tag}{kind}>{inner}</{tag}>"
+
+
+_STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #fff; color: #1c2630; font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto,
+  "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.3rem; margin: 0 0 .5rem; }
+p { margin: 0 0 .8rem; max-width: 46rem; }
+.subtitle { color: #5b6873; margin-bottom: 1rem; }
+.lead { color: #1c2630; }
+nav { border-bottom: 1px solid #d5dbe0; padding-bottom: .8rem; }
+nav a { color: #1f5a94; text-decoration: none; margin-right: 1.3rem; }
+nav a:hover { text-decoration: underline; }
+section { padding-top: 2rem; }
+figure { margin: 1.2rem 0; }
+figure svg { display: block; width: 100%; height: auto; }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
+svg text { font-family: inherit !important; }
+figcaption, caption { color: #5b6873; font-size: .86rem; line-height: 1.45; text-align: left; max-width: 52rem; }
+figcaption { margin-top: .3rem; }
+caption { caption-side: bottom; padding-top: .4rem; }
+.table { overflow-x: auto; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: .92rem; border-top: 1.5px solid #1c2630;
+  border-bottom: 1.5px solid #1c2630; }
+th { font-weight: 600; border-bottom: 1px solid #1c2630; vertical-align: bottom; }
+th, td { text-align: left; padding: .25rem 1.2rem .25rem 0; vertical-align: top; }
+td { overflow-wrap: anywhere; }
+tr + tr td { border-top: 1px solid #eceff1; }
+.number { text-align: right; padding: .25rem 0 .25rem 1.2rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+sup { font-size: .72em; line-height: 0; margin-left: .15em; color: #5b6873; }
+details { margin: .5rem 0; }
+summary { cursor: pointer; color: #1f5a94; }
+pre { background: #f5f7f8; padding: .8rem 1rem; overflow-x: auto; font-size: .82rem; line-height: 1.45; }
+@media print {
+  @page { margin: 16mm; }
+  body { font-size: 10.5pt; }
+  main { max-width: none; padding: 0; }
+  nav { display: none; }
+  h2 { break-after: avoid; }
+  figure, tr { break-inside: avoid; }
+  pre { white-space: pre-wrap; }
+}
+"""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title} - Raytriever report</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{title}</h1>
+<p class="subtitle">{subtitle}</p>
+</header>
+<nav>{links}</nav>
+{body}
+</main>
+</body>
+</html>
+"""

@@ -1,0 +1,47 @@
+"""A run that is killed and started again in fresh processes ends with the same bits."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from raytriever.trainers.checkpoint import Checkpoints
+from raytriever.trainers.loop import StepReport, train
+from tests.distributed.processes import run_in_processes
+from tests.unit.trainers.tiny import TinyBatches, tiny_objective, tiny_settings, weights_of
+
+
+def training(rank: int, folder: str, kill_at: int | None):
+    objective = tiny_objective(dropout=0.3, chunk_size=2)
+    measured = {}
+
+    def note(report: StepReport) -> None:
+        measured[report.step] = report.measured
+        if report.step == kill_at and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(
+        objective,
+        TinyBatches(counts=(11, 9)),
+        tiny_settings(checkpoint_every=4),
+        checkpoints=Checkpoints(folder, {}),
+        on_step=note,
+    )
+    return weights_of(objective), measured
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_and_resumed_is_uninterrupted(tmp_path, ranks):
+    whole = run_in_processes(training, ranks, str(tmp_path / "whole"), None)
+    with pytest.raises(AssertionError, match="ended with exit code -9"):
+        run_in_processes(training, ranks, str(tmp_path / "killed"), 7)
+    resumed = run_in_processes(training, ranks, str(tmp_path / "killed"), None)
+    for (weights, measured), (expected_weights, expected) in zip(resumed, whole, strict=True):
+        assert list(measured) == [5, 6, 7, 8, 9]
+        assert all(measured[step] == expected[step] for step in measured)
+        for name, value in expected_weights.items():
+            np.testing.assert_array_equal(weights[name], value, err_msg=name)
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        one, other = ((tmp_path / run / "step-00000009" / name).read_bytes() for run in ("whole", "killed"))
+        assert one == other

@@ -1,0 +1,160 @@
+"""`raytriever report`: a run's figures, plots and provenance in one HTML file."""
+
+import json
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from raytriever.pipelines.batch_report import batches_section
+from raytriever.pipelines.batches import BATCHES, BatchReader
+from raytriever.pipelines.clusters import CLUSTERS
+from raytriever.pipelines.data_report import clusters_section, data_section
+from raytriever.pipelines.jobs.pack import PACKING
+from raytriever.pipelines.pairs import PAIRS
+from raytriever.retrieval.artifacts import LOG, Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
+from raytriever.retrieval.configuration import InputPath, did_you_mean, input_paths
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation import EVALUATION
+from raytriever.retrieval.evaluation_report import Evaluated, result_section
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.provenance_report import provenance_section
+from raytriever.retrieval.report import Section, render
+from raytriever.retrieval.storage import absolute
+from raytriever.retrieval.vectors import VECTORS, StoredVectors
+from raytriever.trainers.jobs.train import MODEL
+from raytriever.trainers.training_report import training_section
+
+REPORT = "report.html"
+
+
+class ReportConfig(StageConfig):
+    """What the report is about: any of the artifacts, at least one; what is absent is left out of it."""
+
+    collection: InputPath | None = None
+    pairs: InputPath | None = None
+    vectors: InputPath | None = None
+    clusters: InputPath | None = None
+    packing: InputPath | None = None
+    batches: InputPath | None = None
+    model: InputPath | None = None
+    evaluation: InputPath | None = None
+    title: str | None = None  # None: the name of the folder that holds the output, which is the run's
+    baseline: str | None = None  # the system that others are compared with; None: the evaluation's first
+    sampled_batches: int = Field(default=1_000, gt=0)  # at most, for hardness and masks
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _has_an_input(self) -> Self:
+        if not input_paths(self):
+            names = ", ".join(_KINDS)
+            raise ValueError(f"a report needs at least one artifact. Name one or more of: {names}.")
+        return self
+
+
+# what each input must be; in the order of a run
+_KINDS = {
+    "collection": COLLECTION,
+    "vectors": VECTORS,
+    "pairs": PAIRS,
+    "clusters": CLUSTERS,
+    "packing": PACKING,
+    "batches": BATCHES,
+    "model": MODEL,
+    "evaluation": EVALUATION,
+}
+
+
+class Report(Stage[ReportConfig]):
+    """One file, made of sections that the packages below give."""
+
+    command = "report"
+    kind = "report"
+    config_class = ReportConfig
+    unit = "sections"
+
+    def _artifacts(self) -> dict[str, Artifact]:
+        """The inputs that are given, opened, in the order of a run. Raises ``UserError`` for one of another kind."""
+        paths = input_paths(self.config)
+        return {name: Artifact(paths[name], kind) for name, kind in _KINDS.items() if name in paths}
+
+    def plan(self) -> list[Shard]:
+        """One shard; refuses artifacts that don't come from one another, and a baseline that was not evaluated."""
+        found = self._artifacts()
+        for name, users in (
+            ("collection", ("pairs", "vectors", "batches", "evaluation")),
+            ("pairs", ("clusters", "packing", "batches")),
+            ("clusters", ("packing",)),
+            ("packing", ("batches",)),
+            ("batches", ("model",)),
+        ):
+            related = [found[key] for key in (name, *users) if key in found]
+            if len(related) > 1:
+                require_same_origin(name, *related)
+        if self.config.baseline is not None and "evaluation" in found:
+            systems = list(found["evaluation"].read_json("metrics.json")["means"])
+            if self.config.baseline not in systems:
+                raise UserError(
+                    f"baseline is '{self.config.baseline}', which {found['evaluation'].uri} did not evaluate."
+                    f"{did_you_mean(self.config.baseline, systems)}"
+                )
+        return [Shard("all")]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+        """Writes ``report.html``."""
+        sections = self._sections()
+        title = self.config.title or absolute(self.config.output).rstrip("/").split("/")[-2] or "run"
+        subtitle = "Sections: " + ", ".join(section.title.lower() for section in sections)
+        page = render(title, subtitle, sections)
+        writer.path(REPORT).write_text(page, encoding="utf-8")
+        writer.add(REPORT)
+        return writer.commit(len(sections))
+
+    def _sections(self) -> list[Section]:
+        found = self._artifacts()
+        paths = input_paths(self.config)
+        collection = StoredCollection(paths["collection"]) if "collection" in paths else None
+        vectors = StoredVectors(paths["vectors"]) if "vectors" in paths else None
+        batches = BatchReader(paths["batches"]) if "batches" in paths else None
+        pairs, clusters, packing = found.get("pairs"), found.get("clusters"), found.get("packing")
+        sections = [
+            self._result(found.get("evaluation")),
+            data_section(collection, pairs, found.values()),
+            clusters_section(clusters, _batch_size(packing or found.get("batches"))) if clusters else None,
+            batches_section(packing, pairs, vectors, clusters, batches, self.config.sampled_batches, self.config.seed),
+            _training(found.get("model")),
+            provenance_section(found),
+        ]
+        return [section for section in sections if section is not None]
+
+    def _result(self, evaluation: Artifact | None) -> Section | None:
+        if evaluation is None:
+            return None
+        evaluated = Evaluated(
+            evaluation.read_json("metrics.json"),
+            evaluation.read_json("comparisons.json"),
+            evaluation.config["measures"],
+            evaluation.config["significance_level"],
+        )
+        return result_section(evaluated, self.config.baseline)
+
+    def announce(self, artifact: Artifact) -> list[str]:
+        """Where the report is."""
+        return [f"  report {artifact.folder.describe(REPORT)}"]
+
+
+def _batch_size(artifact: Artifact | None) -> int | None:
+    return int(artifact.shards[0].facts["batch_size"]) if artifact else None
+
+
+def _training(model: Artifact | None) -> Section | None:
+    if model is None:
+        return None
+    points = _lines(model.folder.read_bytes("training.jsonl"))
+    log = _lines(model.folder.read_bytes(LOG)) if model.folder.exists(LOG) else []
+    return training_section(points, log, model.config)
+
+
+def _lines(data: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in data.decode().splitlines() if line]
