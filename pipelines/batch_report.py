@@ -1,7 +1,7 @@
 """The report's section on batches: how hard they are beside other ways to batch the same pairs, and what is masked."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -29,51 +29,28 @@ MASKED = "as packed, masked out"
 Batches = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
 class PairVectors:
-    """The vectors of every pair's query and document, gathered batch by batch."""
+    """The vectors of every pair's query and document; ``pairs`` and ``vectors`` are of one collection."""
 
-    query_rows: NDArray[np.int64]
-    document_rows: NDArray[np.int64]
-    vectors: StoredVectors
-
-    @staticmethod
-    def of(pairs: Artifact, vectors: StoredVectors) -> "PairVectors":
-        """Of a pairs artifact; both must be of one collection."""
+    def __init__(self, pairs: Artifact, vectors: StoredVectors) -> None:
         rows = read_pairs(pairs, ["query_row", "document_row"])
-        return PairVectors(rows["query_row"].to_numpy(), rows["document_row"].to_numpy(), vectors)
+        self._query_rows, self._document_rows = rows["query_row"].to_numpy(), rows["document_row"].to_numpy()
+        self._queries, self._documents = vectors.part("queries"), vectors.part("documents")
 
-    def hardness(self, batches: Batches, masks: Sequence[NDArray[np.bool_]] | None = None) -> NDArray[np.float64]:
-        """``batch_hardness`` of each batch of pair numbers (n, B), without the cells of ``masks``, (B, B) each."""
-        queries, documents = self.vectors.part("queries"), self.vectors.part("documents")
-        values = np.empty(len(batches))
-        for number, batch in enumerate(batches):
-            mask = masks[number] if masks is not None else None
-            values[number] = batch_hardness(
-                queries.gather(self.query_rows[batch]), documents.gather(self.document_rows[batch]), mask
-            )
-        return values
+    def hardness(self, batch: NDArray[np.int64], mask: NDArray[np.bool_] | None = None) -> float:
+        """``batch_hardness`` of these pair numbers (B,), without the cells of ``mask`` (B, B)."""
+        queries = self._queries.gather(self._query_rows[batch])
+        return batch_hardness(queries, self._documents.gather(self._document_rows[batch]), mask)
 
 
-@dataclass(frozen=True)
-class StoredMasks:
-    """Of sampled batches: the mask over the batch's own documents, and the share of all its negatives left out."""
-
-    masks: list[NDArray[np.bool_]]
-    shares: NDArray[np.float64]
-
-
-def read_masks(reader: BatchReader, numbers: NDArray[np.int64]) -> StoredMasks:
-    """Reads the masks of these batches of epoch 0."""
-    masks, shares = [], np.empty(len(numbers))
-    for place, number in enumerate(numbers):
+def read_masks(reader: BatchReader, numbers: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], float]]:
+    """Of these batches of epoch 0: the mask (B, B) over its own documents, the share of all its negatives masked."""
+    for number in numbers:
         batch = reader.read(_EPOCH, int(number))
         size = len(batch)
         hard_negatives = sum(map(len, batch["hard_negative_ids"].to_pylist()))
         mask = from_columns(batch["masked"].to_pylist(), size + hard_negatives)
-        shares[place] = mask.sum() / max(size * (size - 1 + hard_negatives), 1)
-        masks.append(mask[:, :size])
-    return StoredMasks(masks, shares)
+        yield mask[:, :size], float(mask.sum()) / max(size * (size - 1 + hard_negatives), 1)
 
 
 def packed_pairs(packing: Artifact) -> Batches:
@@ -135,20 +112,34 @@ def batches_section(
     """
     lead: list[str] = []
     blocks: list[Block] = []
-    stored: StoredMasks | None = None
+    hardness: dict[str, NDArray[np.float64]] = {}
+    of_pairs = PairVectors(pairs, vectors) if pairs is not None and vectors is not None else None
+    if packing is not None:
+        lead.append(_packing_sentence(packing))
+        if of_pairs is not None:
+            hardness = _hardness_of_packings(packing, of_pairs, clusters, most, seed)
     if batches is not None:
-        total = batches.number_of_batches(_EPOCH)
-        chosen = sample_of(total, most, seed)
-        stored = read_masks(batches, chosen)
-        lead.append(_stored_sentence(batches))
-    if packing is not None and pairs is not None and vectors is not None:
-        measured = _measure(packing, PairVectors.of(pairs, vectors), clusters, stored, most, seed)
-        lead.append(hardness_sentence(measured, packed_name(packing)))
-        blocks += _hardness_blocks(measured, vectors, packing)
-    if batches is not None and stored is not None:
-        lead.append(_masked_sentence(stored))
-        blocks += _mask_blocks(batches.artifact, stored)
+        packed = packed_pairs(packing) if packing is not None else None
+        shares, masked = _of_stored(batches, packed, of_pairs, most, seed)
+        hardness |= {} if masked is None else {MASKED: masked}
+        blocks += _mask_blocks(batches.artifact, shares)
+    if hardness and packing is not None and vectors is not None:
+        lead.append(hardness_sentence(hardness, packed_name(packing)))
+        blocks = _hardness_blocks(hardness, vectors, packing) + blocks
     return Section("Batches", " ".join(lead), blocks) if blocks else None
+
+
+def _of_stored(
+    batches: BatchReader, packed: Batches | None, of_pairs: PairVectors | None, most: int, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+    """Masked share of each batch read and, where its pairs are known, its hardness without what is masked."""
+    chosen = sample_of(batches.number_of_batches(_EPOCH), most, seed)
+    shares, hardness = np.empty(len(chosen)), np.empty(len(chosen))
+    for place, (mask, share) in enumerate(read_masks(batches, chosen)):
+        shares[place] = share
+        if packed is not None and of_pairs is not None:
+            hardness[place] = of_pairs.hardness(packed[chosen[place]], mask)
+    return shares, None if packed is None or of_pairs is None else hardness
 
 
 def packed_name(packing: Artifact) -> str:
@@ -159,23 +150,14 @@ def packed_name(packing: Artifact) -> str:
     return f"as packed: {order}{polish}"
 
 
-def _measure(
-    packing: Artifact,
-    vectors: PairVectors,
-    clusters: Artifact | None,
-    stored: StoredMasks | None,
-    most: int,
-    seed: int,
+def _hardness_of_packings(
+    packing: Artifact, of_pairs: PairVectors, clusters: Artifact | None, most: int, seed: int
 ) -> dict[str, NDArray[np.float64]]:
     packed = packed_pairs(packing)
     chosen = sample_of(len(packed), most, seed)
     domains = read_clusters(clusters) if clusters is not None else None
-    found = other_packings(packed, domains, packing, seed)
-    measured = {name: vectors.hardness(batches[chosen]) for name, batches in found.items()}
-    measured[packed_name(packing)] = vectors.hardness(packed[chosen])
-    if stored is not None:
-        measured[MASKED] = vectors.hardness(packed[chosen], stored.masks)
-    return measured
+    found = other_packings(packed, domains, packing, seed) | {packed_name(packing): packed}
+    return {name: np.array([of_pairs.hardness(batch) for batch in batches[chosen]]) for name, batches in found.items()}
 
 
 def hardness_sentence(measured: Mapping[str, NDArray[np.float64]], packed: str) -> str:
@@ -187,24 +169,35 @@ def hardness_sentence(measured: Mapping[str, NDArray[np.float64]], packed: str) 
         f" (Morris & Rush 2024, eq. 2). As packed it is {ours.mean():.3f} on average, in random batches of the same"
         f" pairs {random.mean():.3f}; {above:,} of {len(ours):,} packed batches are harder than the hardest random one."
     )
+    others = {name: values.mean() for name, values in measured.items() if name not in (packed, RANDOM, MASKED)}
+    if others:
+        hardest = max(others, key=lambda name: others[name])
+        sentence += f" The hardest other way tried, '{hardest}', gives {others[hardest]:.3f}."
     if MASKED in measured:
-        sentence += (
-            f" Masking takes the most similar documents out, so what is left averages {measured[MASKED].mean():.3f}."
-        )
+        sentence += f" Without the masked documents it averages {measured[MASKED].mean():.3f}."
     return sentence
 
 
-def _stored_sentence(batches: BatchReader) -> str:
-    artifact = batches.artifact
-    size, total = artifact.shards[0].facts["batch_size"], artifact.manifest["counts"]["batches"]
-    epochs = f"{batches.epochs} epoch{'s' if batches.epochs > 1 else ''}"
-    return f"{total:,} batches of {size} pairs for {epochs}."
+def _packing_sentence(packing: Artifact) -> str:
+    first = packing.shards[0]
+    left_out = sum(first.dropped.values())
+    sentence = (
+        f"An epoch has {first.counts['batches']:,} batches of {first.facts['batch_size']} pairs"
+        f" (epochs: {len(packing.shards)})"
+    )
+    if left_out:
+        share = left_out / (left_out + first.rows)
+        sentence += f"; {left_out:,} pairs ({share:.1%}) fill no batch of their domain in epoch {_EPOCH}"
+    return sentence + "."
 
 
-def _masked_sentence(stored: StoredMasks) -> str:
+def masked_sentence(shares: NDArray[np.float64]) -> str:
+    """What the masked shares (n,) of n batches say."""
+    if not shares.any():
+        return "No negative of these batches is masked as false."
     return (
-        f"In half of the batches {np.median(stored.shares):.1%} or more of the negatives are masked as false, in the"
-        f" most masked one {stored.shares.max():.1%}."
+        f"The median batch has {np.median(shares):.1%} of its negatives masked as false, the most masked one"
+        f" {shares.max():.1%}."
     )
 
 
@@ -214,8 +207,9 @@ def _hardness_blocks(
     colors = {packed_name(packing): BLUE, MASKED: ORANGE}
     distributions = [Distribution(name, values, colors.get(name, GREY)) for name, values in measured.items()]
     svg = ridgelines(distributions, "hardness of a batch (mean q·d of its other pairs)", "Hardness of batches")
+    number = len(distributions[0].values)
     caption = (
-        f"Hardness of {len(distributions[0].values):,} batches of epoch {_EPOCH} by the vectors of {folder_name(vectors)};"
+        f"Hardness of {number:,} batches of epoch {_EPOCH} by the vectors of {folder_name(vectors)};"
         " each histogram is scaled to its own highest bar. Every row has batches of the same size of the same pairs."
     )
     rows = [
@@ -233,7 +227,7 @@ def _hardness_blocks(
     return [Plot(svg, caption), Table(header, rows)]
 
 
-def _mask_blocks(batches: Artifact, stored: StoredMasks) -> list[Block]:
+def _mask_blocks(batches: Artifact, shares: NDArray[np.float64]) -> list[Block]:
     counts = batches.manifest["counts"]
     by_rule = {name.removeprefix(_MASKED_BY): count for name, count in counts.items() if name.startswith(_MASKED_BY)}
     negatives, masked = int(counts["negatives"]), sum(by_rule.values())
@@ -242,10 +236,9 @@ def _mask_blocks(batches: Artifact, stored: StoredMasks) -> list[Block]:
     caption = (
         f"Of {negatives:,} negatives (all batches, all epochs); a negative counts for the first rule that masks it."
     )
-    svg = histogram(
-        100 * stored.shares, "masked share of a batch's negatives (%)", "batches", "Histogram of masked shares"
-    )
-    return [
-        Table(["masked by", "negatives", "share"], rows, caption),
-        Plot(svg, f"Share of negatives masked as false in {len(stored.shares):,} batches of epoch {_EPOCH}."),
-    ]
+    blocks: list[Block] = [masked_sentence(shares), Table(["masked by", "negatives", "share"], rows, caption)]
+    if shares.any():
+        label = "masked share of a batch's negatives (%)"
+        svg = histogram(100 * shares, label, "batches", "Histogram of masked shares")
+        blocks.append(Plot(svg, f"Share of negatives masked as false in {len(shares):,} batches of epoch {_EPOCH}."))
+    return blocks

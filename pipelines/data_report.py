@@ -28,13 +28,14 @@ def data_section(
     lead, rows, blocks = [], [], []
     if collection is not None:
         documents, queries = collection.count("documents"), collection.count("queries")
-        lead.append(f"The collection has {documents:,} documents and {queries:,} queries.")
+        source = _source(collection.config, collection.manifest["facts"])
+        lead.append(f"The collection ({source}) has {documents:,} documents and {queries:,} queries.")
         rows += _collection_rows(collection)
     if pairs is not None:
         domains = Counter(read_pairs(pairs, ["domain"])["domain"].to_pylist())
         lead.append(_pairs_sentence(pairs, domains))
         rows += _pairs_rows(pairs, domains)
-    blocks.append(Table(["", ""], rows))
+    blocks.append(Table(["quantity", "count"], rows))
     dropped = _dropped_table(artifacts)
     if dropped is None:
         lead.append("No stage reports that it dropped anything.")
@@ -44,10 +45,10 @@ def data_section(
 
 
 def _collection_rows(collection: StoredCollection) -> list[Sequence[str | Cell]]:
-    facts = collection.manifest["facts"]
-    rows: list[Sequence[str | Cell]] = [["source", _source(collection.config, facts)]]
     counts = dict(collection.manifest["counts"])
-    rows += [[part, f"{counts.pop(part, 0):,}"] for part in ("documents", "queries", "judgments")]
+    rows: list[Sequence[str | Cell]] = [
+        [part, f"{counts.pop(part, 0):,}"] for part in ("documents", "queries", "judgments")
+    ]
     splits: Counter[str] = Counter()
     for table in collection.rows_of("judgments").tables(["split"]):
         splits.update({item["values"]: item["counts"] for item in pc.value_counts(table["split"]).to_pylist()})

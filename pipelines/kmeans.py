@@ -13,22 +13,14 @@ clusters attract swapped vectors only; they are left out of the result.
 """
 
 from dataclasses import dataclass
-from math import isqrt
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raytriever.pipelines.lloyd import (
-    Assignment,
-    ConcatenatedPairs,
-    MidPoints,
-    Points,
-    assign,
-    refill_empty,
-    seed_centroids,
-)
+from raytriever.pipelines.lloyd import ConcatenatedPairs, MidPoints, Solution, lloyd, seed_centroids
+from raytriever.pipelines.two_levels import lloyd_in_two_levels
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
 
@@ -42,7 +34,7 @@ class KMeansSettings(Settings):
     iterations: int = Field(default=50, ge=1)  # at most; each moves every centroid once
     tolerance: float = Field(default=1e-4, ge=0)  # stop once the objective changes by less than this share
     restarts: int = Field(default=1, ge=1)  # keep the best of so many seeds
-    two_level_above: int = Field(default=4096, ge=1)  # clusters; above, √K cells first, then clusters within each
+    two_level_above: int = Field(default=16384, ge=1)  # clusters; more are sought in √K cells first
 
 
 @dataclass(frozen=True)
@@ -81,103 +73,28 @@ def cluster_pairs(
     """
     _check(documents, queries, k)
     k = min(k, len(documents))
-    if k > settings.two_level_above:
-        return _cluster_in_two_levels(documents, queries, k, settings, (seed,))
-    return _cluster_flat(documents, queries, k, settings, (seed,))
-
-
-def lloyd(
-    points: Points, centroids: NDArray[np.float32], iterations: int, tolerance: float
-) -> tuple[NDArray[np.float32], Assignment, list[float], int]:
-    """Lloyd's algorithm from ``centroids``: final centroids, the assignment to them, objectives, clusters refilled.
-
-    Stops after ``iterations`` or once the objective falls by no more than ``tolerance`` of itself.
-    """
-    assignment = assign(points, centroids)
-    moves = refill_empty(points, assignment)
-    objective, refilled = [assignment.objective], len(moves)
-    for _ in range(iterations):
-        centroids = points.centroids(assignment.sums, assignment.counts)
-        assignment = assign(points, centroids)
-        moves = refill_empty(points, assignment)
-        refilled += len(moves)
-        objective.append(assignment.objective)
-        if objective[-2] - objective[-1] <= tolerance * objective[-2]:
-            break
-    centroids[moves[:, 0]] = points.take(moves[:, 1])
-    return centroids, assignment, objective, refilled
-
-
-def _cluster_flat(
-    documents: NDArray[np.floating],
-    queries: NDArray[np.floating],
-    k: int,
-    settings: KMeansSettings,
-    key: tuple[int, ...],
-) -> Clustering:
-    points: Points = (MidPoints if settings.pairs == "midpoint" else ConcatenatedPairs)(documents, queries)
-    best: Clustering | None = None
-    for restart in range(settings.restarts):
-        seeds = seed_centroids(points, k, np.random.default_rng((*key, restart)))
-        centroids, assignment, objective, refilled = lloyd(points, seeds, settings.iterations, settings.tolerance)
-        if best is None or objective[-1] < best.objective[-1]:
-            # of concatenated pairs the unswapped come first
-            used, clusters = np.unique(assignment.clusters[: len(documents)], return_inverse=True)
-            best = Clustering(
-                clusters.astype(np.int32),
-                centroids[used],
-                tuple(objective),
-                len(objective) - 1,
-                refilled,
-                k - len(used),
-            )
-    assert best is not None  # restarts >= 1
-    return best
-
-
-def _cluster_in_two_levels(
-    documents: NDArray[np.floating],
-    queries: NDArray[np.floating],
-    k: int,
-    settings: KMeansSettings,
-    key: tuple[int, ...],
-) -> Clustering:
-    """About √k cells, then clusters within each in proportion to its pairs: N·√k distances in place of N·k."""
-    cells = _cluster_flat(documents, queries, isqrt(k), settings, key)
-    sizes = np.bincount(cells.assignments)
-    by_cell = np.argsort(cells.assignments, kind="stable")
-    assignments = np.empty(len(documents), dtype=np.int32)
-    parts: list[Clustering] = []
-    for cell, (size, share) in enumerate(zip(sizes, apportion(k, sizes), strict=True)):
-        end = int(sizes[: cell + 1].sum())
-        rows = by_cell[end - size : end]
-        part = _cluster_flat(documents[rows], queries[rows], int(share), settings, (*key, cell))
-        assignments[rows] = part.assignments + sum(len(before.centroids) for before in parts)
-        parts.append(part)
-    return Clustering(
-        assignments,
-        np.concatenate([part.centroids for part in parts]),
-        (*cells.objective, float(sum(part.objective[-1] for part in parts))),
-        cells.iterations + max(part.iterations for part in parts),
-        cells.refilled + sum(part.refilled for part in parts),
-        k - sum(len(part.centroids) for part in parts),
+    points: MidPoints | ConcatenatedPairs = (MidPoints if settings.pairs == "midpoint" else ConcatenatedPairs)(
+        documents, queries
     )
-
-
-def apportion(k: int, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """``k`` clusters shared out in proportion to ``sizes``, at least one each and at most one a pair.
-
-    ``len(sizes) <= k <= sizes.sum()``. Largest remainders first, the first of equals.
-    """
-    shares = np.clip(k * sizes // sizes.sum(), 1, sizes)
-    remainders = k * sizes / sizes.sum() - shares
-    while shares.sum() != k:
-        step = 1 if shares.sum() < k else -1
-        open_cells = shares < sizes if step > 0 else shares > 1
-        chosen = int(np.where(open_cells, step * remainders, -np.inf).argmax())
-        shares[chosen] += step
-        remainders[chosen] -= step
-    return np.asarray(shares, dtype=np.int64)
+    found: list[Solution] = []
+    for restart in range(settings.restarts):
+        random = np.random.default_rng((seed, restart))
+        if k > settings.two_level_above:
+            found.append(lloyd_in_two_levels(points, k, settings.iterations, settings.tolerance, random))
+        else:
+            seeds = seed_centroids(points, k, random)
+            found.append(lloyd(points, seeds, settings.iterations, settings.tolerance))
+    best = min(found, key=lambda solution: solution.objective[-1])  # the first of equals
+    # of concatenated pairs the unswapped come first
+    used, clusters = np.unique(best.assignment.clusters[: len(documents)], return_inverse=True)
+    return Clustering(
+        clusters.astype(np.int32),
+        best.centroids[used],
+        best.objective,
+        len(best.objective) - 1,
+        best.refilled,
+        k - len(used),
+    )
 
 
 def _check(documents: NDArray[np.floating], queries: NDArray[np.floating], k: int) -> None:

@@ -4,7 +4,7 @@ Everything is a function of the vectors and the seed alone: assignments are exac
 float64 in a fixed block order. Memory: one block of points, the centroids and their sums, 12 bytes a point.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,7 +103,22 @@ class ConcatenatedPairs:
         return np.asarray(sums / np.maximum(lengths, np.finfo(np.float64).tiny)[:, None], dtype=np.float32)
 
 
-Points = MidPoints | ConcatenatedPairs
+class GatheredPoints:
+    """Some points of ``whole``, held in memory."""
+
+    def __init__(self, whole: MidPoints | ConcatenatedPairs, places: NDArray[np.int64]) -> None:
+        self._vectors = whole.take(places)
+        self.assign, self.centroids, self.converged_cost = whole.assign, whole.centroids, whole.converged_cost
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def take(self, places: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+        """The points at ``places`` of these."""
+        return self._vectors[places]
+
+
+Points = MidPoints | ConcatenatedPairs | GatheredPoints
 
 
 @dataclass(frozen=True)
@@ -189,6 +204,45 @@ def _move(points: Points, assignment: Assignment, cluster: int, point: int) -> N
     assignment.counts[cluster] = 1
     assignment.clusters[point] = cluster
     assignment.costs[point] = 0
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where Lloyd's algorithm ended: ``assignment`` is to ``centroids``; ``objective`` at the start and after each
+    iteration; ``refilled``: empty clusters that were given a point, over all iterations.
+    """
+
+    centroids: NDArray[np.float32]
+    assignment: Assignment
+    objective: tuple[float, ...]
+    refilled: int
+
+
+def lloyd(
+    points: Points,
+    centroids: NDArray[np.float32],
+    iterations: int,
+    tolerance: float,
+    assign: Callable[[Points, NDArray[np.float32]], Assignment] = assign,
+) -> Solution:
+    """Lloyd's algorithm from ``centroids`` (K, width); ``assign`` is the assignment step.
+
+    Stops after ``iterations`` or once the objective falls by no more than ``tolerance`` of itself.
+    """
+    assignment = assign(points, centroids)
+    moves = refill_empty(points, assignment)
+    objective, refilled = [assignment.objective], len(moves)
+    for _ in range(iterations):
+        centroids = points.centroids(assignment.sums, assignment.counts)
+        assignment = assign(points, centroids)
+        moves = refill_empty(points, assignment)
+        refilled += len(moves)
+        objective.append(assignment.objective)
+        if objective[-2] - objective[-1] <= tolerance * objective[-2]:
+            break
+    centroids = centroids.copy()
+    centroids[moves[:, 0]] = points.take(moves[:, 1])
+    return Solution(centroids, assignment, tuple(objective), refilled)
 
 
 def seed_centroids(points: Points, k: int, rng: np.random.Generator) -> NDArray[np.float32]:

@@ -39,7 +39,7 @@ def compare_systems(
         results = [
             compare(systems[a].values[measure], systems[b].values[measure], seed=seed, margin=margin) for a, b in pairs
         ]
-        corrected = holm(np.array([result.t_test.p_value for result in results])) if results else []
+        corrected = holm(np.array([result.t_test.p_value for result in results], dtype=np.float64))
         for (a, b), result, p_value in zip(pairs, results, corrected, strict=True):
             found.append(PairComparison(measure, a, b, float(p_value), asdict(result)))
     return found

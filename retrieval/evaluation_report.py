@@ -55,15 +55,16 @@ def difference_from(comparison: Comparison, baseline: str) -> Difference:
     details = comparison["details"]
     low, high = details["interval"]
     turned = comparison["a"] == baseline
-    sign = -1.0 if turned else 1.0
+    if turned:
+        low, high = -high, -low
     return Difference(
         measure=comparison["measure"],
         system=comparison["b"] if turned else comparison["a"],
         baseline=baseline,
-        difference=sign * details["mean_difference"],
-        low=-high if turned else low,
-        high=-low if turned else high,
-        effect_size=sign * details["effect_size"],
+        difference=_turn(details["mean_difference"], turned),
+        low=low + 0.0,  # no negative zero
+        high=high + 0.0,
+        effect_size=_turn(details["effect_size"], turned),
         t_test_holm=comparison["t_test_holm"],
         permutation=details["permutation"]["p_value"],
         equivalence=details["equivalence"]["p_value"],
@@ -71,6 +72,10 @@ def difference_from(comparison: Comparison, baseline: str) -> Difference:
         ties=details["ties"],
         losses=details["wins"] if turned else details["losses"],
     )
+
+
+def _turn(value: float, turned: bool) -> float:
+    return (-value if turned else value) + 0.0
 
 
 def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section:
@@ -186,7 +191,7 @@ def _difference_table(evaluated: Evaluated, differences: Sequence[Difference], b
     ]
     caption = (
         f"Differences from '{baseline}', {evaluated.metrics['queries']:,} paired queries. The t-test's p-values are"
-        " corrected by Holm's method; the randomisation test's and the intervals are not. Wins, ties and losses count"
+        " corrected by Holm's method; the permutation test's and the intervals are not. Wins, ties and losses count"
         " queries on which the system is above, equal to and below the baseline."
     )
     return Table([*header, "wins", "ties", "losses"], rows, caption, text_columns=2)

@@ -36,10 +36,10 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG,
 class BM25Settings(Settings):
     """How texts are analysed and scored; the defaults are those of Anserini for passages, with English."""
 
-    k1: float = Field(0.9, ge=0, description="how slowly a repeated term saturates")
-    b: float = Field(0.4, ge=0, le=1, description="how far long documents are discounted")
-    stemmer: str | None = Field("english", description="a Snowball language of PyStemmer, or null")
-    stop_words: StopWords | None = Field("english", description="a list of bm25s, or null")
+    k1: float = Field(default=0.9, ge=0, description="how slowly a repeated term saturates")
+    b: float = Field(default=0.4, ge=0, le=1, description="how far long documents are discounted")
+    stemmer: str | None = Field(default="english", description="a Snowball language of PyStemmer, or null")
+    stop_words: StopWords | None = Field(default="english", description="a list of bm25s, or null")
 
     @field_validator("stemmer")
     @classmethod

@@ -1,6 +1,7 @@
 """Plots as inline SVG: one look for all, text that stays text, the same bytes for the same numbers."""
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ _LOOK: dict[Any, Any] = {
     "ytick.color": INK,
     "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5,
+    "figure.constrained_layout.w_pad": 0.08,
     "grid.color": "#e3e8eb",
     "grid.linewidth": 0.8,
 }
@@ -83,7 +85,8 @@ class Curve:
 def ridgelines(distributions: Sequence[Distribution], label: str, description: str) -> str:
     """One histogram below the other over common bins, each as high as the next, with a line at its mean."""
     everything = np.concatenate([distribution.values for distribution in distributions])
-    edges = np.histogram_bin_edges(everything, bins=60)
+    largest = max(len(distribution.values) for distribution in distributions)
+    edges = np.histogram_bin_edges(everything, bins=_most_bins(largest))
     names = [distribution.name for distribution in distributions]
 
     def draw(figure: Figure) -> None:
@@ -91,25 +94,17 @@ def ridgelines(distributions: Sequence[Distribution], label: str, description: s
         for row, distribution in enumerate(reversed(distributions)):
             counts, _ = np.histogram(distribution.values, edges)
             heights = row + 0.82 * counts / max(int(counts.max()), 1)
-            axes.stairs(heights, edges, baseline=row, fill=True, color=distribution.color, alpha=0.55, linewidth=0)
+            axes.stairs(heights, edges, baseline=row, fill=True, color=distribution.color, alpha=0.5, linewidth=0)
             mean = float(distribution.values.mean())
             axes.plot([mean, mean], [row, row + 0.82], color=distribution.color, linewidth=2)
-            axes.annotate(
-                f"mean {mean:.3f}",
-                (mean, row + 0.82),
-                xytext=(4, -4),
-                textcoords="offset points",
-                fontsize=8,
-                va="top",
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
-            )
+            axes.text(1.01, row + 0.3, f"mean {mean:.3f}", transform=axes.get_yaxis_transform(), va="center")
             axes.axhline(row, color=INK, linewidth=0.5)
         axes.set_yticks([row + 0.3 for row in range(len(names))], [_name(name) for name in reversed(names)])
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_ylim(0, len(names))
         axes.grid(axis="x")
-        axes.set_xlabel(label)
+        axes.set_xlabel(_name(label))
 
     return _svg(draw, 0.62 * len(distributions) + 0.6, description)
 
@@ -127,7 +122,8 @@ def histogram(
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        axes.hist(values, bins=_whole_bins(values) if whole else 40, color=BLUE, alpha=0.75, linewidth=0)
+        bins = _whole_bins(values) if whole else np.histogram_bin_edges(values, bins=_most_bins(len(values)))
+        axes.stairs(*np.histogram(values, bins), fill=True, color=BLUE, alpha=0.75, linewidth=0)
         for number, (name, place) in enumerate((marks or {}).items()):
             axes.axvline(place, color=ORANGE, linewidth=1.4, linestyle=("-", "--", ":")[number % 3], label=_name(name))
         if marks:
@@ -135,7 +131,7 @@ def histogram(
         axes.grid(axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(left=min(0.0, float(values.min())))
-        axes.set_xlabel(label)
+        axes.set_xlabel(_name(label))
         axes.set_ylabel(counted)
 
     return _svg(draw, 2.5, description)
@@ -159,7 +155,7 @@ def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, descri
             axes.grid(axis="x")
             axes.xaxis.set_major_locator(MaxNLocator(5))
             axes.set_title(_name(title))
-            axes.set_xlabel(label)
+            axes.set_xlabel(_name(label))
 
     tallest = max(len(intervals) for intervals in panels.values())
     return _svg(draw, 0.34 * tallest + 1.1, description)
@@ -172,18 +168,15 @@ def curve_panels(
     rows = -(-len(curves) // 2)
 
     def draw(figure: Figure) -> None:
-        grid = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel()
+        grid = figure.subplots(rows, 2, squeeze=False).ravel()
         for axes, curve in zip(grid, curves, strict=False):
             _draw_curve(axes, steps, curve)
             for boundary in boundaries:
                 axes.axvline(boundary, color=GREY, linewidth=0.8, linestyle=":")
         for axes in grid[len(curves) :]:
             axes.set_visible(False)
-        for axes in grid[max(len(curves) - 2, 0) : len(curves)]:
-            axes.set_xlabel("step")
-            axes.xaxis.set_tick_params(labelbottom=True)
 
-    return _svg(draw, 1.9 * rows + 0.3, description)
+    return _svg(draw, 1.95 * rows, description)
 
 
 def _draw_curve(axes: Axes, steps: NDArray[np.int64], curve: Curve) -> None:
@@ -194,9 +187,10 @@ def _draw_curve(axes: Axes, steps: NDArray[np.int64], curve: Curve) -> None:
     else:
         axes.plot(x, y, color=BLUE, linewidth=1.6)
     axes.set_title(_name(curve.label))
+    axes.set_xlabel("step")
     axes.grid()
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=False)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -223,12 +217,16 @@ def thin(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([piece.mean() for piece in np.array_split(values, _MOST_POINTS)])
 
 
-def _whole_bins(values: NDArray[np.float64]) -> list[float]:
-    """Edges between integers, at most about 40 bins."""
+def _most_bins(count: int) -> int:
+    """Bins for so many values: few values show no shape in many bins."""
+    return min(60, max(1, round(3.5 * math.sqrt(count))))
+
+
+def _whole_bins(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Edges between integers."""
     low, high = float(values.min()), float(values.max())
-    width = max(1, int(np.ceil((high - low + 1) / 40)))
-    edges: list[float] = (np.arange(low, high + 1 + width, width) - 0.5).tolist()
-    return edges
+    width = max(1, int(np.ceil((high - low + 1) / _most_bins(len(values)))))
+    return np.arange(low, high + 1 + width, width) - 0.5
 
 
 def _name(text: str) -> str:

@@ -38,7 +38,7 @@ def provenance_section(artifacts: Mapping[str, Artifact]) -> Section:
     blocks: list[Block] = [Table(header, rows, caption, text_columns=4)]
     contracts = encoder_contracts(artifacts)
     if contracts:
-        blocks.append(_contract_table(contracts))
+        blocks.append(_contract_table({folder_name(artifacts[name]): item for name, item in contracts.items()}))
     blocks += [_settings(artifact) for artifact in artifacts.values()]
     return Section("Provenance", _lead(runs), blocks)
 
@@ -68,7 +68,7 @@ def _lead(runs: Mapping[str, Mapping[str, Any]]) -> str:
         lead += f" ({'; '.join(machines)})." if machines else "."
     finished = [str(run["finished"]) for run in runs.values() if "finished" in run]
     if finished:
-        lead += f" The last of them was finished at {max(finished)}."
+        lead += f" The last of them was finished on {max(finished).replace('T', ' at ')}."
     return lead
 
 
@@ -81,7 +81,7 @@ def _contract_table(contracts: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _shown(key: str, contract: Mapping[str, Any]) -> str:
     if key not in contract:
-        return ""
+        return "(itself)" if key == "model" else ""  # the artifact of a trained model is its own fingerprint
     value = contract[key]
     if key == "model":
         return str(value)[:_SHOWN]

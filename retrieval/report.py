@@ -99,15 +99,14 @@ def _block(block: Block) -> str:
 
 
 def _table(table: Table) -> str:
-    caption = f"<caption>{_text(table.caption)}</caption>" if table.caption else ""
+    caption = f"<figcaption>{_text(table.caption)}</figcaption>" if table.caption else ""
     header = "".join(_cell("th", name, number < table.text_columns) for number, name in enumerate(table.header))
     rows = "\n".join(
         "<tr>" + "".join(_cell("td", cell, number < table.text_columns) for number, cell in enumerate(row)) + "</tr>"
         for row in table.rows
     )
-    return (
-        f'<div class="table"><table>{caption}<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
-    )
+    content = f"<table><thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>"
+    return f'<figure><div class="table">{content}</div>{caption}</figure>'
 
 
 def _cell(tag: str, cell: str | Cell, is_text: bool) -> str:
@@ -130,7 +129,7 @@ main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.3rem; margin: 0 0 .5rem; }
 p { margin: 0 0 .8rem; max-width: 46rem; }
-.subtitle { color: #5b6873; margin-bottom: 1rem; }
+.subtitle { color: #5b6873; margin-bottom: 1rem; max-width: none; }
 .lead { color: #1c2630; }
 nav { border-bottom: 1px solid #d5dbe0; padding-bottom: .8rem; }
 nav a { color: #1f5a94; text-decoration: none; margin-right: 1.3rem; }
@@ -140,17 +139,15 @@ figure { margin: 1.2rem 0; }
 figure svg { display: block; width: 100%; height: auto; }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 svg text { font-family: inherit !important; }
-figcaption, caption { color: #5b6873; font-size: .86rem; line-height: 1.45; text-align: left; max-width: 52rem; }
-figcaption { margin-top: .3rem; }
-caption { caption-side: bottom; padding-top: .4rem; }
-.table { overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; font-size: .92rem; border-top: 1.5px solid #1c2630;
+figcaption { color: #5b6873; font-size: .86rem; line-height: 1.45; margin-top: .4rem; max-width: 52rem; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; line-height: 1.4; border-top: 1.5px solid #1c2630;
   border-bottom: 1.5px solid #1c2630; }
 th { font-weight: 600; border-bottom: 1px solid #1c2630; vertical-align: bottom; }
-th, td { text-align: left; padding: .25rem 1.2rem .25rem 0; vertical-align: top; }
-td { overflow-wrap: anywhere; }
+th, td { text-align: left; padding: .22rem 1.2rem .22rem 0; vertical-align: top; }
+td { overflow-wrap: break-word; }
 tr + tr td { border-top: 1px solid #eceff1; }
-.number { text-align: right; padding: .25rem 0 .25rem 1.2rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.number { text-align: right; padding: .22rem 0 .22rem 1.2rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
 sup { font-size: .72em; line-height: 0; margin-left: .15em; color: #5b6873; }
 details { margin: .5rem 0; }
 summary { cursor: pointer; color: #1f5a94; }

@@ -14,9 +14,9 @@ Points = Sequence[Mapping[str, Any]]
 
 _EVERY_STEP = ("step", "epoch", "learning_rate", "loss", "gradient_norm", "examples", "seconds", "waiting_seconds")
 _LABELS = {
-    "accuracy": "accuracy (share of positives ranked first)",
+    "accuracy": "accuracy (positive ranked first)",
     "positive_rank": "mean rank of the positive",
-    "positive_similarity": "similarity of the positive",
+    "positive_similarity": "mean similarity of the positive",
     "negative_similarity": "mean similarity of the negatives",
 }
 
@@ -26,12 +26,12 @@ def training_section(points: Points, log: Points, config: Mapping[str, Any]) -> 
     if not points:
         return None
     steps = np.array([point["step"] for point in points], dtype=np.int64)
-    metrics = [name for name in points[0] if name not in _EVERY_STEP]
+    others = [name for name in points[0] if name not in (*_EVERY_STEP, *_LABELS)]
+    metrics = [*(name for name in _LABELS if name in points[0]), *others]
     curves = [
         Curve("loss", _values(points, "loss")),
         Curve("learning rate", _values(points, "learning_rate"), smoothed=False),
         *(Curve(_LABELS.get(name, name.replace("_", " ")), _values(points, name)) for name in metrics),
-        Curve("norm of the gradient (before clipping)", _values(points, "gradient_norm")),
     ]
     svg = curve_panels(steps, curves, "Training curves", _epoch_ends(points))
     caption = (
@@ -60,7 +60,7 @@ def _lead(points: Points, log: Points) -> str:
     if seconds > 0:
         waiting = sum(float(point["waiting_seconds"]) for point in log)
         rate = sum(int(point["examples"]) for point in log) / seconds
-        lead += f" It went at {rate:,.1f} examples/s and waited for data {waiting / seconds:.1%} of the time."
+        lead += f" Training ran at {rate:,.1f} examples/s and waited for data {waiting / seconds:.1%} of the time."
     return lead
 
 
@@ -85,7 +85,7 @@ def _table(points: Points, log: Points, config: Mapping[str, Any], metrics: Sequ
             _LABELS.get(name, name.replace("_", " ")),
             *(f"{_values(part, name).mean():.4f}" for part in _ends(points, window)),
         ]
-        for name in ("loss", *metrics)
+        for name in ("loss", *metrics, "gradient_norm")
     ]
     settings = config.get("training", {})
     objective = config.get("objective", {}).get("kind")

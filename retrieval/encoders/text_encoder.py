@@ -119,7 +119,8 @@ def load_encoder(
     transformer = _load_transformer(transformer_path, settings.trust_remote_code, dropout)
     tokenizer = _load_tokenizer(transformer_path, settings.trust_remote_code)
     dense = [_load_dense(path / name) for name in modules["dense"]]
-    hidden = int(transformer.config.hidden_size)
+    config: Any = transformer.config
+    hidden = int(config.hidden_size)
     prompts = _read_json(path / "config_sentence_transformers.json").get("prompts", {})
     contract = EncoderContract(
         model=fingerprint,
@@ -127,7 +128,7 @@ def load_encoder(
         normalize=modules["normalize"] if settings.normalize is None else settings.normalize,
         query_prompt=_first(settings.query_prompt, prompts.get("query"), ""),
         document_prompt=_first(settings.document_prompt, prompts.get("document"), prompts.get("passage"), ""),
-        max_length=_resolve_length(settings, transformer_path, tokenizer, transformer.config),
+        max_length=_resolve_length(settings, transformer_path, tokenizer, config),
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
         dimension=dense[-1].linear.out_features if dense else hidden,
     )

@@ -14,7 +14,7 @@ from raytriever.retrieval.collections.stored import StoredCollection, TextPart, 
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.embedding import encode_texts
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings, require_dtype, resolve_dtype
+from raytriever.retrieval.encoders.specification import EncoderSettings, Role, require_dtype, resolve_dtype
 from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
@@ -97,23 +97,23 @@ class Embed(Stage[EmbedConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Encodes one range of rows."""
-        if self._encoder is None:
-            self.load()
-        assert self._encoder is not None
+        encoder = self._encoder
+        if encoder is None:
+            raise RuntimeError("load() comes before make()")
         part, start = shard.description["part"], shard.description["start"]
         rows = self._rows[part]
         chosen = np.arange(start, min(start + self.config.texts_per_shard, len(rows)), dtype=np.int64)
         table = rows.take(chosen, ["id", *text_columns(part)])
         texts = texts_of(table, part)
-        role = "query" if part == "queries" else "document"
-        vectors = encode_texts(self._encoder, texts, role, token_budget=self.config.token_budget)
+        role: Role = "query" if part == "queries" else "document"
+        vectors = encode_texts(encoder, texts, role, token_budget=self.config.token_budget)
         _refuse_non_finite(vectors, table["id"].to_pylist(), self.config.encoder.model)
         name = f"{part}/{shard.description['number']:05d}"
         np.save(writer.path(f"{name}.npy"), vectors.astype(np.float16))
         pq.write_table(pa.table({"id": table["id"]}), writer.path(f"{name}.ids.parquet"), compression="zstd")
         writer.add(f"{name}.npy")
         writer.add(f"{name}.ids.parquet")
-        contract = self._encoder.contract.model_dump()
+        contract = encoder.contract.model_dump()
         return writer.commit(len(texts), counts={part: len(texts)}, facts={"encoder": contract})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tests.unit.trainers.tiny import TinyBatches, tiny_objective, tiny_settings,
 
 
 def training(rank: int, folder: str, kill_at: int | None):
-    objective = tiny_objective(dropout=0.3, chunk_size=2)
+    objective = tiny_objective(dropout=0.3, chunk_size=2, gradient_cache=True)
     measured = {}
 
     def note(report: StepReport) -> None:

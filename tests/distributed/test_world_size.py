@@ -12,7 +12,7 @@ from tests.unit.trainers.tiny import TinyBatches, gradients_of, tiny_objective, 
 
 
 def training(rank: int, batches_per_step: int, steps: int, dtype_name: str):  # noqa: ARG001
-    objective = tiny_objective(dtype=getattr(torch, dtype_name), chunk_size=2)
+    objective = tiny_objective(dtype=getattr(torch, dtype_name), chunk_size=2, gradient_cache=True)
     reports = []
     settings = tiny_settings(batches_per_step=batches_per_step, max_steps=steps, schedule={"kind": "constant"})
     train(objective, TinyBatches(), settings, on_step=reports.append)

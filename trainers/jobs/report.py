@@ -1,6 +1,7 @@
 """`raytriever report`: a run's figures, plots and provenance in one HTML file."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -65,6 +66,15 @@ _KINDS = {
     "evaluation": EVALUATION,
 }
 
+# what the rows of some of them are, for the line below the title
+_COUNTED = {
+    "collection": "documents",
+    "pairs": "training pairs",
+    "batches": "batches",
+    "model": "examples trained on",
+    "evaluation": "systems evaluated",
+}
+
 
 class Report(Stage[ReportConfig]):
     """One file, made of sections that the packages below give."""
@@ -105,8 +115,7 @@ class Report(Stage[ReportConfig]):
         """Writes ``report.html``."""
         sections = self._sections()
         title = self.config.title or absolute(self.config.output).rstrip("/").split("/")[-2] or "run"
-        subtitle = "Sections: " + ", ".join(section.title.lower() for section in sections)
-        page = render(title, subtitle, sections)
+        page = render(title, _subtitle(self._artifacts()), sections)
         writer.path(REPORT).write_text(page, encoding="utf-8")
         writer.add(REPORT)
         return writer.commit(len(sections))
@@ -142,6 +151,16 @@ class Report(Stage[ReportConfig]):
     def announce(self, artifact: Artifact) -> list[str]:
         """Where the report is."""
         return [f"  report {artifact.folder.describe(REPORT)}"]
+
+
+def _subtitle(found: Mapping[str, Artifact]) -> str:
+    """What was made, in numbers."""
+    counts = [
+        f"{_COUNTED[name]}: {artifact.manifest['counts']['batches'] if name == 'batches' else artifact.rows:,}"
+        for name, artifact in found.items()
+        if name in _COUNTED
+    ]
+    return " · ".join(["Raytriever report", *counts])
 
 
 def _batch_size(artifact: Artifact | None) -> int | None:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from raytriever.retrieval.configuration import Settings
@@ -28,8 +28,8 @@ class ContrastiveSettings(Settings):
 
     ``chunk_size``: texts of about one length that are encoded together, None: the whole batch at once.
     ``gradient_cache``: encode each chunk again in the backward pass instead of keeping its activations, so that
-    memory grows with the chunk, not with the batch, for a third more computation. ``share_negatives``: whose documents a query is compared with, those of its batch or those of
-    the whole step.
+    memory grows with the chunk, not with the batch, for a third more computation. ``share_negatives``: whose
+    documents a query is compared with, those of its batch or those of the whole step.
     """
 
     kind: Literal["contrastive"] = "contrastive"
@@ -40,6 +40,12 @@ class ContrastiveSettings(Settings):
     chunk_size: int | None = Field(default=None, ge=1)
     gradient_cache: bool = False
     share_negatives: Literal["batch", "step"] = "batch"
+
+    @model_validator(mode="after")
+    def _gradient_cache_needs_chunks(self) -> Self:
+        if self.gradient_cache and self.chunk_size is None:
+            raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (16 to 128 texts) too")
+        return self
 
 
 def masked_contrastive_loss(

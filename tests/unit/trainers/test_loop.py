@@ -25,7 +25,7 @@ from tests.unit.trainers.tiny import (
 
 
 def run(settings, folder=None, dropout=0.3, batches=None, **keywords):
-    objective = tiny_objective(dropout, chunk_size=2)
+    objective = tiny_objective(dropout, chunk_size=2, gradient_cache=True)
     reports: list[StepReport] = []
     checkpoints = Checkpoints(str(folder), {"encoder": "tiny"}) if folder else None
     train(objective, batches or TinyBatches(), settings, checkpoints=checkpoints, on_step=reports.append, **keywords)

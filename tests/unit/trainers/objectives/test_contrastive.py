@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from raytriever.retrieval.errors import UserError
@@ -97,10 +98,14 @@ def test_metrics_against_a_literal_count():
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "inner_product"])
-@pytest.mark.parametrize("chunk_size", [None, 1, 4])
-def test_a_stored_batch_means_what_its_columns_say(similarity, chunk_size):
+@pytest.mark.parametrize(("chunk_size", "gradient_cache"), [(None, False), (1, True), (4, False)])
+def test_a_stored_batch_means_what_its_columns_say(similarity, chunk_size, gradient_cache):
     objective = tiny_objective(
-        dtype=torch.float64, similarity=similarity, chunk_size=chunk_size, similarity_temperature=0.5
+        dtype=torch.float64,
+        similarity=similarity,
+        similarity_temperature=0.5,
+        chunk_size=chunk_size,
+        gradient_cache=gradient_cache,
     )
     rows = random_batch(5)
     outcome = objective(objective.collate(rows.select(list(objective.columns))))
@@ -175,14 +180,36 @@ def test_negatives_of_other_batches_are_refused_without_masks_for_them():
         Contrastive(TinyEncoder(), ContrastiveSettings(share_negatives="step"))
 
 
-def test_chunks_change_no_gradient():
-    found = []
-    for chunk_size in (None, 2):
-        objective = tiny_objective(dtype=torch.float64, chunk_size=chunk_size)
-        objective(objective.collate(random_batch(8))).loss.backward()
-        found.append(gradients_of(objective))
-    for name in found[0]:
-        np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-12, atol=1e-12)
+def test_neither_chunks_nor_the_gradient_cache_change_a_gradient():
+    expected, *others = (
+        gradients_with(chunk_size=chunk_size, gradient_cache=gradient_cache)
+        for chunk_size, gradient_cache in ((None, False), (2, False), (2, True), (5, True))
+    )
+    for found in others:
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-12)
+
+
+def gradients_with(**settings) -> dict[str, np.ndarray]:
+    objective = tiny_objective(dtype=torch.float64, **settings)
+    objective(objective.collate(random_batch(8))).loss.backward()
+    return gradients_of(objective)
+
+
+def test_only_the_gradient_cache_drops_activations():
+    def kept(gradient_cache: bool) -> int:
+        objective = tiny_objective(chunk_size=2, gradient_cache=gradient_cache)
+        batch, sizes = objective.collate(random_batch(8)), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
+            objective(batch)
+        return sum(sizes)
+
+    assert kept(True) < kept(False) / 5
+
+
+def test_a_gradient_cache_without_chunks_is_refused():
+    with pytest.raises(ValidationError, match="set chunk_size"):
+        ContrastiveSettings(gradient_cache=True)
 
 
 def test_a_batch_moves_between_devices_whole():

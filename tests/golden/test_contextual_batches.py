@@ -1,0 +1,90 @@
+"""Clustering, masks and packing against recorded outputs of the authors' code for Contextual Document Embeddings."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from raytriever.pipelines.false_negatives import score_mask
+from raytriever.pipelines.hardness import pair_similarity
+from raytriever.pipelines.lloyd import ConcatenatedPairs, concatenated, lloyd, midpoints
+from raytriever.pipelines.nearest_centroids import most_similar_centroids, nearest_centroids
+from raytriever.pipelines.packing import cut_into_batches, items_in_order
+from raytriever.pipelines.tour import find_neighbours, greedy_tour
+
+Case = dict[str, NDArray[np.generic]]
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    with np.load(Path(__file__).parent / "cde_case_a.npz", allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files if name.startswith(("i_", "ii_", "iv_"))}
+
+
+def test_concatenated_pairs_are_assigned_as_recorded(case: Case) -> None:
+    points = concatenated(case["i_Q"], case["i_D"])
+    for name in ("given", "author"):
+        assignments, similarities = most_similar_centroids(points, case[f"i_{name}_centroids"])
+        np.testing.assert_array_equal(assignments, case[f"i_{name}_assign"])
+        np.testing.assert_allclose(similarities, case[f"i_{name}_ip"], atol=1e-5)
+    swapped, _ = most_similar_centroids(concatenated(case["i_D"], case["i_Q"]), case["i_author_centroids"])
+    np.testing.assert_array_equal(swapped, case["i_author_swapped_assign"])
+
+
+def test_squared_eq3_is_similarity_of_concatenations(case: Case) -> None:
+    centroids = np.concatenate((case["i_eq3_mD"], case["i_eq3_mQ"]), axis=1)  # |d - mQ|² + |mD - q|²
+    assignments, similarities = most_similar_centroids(concatenated(case["i_Q"], case["i_D"]), centroids)
+    np.testing.assert_array_equal(assignments, case["i_eq3sq_assign"])
+    assert np.sum(4 - 2 * np.sqrt(2) * similarities) == pytest.approx(float(case["i_eq3sq_objective"]), rel=1e-6)
+
+
+def test_six_lloyd_steps_of_concatenated_pairs(case: Case) -> None:
+    points = ConcatenatedPairs(case["i_D"], case["i_Q"])
+    found = lloyd(points, case["i_lloyd_init"], iterations=6, tolerance=-1.0)
+    np.testing.assert_allclose(found.centroids, case["i_lloyd_centroids"], atol=1e-5)
+    np.testing.assert_array_equal(found.assignment.clusters[: len(case["i_D"])], case["i_lloyd_assign"])
+    np.testing.assert_allclose(len(points) - np.array(found.objective[:6]), case["i_lloyd_obj"], rtol=5e-7)
+    assert found.refilled == 0
+
+
+def test_midpoints_give_eq3_with_symmetric_centroids(case: Case) -> None:
+    documents, queries = case["i_D"].astype(np.float64), case["i_Q"].astype(np.float64)
+    assignments, costs = nearest_centroids(midpoints(case["i_D"], case["i_Q"]), case["i_sym_centroids"])
+    np.testing.assert_array_equal(assignments, case["i_sym_assign"])
+    objective = 2 * costs.sum() + np.square(documents - queries).sum() / 2
+    assert objective == pytest.approx(float(case["i_sym_objective"]), rel=1e-6)
+
+
+@pytest.mark.parametrize(("groups", "total"), [("author_assign", "eq2_author"), ("true_labels", "eq2_true")])
+def test_eq2_of_a_partition(case: Case, groups: str, total: str) -> None:
+    found = pair_similarity(case["i_D"], case["i_Q"], case[f"i_{groups}"])
+    assert found.sum() == pytest.approx(float(case[f"i_{total}"]), rel=1e-6)
+
+
+def test_score_masks(case: Case) -> None:
+    queries, documents = case["ii_q"], case["ii_d"]
+    own = np.eye(len(queries), dtype=bool)
+    np.testing.assert_array_equal(score_mask(queries, documents, own), case["ii_mask_rel"])
+    np.testing.assert_array_equal(score_mask(queries, documents, own, fixed_threshold=0.6), case["ii_mask_abs"])
+
+
+def test_score_masks_over_hard_negatives(case: Case) -> None:
+    columns = np.concatenate((case["ii_d"], case["ii_hn"]))
+    own = case["ii_own"].astype(bool)
+    np.testing.assert_array_equal(score_mask(case["ii_q"], columns, own), case["ii_mask_hn_rel"])
+    positives = np.eye(*own.shape, dtype=bool)
+    only_own_hard_negatives = score_mask(case["ii_q"], columns, positives) | ~own
+    np.testing.assert_array_equal(only_own_hard_negatives, case["ii_mask_hn_rel_noinbatch"])
+
+
+def test_tours_and_batches_of_each_domain(case: Case) -> None:
+    size, batches = int(case["iv_batch_size"]), []
+    for domain in range(3):
+        centroids, start = case[f"iv_centroids_{domain}"], int(case[f"iv_start_{domain}"])
+        order = greedy_tour(find_neighbours(centroids), start)
+        np.testing.assert_array_equal(order, case[f"iv_order_{domain}"])
+        items = np.flatnonzero(case["iv_item_domain"] == domain)
+        flat = items_in_order(items, case["iv_item_cluster"][items], order, generator=None)
+        batches.append(cut_into_batches(flat, size))
+    np.testing.assert_array_equal(np.concatenate(batches), case["iv_pure_batches"])

@@ -1,0 +1,119 @@
+"""Plots are well-formed, self-contained, named, reproducible; their small computations against plain ones."""
+
+import re
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from raytriever.retrieval.plots import (
+    Curve,
+    Distribution,
+    Interval,
+    curve_panels,
+    histogram,
+    interval_panels,
+    running_mean,
+    steps_of_mean,
+    thin,
+)
+from raytriever.retrieval.plots import ridgelines as draw_ridgelines
+
+ODD = "a <b> & $x_1$ \\frac \n\x00 漢"
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+VALUES = np.random.default_rng(0).normal(size=50)
+STEPS = np.arange(1, 51)
+
+
+def ridgelines(name: str) -> str:
+    return draw_ridgelines([Distribution(name, VALUES), Distribution("other", VALUES + 1)], name, f"ridges {name}")
+
+
+def bars(name: str) -> str:
+    return histogram(VALUES, name, "batches", f"bars {name}", {name: 0.0})
+
+
+def intervals(name: str) -> str:
+    return interval_panels({name: [Interval(name, 0.1, 0.0, 0.2, True)]}, name, f"intervals {name}")
+
+
+def curves(name: str) -> str:
+    return curve_panels(STEPS, [Curve(name, VALUES), Curve("rate", VALUES, smoothed=False)], f"curves {name}", [25.5])
+
+
+PLOTS = pytest.mark.parametrize("plot", [ridgelines, bars, intervals, curves])
+
+
+@PLOTS
+@pytest.mark.parametrize("name", ["plain name", ODD])
+def test_is_well_formed_and_refers_to_nothing_outside(plot: Callable[[str], str], name: str) -> None:
+    svg = plot(name)
+    root = ElementTree.fromstring(svg)
+    assert root.tag == f"{NAMESPACE}svg"
+    assert "viewBox" in root.attrib
+    assert re.findall("https?:[^\"']*", svg) == ["http://www.w3.org/2000/svg"]
+    ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
+    assert len(ids) == len(set(ids))
+    referred = re.findall(r'href="([^"]*)"|url\(([^)]*)\)', svg)
+    assert referred
+    assert {(a or b).removeprefix("#") for a, b in referred} <= set(ids)
+    assert not [element for element in root.iter() if element.tag in (f"{NAMESPACE}style", f"{NAMESPACE}image")]
+
+
+@PLOTS
+def test_names_stay_text_as_they_are(plot: Callable[[str], str]) -> None:
+    texts = {
+        "".join(element.itertext()).strip() for element in ElementTree.fromstring(plot(ODD)).iter(f"{NAMESPACE}text")
+    }
+    assert "a <b> & $x_1$ \\frac � 漢" in texts
+
+
+@PLOTS
+def test_same_numbers_same_bytes_and_the_users_style_is_left_alone(plot: Callable[[str], str]) -> None:
+    first = plot("name")
+    with mpl.rc_context({"axes.facecolor": "black", "font.size": 30, "text.parse_math": True}):
+        assert plot("name") == first
+        assert mpl.rcParams["font.size"] == 30
+
+
+def test_two_plots_on_a_page_share_no_id() -> None:
+    ids = [set(re.findall(r'\bid="([^"]*)"', plot("name"))) for plot in (ridgelines, bars, intervals, curves)]
+    assert len(set.union(*ids)) == sum(map(len, ids))
+
+
+@pytest.mark.parametrize("values", [np.zeros(1), np.full(7, 0.3), np.array([0.0, 1e6])])
+def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
+    for svg in (
+        histogram(values, "x", "y", "one"),
+        histogram(values, "x", "y", "whole", whole=True),
+        draw_ridgelines([Distribution("a", values)], "x", "two"),
+        curve_panels(np.arange(len(values)), [Curve("a", values)], "three"),
+    ):
+        ElementTree.fromstring(svg)
+        assert "nan" not in svg.lower()
+
+
+def test_running_mean_is_the_mean_of_a_full_window_around_each_step() -> None:
+    values = np.random.default_rng(1).normal(size=73)
+    steps = np.arange(73, dtype=np.float64)
+    expected = {step: np.mean(values[step - 3 : step + 4]) for step in range(3, 70)}  # 73 // 10 = 7 points
+    np.testing.assert_array_equal(steps_of_mean(steps, values), list(expected))
+    np.testing.assert_allclose(running_mean(values), list(expected.values()), rtol=1e-12)
+
+
+@pytest.mark.parametrize("points", [1, 2, 9, 10, 19])
+def test_running_mean_of_few_points_is_the_points(points: int) -> None:
+    values = np.arange(points, dtype=np.float64)
+    np.testing.assert_array_equal(running_mean(values), values)
+    np.testing.assert_array_equal(steps_of_mean(values, values), values)
+
+
+def test_long_curves_are_thinned_to_means() -> None:
+    values = np.random.default_rng(2).normal(size=1200)
+    np.testing.assert_allclose(thin(values), values.reshape(400, 3).mean(axis=1))
+    assert len(thin(values[:1000])) == 400
+    np.testing.assert_array_equal(thin(values[:400]), values[:400])
+    long = curve_panels(np.arange(100_000), [Curve("loss", np.ones(100_000))], "long")
+    assert len(long) < 100_000

@@ -1,0 +1,104 @@
+"""The report as a stage, on the artifacts of a small run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.jobs.report import Report, ReportConfig
+from tests.unit.small_run import ODD_DOMAIN, make, make_collection, make_run, make_vectors
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return make_run(tmp_path_factory.mktemp("job") / "my run & I")
+
+
+def report(inputs: dict[str, str], folder: Path, **settings: object) -> str:
+    stage = Report(ReportConfig(**inputs, output=str(folder / "report"), **settings))
+    artifact = Artifact(make(stage))
+    artifact.verify()
+    assert stage.announce(artifact) == [f"  report {folder}/report/report.html"]
+    return artifact.path("report.html").read_text(encoding="utf-8")
+
+
+def sections(html: str) -> list[str]:
+    return re.findall("<h2>(.*?)</h2>", html)
+
+
+def test_the_whole_report(run: dict[str, str]) -> None:
+    folder = Path(run["evaluation"]).parent
+    html = report(run, folder)
+    assert sections(html) == ["Result", "Data", "Clusters", "Batches", "Training", "Provenance"]
+    assert "<h1>my run &amp; I</h1>" in html
+    assert len(html) < 1_000_000
+    assert not re.search("https?://", html.replace('xmlns="http://www.w3.org/2000/svg"', ""))
+    assert "<script" not in html
+    assert ODD_DOMAIN.split("(")[0] not in html
+    assert html.count("<svg") == 5
+    for name, path in run.items():
+        artifact = Artifact(path)
+        assert artifact.fingerprint[:12] in html, name
+        assert f"Settings of {Path(path).name} (" in html
+    assert "<td>clusters: clusters</td>" in html  # what the packing was made from
+    assert "base &lt;i&gt;" in html
+
+
+def test_the_same_inputs_give_the_same_page(run: dict[str, str], tmp_path: Path) -> None:
+    pages = {report(run, tmp_path / number / "run") for number in "ab"}
+    assert len(pages) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("evaluation",), ["Result", "Provenance"]),
+        (("model",), ["Training", "Provenance"]),
+        (("collection",), ["Data", "Provenance"]),
+        (("vectors",), ["Provenance"]),
+        (("pairs", "vectors", "clusters", "packing"), ["Data", "Clusters", "Batches", "Provenance"]),
+        (("batches",), ["Batches", "Provenance"]),
+    ],
+)
+def test_what_is_absent_is_left_out(
+    run: dict[str, str], tmp_path: Path, names: tuple[str, ...], expected: list[str]
+) -> None:
+    assert sections(report({name: run[name] for name in names}, tmp_path)) == expected
+
+
+def test_a_report_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match=r"at least one artifact\. Name one or more of: collection, vectors, pairs"):
+        validate(ReportConfig, {"output": "somewhere"}, "Settings of report")
+    with pytest.raises(ValidationError):
+        ReportConfig(output="somewhere")
+
+
+def test_artifacts_that_do_not_belong_together_are_refused(run: dict[str, str], tmp_path: Path) -> None:
+    def plan(**changes: str) -> None:
+        Report(ReportConfig(**(run | changes), output=str(tmp_path / "report"))).plan()
+
+    plan()
+    plan(vectors=make_vectors(tmp_path / "another", run["collection"], seed=1))  # of another encoder: no harm
+    other = make_collection(tmp_path / "other", word="word")
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        plan(collection=other)
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        plan(vectors=make_vectors(tmp_path / "other", other))
+    with pytest.raises(UserError, match="kind 'packing', one of kind 'batches' is needed"):
+        plan(batches=run["packing"])
+
+
+def test_an_unknown_baseline_is_refused(run: dict[str, str], tmp_path: Path) -> None:
+    stage = Report(ReportConfig(evaluation=run["evaluation"], output=str(tmp_path / "report"), baseline="traned"))
+    with pytest.raises(UserError, match=r"did not evaluate\. Did you mean 'trained'\?"):
+        stage.plan()
+
+
+def test_title_and_baseline_are_the_users(run: dict[str, str], tmp_path: Path) -> None:
+    html = report({"evaluation": run["evaluation"]}, tmp_path, title="Ours", baseline="trained")
+    assert "<h1>Ours</h1>" in html
+    assert "Mean difference from &#x27;trained&#x27;" in html
