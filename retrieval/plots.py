@@ -104,7 +104,7 @@ def ridgelines(distributions: Sequence[Distribution], label: str, description: s
         axes.spines["left"].set_visible(False)
         axes.set_ylim(0, len(names))
         axes.grid(axis="x")
-        axes.set_xlabel(_name(label))
+        axes.set_xlabel(_name(label, 70))
 
     return _svg(draw, 0.62 * len(distributions) + 0.6, description)
 
@@ -131,7 +131,7 @@ def histogram(
         axes.grid(axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(left=min(0.0, float(values.min())))
-        axes.set_xlabel(_name(label))
+        axes.set_xlabel(_name(label, 70))
         axes.set_ylabel(counted)
 
     return _svg(draw, 2.5, description)
@@ -155,7 +155,7 @@ def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, descri
             axes.grid(axis="x")
             axes.xaxis.set_major_locator(MaxNLocator(5))
             axes.set_title(_name(title))
-            axes.set_xlabel(_name(label))
+            axes.set_xlabel(_name(label, 70))
 
     tallest = max(len(intervals) for intervals in panels.values())
     return _svg(draw, 0.34 * tallest + 1.1, description)
@@ -229,9 +229,9 @@ def _whole_bins(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.arange(low, high + 1 + width, width) - 0.5
 
 
-def _name(text: str) -> str:
+def _name(text: str, longest: int = 40) -> str:
     shown = re.sub(r"\s+", " ", printable(text))
-    return shown if len(shown) <= 40 else shown[:39] + "…"
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
 def _svg(draw: Callable[[Figure], None], height: float, description: str) -> str:

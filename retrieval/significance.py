@@ -30,7 +30,7 @@ class SignificanceTest:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is known of ``a - b`` over ``queries`` queries that both systems answered."""
+    """What is known of ``a - b`` over ``queries`` queries that both systems were judged on."""
 
     queries: int
     mean_a: float
