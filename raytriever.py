@@ -99,7 +99,7 @@ def _run(name: str, overrides: list[str], output: str | None, until: str | None,
     from raytriever.retrieval.configuration import did_you_mean
     from raytriever.retrieval.errors import UserError
     from raytriever.retrieval.jobs.cluster import RaySession
-    from raytriever.retrieval.jobs.stage import run_stage
+    from raytriever.retrieval.jobs.stage import closing_lines, run_stage
     from raytriever.retrieval.progress import say
 
     recipe = load_recipe(name, overrides, output)
@@ -110,14 +110,14 @@ def _run(name: str, overrides: list[str], output: str | None, until: str | None,
         shown = {stage: {"job": made.command} | made.config.model_dump(mode="json") for stage, made in stages.items()}
         typer.echo(yaml.safe_dump({"output": recipe.output, "stages": shown}, sort_keys=False, allow_unicode=True))
         return
-    announcements = []
+    finished = []
     with RaySession() as session:
         for label, stage in stages.items():
             artifact = run_stage(stage, session, replace=True, label=label)
-            announcements += stage.announce(artifact)
+            finished.append((stage, artifact))
             if label == until:
                 break
-    for line in announcements:
+    for line in closing_lines(finished):
         say(line)
 
 
@@ -162,7 +162,7 @@ def _run_job(job: str, config: Path | None, overrides: list[str], print_config: 
     from raytriever.retrieval.configuration import apply_overrides, parse_yaml, validate
     from raytriever.retrieval.errors import UserError
     from raytriever.retrieval.jobs.cluster import RaySession
-    from raytriever.retrieval.jobs.stage import run_stage
+    from raytriever.retrieval.jobs.stage import closing_lines, run_stage
     from raytriever.retrieval.progress import say
 
     if config is not None and not config.exists():
@@ -175,7 +175,7 @@ def _run_job(job: str, config: Path | None, overrides: list[str], print_config: 
         return
     with RaySession() as session:
         artifact = run_stage(stage, session, replace=force)
-    for line in stage.announce(artifact):
+    for line in closing_lines([(stage, artifact)]):
         say(line)
 
 

@@ -26,6 +26,11 @@ class Evaluated:
         """Names in the order of the evaluation."""
         return list(self.metrics["means"])
 
+    @property
+    def letters(self) -> dict[str, str]:
+        """The letter that stands for each system, as long as there are letters."""
+        return dict(zip(self.systems, string.ascii_lowercase, strict=False))
+
     def mean(self, system: str, measure: str) -> float:
         """The mean over queries."""
         return float(self.metrics["means"][system][measure])
@@ -55,16 +60,17 @@ def difference_from(comparison: Comparison, baseline: str) -> Difference:
     details = comparison["details"]
     low, high = details["interval"]
     turned = comparison["a"] == baseline
+    sign = -1.0 if turned else 1.0
     if turned:
         low, high = -high, -low
     return Difference(
         measure=comparison["measure"],
         system=comparison["b"] if turned else comparison["a"],
         baseline=baseline,
-        difference=_turn(details["mean_difference"], turned),
-        low=low + 0.0,  # no negative zero
-        high=high + 0.0,
-        effect_size=_turn(details["effect_size"], turned),
+        difference=sign * details["mean_difference"],
+        low=low,
+        high=high,
+        effect_size=sign * details["effect_size"],
         t_test_holm=comparison["t_test_holm"],
         permutation=details["permutation"]["p_value"],
         equivalence=details["equivalence"]["p_value"],
@@ -72,10 +78,6 @@ def difference_from(comparison: Comparison, baseline: str) -> Difference:
         ties=details["ties"],
         losses=details["wins"] if turned else details["losses"],
     )
-
-
-def _turn(value: float, turned: bool) -> float:
-    return (-value if turned else value) + 0.0
 
 
 def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section:
@@ -114,16 +116,16 @@ def _listed(names: Sequence[str]) -> str:
 
 def _means_table(evaluated: Evaluated) -> Table:
     systems, level = evaluated.systems, evaluated.significance_level
-    letters = dict(zip(systems, string.ascii_lowercase, strict=False))
-    best = {measure: max(evaluated.mean(name, measure) for name in systems) for measure in evaluated.measures}
+    letters = evaluated.letters
+    best = {measure: f"{max(evaluated.mean(name, measure) for name in systems):.4f}" for measure in evaluated.measures}
     rows = []
     for name in systems:
         row: list[str | Cell] = [letters.get(name, ""), name]
         for measure in evaluated.measures:
-            value = evaluated.mean(name, measure)
+            value = f"{evaluated.mean(name, measure):.4f}"
             worse = better_than(evaluated.comparisons, name, measure, level)
             marks = "".join(letters.get(other, "") for other in worse)
-            row.append(Cell(f"{value:.4f}", marks, is_strong=len(systems) > 1 and value == best[measure]))
+            row.append(Cell(value, marks, is_strong=len(systems) > 1 and value == best[measure]))
         rows.append(row)
     caption = ""
     if evaluated.comparisons:
@@ -162,7 +164,7 @@ def _difference_blocks(evaluated: Evaluated, baseline: str) -> list[Block]:
     svg = interval_panels(panels, f"difference from '{baseline}'", "Differences of the means from the baseline")
     caption = (
         f"Mean difference from '{baseline}' with its {confidence} bootstrap interval over queries. Filled:"
-        f" significant at {level:g} (paired t-test, Holm-corrected); hollow: not. The tests and intervals speak of the"
+        f" significant at {level:g} (paired t-test, Holm-corrected); hollow: not. Tests and intervals speak of the"
         " choice of queries; how much another training seed would change is not in them."
     )
     blocks: list[Block] = [Plot(svg, caption), _difference_table(evaluated, differences, baseline, confidence)]
@@ -177,8 +179,8 @@ def _difference_table(evaluated: Evaluated, differences: Sequence[Difference], b
         [
             d.measure,
             d.system,
-            f"{d.difference:+.4f}",
-            f"{d.low:+.4f} to {d.high:+.4f}",
+            _signed(d.difference),
+            f"{_signed(d.low)} to {_signed(d.high)}",
             _p_value(d.t_test_holm),
             _p_value(d.permutation),
             f"{d.wins:,}",
@@ -198,16 +200,16 @@ def _difference_table(evaluated: Evaluated, differences: Sequence[Difference], b
 
 
 def _all_pairs(evaluated: Evaluated, margin: float) -> Details:
-    rows = []
+    rows, letters = [], evaluated.letters
     for comparison in evaluated.comparisons:
-        d = difference_from(comparison, comparison["b"])
+        d = difference_from(comparison, comparison["a"])
         rows.append(
             [
                 d.measure,
-                f"{d.system} - {d.baseline}",
-                f"{d.difference:+.4f}",
-                f"{d.low:+.4f} to {d.high:+.4f}",
-                f"{d.effect_size:+.2f}",
+                f"{letters.get(d.system, d.system)} - {letters.get(d.baseline, d.baseline)}",
+                _signed(d.difference),
+                f"{_signed(d.low)} to {_signed(d.high)}",
+                _signed(d.effect_size, 2),
                 _p_value(d.t_test_holm),
                 _p_value(d.permutation),
                 _p_value(d.equivalence),
@@ -215,10 +217,14 @@ def _all_pairs(evaluated: Evaluated, margin: float) -> Details:
         )
     header = ["measure", "systems", "difference", "interval", "effect d_z", "p, t-test", "p, permutation"]
     caption = (
-        "p, t-test: corrected by Holm's method over the pairs of a measure; the others are not corrected."
-        f" p, equivalence: two one-sided t-tests that the mean difference lies within ± {margin:g}."
+        "Letters as in the first table. p, t-test: corrected by Holm's method over the pairs of a measure; the others"
+        f" are not corrected. p, equivalence: two one-sided t-tests that the mean difference lies within ± {margin:g}."
     )
     return Details("Every pair of systems", Table([*header, "p, equivalence"], rows, caption, text_columns=2))
+
+
+def _signed(value: float, digits: int = 4) -> str:
+    return f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0: no negative zero
 
 
 def _p_value(value: float) -> str:

@@ -93,29 +93,37 @@ def _block(block: Block) -> str:
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Plot):
-        return f"<figure>{block.svg}<figcaption>{_text(block.caption)}</figcaption></figure>"
+        return f'<figure class="plot">{block.svg}<figcaption>{_text(block.caption)}</figcaption></figure>'
     content = f"<pre>{_text(block.content)}</pre>" if isinstance(block.content, str) else _table(block.content)
     return f"<details><summary>{_text(block.summary)}</summary>{content}</details>"
 
 
 def _table(table: Table) -> str:
     caption = f"<figcaption>{_text(table.caption)}</figcaption>" if table.caption else ""
-    header = "".join(_cell("th", name, number < table.text_columns) for number, name in enumerate(table.header))
-    rows = "\n".join(
-        "<tr>" + "".join(_cell("td", cell, number < table.text_columns) for number, cell in enumerate(row)) + "</tr>"
-        for row in table.rows
-    )
-    content = f"<table><thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>"
+    marks = [_longest_mark([row[number] for row in table.rows]) for number in range(len(table.header))]
+    header = _row("th", table.header, table.text_columns, marks)
+    rows = "\n".join(_row("td", row, table.text_columns, marks) for row in table.rows)
+    content = f"<table><thead>{header}</thead>\n<tbody>\n{rows}\n</tbody></table>"
     return f'<figure><div class="table">{content}</div>{caption}</figure>'
 
 
-def _cell(tag: str, cell: str | Cell, is_text: bool) -> str:
+def _longest_mark(column: Sequence[str | Cell]) -> int:
+    return max((len(cell.superscript) for cell in column if isinstance(cell, Cell)), default=0)
+
+
+def _row(tag: str, row: Sequence[str | Cell], text_columns: int, marks: Sequence[int]) -> str:
+    cells = (_cell(tag, cell, number < text_columns, marks[number]) for number, cell in enumerate(row))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(tag: str, cell: str | Cell, is_text: bool, mark: int) -> str:
+    """``mark``: characters of the column's longest superscript, kept free in all its cells so that numbers align."""
     shown = cell if isinstance(cell, Cell) else Cell(cell)
     inner = _text(shown.text)
     if shown.is_strong:
         inner = f"<strong>{inner}</strong>"
-    if shown.superscript:
-        inner += f"<sup>{_text(shown.superscript)}</sup>"
+    if mark:
+        inner += f'<sup style="min-width: {mark}ch">{_text(shown.superscript)}</sup>'
     kind = "" if is_text else ' class="number"'
     return f"<{tag}{kind}>{inner}</{tag}>"
 
@@ -148,7 +156,7 @@ th, td { text-align: left; padding: .22rem 1.2rem .22rem 0; vertical-align: top;
 td { overflow-wrap: break-word; }
 tr + tr td { border-top: 1px solid #eceff1; }
 .number { text-align: right; padding: .22rem 0 .22rem 1.2rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
-sup { font-size: .72em; line-height: 0; margin-left: .15em; color: #5b6873; }
+sup { display: inline-block; font-size: .72em; line-height: 0; padding-left: .2em; text-align: left; color: #5b6873; }
 details { margin: .5rem 0; }
 summary { cursor: pointer; color: #1f5a94; }
 pre { background: #f5f7f8; padding: .8rem 1rem; overflow-x: auto; font-size: .82rem; line-height: 1.45; }
@@ -158,7 +166,11 @@ pre { background: #f5f7f8; padding: .8rem 1rem; overflow-x: auto; font-size: .82
   main { max-width: none; padding: 0; }
   nav { display: none; }
   h2 { break-after: avoid; }
-  figure, tr { break-inside: avoid; }
+  .plot, tr { break-inside: avoid; }
+  .table { overflow: visible; }
+  table { font-size: 8pt; }
+  .number { padding-left: .7rem; }
+  figcaption { font-size: 8.5pt; }
   pre { white-space: pre-wrap; }
 }
 """
@@ -168,7 +180,7 @@ _PAGE = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title} - Raytriever report</title>
+<title>{title} · Raytriever report</title>
 <style>{style}</style>
 </head>
 <body>

@@ -52,6 +52,6 @@ class Fuse(Stage[FuseConfig]):
         first = StoredRun(next(iter(self.config.runs.values())))
         return {"origins": {"collection": require_same_origin("collection", first)}}
 
-    def announce(self, artifact: Artifact) -> list[str]:
-        """Where the run file is."""
-        return [f"  run    {artifact.folder.describe('run.trec')}"]
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The run file."""
+        return ["run.trec"]

@@ -102,9 +102,10 @@ class Search(Stage[SearchConfig]):
         """The collection whose row numbers the run uses."""
         return {"origins": {"collection": StoredCollection(self.config.collection).fingerprint}}
 
-    def announce(self, artifact: Artifact) -> list[str]:
-        """Where the run file is."""
-        return [f"  run    {artifact.folder.describe('run.trec')}"]
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The run file."""
+        return ["run.trec"]
+
 
 
 def judged_queries(collection: StoredCollection, split: str) -> tuple[list[str], NDArray[np.int64]]:

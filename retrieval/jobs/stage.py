@@ -118,7 +118,11 @@ class Stage(Generic[Config]):
         return f"{artifact.rows:,} {self.unit}"
 
     def announce(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """Lines for the user when everything is done: where results are, a table."""
+        """Lines for the user when everything is done: a table, say."""
+        return []
+
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """Names of the artifact's files that a user looks at; '' is the folder itself."""
         return []
 
     def derivation(self) -> Derivation:
@@ -189,3 +193,11 @@ def _run_facts(seconds: float) -> dict[str, Any]:
         "python": platform.python_version(),
         "driver_peak_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
+
+
+def closing_lines(stages: list[tuple[Stage[Any], Artifact]]) -> list[str]:
+    """What is said at the end: every stage's lines, then where results are."""
+    lines = [line for stage, artifact in stages for line in stage.announce(artifact)]
+    for stage, artifact in stages:
+        lines += [f"  {artifact.kind:10} {artifact.folder.describe(name)}" for name in stage.results(artifact)]
+    return lines

@@ -50,7 +50,7 @@ class ReportConfig(StageConfig):
     def _has_an_input(self) -> Self:
         if not input_paths(self):
             names = ", ".join(_KINDS)
-            raise ValueError(f"a report needs at least one artifact. Name one or more of: {names}.")
+            raise ValueError(f"a report needs at least one artifact. Name one or more of: {names}")
         return self
 
 
@@ -148,9 +148,9 @@ class Report(Stage[ReportConfig]):
         )
         return result_section(evaluated, self.config.baseline)
 
-    def announce(self, artifact: Artifact) -> list[str]:
-        """Where the report is."""
-        return [f"  report {artifact.folder.describe(REPORT)}"]
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The report's file."""
+        return [REPORT]
 
 
 def _subtitle(found: Mapping[str, Artifact]) -> str:

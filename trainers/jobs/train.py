@@ -169,9 +169,9 @@ class Train(Stage[TrainConfig]):
         facts = artifact.manifest["facts"]
         return f"{facts['steps']} steps, loss {facts['first_loss']:.3f} at the first, {facts['last_loss']:.3f} at the last"
 
-    def announce(self, artifact: Artifact) -> list[str]:
-        """Where the model is."""
-        return [f"  model  {artifact.uri}/"]
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The model's folder."""
+        return [""]
 
 
 def _write_lines(path: Path, points: list[dict[str, Any]]) -> None:

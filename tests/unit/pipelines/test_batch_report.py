@@ -118,6 +118,10 @@ def test_the_section_tells_the_means_of_every_packing(run: dict[str, str], packi
     values = np.array([of_pairs.hardness(batch) for batch in packed_pairs(packing)])
     shown = [f"{len(values)}", f"{values.mean():.4f}", f"{values.std(ddof=1):.4f}"]
     assert rows[packed_name(packing)][1:4] == shown
+    masks = (mask for mask, _ in read_masks(BatchReader(run["batches"]), np.arange(len(values))))
+    left = np.mean([of_pairs.hardness(*both) for both in zip(packed_pairs(packing), masks, strict=True)])
+    assert f"{left:.4f}" != f"{values.mean():.4f}"
+    assert rows[MASKED][2] == f"{left:.4f}"
     assert f"An epoch has {PAIRS // BATCH_SIZE} batches of {BATCH_SIZE} pairs (epochs: 2)." in section.lead
     assert f"As packed it is {values.mean():.3f} on average" in section.lead
 

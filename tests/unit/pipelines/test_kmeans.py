@@ -23,7 +23,7 @@ from raytriever.pipelines.lloyd import (
     refill_empty,
     seed_centroids,
 )
-from raytriever.pipelines.two_levels import apportion
+from raytriever.pipelines.two_levels import apportion, assign_nearby
 from raytriever.retrieval.errors import UserError
 
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -145,6 +145,26 @@ def test_an_empty_cluster_takes_the_costliest_point_of_the_largest() -> None:
     assert assignment.counts.tolist() == [3, 2, 1]
     assert assignment.sums.ravel().tolist() == [3.0, 101.0, 9.0]
     assert assignment.objective == before - 64
+
+
+def test_a_cluster_refilled_last_has_its_point_as_centroid() -> None:
+    line = np.array([[0.0], [1.0], [2.0], [9.0], [50.0], [51.0]], dtype=np.float32)
+    seeds = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
+    found = lloyd(MidPoints(line, line), seeds, 0, 0.0)
+    assert found.centroids.ravel().tolist() == [1.0, 50.0, 9.0]
+    assert seeds.ravel().tolist() == [1.0, 50.0, 1000.0]
+    assert (found.refilled, found.objective) == (1, (3.0,))
+
+
+def test_points_choose_among_the_clusters_nearby() -> None:
+    line = np.array([[0.0], [4.0], [6.0], [10.0]], dtype=np.float32)
+    centroids = np.array([[0.0], [5.0], [10.0]], dtype=np.float32)
+    members, candidates = [np.array([0, 2]), np.array([1, 3])], [np.array([0]), np.array([1, 2])]
+    found = assign_nearby(MidPoints(line, line), centroids, members, candidates)
+    assert found.clusters.tolist() == [0, 1, 0, 2]
+    assert found.costs.tolist() == [0, 1, 36, 0]
+    assert found.sums.ravel().tolist() == [6, 4, 10]
+    assert found.counts.tolist() == [2, 1, 1]
 
 
 def test_concatenated_pairs_swap_their_halves() -> None:

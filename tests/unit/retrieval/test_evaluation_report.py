@@ -95,6 +95,12 @@ def test_differences_are_from_the_baseline_that_was_chosen(systems: dict[str, Pe
     assert row[6:] == ["40", "0", "0"]
 
 
+def test_no_difference_is_no_negative_zero(systems: dict[str, PerQuery]) -> None:
+    table = result_section(evaluated({"base": systems["base"], "copy": systems["base"]})).blocks[2]
+    assert isinstance(table, Table)
+    assert table.rows[0][2:] == ["+0.0000", "+0.0000 to +0.0000", "1.0000", "1.0000", "0", "40", "0"]
+
+
 def test_one_system_is_compared_with_nothing(systems: dict[str, PerQuery]) -> None:
     section = result_section(evaluated({"base": systems["base"]}))
     assert len(section.blocks) == 1

@@ -89,5 +89,7 @@ def test_words_are_set_left_and_numbers_right() -> None:
 
 
 def test_marks_of_a_cell() -> None:
-    html = render("t", "s", [Section("s", "l", [Table(["a"], [[Cell("0.5", "ab", is_strong=True)]])])])
-    assert "<td><strong>0.5</strong><sup>ab</sup></td>" in html
+    table = Table(["a"], [[Cell("0.5", "ab", is_strong=True)], ["0.4"]])
+    html = render("t", "s", [Section("s", "l", [table])])
+    assert '<td><strong>0.5</strong><sup style="min-width: 2ch">ab</sup></td>' in html
+    assert '<td>0.4<sup style="min-width: 2ch"></sup></td>' in html  # as much room, so that digits are in line
