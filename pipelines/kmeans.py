@@ -19,11 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raytriever.pipelines.lloyd import ConcatenatedPairs, MidPoints, Solution, lloyd, seed_centroids
+from raytriever.pipelines.lloyd import (
+    ConcatenatedPairs,
+    GatheredPoints,
+    MidPoints,
+    Points,
+    Solution,
+    lloyd,
+    seed_centroids,
+)
 from raytriever.pipelines.two_levels import lloyd_in_two_levels
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
 
+HELD_BYTES = 1 << 28  # points are made once and held where they need no more, else anew in every iteration
 Pairs = Literal["midpoint", "concat"]
 
 
@@ -73,9 +82,9 @@ def cluster_pairs(
     """
     _check(documents, queries, k)
     k = min(k, len(documents))
-    points: MidPoints | ConcatenatedPairs = (MidPoints if settings.pairs == "midpoint" else ConcatenatedPairs)(
-        documents, queries
-    )
+    points: Points = (MidPoints if settings.pairs == "midpoint" else ConcatenatedPairs)(documents, queries)
+    if len(points) * points.take(slice(0, 1)).nbytes <= HELD_BYTES:
+        points = GatheredPoints(points, slice(None))
     found: list[Solution] = []
     for restart in range(settings.restarts):
         random = np.random.default_rng((seed, restart))

@@ -40,7 +40,7 @@ def concatenated(first: NDArray[np.floating], second: NDArray[np.floating]) -> N
 class MidPoints:
     """Mid-points of N pairs, made block by block; clusters are means, costs squared Euclidean distances."""
 
-    converged_cost = 0.0  # a point of no more cost sits on its centroid
+    converged_cost: float = 0.0  # a point of no more cost sits on its centroid
 
     def __init__(self, documents: NDArray[np.floating], queries: NDArray[np.floating]) -> None:
         self._documents, self._queries = documents, queries
@@ -66,7 +66,7 @@ class MidPoints:
 class ConcatenatedPairs:
     """[q; d] of N pairs, then [d; q] of the same, at unit length; costs are 1 - cosine, centroids have unit length."""
 
-    converged_cost = 1e-6  # float32 unit vectors have lengths of 1 ± 1e-7
+    converged_cost: float = 1e-6  # float32 unit vectors have lengths of 1 ± 1e-7
 
     def __init__(self, documents: NDArray[np.floating], queries: NDArray[np.floating]) -> None:
         self._documents, self._queries = documents, queries
@@ -106,9 +106,9 @@ class ConcatenatedPairs:
 class GatheredPoints:
     """Some points of ``whole``, held in memory."""
 
-    def __init__(self, whole: MidPoints | ConcatenatedPairs, places: NDArray[np.int64]) -> None:
-        self._vectors = whole.take(places)
-        self.assign, self.centroids, self.converged_cost = whole.assign, whole.centroids, whole.converged_cost
+    def __init__(self, whole: "Points", places: slice | NDArray[np.int64]) -> None:
+        self._whole, self._vectors = whole, whole.take(places)
+        self.converged_cost: float = whole.converged_cost
 
     def __len__(self) -> int:
         return len(self._vectors)
@@ -116,6 +116,16 @@ class GatheredPoints:
     def take(self, places: slice | NDArray[np.int64]) -> NDArray[np.float32]:
         """The points at ``places`` of these."""
         return self._vectors[places]
+
+    def assign(
+        self, points: NDArray[np.float32], centroids: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """As the whole does."""
+        return self._whole.assign(points, centroids)
+
+    def centroids(self, sums: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float32]:
+        """As the whole does."""
+        return self._whole.centroids(sums, counts)
 
 
 Points = MidPoints | ConcatenatedPairs | GatheredPoints

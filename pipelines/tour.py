@@ -47,8 +47,8 @@ class Neighbours:
 def find_neighbours(centroids: NDArray[np.floating]) -> Neighbours:
     """Lists the clusters near each of the ``centroids`` (K, dimension), about ``LIST_LENGTH`` each.
 
-    K² · dimension multiplications in blocks; memory 4·K·(dimension + 600) bytes. Raises ``UserError`` for an empty or
-    non-finite array.
+    K² · dimension multiplications in blocks; memory about K · (14 · dimension + 2000) bytes. Raises ``UserError`` for
+    an empty or non-finite array.
     """
     _check(centroids)
     centred = centroids.astype(np.float64)

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from raytriever.pipelines.lloyd import (
     BLOCK_ROWS,
     Assignment,
-    ConcatenatedPairs,
     GatheredPoints,
-    MidPoints,
     Points,
     Solution,
     cluster_sums,
@@ -27,7 +25,7 @@ NEAR_CELLS = 16  # cells, its own among them, whose clusters a point may join
 
 
 def lloyd_in_two_levels(
-    points: MidPoints | ConcatenatedPairs, k: int, iterations: int, tolerance: float, random: np.random.Generator
+    points: Points, k: int, iterations: int, tolerance: float, random: np.random.Generator
 ) -> Solution:
     """At most ``k`` clusters of ``points``; ``iterations`` and ``tolerance`` hold for each of the three stages.
 

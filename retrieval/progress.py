@@ -36,8 +36,8 @@ class ProgressLine:
         self._unit = unit
         self._done = 0
         self._counted = 0
-        self._note = ""
-        self._started = self._logged = time.monotonic()
+        self._first: float | None = None
+        self._logged = time.monotonic()
         self._live: Progress | None = None
         if sys.stderr.isatty():
             self._live = Progress(
@@ -70,10 +70,12 @@ class ProgressLine:
 
     def advance(self, units: int, note: str = "") -> None:
         """Counts ``units`` more; ``note`` is shown behind the rate (the loss, say)."""
-        self._done += units
-        self._counted += units
-        self._note = note
         now = time.monotonic()
+        self._done += units
+        if self._first is None:
+            self._first = now  # workers have started: the rate and the time left count from here
+        else:
+            self._counted += units
         if self._live:
             self._live.update(self._task, completed=self._done, rate=f"{self._rate(now)} {note}".strip())
         elif now - self._logged >= LOG_INTERVAL_SECONDS:
@@ -84,12 +86,14 @@ class ProgressLine:
         return f"{self._done:,}" if self._total is None else f"{self._done:,} of {self._total:,} {self._unit}"
 
     def _rate(self, now: float) -> str:
-        return f"{self._counted / max(now - self._started, 1e-9):,.1f} {self._unit}/s"
+        if self._first is None or not self._counted:
+            return "starting"
+        return f"{self._counted / max(now - self._first, 1e-9):,.1f} {self._unit}/s"
 
     def _left(self, now: float) -> str:
-        if self._total is None or not self._counted:
+        if self._total is None or self._first is None or not self._counted:
             return ""
-        seconds = (self._total - self._done) * (now - self._started) / self._counted
+        seconds = (self._total - self._done) * (now - self._first) / self._counted
         return f", {format_seconds(seconds)} left"
 
 

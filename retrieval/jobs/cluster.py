@@ -25,6 +25,8 @@ _QUIET_ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    # Threads that spin while they wait for one another slow a worker several times over as soon as anything else runs
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 

@@ -156,7 +156,7 @@ class Train(Stage[TrainConfig]):
         log = folder / LOG
         _write_lines(log, points)
         Folder(self.config.output).put(LOG, log)
-        contract = encoder.contract.model_dump(exclude={"model"})
+        contract = encoder.contract.model_dump(exclude={"model", "dtype"})
         facts = {"steps": len(points), "first_loss": points[0]["loss"], "last_loss": points[-1]["loss"]}
         return writer.commit(sum(point["examples"] for point in points), facts=facts | {"encoder": contract})
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from raytriever.pipelines import kmeans
 from raytriever.pipelines import lloyd as steps
 from raytriever.pipelines.hardness import pair_similarity
 from raytriever.pipelines.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
@@ -98,13 +99,14 @@ def test_pairs_are_in_the_cluster_with_the_nearest_centroid() -> None:
     np.testing.assert_array_equal(found.assignments, nearest)
 
 
-def test_the_result_depends_on_seed_alone(tmp_path: Path) -> None:
+def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents, queries = (side.astype(np.float16) for side in topics(20_000, 16, 30))
     np.save(tmp_path / "documents.npy", documents)
     mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
     threads = torch.get_num_threads()
     first = cluster_pairs(documents, queries, 60, KMeansSettings(iterations=5), 3)
     torch.set_num_threads(1)
+    monkeypatch.setattr(kmeans, "HELD_BYTES", 0)
     again = cluster_pairs(mapped, queries, 60, KMeansSettings(iterations=5), 3)
     torch.set_num_threads(threads)
     other = cluster_pairs(documents, queries, 60, KMeansSettings(iterations=5), 4)
