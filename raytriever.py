@@ -159,15 +159,12 @@ def _job_command(job: str) -> Callable[..., None]:
 
 
 def _run_job(job: str, config: Path | None, overrides: list[str], print_config: bool, force: bool) -> None:
-    from raytriever.retrieval.configuration import apply_overrides, parse_yaml, validate
-    from raytriever.retrieval.errors import UserError
+    from raytriever.retrieval.configuration import apply_overrides, read_yaml, validate
     from raytriever.retrieval.jobs.cluster import RaySession
     from raytriever.retrieval.jobs.stage import closing_lines, run_stage
     from raytriever.retrieval.progress import say
 
-    if config is not None and not config.exists():
-        raise UserError(f"{config} doesn't exist. Give a YAML file of the job's settings, or use --set alone.")
-    values = parse_yaml(config.read_text(encoding="utf-8"), str(config)) if config else {}
+    values = read_yaml(config, str(config)) if config else {}
     stage_type = stage_class(job, job)
     stage = stage_type(validate(stage_type.config_class, apply_overrides(values, overrides), f"Settings of {job}"))
     if print_config:

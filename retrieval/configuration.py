@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -32,17 +33,40 @@ class Input:
 InputPath = Annotated[str, Input()]
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error; plain YAML takes the last and drops the others."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(problem=f"'{key.value}' is given twice", problem_mark=key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, where: str) -> dict[str, Any]:
+    """Reads a file that holds a YAML mapping. Raises ``UserError`` where it can't be read, or as ``parse_yaml``."""
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"), where)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}. Give the path of a YAML file.") from error
+
+
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Reads a YAML mapping. Raises ``UserError`` with the line where the text is no YAML or no mapping."""
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)  # a SafeLoader: plain values only
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it can't be parsed"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it can't be parsed"
         raise UserError(f"{where}{line} is not valid YAML: {problem}.") from error
     if not isinstance(value, dict):
-        raise UserError(f"{where} holds {type(value).__name__}, a mapping of settings was expected.")
+        given = "nothing" if value is None else f"a {type(value).__name__}"
+        raise UserError(f"{where} holds {given}; a mapping of settings (key: value) was expected.")
     return value
 
 
@@ -86,18 +110,26 @@ def validate(model: type[Model], values: Mapping[str, Any], where: str) -> Model
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        lines = [_explain(model, problem) for problem in error.errors()]
+        lines = dict.fromkeys(_explain(model, problem) for problem in error.errors())
         raise UserError(f"{where}: " + " ".join(lines)) from error
 
 
 def _explain(model: type[BaseModel], problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
-    key = ".".join(location)
+    *above, last = [str(part) for part in problem["loc"]] or [""]
+    keys, holders = _follow(model, above)
+    key = ".".join([*keys, last])
     if problem["type"] == "extra_forbidden":
-        allowed = sorted(_keys_at(model, location[:-1]))
-        return f"'{key}' is not a setting.{did_you_mean(location[-1], allowed)}"
+        allowed = sorted({name for holder in holders for name in holder.model_fields})
+        return f"'{key}' is not a setting.{did_you_mean(last, allowed)}"
     if problem["type"] == "missing":
         return f"'{key}' is missing and has no default."
+    keys, holders = _follow(model, [*above, last])
+    key = ".".join(keys)
+    if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        kinds = [str(_kind(holder)) for holder in holders]
+        if "tag" not in problem["ctx"]:
+            return f"'{key}.kind' is missing.{did_you_mean('', kinds)}"
+        return f"'{key}.kind' can't be '{problem['ctx']['tag']}'.{did_you_mean(problem['ctx']['tag'], kinds)}"
     message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")
     shown = "" if isinstance(given, dict | BaseModel) else f" (given: {given!r})"
@@ -112,17 +144,30 @@ def did_you_mean(given: str, allowed: Sequence[str]) -> str:
     return f" Allowed: {', '.join(allowed)}." if allowed else ""
 
 
-def _keys_at(model: type[BaseModel], location: Sequence[str]) -> set[str]:
-    """The field names of the model that ``location`` leads to; union tags in it are stepped over."""
-    models: list[type[BaseModel]] = [model]
+def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str], list[type[BaseModel]]]:
+    """The keys of pydantic's ``location`` as the user wrote them, and the models that may hold what comes below.
+
+    Left out are the tags of unions and the names of a union's types, which pydantic puts between the keys.
+    """
+    keys: list[str] = []
+    holders = [model]
     for part in location:
-        below = [m for owner in models if part in owner.model_fields for m in _models_in(owner.model_fields[part])]
-        if below:
-            models = below
-        else:  # a tag of a discriminated union: keep the member of that kind
-            tagged = [m for m in models if getattr(m.model_fields.get("kind"), "default", None) == part]
-            models = tagged or models
-    return {name for owner in models for name in owner.model_fields}
+        fields = [holder.model_fields[part] for holder in holders if part in holder.model_fields]
+        tagged = [holder for holder in holders if _kind(holder) == part]
+        if fields:
+            keys.append(part)
+            holders = [below for field in fields for below in _models_in(field)] or holders
+        elif tagged:
+            holders = tagged
+        elif part not in ("bool", "int", "float", "str") and not part.startswith("literal["):
+            keys.append(part)
+    return keys, holders
+
+
+def _kind(model: type[BaseModel]) -> Any:
+    """The tag by which a union tells the model, where it has one."""
+    field = model.model_fields.get("kind")
+    return field.default if field else None
 
 
 def _models_in(field: FieldInfo) -> Iterator[type[BaseModel]]:

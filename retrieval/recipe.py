@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import raytriever
-from raytriever.retrieval.configuration import apply_overrides, did_you_mean, parse_yaml
+from raytriever.retrieval.configuration import apply_overrides, did_you_mean, read_yaml
 from raytriever.retrieval.errors import UserError
 
 _KEYS = ("description", "output", "resources", "stages")
@@ -68,24 +68,28 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
         hint = did_you_mean(name_or_path, known)
         raise UserError(f"There is no recipe '{name_or_path}'.{hint} A path to a .yaml file works too.")
     where = f"Recipe {path.name}"
-    try:
-        values = parse_yaml(path.read_text(encoding="utf-8"), where)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start}).") from error
+    values = read_yaml(path, where)
     for key in values:
         if key not in _KEYS:
             raise UserError(f"{where}: '{key}' is not a setting.{did_you_mean(str(key), _KEYS)}")
+    stages = list(_stages_of(values, where))
+    values = apply_overrides(values, [_locate_override(override, stages, where) for override in overrides])
+    shared = values.get("resources")
+    merged = {}
+    for stage, settings in _stages_of(values, where).items():
+        if not isinstance(settings, Mapping):
+            raise UserError(f"{where}: stage '{stage}' is {settings!r}, a mapping of settings was expected.")
+        if "output" in settings:
+            raise UserError(f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}.")
+        merged[stage] = ({"resources": shared} if shared else {}) | dict(settings)
+    return Recipe(path.stem, output or str(values.get("output") or f"runs/{path.stem}"), merged)
+
+
+def _stages_of(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     stages = values.get("stages")
     if not isinstance(stages, Mapping) or not stages:
         raise UserError(f"{where}: 'stages' is missing or empty; it maps each stage's name to its settings.")
-    values = apply_overrides(values, [_locate_override(override, list(stages), where) for override in overrides])
-    shared = values.get("resources")
-    merged = {}
-    for stage, settings in values["stages"].items():
-        if not isinstance(settings, Mapping):
-            raise UserError(f"{where}: stage '{stage}' is {settings!r}, a mapping of settings was expected.")
-        merged[stage] = ({"resources": shared} if shared else {}) | dict(settings)
-    return Recipe(path.stem, output or str(values.get("output") or f"runs/{path.stem}"), merged)
+    return stages
 
 
 def _locate_override(override: str, stages: Sequence[str], where: str) -> str:

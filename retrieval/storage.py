@@ -1,7 +1,8 @@
 """Folders on a local disk or in an object store behind one interface, in which a file is whole or absent.
 
 Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
-its final key in one upload, never renamed. Both go through ``pyarrow.fs``.
+its final key in one upload, never renamed. Both go through ``pyarrow.fs``, which reads an S3 server's address and keys
+from the environment (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, …), so URIs stay plain.
 """
 
 import hashlib
@@ -106,30 +107,39 @@ class Folder:
             source.replace(target)
             _sync_folder(target.parent)
             return
-        with source.open("rb") as file, self._filesystem.open_output_stream(self._key(name)) as stream:
-            while block := file.read(_COPY_BYTES):
-                stream.write(block)
+        with pa.memory_map(str(source)) as file, self._filesystem.open_output_stream(self._key(name)) as stream:
+            stream.write(file.read_buffer())  # one call: closing after an interrupt between two would keep the first
         source.unlink()
 
     def local_path(self, name: str, sha256: str) -> Path:
         """A local path that holds the file: itself, or a copy in the cache, keyed and checked by its hash.
 
-        Raises ``UserError`` where the downloaded bytes don't have that hash.
+        Raises ``FileNotFoundError``, and ``UserError`` where the downloaded bytes don't have that hash.
         """
         if self.is_local:
-            return Path(self._key(name))
+            path = Path(self._key(name))
+            if not path.is_file():
+                raise FileNotFoundError(path)
+            return path
         cached = cache_folder() / "files" / sha256
         if not cached.exists():
             cached.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=cached.parent)
-            with os.fdopen(handle, "wb") as file, self._filesystem.open_input_stream(self._key(name)) as stream:
-                while block := stream.read(_COPY_BYTES):
-                    file.write(block)
-            if sha256_of(Path(temporary)) != sha256:
-                Path(temporary).unlink()
-                raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256} as its manifest says.")
-            Path(temporary).replace(cached)
+            with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=cached.parent) as temporary:
+                copy = Path(temporary) / sha256
+                with copy.open("wb") as file, self._filesystem.open_input_stream(self._key(name)) as stream:
+                    shutil.copyfileobj(stream, file, _COPY_BYTES)
+                if sha256_of(copy) != sha256:
+                    raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256}, as recorded.")
+                copy.replace(cached)
         return cached
+
+    def sha256(self, name: str) -> str:
+        """Hexadecimal SHA-256 of the bytes that are stored now. Raises ``FileNotFoundError``."""
+        digest = hashlib.sha256()
+        with self._filesystem.open_input_stream(self._key(name)) as stream:
+            while block := stream.read(_COPY_BYTES):
+                digest.update(block)
+        return digest.hexdigest()
 
     def delete(self, name: str) -> None:
         """Removes one file; no error where it is absent."""
@@ -148,15 +158,6 @@ class Folder:
             for path in sorted((path for path in Path(self._root).rglob("*") if path.is_dir()), reverse=True):
                 if not any(path.iterdir()):
                     path.rmdir()
-
-    def delete_everything(self) -> None:
-        """Removes every file of the folder, the manifest first, so that it never looks complete on the way."""
-        names = list(self.files())
-        for name in sorted(names, key=lambda name: name != "manifest.json"):
-            self.delete(name)
-        if self.is_local and Path(self._root).is_dir():
-            for path in Path(self._root).iterdir():
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def absolute(uri: str) -> str:

@@ -15,12 +15,12 @@ class EncoderSettings(Settings):
 
     model: InputPath
     revision: str | None = None
-    pooling: Pooling | Literal["auto"] = "auto"
+    pooling: Literal[Pooling, "auto"] = "auto"
     normalize: bool | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
     max_length: int | None = None  # tokens, special tokens included
-    dtype: Dtype | Literal["auto"] = "auto"  # of weights and matrix products; 'auto': bfloat16 where the processor has it
+    dtype: Literal[Dtype, "auto"] = "auto"  # of weights and matrix products; 'auto': bfloat16 where the processor has it
     trust_remote_code: bool = False
 
 
@@ -47,7 +47,7 @@ class EncoderContract(Settings):
             )
 
 
-def resolve_dtype(dtype: Dtype | Literal["auto"]) -> Dtype:
+def resolve_dtype(dtype: Literal[Dtype, "auto"]) -> Dtype:
     """'auto' becomes bfloat16 where this machine multiplies in it natively, else float32."""
     if dtype != "auto":
         return dtype
