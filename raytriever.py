@@ -23,7 +23,11 @@ __path__ = [str(Path(__file__).parent)]
 
 # command: (module, class, what it does)
 JOBS = {
-    "collect": ("retrieval.jobs.collect", "Collect", "Read a source (BEIR folder, Python functions) into a collection."),
+    "collect": (
+        "retrieval.jobs.collect",
+        "Collect",
+        "Read a source (BEIR folder, Python functions) into a collection.",
+    ),
     "embed": ("retrieval.jobs.embed", "Embed", "Embed the documents and queries of a collection."),
     "pairs": ("pipelines.jobs.pairs", "Pairs", "Turn a split's judgments into training pairs."),
     "cluster": ("pipelines.jobs.cluster", "Cluster", "Cluster pairs within their domains."),
@@ -90,7 +94,7 @@ def run(
     print_config: PrintOption = False,
     traceback_wanted: TracebackOption = False,
 ) -> None:
-    """Runs a recipe: finished stages are reused, interrupted ones go on, changed ones and those after them run again."""
+    """Runs a recipe: finished stages are reused, interrupted ones go on, changed ones and later ones run again."""
     with user_errors(traceback_wanted):
         _run(recipe, overrides or [], output, until, print_config)
 

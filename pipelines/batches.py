@@ -73,7 +73,9 @@ class BatchReader:
         """One batch, its rows in order. Raises ``UserError`` where there is no such batch."""
         total = self.number_of_batches(epoch)
         if not 0 <= index < total:
-            raise UserError(f"Epoch {epoch} of {self.artifact.uri} has batches 0 to {total - 1}; {index} was asked for.")
+            raise UserError(
+                f"Epoch {epoch} of {self.artifact.uri} has batches 0 to {total - 1}; {index} was asked for."
+            )
         first, name = next(item for item in reversed(self._shards[epoch]) if item[0] <= index)
         return self._file(name).read_row_group(index - first)
 

@@ -13,7 +13,7 @@ CLUSTERS = "clusters"
 
 @dataclass(frozen=True)
 class DomainClusters:
-    """One domain: its name, its pairs (numbers in the pairs artifact), the cluster of each, and the centroids (K, d)."""
+    """One domain: its name, its pairs (numbers in the pairs artifact), the cluster of each, the centroids (K, d)."""
 
     name: str
     pairs: NDArray[np.int64]

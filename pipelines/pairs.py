@@ -32,8 +32,8 @@ def pairs_from_judgments(
     relevant = judgments.filter(pc.greater_equal(judgments["relevance"], minimum_relevance))
     if not len(relevant):
         raise UserError(
-            f"No judgment has a relevance of {minimum_relevance} or more, so there are no pairs. Lower minimum_relevance"
-            " or choose another split."
+            f"No judgment has a relevance of {minimum_relevance} or more, so there are no pairs. Lower"
+            " minimum_relevance or choose another split."
         )
     query_rows = _rows_of(relevant["query_id"], query_ids, "query")
     document_rows = _rows_of(relevant["document_id"], document_ids, "document")
@@ -53,9 +53,10 @@ def _rows_of(ids: pa.ChunkedArray, known: pa.Array, what: str) -> pa.Array:
     rows = pc.index_in(ids, value_set=known).combine_chunks()
     if rows.null_count:
         unknown = ids.combine_chunks().filter(pc.is_null(rows))
-        raise UserError(f"{len(unknown)} judgments name a {what} that the collection lacks, the first {unknown[0].as_py()!r}.")
+        raise UserError(
+            f"{len(unknown)} judgments name a {what} that the collection lacks, the first {unknown[0].as_py()!r}."
+        )
     return rows.cast(pa.int64())
-
 
 
 def read_pairs(artifact: Artifact, columns: list[str]) -> pa.Table:

@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 BUILDING = "building.json"
 RUN = "run.json"
 LOG = "log.jsonl"  # times and rates of long work; like run.json it is no part of what the artifact is
-_RECORDS = "shards/"
+RECORDS = "shards/"
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,21 @@ class Artifact:
             raise UserError(_absent(self.folder, kind)) from error
         try:
             self.manifest: dict[str, Any] = json.loads(text)
+            if self.manifest["schema_version"] > SCHEMA_VERSION:
+                raise UserError(
+                    f"{self.folder.uri} was written with schema {self.manifest['schema_version']}, this version reads"
+                    f" up to {SCHEMA_VERSION}. Update Raytriever."
+                )
             self.kind: str = self.manifest["kind"]
             self.shards = tuple(ShardRecord.from_json(shard) for shard in self.manifest["shards"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self.folder.describe(MANIFEST)} is damaged ({error}). Remove the folder and make it again."
             ) from error
-        if self.manifest["schema_version"] > SCHEMA_VERSION:
-            raise UserError(
-                f"{self.folder.uri} was written with schema {self.manifest['schema_version']}, this version reads up to"
-                f" {SCHEMA_VERSION}. Update Raytriever."
-            )
         if kind is not None and self.kind != kind:
-            raise UserError(f"{self.folder.uri} holds an artifact of kind '{self.kind}', one of kind '{kind}' is needed.")
+            raise UserError(
+                f"{self.folder.uri} holds an artifact of kind '{self.kind}', one of kind '{kind}' is needed."
+            )
         self.fingerprint = hashlib.sha256(text).hexdigest()
         self._hashes = {file.name: file.sha256 for shard in self.shards for file in shard.files}
 
@@ -144,119 +146,47 @@ class Artifact:
 
         Raises ``UserError`` where the file has gone missing.
         """
-        path = self.folder.local_path(name, self._hashes[name])
-        if not path.exists():
-            raise UserError(f"{self.folder.describe(name)} is missing though its manifest lists it. Make {self.uri} again.")
-        return path
+        try:
+            return self.folder.local_path(name, self._hashes[name])
+        except FileNotFoundError as error:
+            raise self._missing(name) from error
 
     def read_json(self, name: str) -> Any:
         """One of its JSON files, parsed."""
         return json.loads(self.folder.read_bytes(name))
 
     def verify(self) -> None:
-        """Reads every file and compares hashes. Raises ``UserError`` that names the damaged file."""
+        """Reads every file where it is stored and compares hashes. Raises ``UserError`` that names the damaged file."""
         for name, expected in self._hashes.items():
-            if sha256_of(self.path(name)) != expected:
-                raise UserError(f"{self.folder.describe(name)} is damaged: its SHA-256 differs from the manifest's.")
+            try:
+                found = self.folder.sha256(name)
+            except FileNotFoundError as error:
+                raise self._missing(name) from error
+            if found != expected:
+                raise UserError(
+                    f"{self.folder.describe(name)} is damaged: its SHA-256 differs from the manifest's. Remove"
+                    f" {self.uri} and make it again."
+                )
+
+    def _missing(self, name: str) -> UserError:
+        return UserError(
+            f"{self.folder.describe(name)} is missing though its manifest lists it. Remove {self.uri} and make it"
+            " again."
+        )
 
 
 def _absent(folder: Folder, kind: str | None) -> str:
     wanted = f"an artifact of kind '{kind}'" if kind else "an artifact"
     if folder.exists(BUILDING):
-        return f"{folder.uri} is unfinished (no {MANIFEST}): run the stage that makes it again, it goes on where it was."
+        return (
+            f"{folder.uri} is unfinished (no {MANIFEST}): run the stage that makes it again, it goes on where it was."
+        )
     return f"{folder.uri} holds no artifact (no {MANIFEST}), {wanted} is needed. Is the path right?"
 
 
 def is_artifact(uri: str) -> bool:
     """Whether the folder holds a complete artifact."""
     return Folder(uri).exists(MANIFEST)
-
-
-class ArtifactWriter:
-    """Makes one artifact, going on from what an interrupted run of the same derivation left.
-
-    ``complete`` is True where the artifact is already there. Raises ``UserError`` where the folder holds another
-    artifact and ``replace`` is off, naming the fields that differ, and where it holds something that is no artifact.
-    """
-
-    def __init__(self, uri: str, derivation: Derivation, *, replace: bool = False) -> None:
-        self.folder = Folder(uri)
-        self.derivation = derivation
-        self._replace = replace
-        self._stale = False
-        self.complete = False
-        stored = self._stored()
-        if stored is None:
-            self._refuse_foreign_files()
-            return
-        differences = derivation.differences({key: stored.get(key) for key in asdict(derivation)})
-        if differences and not replace:
-            raise UserError(
-                f"{uri} holds a different {stored.get('kind')} artifact: {'; '.join(differences)}. Choose another output,"
-                " or --force to replace it."
-            )
-        self._stale = bool(differences)
-        self.complete = not differences and self.folder.exists(MANIFEST)
-
-    def _stored(self) -> dict[str, Any] | None:
-        for name in (MANIFEST, BUILDING):
-            if self.folder.exists(name):
-                try:
-                    value = json.loads(self.folder.read_bytes(name))
-                    return {key: value[key] for key in ("kind", "stage", "algorithm_version", "config", "inputs")}
-                except (ValueError, KeyError, TypeError) as error:
-                    if not self._replace:
-                        raise UserError(
-                            f"{self.folder.describe(name)} is damaged. --force makes the artifact again."
-                        ) from error
-                    return {}
-        return None
-
-    def _refuse_foreign_files(self) -> None:
-        names = list(self.folder.files())
-        if names:
-            raise UserError(
-                f"{self.folder.uri} is no artifact but holds files ({names[0]}{', …' if len(names) > 1 else ''})."
-                " Nothing was touched: choose an empty or a new folder as output."
-            )
-
-    def begin(self) -> dict[str, ShardRecord]:
-        """Makes the folder ready and returns the shards that are already finished, by name."""
-        if self._stale:
-            self.folder.delete_everything()
-        self.folder.delete_temporary()
-        if not self.folder.exists(BUILDING):
-            self.folder.write_bytes(BUILDING, _json(asdict(self.derivation)))
-        finished = {}
-        for name in self.folder.files():
-            if name.startswith(_RECORDS) and name.endswith(".json"):
-                record = ShardRecord.from_json(json.loads(self.folder.read_bytes(name)))
-                finished[record.name] = record
-        return finished
-
-    def finish(self, shards: list[ShardRecord], facts: Mapping[str, Any], run: Mapping[str, Any]) -> Artifact:
-        """Writes ``run.json`` and, last, the manifest over ``shards`` (in their given order); tidies up."""
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            **asdict(self.derivation),
-            "rows": sum(shard.rows for shard in shards),
-            "counts": _sum([shard.counts for shard in shards]),
-            "dropped": _sum([shard.dropped for shard in shards]),
-            "facts": dict(facts),
-            "shards": [asdict(shard) for shard in shards],
-        }
-        self.folder.write_bytes(RUN, _json(run))
-        self.folder.write_bytes(MANIFEST, _json(manifest))
-        self.sweep()
-        return Artifact(self.folder.uri)
-
-    def sweep(self) -> None:
-        """Removes what a finished artifact doesn't need; a kill between the manifest and this leaves it to the next run."""
-        listed = {MANIFEST, RUN, LOG, *Artifact(self.folder.uri).names()}
-        for name in self.folder.files():
-            if name not in listed:
-                self.folder.delete(name)
-        self.folder.delete_empty_folders()
 
 
 class ShardWriter:
@@ -280,6 +210,11 @@ class ShardWriter:
         self._files.append(ShardFile(name, path.stat().st_size, sha256_of(path)))
         self._folder.put(name, path)
 
+    def discard(self) -> None:
+        """Removes the files added so far: of a shard that fails nothing stays."""
+        for file in self._files:
+            self._folder.delete(file.name)
+
     def read(self, name: str) -> bytes:
         """What a shard of an earlier phase wrote."""
         return self._folder.read_bytes(name)
@@ -296,17 +231,10 @@ class ShardWriter:
         record = ShardRecord(
             self._name, rows, tuple(self._files), dict(counts or {}), dict(dropped or {}), dict(facts or {})
         )
-        self._folder.write_bytes(f"{_RECORDS}{self._name}.json", _json(asdict(record)))
+        self._folder.write_bytes(f"{RECORDS}{self._name}.json", to_json(asdict(record)))
         return record
 
 
-def _sum(counters: list[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for counter in counters:
-        for name, count in counter.items():
-            total[name] = total.get(name, 0) + count
-    return dict(sorted(total.items()))
-
-
-def _json(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
+    """JSON with sorted keys, so that equal values give equal bytes."""
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -40,7 +40,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(problem=f"'{key.value}' is given twice", problem_mark=key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    problem=f"'{key.value}' is given twice", problem_mark=key.start_mark
+                )
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return super().construct_mapping(node, deep)
 
@@ -58,14 +60,14 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Reads a YAML mapping. Raises ``UserError`` with the line where the text is no YAML or no mapping."""
     try:
-        value = yaml.load(text, _Loader)  # a SafeLoader: plain values only
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it can't be parsed"
         raise UserError(f"{where}{line} is not valid YAML: {problem}.") from error
     if not isinstance(value, dict):
-        given = "nothing" if value is None else f"a {type(value).__name__}"
+        given = "nothing" if value is None else type(value).__name__
         raise UserError(f"{where} holds {given}; a mapping of settings (key: value) was expected.")
     return value
 
@@ -81,7 +83,7 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
         if not equals or not key:
             raise UserError(f"--set {override!r} is not of the form key=value, such as optimizer.learning_rate=2e-5.")
         try:
-            value = yaml.safe_load(text)
+            value = yaml.load(text, _Loader)
         except yaml.YAMLError as error:
             raise UserError(f"--set {override!r}: the value is not valid YAML; quote it.") from error
         *parents, last = key.split(".")
@@ -128,7 +130,7 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [str(_kind(holder)) for holder in holders]
         if "tag" not in problem["ctx"]:
-            return f"'{key}.kind' is missing.{did_you_mean('', kinds)}"
+            return f"'{key}.kind' is missing. Allowed: {', '.join(kinds)}."
         return f"'{key}.kind' can't be '{problem['ctx']['tag']}'.{did_you_mean(problem['ctx']['tag'], kinds)}"
     message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")
@@ -173,7 +175,7 @@ def _kind(model: type[BaseModel]) -> Any:
 def _models_in(field: FieldInfo) -> Iterator[type[BaseModel]]:
     pending: list[Any] = [field.annotation]
     while pending:
-        annotation = pending.pop()
+        annotation = pending.pop(0)
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation
         elif get_origin(annotation) in (Union, UnionType, Annotated, list, dict, tuple):

@@ -83,7 +83,8 @@ class ProgressLine:
             say(f"  {self._title}: {self._count()}, {self._rate(now)}{self._left(now)}{', ' + note if note else ''}")
 
     def _count(self) -> str:
-        return f"{self._done:,}" if self._total is None else f"{self._done:,} of {self._total:,} {self._unit}"
+        total = "" if self._total is None else f" of {self._total:,}"
+        return f"{self._done:,}{total} {self._unit}"
 
     def _rate(self, now: float) -> str:
         if self._first is None or not self._counted:
@@ -99,7 +100,7 @@ class ProgressLine:
 
 def format_seconds(seconds: float) -> str:
     """``4.2 s``, ``3 min 05 s``, ``2 h 10 min``."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -72,15 +72,18 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
     for key in values:
         if key not in _KEYS:
             raise UserError(f"{where}: '{key}' is not a setting.{did_you_mean(str(key), _KEYS)}")
-    stages = list(_stages_of(values, where))
-    values = apply_overrides(values, [_locate_override(override, stages, where) for override in overrides])
+    of_stages, of_recipe = _sort_overrides(overrides, list(_stages_of(values, where)), where)
+    values = apply_overrides(values, of_recipe)
+    stages = apply_overrides(dict(_stages_of(values, where)), of_stages)
     shared = values.get("resources")
     merged = {}
-    for stage, settings in _stages_of(values, where).items():
+    for stage, settings in stages.items():
         if not isinstance(settings, Mapping):
             raise UserError(f"{where}: stage '{stage}' is {settings!r}, a mapping of settings was expected.")
         if "output" in settings:
-            raise UserError(f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}.")
+            raise UserError(
+                f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
+            )
         merged[stage] = ({"resources": shared} if shared else {}) | dict(settings)
     return Recipe(path.stem, output or str(values.get("output") or f"runs/{path.stem}"), merged)
 
@@ -92,12 +95,16 @@ def _stages_of(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return stages
 
 
-def _locate_override(override: str, stages: Sequence[str], where: str) -> str:
-    key = override.partition("=")[0].split(".")[0]
-    if key in stages:
-        return f"stages.{override}"
-    if key in _KEYS:
-        return override
-    raise UserError(
-        f"--set {override!r}: '{key}' is no stage of {where}.{did_you_mean(key, [*stages, 'output', 'resources'])}"
-    )
+def _sort_overrides(overrides: Sequence[str], stages: Sequence[str], where: str) -> tuple[list[str], list[str]]:
+    """Those whose key begins with a stage's name, and those of the recipe itself."""
+    of_stages, of_recipe = [], []
+    for override in overrides:
+        key = override.partition("=")[0].split(".")[0]
+        if key in stages:
+            of_stages.append(override)
+        elif key in _KEYS:
+            of_recipe.append(override)
+        else:
+            hint = did_you_mean(key, [*stages, "output", "resources"])
+            raise UserError(f"--set {override!r}: '{key}' is no stage of {where}.{hint}")
+    return of_stages, of_recipe

@@ -36,7 +36,7 @@ class Folder:
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/") or "/"
+        self.uri = uri if uri.endswith("://") else uri.rstrip("/") or "/"
         self._filesystem, self._root = _open_filesystem(self.uri)
         self.is_local = isinstance(self._filesystem, fs.LocalFileSystem)
 
@@ -175,6 +175,8 @@ def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
         return fs.LocalFileSystem(), absolute(uri)
     try:
         filesystem, root = fs.FileSystem.from_uri(uri)
+        if not root:
+            raise ValueError("it names no bucket")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OSError) as error:
         raise UserError(
             f"{uri} can't be opened as a folder: {error}. Use a local path, s3://bucket/prefix or gs://bucket/prefix."

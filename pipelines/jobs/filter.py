@@ -53,7 +53,9 @@ class Filter(Stage[FilterConfig]):
             epoch, size = record.facts["epoch"], record.facts["batch_size"]
             starts = range(0, record.rows // size, self.config.batches_per_shard)
             shards += [
-                Shard(f"epoch={epoch:05d}-{number:05d}", {"epoch": epoch, "number": number, "first": first, "size": size})
+                Shard(
+                    f"epoch={epoch:05d}-{number:05d}", {"epoch": epoch, "number": number, "first": first, "size": size}
+                )
                 for number, first in enumerate(starts)
             ]
         return shards

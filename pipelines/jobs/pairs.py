@@ -51,4 +51,3 @@ class Pairs(Stage[PairsConfig]):
         """Pairs, distinct queries, distinct documents."""
         counts = artifact.manifest["counts"]
         return f"{artifact.rows:,} pairs of {counts['queries']:,} queries and {counts['documents']:,} documents"
-

@@ -195,8 +195,7 @@ class BeirSource:
     def _finish(self, ids: _Ids, name: str, what: Literal["documents", "queries"]) -> None:
         if len(ids.lines) == len(ids.empty):
             raise UserError(
-                f"{self._folder.describe(name)} holds no {what} with a text. Is it the right file, is it"
-                " complete?"
+                f"{self._folder.describe(name)} holds no {what} with a text. Is it the right file, is it complete?"
             )
         ids.complete = True
         if ids.empty:
@@ -262,9 +261,7 @@ def _identifier(record: dict[str, Any], where: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value:
-        raise UserError(
-            f'{where}: "_id" is {value!r:.60}. It must be a string that is not empty, or an integer.'
-        )
+        raise UserError(f'{where}: "_id" is {value!r:.60}. It must be a string that is not empty, or an integer.')
     return value
 
 

@@ -35,9 +35,7 @@ def read_qrels(folder: Folder, name: str) -> Iterator[tuple[int, str, str, int]]
             )
         query, document, score = fields
         if not _INTEGER.fullmatch(score) or int(score) not in _INT32:
-            raise UserError(
-                f"{file}, line {line}: the score is {score!r:.40}. It must be an integer of 32 bits."
-            )
+            raise UserError(f"{file}, line {line}: the score is {score!r:.40}. It must be an integer of 32 bits.")
         first = lines.setdefault((query, document), line)
         if first != line:
             raise UserError(

@@ -51,7 +51,9 @@ def locate_model(model: str, revision: str | None = None) -> LocatedModel:
         return LocatedModel(Path(model), f"the folder {model}", _fingerprint(Path(model)))
     packaged = PACKAGED_MODELS.get(model)
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise UserError(f"Encoder {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact.")
+        raise UserError(
+            f"Encoder {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact."
+        )
     path, reason = _from_hub(model, revision)
     origin = f"the Hugging Face hub or its cache ({path})"
     if path is None and packaged is not None and revision is None:
@@ -74,8 +76,8 @@ def check_weights(path: Path, expected: str) -> None:
     found = sha256_of(weights) if weights.exists() else "absent"
     if found != expected:
         raise UserError(
-            f"The weights {weights} are not the pinned ones: SHA-256 {found}, expected {expected}. They were not loaded."
-            " Reinstall the package or clear the hub's cache, or name another folder as the encoder's model."
+            f"The weights {weights} are not the pinned ones: SHA-256 {found}, expected {expected}. They were not"
+            " loaded. Reinstall the package or clear the hub's cache, or name another folder as the encoder's model."
         )
 
 

@@ -20,7 +20,9 @@ class EncoderSettings(Settings):
     query_prompt: str | None = None
     document_prompt: str | None = None
     max_length: int | None = None  # tokens, special tokens included
-    dtype: Literal[Dtype, "auto"] = "auto"  # of weights and matrix products; 'auto': bfloat16 where the processor has it
+    dtype: Literal[Dtype, "auto"] = (
+        "auto"  # of weights and matrix products; 'auto': bfloat16 where the processor has it
+    )
     trust_remote_code: bool = False
 
 
@@ -68,6 +70,6 @@ def require_dtype(dtype: Dtype, host: str) -> None:
     """Raises ``UserError`` on a worker that lacks what the driver resolved 'auto' to."""
     if dtype == "bfloat16" and not has_bfloat16():
         raise UserError(
-            f"The job runs in bfloat16, which {host} has no instructions for. Set the encoder's dtype to float32, or keep"
-            " the job on machines of one kind."
+            f"The job runs in bfloat16, which {host} has no instructions for. Set the encoder's dtype to float32, or"
+            " keep the job on machines of one kind."
         )

@@ -4,7 +4,6 @@ Reads sentence-transformers folders (both layouts) and plain Hugging Face ones, 
 layout, which every release since 2 loads.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,15 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raytriever.retrieval.encoders.modules import load_dense, pools_prompt, read_modules, read_pooling
 from raytriever.retrieval.encoders.specification import EncoderContract, EncoderSettings, Pooling, Role
 from raytriever.retrieval.errors import UserError
 
-_POOLING_KEYS: dict[str, Pooling] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last_token",
-}
-_POOLING_NAMES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last_token"}
 _LENGTH_WITHOUT_LIMIT = 512  # for tokenizers that state none
 
 
@@ -106,32 +100,30 @@ class TextEncoder(nn.Module):
         write_sentence_transformers_folder(self, folder)
 
 
-def load_encoder(
-    settings: EncoderSettings, path: Path, fingerprint: str, dropout: float | None = None
-) -> TextEncoder:
+def load_encoder(settings: EncoderSettings, path: Path, fingerprint: str, dropout: float | None = None) -> TextEncoder:
     """Loads the encoder at ``path`` in float32 (``settings.dtype`` is for the caller to apply).
 
-    ``dropout``: the probability of every dropout in training, None: as the model's configuration says. Raises ``UserError`` where the folder lacks weights, configuration or tokenizer, or asks for something unknown.
+    ``dropout``: the probability of every dropout in training, None: as the model's configuration says. Raises
+    ``UserError`` where the folder lacks weights, configuration or tokenizer, or asks for something unknown.
     """
     _quiet_transformers()
-    modules = _read_modules(path)
-    transformer_path = path / modules["transformer"]
-    transformer = _load_transformer(transformer_path, settings.trust_remote_code, dropout)
-    tokenizer = _load_tokenizer(transformer_path, settings.trust_remote_code)
-    dense = [_load_dense(path / name) for name in modules["dense"]]
+    modules = read_modules(path)
+    transformer = _load_transformer(modules.transformer, settings.trust_remote_code, dropout)
+    tokenizer = _load_tokenizer(modules.transformer, settings.trust_remote_code, modules.lower_case)
+    dense = [load_dense(folder) for folder in modules.dense]
     config: Any = transformer.config
-    hidden = int(config.hidden_size)
-    prompts = _read_json(path / "config_sentence_transformers.json").get("prompts", {})
     contract = EncoderContract(
         model=fingerprint,
-        pooling=_resolve_pooling(settings, path, modules["pooling"]),
-        normalize=modules["normalize"] if settings.normalize is None else settings.normalize,
-        query_prompt=_first(settings.query_prompt, prompts.get("query"), ""),
-        document_prompt=_first(settings.document_prompt, prompts.get("document"), prompts.get("passage"), ""),
-        max_length=_resolve_length(settings, transformer_path, tokenizer, config),
+        pooling=read_pooling(modules.pooling, path) if settings.pooling == "auto" else settings.pooling,
+        normalize=modules.normalize if settings.normalize is None else settings.normalize,
+        query_prompt=_first(settings.query_prompt, modules.query_prompt, ""),
+        document_prompt=_first(settings.document_prompt, modules.document_prompt, ""),
+        max_length=_resolve_length(settings.max_length, modules.max_length, tokenizer, config),
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
-        dimension=dense[-1].linear.out_features if dense else hidden,
+        dimension=dense[-1].linear.out_features if dense else int(config.hidden_size),
     )
+    if (contract.query_prompt or contract.document_prompt) and not pools_prompt(modules.pooling):
+        raise UserError(f"{modules.pooling}/config.json leaves the prompt out of the pooling, which is not supported.")
     return TextEncoder(transformer, tokenizer, dense, contract)
 
 
@@ -147,66 +139,12 @@ def _quiet_transformers() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} is not readable JSON ({error}). Is the encoder's folder whole?") from error
-    return dict(value)
-
-
-def _read_modules(path: Path) -> dict[str, Any]:
-    """Which modules a sentence-transformers folder chains; a plain Hugging Face folder is a transformer alone."""
-    listing = path / "modules.json"
-    found: dict[str, Any] = {"transformer": "", "pooling": None, "dense": [], "normalize": False}
-    if not listing.exists():
-        return found
-    for module in json.loads(listing.read_text(encoding="utf-8")):
-        kind = str(module["type"]).rsplit(".", 1)[-1]
-        if kind == "Dense":
-            found["dense"].append(module["path"])
-        elif kind == "Normalize":
-            found["normalize"] = True
-        elif kind in ("Transformer", "Pooling"):
-            found[kind.lower()] = module["path"]
-        else:
-            raise UserError(
-                f"{listing} chains a module of type {module['type']!r}, which is not supported. Supported: Transformer,"
-                " Pooling (mean, cls, last token), Dense, Normalize."
-            )
-    return found
-
-
-def _resolve_pooling(settings: EncoderSettings, path: Path, folder: str | None) -> Pooling:
-    if settings.pooling != "auto":
-        return settings.pooling
-    if folder is None:
-        raise UserError(
-            f"{path} is a plain transformer without pooling settings. Say which pooling it was trained with: set the"
-            " encoder's pooling to mean, cls or last_token."
-        )
-    config = _read_json(path / folder / "config.json")
-    if "pooling_mode" in config:
-        name = str(config["pooling_mode"])
-        if name in _POOLING_NAMES:
-            return _POOLING_NAMES[name]
-    else:
-        chosen = [key for key, value in config.items() if key.startswith("pooling_mode") and value is True]
-        if len(chosen) == 1 and chosen[0] in _POOLING_KEYS:
-            return _POOLING_KEYS[chosen[0]]
-    raise UserError(f"{path / folder}/config.json asks for a pooling that is not supported. Supported: mean, cls, last token.")
-
-
-def _resolve_length(settings: EncoderSettings, path: Path, tokenizer: Any, config: Any) -> int:
-    stated = _read_json(path / "sentence_bert_config.json").get("max_seq_length")
+def _resolve_length(wanted: int | None, stated: int | None, tokenizer: Any, config: Any) -> int:
     positions = getattr(config, "max_position_embeddings", None)
     limit = min(int(tokenizer.model_max_length), int(positions or 10**9))
-    own = int(stated or (limit if limit < 10**6 else _LENGTH_WITHOUT_LIMIT))
-    if settings.max_length is not None and settings.max_length > limit:
-        raise UserError(f"max_length {settings.max_length} is over the encoder's limit of {limit} tokens.")
-    return settings.max_length or own
+    if wanted is not None and wanted > limit:
+        raise UserError(f"max_length {wanted} is over the encoder's limit of {limit} tokens.")
+    return wanted or stated or (limit if limit < 10**6 else _LENGTH_WITHOUT_LIMIT)
 
 
 def _set_dropout(config: Any, dropout: float) -> None:
@@ -217,27 +155,57 @@ def _set_dropout(config: Any, dropout: float) -> None:
 
 
 def _load_transformer(path: Path, trust_remote_code: bool, dropout: float | None) -> nn.Module:
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, T5EncoderModel
 
     if not (path / "config.json").exists():
-        raise UserError(f"{path} holds no config.json, so it is no model folder. Give a folder as save_pretrained writes it.")
+        raise UserError(
+            f"{path} holds no config.json, so it is no model folder. Give a folder as save_pretrained writes it."
+        )
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         if dropout is not None:
             _set_dropout(config, dropout)
         loader = T5EncoderModel if config.model_type in ("t5", "mt5") else AutoModel
-        model: nn.Module = loader.from_pretrained(
-            path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
+        model, report = loader.from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"The encoder in {path} can't be loaded: {str(error).splitlines()[0]}") from error
-    for name, parameter in model.named_parameters():
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise UserError(f"The encoder in {path} can't be loaded: {_first_line(error)}") from error
+    transformer: nn.Module = model
+    _settle_pooler(transformer, path, set(report["missing_keys"]))
+    return transformer
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _settle_pooler(transformer: nn.Module, path: Path, missing: set[str]) -> None:
+    """No vector depends on a BERT's pooler: it isn't trained, and kept for the export where the folder has it.
+
+    Raises ``UserError`` where the folder lacks other weights: they would be random.
+    """
+    lacking = sorted(name for name in missing if not name.startswith("pooler."))
+    if lacking:
+        raise UserError(
+            f"The weights in {path} lack {len(lacking)} tensors that its config.json asks for, the first {lacking[0]}."
+            " Do they belong together?"
+        )
+    if missing:
+        transformer.pooler = None  # type: ignore[assignment]
+    for name, parameter in transformer.named_parameters():
         if name.startswith("pooler."):
-            parameter.requires_grad_(False)  # kept for the export, but no vector depends on it
-    return model
+            parameter.requires_grad_(False)
 
 
-def _load_tokenizer(path: Path, trust_remote_code: bool) -> Any:
+def _load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any:
+    from tokenizers.normalizers import Lowercase, Sequence
     from transformers import AutoTokenizer
 
     names = ("tokenizer.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "tokenizer.model")
@@ -249,36 +217,9 @@ def _load_tokenizer(path: Path, trust_remote_code: bool) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"The tokenizer in {path} can't be loaded: {str(error).splitlines()[0]}") from error
+        raise UserError(f"The tokenizer in {path} can't be loaded: {_first_line(error)}") from error
     tokenizer.padding_side = "right"
+    if lower_case:  # a setting of older sentence-transformers folders, on top of the tokenizer's own
+        backend = tokenizer.backend_tokenizer
+        backend.normalizer = Sequence([Lowercase(), *([backend.normalizer] if backend.normalizer else [])])
     return tokenizer
-
-
-class DenseLayer(nn.Module):
-    """A linear map after pooling, with the activation its folder names."""
-
-    def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
-        super().__init__()
-        self.linear = linear
-        self.activation = activation
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """(n, in) to (n, out)."""
-        mapped: Tensor = self.activation(self.linear(vectors))
-        return mapped
-
-
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU}
-
-
-def _load_dense(path: Path) -> DenseLayer:
-    from safetensors.torch import load_file
-
-    config = _read_json(path / "config.json")
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
-    if activation not in _ACTIVATIONS:
-        raise UserError(f"{path}/config.json names activation {activation!r}; supported: {', '.join(_ACTIVATIONS)}.")
-    weights = load_file(path / "model.safetensors")
-    linear = nn.Linear(int(config["in_features"]), int(config["out_features"]), bias=bool(config.get("bias", True)))
-    linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
-    return DenseLayer(linear, _ACTIVATIONS[activation]())

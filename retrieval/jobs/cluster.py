@@ -73,8 +73,10 @@ class RaySession:
             os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
             with _native_stderr_closed():  # else it reports that it read the line above
                 ray.init(**_local_arguments(self._cpus))
-            say(f"Ray: local instance on {int(ray.cluster_resources().get('CPU', 0))} CPUs"
-                f" ({format_seconds(time.monotonic() - started)})")
+            say(
+                f"Ray: local instance on {int(ray.cluster_resources().get('CPU', 0))} CPUs"
+                f" ({format_seconds(time.monotonic() - started)})"
+            )
         self._owned = True
         _quiet_ray_data()
 

@@ -72,7 +72,9 @@ class Embed(Stage[EmbedConfig]):
         for part in self.config.parts:
             total = collection.count(part)
             if not total:
-                raise UserError(f"{collection.uri} has no {part} to embed. Leave them out of parts, or check the source.")
+                raise UserError(
+                    f"{collection.uri} has no {part} to embed. Leave them out of parts, or check the source."
+                )
             shards += [
                 Shard(f"{part}-{number:05d}", {"part": part, "number": number, "start": start})
                 for number, start in enumerate(range(0, total, size))

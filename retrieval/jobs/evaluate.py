@@ -75,7 +75,9 @@ class Evaluate(Stage[EvaluateConfig]):
         for query, document, relevance in zip(*columns, strict=True):
             qrels.setdefault(query, {})[document] = relevance
         measures = list(self.config.measures)
-        systems = {name: evaluate(qrels, read_run(_run_file(path)), measures) for name, path in self.config.runs.items()}
+        systems = {
+            name: evaluate(qrels, read_run(_run_file(path)), measures) for name, path in self.config.runs.items()
+        }
         comparisons = compare_systems(systems, measures, self.config.seed, self.config.equivalence_margin)
         first = next(iter(systems.values()))
         metrics = {
@@ -84,7 +86,9 @@ class Evaluate(Stage[EvaluateConfig]):
             "queries_without_positive": first.queries_without_positive,
             "missing_queries": {name: system.missing_queries for name, system in systems.items()},
             "unjudged_queries": {name: system.unjudged_queries for name, system in systems.items()},
-            "means": {name: {measure: system.mean(measure) for measure in measures} for name, system in systems.items()},
+            "means": {
+                name: {measure: system.mean(measure) for measure in measures} for name, system in systems.items()
+            },
         }
         _write_json(writer, "metrics.json", metrics)
         _write_json(writer, "comparisons.json", [asdict(comparison) for comparison in comparisons])
@@ -104,7 +108,11 @@ class Evaluate(Stage[EvaluateConfig]):
         level = self.config.significance_level
         lines = ["", f"{metrics['queries']:,} queries of split '{metrics['split']}'", ""]
         lines += format_table(metrics["means"], self.config.measures, comparisons, level)
-        lines += ["", f"Letters: significantly better than that system (paired t-test, Holm-corrected, p < {level}).", ""]
+        lines += [
+            "",
+            f"Letters: significantly better than that system (paired t-test, Holm-corrected, p < {level}).",
+            "",
+        ]
         return lines
 
 
@@ -116,5 +124,3 @@ def _write_json(writer: ShardWriter, name: str, value: Any) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False)  # systems keep their order
     writer.path(name).write_text(text + "\n", encoding="utf-8")
     writer.add(name)
-
-

@@ -107,11 +107,9 @@ class Search(Stage[SearchConfig]):
         return ["run.trec"]
 
 
-
 def judged_queries(collection: StoredCollection, split: str) -> tuple[list[str], NDArray[np.int64]]:
     """Ids and row numbers of the queries that the split judges, in row order."""
     ids = collection.rows_of("queries").read(["id"])["id"].combine_chunks()
     judged = collection.judgments(split)["query_id"].unique()
     rows = np.flatnonzero(pc.is_in(ids, value_set=judged).to_numpy(zero_copy_only=False)).astype(np.int64)
     return ids.take(pa.array(rows)).to_pylist(), rows
-

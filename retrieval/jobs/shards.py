@@ -73,7 +73,9 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
         )
     for row in mapped.iter_rows():
         if row["error"]:
-            raise UserError(row["error"])
+            error = UserError(row["error"])
+            error.add_note(row["trace"])  # for --traceback: where on the worker it arose
+            raise error
         yield ShardRecord.from_json(json.loads(row["record"]))
 
 

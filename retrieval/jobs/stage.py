@@ -1,6 +1,7 @@
 """What every job is: a function from a configuration and input artifacts to one artifact made of shards."""
 
 import errno
+import os
 import platform
 import resource
 import socket
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from raytriever.retrieval.artifacts import Artifact, ArtifactWriter, Derivation, ShardRecord, ShardWriter
+from raytriever.retrieval.artifact_writer import ArtifactWriter
+from raytriever.retrieval.artifacts import Artifact, Derivation, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import Settings, input_paths, map_inputs, without_inputs
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
@@ -75,7 +77,7 @@ class Stage(Generic[Config]):
         self.config = config
 
     def resolved(self) -> dict[str, Any]:
-        """The configuration as recorded: without inputs, output and resources; 'auto' values replaced by what they are."""
+        """The configuration as recorded: no inputs, output or resources; what 'auto' was resolved to."""
         values = without_inputs(self.config)
         return {key: value for key, value in values.items() if key not in ("output", "resources")}
 
@@ -138,21 +140,37 @@ class Stage(Generic[Config]):
         """``make`` with a scratch folder of its own, on whatever machine this is called."""
         folder = Folder(self.config.output)
         with storage_errors(self.config.output), folder.scratch() as scratch:
-            return self.make(shard, ShardWriter(folder, shard.name, scratch))
+            writer = ShardWriter(folder, shard.name, scratch)
+            try:
+                return self.make(shard, writer)
+            except Exception:
+                writer.discard()
+                raise
 
 
 @contextmanager
 def storage_errors(output: str) -> Iterator[None]:
-    """Turns a full or forbidden disk into a ``UserError`` that says which one."""
+    """Turns a full or forbidden disk, or an object store that refuses, into a ``UserError`` that says which one."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in _MENDABLE:
+    except UserError:
+        raise
+    except Exception as error:
+        if not _is_of_storage(error):
             raise
+        where = getattr(error, "filename", None) or output
         raise UserError(
-            f"Writing to {error.filename or output} failed: {error.strerror}. Finished artifacts and shards are kept;"
-            f" make room (or mend the permissions) for {output} and run the same command again, it goes on from there."
+            f"{where}: {getattr(error, 'strerror', None) or error}. Finished artifacts and shards are kept; mend it"
+            " (room, permissions, network, the store's keys) and run the same command again, it goes on from there."
         ) from error
+
+
+def _is_of_storage(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno in _MENDABLE:
+        return True
+    if type(error) is OSError and error.errno is None:
+        return True  # an object store's answer, or NumPy's short write
+    return os.strerror(errno.ENOSPC) in str(error)  # libraries in other languages have errors of their own
 
 
 def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, label: str = "") -> Artifact:

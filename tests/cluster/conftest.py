@@ -1,36 +1,15 @@
-"""A tiny encoder, saved as the hub would: random weights, a tokenizer trained on the standard library."""
+"""One Ray for all tests of this folder that run jobs in this process."""
 
-import json
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
+from raytriever.retrieval.jobs.cluster import RaySession
+
 
 @pytest.fixture(scope="session")
-def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of 2 layers and width 32 without pooling settings."""
-    import torch
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("tiny-encoder")
-    library = Path(json.__file__).parent.parent
-    texts = [path.read_text(encoding="utf-8") for path in sorted(library.glob("a*.py"))]
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    tokenizer.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=600, special_tokens=special))
-    ends = [("[CLS]", special.index("[CLS]")), ("[SEP]", special.index("[SEP]"))]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]",
-        model_max_length=64,
-    ).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=600, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=64,
-    )
-    BertModel(config).save_pretrained(folder)
-    return folder
+def ray_session(object_store: str, cache: object) -> Iterator[RaySession]:  # noqa: ARG001
+    """A started session on 2 CPUs, whose workers find the cache and the object store in their environment."""
+    with RaySession(cpus=2) as session:
+        session.start()
+        yield session

@@ -1,4 +1,4 @@
-"""The quickstart, small and with a tiny encoder: killed at several moments and run again, against an undisturbed run."""
+"""The quickstart, small and with a tiny encoder: killed at several moments, against an undisturbed run."""
 
 import hashlib
 import os

@@ -14,7 +14,8 @@ from raytriever.pipelines.jobs.filter import Filter, FilterConfig
 from raytriever.pipelines.jobs.pack import Pack, PackConfig
 from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
 from raytriever.pipelines.packing import PackingSettings
-from raytriever.retrieval.artifacts import Artifact, ArtifactWriter, Derivation, ShardWriter
+from raytriever.retrieval.artifact_writer import ArtifactWriter
+from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig

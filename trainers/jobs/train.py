@@ -86,8 +86,8 @@ class Train(Stage[TrainConfig]):
         batches = BatchReader(self.config.batches)
         if self.config.training.epochs > batches.epochs:
             raise UserError(
-                f"training.epochs is {self.config.training.epochs}, but {batches.uri} holds batches for {batches.epochs}."
-                " Pack as many epochs, or train for fewer."
+                f"training.epochs is {self.config.training.epochs}, but {batches.uri} holds batches for"
+                f" {batches.epochs}. Pack as many epochs, or train for fewer."
             )
         precision = "bfloat16 autocast" if self.config.training.bf16 else "float32"
         say(f"  encoder: {self.config.encoder.model} from {self._located().origin}; {precision}")
@@ -118,8 +118,12 @@ class Train(Stage[TrainConfig]):
         output = Folder(self.config.output)
         checkpoints = Checkpoints(
             f"{self.config.output}/checkpoints",
-            {"encoder": settings.model_dump(mode="json", exclude={"model"}), "encoder_fingerprint": located.fingerprint, "dropout": self.config.dropout,
-             "objective": self.config.objective.model_dump(mode="json")},
+            {
+                "encoder": settings.model_dump(mode="json", exclude={"model"}),
+                "encoder_fingerprint": located.fingerprint,
+                "dropout": self.config.dropout,
+                "objective": self.config.objective.model_dump(mode="json"),
+            },
             keep=self.config.checkpoints_kept,
             say=say,
         )
@@ -149,7 +153,9 @@ class Train(Stage[TrainConfig]):
         objective.export(folder)
         points = read_curve(Folder(self.config.output))
         _write_lines(folder / "training.jsonl", [without_times(point) for point in points])
-        card = model_card(self.config.encoder.model, self.resolved(), self.input_fingerprints(), encoder.contract, points)
+        card = model_card(
+            self.config.encoder.model, self.resolved(), self.input_fingerprints(), encoder.contract, points
+        )
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             writer.add(str(path.relative_to(folder)))
@@ -167,7 +173,9 @@ class Train(Stage[TrainConfig]):
     def summary(self, artifact: Artifact) -> str:
         """Steps and how the loss went."""
         facts = artifact.manifest["facts"]
-        return f"{facts['steps']} steps, loss {facts['first_loss']:.3f} at the first, {facts['last_loss']:.3f} at the last"
+        return (
+            f"{facts['steps']} steps, loss {facts['first_loss']:.3f} at the first, {facts['last_loss']:.3f} at the last"
+        )
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The model's folder."""

@@ -22,7 +22,7 @@ def report(inputs: dict[str, str], folder: Path, **settings: object) -> str:
     stage = Report(ReportConfig(**inputs, output=str(folder / "report"), **settings))
     artifact = Artifact(make(stage))
     artifact.verify()
-    assert stage.announce(artifact) == [f"  report {folder}/report/report.html"]
+    assert stage.results(artifact) == ["report.html"]
     return artifact.path("report.html").read_text(encoding="utf-8")
 
 

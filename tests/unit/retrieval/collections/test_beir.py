@@ -107,9 +107,7 @@ def test_chosen_splits_are_read_and_described_and_no_other(tmp_path: Path) -> No
             for name, content in zip(names, data, strict=True)
         ]
     }
-    refused(
-        folder, r"has no qrels/tset\.tsv\. The splits there are broken, test, train", splits=("tset", "train")
-    )
+    refused(folder, r"has no qrels/tset\.tsv\. The splits there are broken, test, train", splits=("tset", "train"))
     with pytest.raises(ValidationError):
         BeirFolder(path=str(folder), splits=())
 
@@ -137,9 +135,7 @@ def test_a_domain_may_have_another_key(tmp_path: Path) -> None:
         ([""], r"lacks corpus\.jsonl and queries\.jsonl and qrels/<split>\.tsv\..*Is the path right\?"),
     ],
 )
-def test_missing_files_are_named_before_anything_is_read(
-    tmp_path: Path, removed: list[str], named: str
-) -> None:
+def test_missing_files_are_named_before_anything_is_read(tmp_path: Path, removed: list[str], named: str) -> None:
     folder = write(tmp_path / "c", corpus=["broken"])
     for name in removed:
         path = folder / name
@@ -207,9 +203,7 @@ def test_bytes_outside_utf8_are_named(tmp_path: Path) -> None:
 def test_empty_files_are_refused(tmp_path: Path) -> None:
     refused(write(tmp_path / "c", corpus=[]), r"corpus\.jsonl holds no documents with a text")
     refused(write(tmp_path / "q", queries=[]), r"queries\.jsonl holds no queries with a text")
-    refused(
-        write(tmp_path / "j", qrels={"a": [], "b": []}), r"no judgments to keep in qrels/a\.tsv, qrels/b\.tsv"
-    )
+    refused(write(tmp_path / "j", qrels={"a": [], "b": []}), r"no judgments to keep in qrels/a\.tsv, qrels/b\.tsv")
     only_empty = write(tmp_path / "e", corpus=[{"_id": "d1", "text": ""}])
     refused(only_empty, r"corpus\.jsonl holds no documents", empty_documents="drop")
 
@@ -270,9 +264,7 @@ def test_judgments_of_unknown_ids_are_dropped_and_counted_when_asked(tmp_path: P
 
 
 def test_a_pair_may_be_judged_once_a_split(tmp_path: Path) -> None:
-    source = BeirFolder(
-        path=str(write(tmp_path / "c", qrels={"a": ["q1\td1\t1"], "b": ["q1\td1\t0"]}))
-    ).open()
+    source = BeirFolder(path=str(write(tmp_path / "c", qrels={"a": ["q1\td1\t1"], "b": ["q1\td1\t0"]}))).open()
     assert len(read(source)[2]) == 2
     refused(
         write(tmp_path / "d", qrels={"a": ["q1\td1\t1", "q1\td1\t1"]}),
@@ -313,9 +305,7 @@ def test_any_unicode_round_trips(
     folder = write(
         tmp_path_factory.mktemp("beir") / "c",
         corpus=[json.dumps(record, ensure_ascii=ascii_only) for record in corpus],
-        queries=[
-            json.dumps({"_id": id_, "text": text}, ensure_ascii=ascii_only) for id_, text in queries.items()
-        ],
+        queries=[json.dumps({"_id": id_, "text": text}, ensure_ascii=ascii_only) for id_, text in queries.items()],
         qrels={"test": [f"{query}\t{document}\t{score}" for query, document in pairs]},
     )
     found = read(BeirFolder(path=str(folder)).open())

@@ -31,9 +31,7 @@ def read(source: PythonFunctionsSource) -> tuple[Rows, Rows, Rows]:
     ):
         assert all(batch.schema == schema for batch in batches)
     documents, queries, judgments = source.documents(), source.queries(), source.judgments()
-    return tuple(
-        [row for batch in part for row in batch.to_pylist()] for part in (documents, queries, judgments)
-    )  # type: ignore[return-value]
+    return tuple([row for batch in part for row in batch.to_pylist()] for part in (documents, queries, judgments))  # type: ignore[return-value]
 
 
 def library(folder: Path, files: dict[str, str]) -> Path:
@@ -50,9 +48,7 @@ def function(name: str, docstring: str, body: str = "return 1") -> str:
 
 def held_out_and_other_name(share: float) -> tuple[str, str]:
     names = [f"module{number}" for number in range(100)]
-    return next(n for n in names if is_held_out(n, share)), next(
-        n for n in names if not is_held_out(n, share)
-    )
+    return next(n for n in names if is_held_out(n, share)), next(n for n in names if not is_held_out(n, share))
 
 
 def test_modules_are_library_code_only_by_name(tmp_path: Path) -> None:

@@ -73,16 +73,7 @@ def test_methods_nested_and_asynchronous_functions_are_found_in_source_order() -
 
 
 def test_identifiers_are_the_qualified_names_that_the_interpreter_gives() -> None:
-    source = (
-        "class A:\n"
-        " class B:\n"
-        "  def f(self):\n"
-        "   'Doc.'\n"
-        "   def g():\n"
-        "    'Doc.'\n"
-        "   return g\n"
-        "function = A.B.f\n"
-    )
+    source = "class A:\n class B:\n  def f(self):\n   'Doc.'\n   def g():\n    'Doc.'\n   return g\nfunction = A.B.f\n"
     namespace: dict[str, object] = {}
     exec(source, namespace)
     method = namespace["function"]
@@ -226,9 +217,7 @@ def parsed(source: str) -> ast.stmt:
         return ast.parse(source + "\n  pass").body[0]
 
 
-@pytest.mark.parametrize(
-    "name", ["inspect", "typing", "datetime", "_pydecimal", "logging/__init__", "turtle"]
-)
+@pytest.mark.parametrize("name", ["inspect", "typing", "datetime", "_pydecimal", "logging/__init__", "turtle"])
 def test_documents_parse_to_the_functions_without_docstrings(name: str) -> None:
     source = decode_source(Path(sysconfig.get_path("stdlib"), f"{name}.py").read_bytes())
     with warnings.catch_warnings():
@@ -236,11 +225,7 @@ def test_documents_parse_to_the_functions_without_docstrings(name: str) -> None:
         tree = ast.parse(source)
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         documented = sorted((node for node in nodes if ast.get_docstring(node)), key=lambda node: node.lineno)
-        expected = [
-            ast.dump(WithoutDocstrings().visit(ast.parse(ast.unparse(node)).body[0])) for node in documented
-        ]
+        expected = [ast.dump(WithoutDocstrings().visit(ast.parse(ast.unparse(node)).body[0])) for node in documented]
         found = documented_functions(source, name, Counter())
         assert len(found) > 20
-        assert [
-            ast.dump(WithoutDocstrings().visit(parsed(function.source))) for function in found
-        ] == expected
+        assert [ast.dump(WithoutDocstrings().visit(parsed(function.source))) for function in found] == expected

@@ -1,0 +1,132 @@
+"""Making an artifact: going on where an interrupted run stopped, refusing what is another's, the manifest last."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from raytriever.retrieval.artifacts import (
+    BUILDING,
+    LOG,
+    MANIFEST,
+    RECORDS,
+    RUN,
+    SCHEMA_VERSION,
+    Artifact,
+    Derivation,
+    ShardRecord,
+    to_json,
+)
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import Folder
+
+
+class ArtifactWriter:
+    """Makes one artifact, going on from what an interrupted run of the same derivation left.
+
+    ``complete`` is True where the artifact is already there. Raises ``UserError`` where the folder holds another
+    artifact (or part of one) and ``replace`` is off, naming the fields that differ, and where it holds something that
+    is no artifact.
+    """
+
+    def __init__(self, uri: str, derivation: Derivation, *, replace: bool = False) -> None:
+        self.folder = Folder(uri)
+        self.derivation = derivation
+        self.complete = False
+        self._stale: dict[str, Any] | None = None  # another derivation, whose files go first
+        stored = self._stored()
+        files = self.folder.files()
+        if stored is None:
+            self._refuse_foreign(list(files))
+            return
+        differences = derivation.differences(stored)
+        if differences and not replace and files.keys() - {BUILDING}:
+            raise UserError(
+                f"{uri} holds a different {stored['kind']} artifact: {'; '.join(differences)}. Choose another output,"
+                " or --force to replace it."
+            )
+        self._stale = stored if differences else None
+        self.complete = not differences and MANIFEST in files
+
+    def _stored(self) -> dict[str, Any] | None:
+        for name in (MANIFEST, BUILDING):
+            if self.folder.exists(name):
+                try:
+                    value = json.loads(self.folder.read_bytes(name))
+                    return {field.name: value[field.name] for field in fields(Derivation)}
+                except (ValueError, KeyError, TypeError) as error:
+                    raise UserError(
+                        f"{self.folder.describe(name)} is damaged, or not Raytriever's. Nothing was touched: remove the"
+                        " folder if you don't need it, or choose another output."
+                    ) from error
+        return None
+
+    def _refuse_foreign(self, names: list[str]) -> None:
+        if names:
+            raise UserError(
+                f"{self.folder.uri} is no artifact but holds files ({names[0]}{', …' if len(names) > 1 else ''})."
+                " Nothing was touched: choose an empty or a new folder as output."
+            )
+
+    def begin(self) -> dict[str, ShardRecord]:
+        """Makes the folder ready and returns the shards that are already finished, by name."""
+        self.folder.delete_temporary()
+        if self._stale is not None:
+            self._clear(self._stale)
+        if not self.folder.exists(BUILDING):
+            self.folder.write_bytes(BUILDING, to_json(asdict(self.derivation)))
+        finished = {}
+        for name in self.folder.files():
+            if _is_record(name):
+                record = ShardRecord.from_json(json.loads(self.folder.read_bytes(name)))
+                finished[record.name] = record
+        return finished
+
+    def _clear(self, stale: Mapping[str, Any]) -> None:
+        """Removes what another derivation left, in an order that a kill can't spoil.
+
+        What says that something is finished goes first; what says that the folder is ours, and whose, goes last.
+        """
+        self.folder.write_bytes(BUILDING, to_json(stale))
+        names = self.folder.files()
+        for name in sorted(names, key=lambda name: (name == BUILDING, name != MANIFEST, not _is_record(name))):
+            self.folder.delete(name)
+        self.folder.delete_empty_folders()
+
+    def finish(self, shards: list[ShardRecord], facts: Mapping[str, Any], run: Mapping[str, Any]) -> Artifact:
+        """Writes ``run.json`` and, last, the manifest over ``shards`` (in their given order); tidies up."""
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            **asdict(self.derivation),
+            "rows": sum(shard.rows for shard in shards),
+            "counts": _sum([shard.counts for shard in shards]),
+            "dropped": _sum([shard.dropped for shard in shards]),
+            "facts": dict(facts),
+            "shards": [asdict(shard) for shard in shards],
+        }
+        self.folder.write_bytes(RUN, to_json(run))
+        self.folder.write_bytes(MANIFEST, to_json(manifest))
+        self.sweep()
+        return Artifact(self.folder.uri)
+
+    def sweep(self) -> None:
+        """Removes what only the making needed; where a kill after the manifest prevented it, the next run does it."""
+        files = self.folder.files()
+        if BUILDING not in files:
+            return
+        needed = {MANIFEST, RUN, LOG, *Artifact(self.folder.uri).names()}
+        for name in sorted(files.keys() - needed, key=lambda name: (name == BUILDING, name)):
+            self.folder.delete(name)
+        self.folder.delete_empty_folders()
+
+
+def _is_record(name: str) -> bool:
+    return name.startswith(RECORDS) and name.endswith(".json")
+
+
+def _sum(counters: list[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for counter in counters:
+        for name, count in counter.items():
+            total[name] = total.get(name, 0) + count
+    return dict(sorted(total.items()))

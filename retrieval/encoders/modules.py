@@ -1,0 +1,156 @@
+"""What an encoder's folder says of it: the modules that sentence-transformers chains, in its older and newer layouts.
+
+A plain Hugging Face folder is a transformer alone.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.retrieval.encoders.specification import Pooling
+from raytriever.retrieval.errors import UserError
+
+_CHAIN = re.compile("Transformer( Pooling)?( Dense)*( Normalize)?")
+_POOLING_KEYS: dict[str, Pooling] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last_token",
+}
+_POOLING_NAMES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last_token"}
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU}
+_WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class ModuleSettings:
+    """The modules of a folder and what it says of prompts and length; None where it says nothing."""
+
+    transformer: Path
+    pooling: Path | None
+    dense: tuple[Path, ...]
+    normalize: bool
+    query_prompt: str | None
+    document_prompt: str | None
+    max_length: int | None
+    lower_case: bool
+
+
+def read_modules(path: Path) -> ModuleSettings:
+    """Reads the settings of a folder. Raises ``UserError`` for modules, or an order of them, that aren't supported."""
+    chain = _read_chain(path)
+    folders: dict[str, list[Path]] = {}
+    for kind, folder in chain:
+        folders.setdefault(kind, []).append(folder)
+    transformer = folders.get("Transformer", [path])[0]
+    prompts = read_json(path / "config_sentence_transformers.json").get("prompts") or {}
+    settings = read_json(transformer / "sentence_bert_config.json")
+    return ModuleSettings(
+        transformer=transformer,
+        pooling=folders.get("Pooling", [None])[0],
+        dense=tuple(folders.get("Dense", [])),
+        normalize="Normalize" in folders,
+        query_prompt=prompts.get("query"),
+        document_prompt=prompts.get("document", prompts.get("passage")),
+        max_length=settings.get("max_seq_length"),
+        lower_case=bool(settings.get("do_lower_case")),
+    )
+
+
+def _read_chain(path: Path) -> list[tuple[str, Path]]:
+    """Kind and folder of each module, in order; nothing for a plain transformer."""
+    listing = path / "modules.json"
+    if not listing.exists():
+        return []
+    modules = read_json(listing)
+    try:
+        chain = [(str(module["type"]).rsplit(".", 1)[-1], path / module["path"]) for module in modules]
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{listing} is no list of modules with 'type' and 'path'. Is the encoder's folder whole?"
+        ) from error
+    kinds = " ".join(kind for kind, _ in chain)
+    if not _CHAIN.fullmatch(kinds):
+        raise UserError(
+            f"{listing} chains {kinds!r}, which is not supported. Supported, in this order: Transformer, Pooling (mean,"
+            " cls, last token), any number of Dense, Normalize."
+        )
+    return chain
+
+
+def read_pooling(folder: Path | None, path: Path) -> Pooling:
+    """The pooling that a Pooling module's ``folder`` names. Raises ``UserError`` for none and for another one."""
+    if folder is None:
+        raise UserError(
+            f"{path} is a plain transformer without pooling settings. Say which pooling it was trained with: set the"
+            " encoder's pooling to mean, cls or last_token."
+        )
+    config = read_json(folder / "config.json")
+    if "pooling_mode" in config:
+        name = str(config["pooling_mode"])
+        if name in _POOLING_NAMES:
+            return _POOLING_NAMES[name]
+    else:
+        chosen = [key for key, value in config.items() if key.startswith("pooling_mode") and value is True]
+        if len(chosen) == 1 and chosen[0] in _POOLING_KEYS:
+            return _POOLING_KEYS[chosen[0]]
+    raise UserError(
+        f"{folder}/config.json asks for a pooling that is not supported. Supported: mean, cls, last token; set the"
+        " encoder's pooling to use another than the folder says."
+    )
+
+
+def pools_prompt(folder: Path | None) -> bool:
+    """Whether the prompt's tokens take part in the pooling, as nearly everywhere."""
+    return folder is None or read_json(folder / "config.json").get("include_prompt") is not False
+
+
+class DenseLayer(nn.Module):
+    """A linear map after pooling, with the activation its folder names."""
+
+    def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+        self.activation = activation
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Float32 (n, in) to float32 (n, out), computed in the precision of the weights."""
+        mapped: Tensor = self.activation(self.linear(vectors.to(self.linear.weight.dtype)))
+        return mapped.to(torch.float32)
+
+
+def load_dense(path: Path) -> DenseLayer:
+    """The layer in a Dense module's folder. Raises ``UserError`` for what a ``DenseLayer`` can't do."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    config = read_json(path / "config.json")
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
+    if activation not in _ACTIVATIONS:
+        raise UserError(f"{path}/config.json names activation {activation!r}; supported: {', '.join(_ACTIVATIONS)}.")
+    reads = [config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")]
+    if config.get("use_residual") or reads != ["sentence_embedding"] * 2:
+        raise UserError(f"{path}/config.json asks for a residual connection, or maps tokens; neither is supported.")
+    try:
+        linear = nn.Linear(int(config["in_features"]), int(config["out_features"]), bias=bool(config.get("bias", True)))
+        weights = load_file(path / _WEIGHTS)
+        linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UserError(
+            f"The Dense layer in {path} can't be loaded from config.json and {_WEIGHTS}: {error}."
+        ) from error
+    return DenseLayer(linear, _ACTIVATIONS[activation]())
+
+
+def read_json(path: Path) -> Any:
+    """The file's value, an empty mapping where it is absent. Raises ``UserError`` where it can't be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} is not readable JSON ({error}). Is the encoder's folder whole?") from error

@@ -1,0 +1,95 @@
+"""What every test may use: a cache of the session's own, an object store on loopback, a tiny encoder."""
+
+import itertools
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # huggingface_hub reads it when it is imported
+
+_BUCKET = "raytriever-tests"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder for this session, which workers inherit."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYTRIEVER_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[str]:
+    """The URI of a bucket in an S3 server on loopback; its address and keys are in the environment."""
+    from moto.server import ThreadedMotoServer
+    from pyarrow.fs import S3FileSystem
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", address)
+        patch.setenv("AWS_ACCESS_KEY_ID", "any")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        S3FileSystem(endpoint_override=address, allow_bucket_creation=True).create_dir(_BUCKET)
+        yield f"s3://{_BUCKET}"
+    server.stop()
+
+
+@pytest.fixture(params=["local", "object store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder that doesn't exist yet, on the local disk and in an object store."""
+    if request.param == "local":
+        return str(tmp_path / "place")
+    return f"{request.getfixturevalue('object_store')}/place-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of 2 layers and width 32 without pooling settings, saved as the hub would.
+
+    Its weights are random, its tokenizer is trained on the standard library.
+    """
+    import torch
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny-encoder")
+    library = Path(json.__file__).parent.parent
+    texts = [path.read_text(encoding="utf-8") for path in sorted(library.glob("a*.py"))]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokenizer.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=600, special_tokens=special))
+    ends = [("[CLS]", special.index("[CLS]")), ("[SEP]", special.index("[SEP]"))]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=64,
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=600,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder

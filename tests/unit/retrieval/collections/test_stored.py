@@ -1,0 +1,98 @@
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
+from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection
+from raytriever.retrieval.errors import UserError
+from tests.unit.small_run import make_artifact
+
+ROWS_PER_FILE = (3, 1, 4)
+
+
+def documents(start: int, stop: int) -> pa.Table:
+    numbers = range(start, stop)
+    return pa.table(
+        {
+            "id": [f"d{n}" for n in numbers],
+            "title": ["" if n % 2 else f"title {n}" for n in numbers],
+            "text": [f"text {n}" for n in numbers],
+            "domain": ["any"] * len(numbers),
+        },
+        DOCUMENTS,
+    )
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredCollection:
+    bounds = np.cumsum([0, *ROWS_PER_FILE])
+    files = {
+        f"documents/{number:05d}.parquet": documents(start, stop)
+        for number, (start, stop) in enumerate(pairwise(bounds))
+    }
+    files["queries/00000.parquet"] = pa.table({"id": ["q0"], "text": ["what"], "domain": [""]}, QUERIES)
+    files["judgments/00000.parquet"] = pa.Table.from_pylist(
+        [
+            {"query_id": "q0", "document_id": "d1", "relevance": 1, "split": "test"},
+            {"query_id": "q0", "document_id": "d2", "relevance": 0, "split": "test"},
+            {"query_id": "q0", "document_id": "d1", "relevance": 2, "split": "train"},
+        ],
+        JUDGMENTS,
+    )
+    folder = tmp_path_factory.mktemp("stored") / "id=3"  # what looks like a partition is none
+    return StoredCollection(make_artifact(folder, "collection", {}, {}, files, 8))
+
+
+def test_rows_are_numbered_through_the_files(stored: StoredCollection) -> None:
+    rows = stored.rows_of("documents")
+    assert len(rows) == 8
+    assert rows.read(["id"])["id"].to_pylist() == [f"d{n}" for n in range(8)]
+    assert [len(table) for table in rows.tables(["id"])] == list(ROWS_PER_FILE)
+
+
+@settings(max_examples=30)
+@given(rows=st.lists(st.integers(0, 7), max_size=12))
+def test_rows_come_in_the_order_asked_for(stored: StoredCollection, rows: list[int]) -> None:
+    taken = stored.rows_of("documents").take(np.array(rows, dtype=np.int64), ["text", "id"])
+    assert taken.column_names == ["text", "id"]
+    assert taken["id"].to_pylist() == [f"d{n}" for n in rows]
+    assert taken["text"].to_pylist() == [f"text {n}" for n in rows]
+
+
+def test_only_row_groups_with_a_wanted_row_are_read(stored: StoredCollection, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = stored.rows_of("documents")
+    for number, file in enumerate(rows._files):
+        if number != 1:
+            monkeypatch.setattr(file, "read_row_group", None)
+    assert rows.take(np.array([3, 3]), ["id"])["id"].to_pylist() == ["d3", "d3"]
+
+
+def test_an_encoder_reads_title_and_text(stored: StoredCollection) -> None:
+    assert stored.texts("documents", np.array([2, 1])) == ["title 2 text 2", "text 1"]
+    assert stored.texts("queries", np.array([0, 0])) == ["what", "what"]
+
+
+def test_judgments_are_those_of_a_split(stored: StoredCollection) -> None:
+    assert stored.judgments("test")["document_id"].to_pylist() == ["d1", "d2"]
+    with pytest.raises(UserError, match=r"no judgments of split 'dev'\. Splits there: test, train\."):
+        stored.judgments("dev")
+
+
+def test_an_empty_part_has_no_rows(tmp_path: Path) -> None:
+    files = {"queries/00000.parquet": QUERIES.empty_table()}
+    artifact = Artifact(make_artifact(tmp_path / "a", "collection", {}, {}, files, 0))
+    rows = ParquetRows(artifact, artifact.names("queries/"))
+    assert len(rows) == 0
+    assert rows.take(np.array([], dtype=np.int64), ["id"]).schema == pa.schema([QUERIES.field("id")])
+
+
+def test_another_artifact_is_refused(tmp_path: Path) -> None:
+    uri = make_artifact(tmp_path / "a", "vectors", {}, {}, {"x": "1"}, 0)
+    with pytest.raises(UserError, match="one of kind 'collection' is needed"):
+        StoredCollection(uri)

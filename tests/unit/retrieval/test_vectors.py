@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.vectors import StoredVectors, VectorRows
+from tests.unit.small_run import make_artifact
+
+CONTRACT = {
+    "model": "m" * 16,
+    "pooling": "mean",
+    "normalize": True,
+    "query_prompt": "",
+    "document_prompt": "",
+    "max_length": 16,
+    "dtype": "float32",
+    "dimension": 3,
+}
+SIZES = (4, 1, 3)
+VALUES = np.random.default_rng(0).normal(size=(sum(SIZES), 3)).astype(np.float16)
+
+
+def make(folder: Path) -> StoredVectors:
+    files = {}
+    for number, part in enumerate(np.split(np.arange(len(VALUES)), np.cumsum(SIZES)[:-1])):
+        files[f"documents/{number:05d}.npy"] = VALUES[part]
+        files[f"documents/{number:05d}.ids.parquet"] = pa.table({"id": [f"d{row}" for row in part]})
+    return StoredVectors(make_artifact(folder, "vectors", {}, {"encoder": CONTRACT}, files, len(VALUES)))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> VectorRows:
+    return make(tmp_path_factory.mktemp("vectors") / "id=3").part("documents")
+
+
+def test_shards_are_one_numbering(rows: VectorRows) -> None:
+    assert (len(rows), rows.dimension) == (8, 3)
+    assert rows.ids() == [f"d{row}" for row in range(8)]
+
+
+@settings(max_examples=30)
+@given(wanted=st.lists(st.integers(0, 7), max_size=20))
+def test_rows_come_in_the_order_asked_for(rows: VectorRows, wanted: list[int]) -> None:
+    found = rows.gather(np.array(wanted, dtype=np.int64))
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, VALUES[wanted].astype(np.float32))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 100])
+def test_blocks_cover_every_row_once(rows: VectorRows, size: int) -> None:
+    blocks = list(rows.blocks(size))
+    assert [start for start, _ in blocks] == list(range(0, 8, size))
+    assert max(len(block) for _, block in blocks) <= size
+    np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), VALUES.astype(np.float32))
+
+
+def test_shards_are_mapped_not_read(rows: VectorRows) -> None:
+    assert all(isinstance(array, np.memmap) for array in rows._maps)
+
+
+def test_a_part_that_was_not_embedded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no vectors of queries\. Embed with parts including 'queries'"):
+        make(tmp_path / "v").part("queries")
+
+
+def test_encoders_that_differ_are_named(tmp_path: Path) -> None:
+    contract = make(tmp_path / "v").contract
+    contract.require_same(contract.model_copy(), "a", "b")
+    with pytest.raises(UserError) as raised:
+        contract.require_same(contract.model_copy(update={"pooling": "cls", "max_length": 32}), "a", "b")
+    assert str(raised.value) == (
+        "The vectors of a and b come from different encoders: pooling 'mean' against 'cls'; max_length 16 against 32."
+        " Embed both with the same encoder settings."
+    )
