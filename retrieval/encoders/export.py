@@ -18,6 +18,17 @@ _POOLING_MODES: dict[str, Pooling | None] = {
     "lasttoken": "last_token",
 }
 _MODULES = "sentence_transformers.models"
+# where the tokenizer was loaded from, and settings of single calls that it was once saved with
+_NOT_EXPORTED = {
+    "name_or_path",
+    "is_local",
+    "local_files_only",
+    "max_length",
+    "stride",
+    "truncation_side",
+    "truncation_strategy",
+    "pad_to_multiple_of",
+}
 
 
 def write_sentence_transformers_folder(encoder: "TextEncoder", folder: Path) -> None:
@@ -53,13 +64,15 @@ def write_sentence_transformers_folder(encoder: "TextEncoder", folder: Path) -> 
 
 
 def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    # a tokenizer remembers the truncation of its last call, and would carry it into the folder
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     # The class that both transformers 4 and 5 know for any tokenizer.json
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    config.pop("name_or_path", None)
-    _write(path, config)
+    _write(path, {key: value for key, value in config.items() if key not in _NOT_EXPORTED})
 
 
 def _write_dense(layer: Any, folder: Path) -> None:

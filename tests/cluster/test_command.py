@@ -1,0 +1,151 @@
+"""The command as a user types it: a run without an encoder, and every mistake it explains."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+stages:
+  collection: {job: collect, source: {kind: beir, path: PATH}}
+  pairs: {job: pairs, collection: collection, split: test}
+  lexical: {job: index, index: {kind: lexical, collection: collection}}
+  found: {job: search, index: lexical, collection: collection, top_k: 3}
+  evaluation: {job: evaluate, collection: collection, runs: {BM25: found}}
+"""
+
+
+def raytriever(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "raytriever.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder)
+
+
+def refused(*arguments: str, folder: Path) -> str:
+    """What the command says when it exits with 2: one paragraph, no traceback."""
+    done = raytriever(*arguments, folder=folder)
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("raytriever: ")]
+    assert len(said) == 1
+    return said[0]
+
+
+def write_collection(folder: Path, documents: list[str] | None = None, judgments: str = "a\t1\t1\nb\t2\t2\n") -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    texts = ["green apples and pears", "a red motor car", "the history of pears"]
+    lines = documents or [json.dumps({"_id": str(i), "title": "", "text": t}) for i, t in enumerate(texts)]
+    (folder / "corpus.jsonl").write_bytes("".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape"))
+    queries = [json.dumps({"_id": "a", "text": "motor"}), json.dumps({"_id": "b", "text": "pears history"})]
+    (folder / "queries.jsonl").write_text("\n".join(queries) + "\n")
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judgments)
+    return folder
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the recipe has run."""
+    folder = tmp_path_factory.mktemp("command")
+    recipe = RECIPE.replace("PATH", str(write_collection(folder / "data")))
+    (folder / "recipe.yaml").write_text(recipe)
+    done = raytriever("run", "recipe.yaml", "--output", "out", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "1.0000" in done.stderr  # both queries have their document first
+    return folder
+
+
+def test_again_everything_is_reused(finished):
+    before = hashes(finished / "out")
+    done = raytriever("run", "recipe.yaml", "--output", "out", folder=finished)
+    assert done.stderr.count(": reused, ") == 5
+    assert "Ray:" not in done.stderr
+    assert hashes(finished / "out") == before
+
+
+def test_a_changed_setting_runs_that_stage_and_later_ones(finished, tmp_path):
+    import shutil
+
+    shutil.copytree(finished / "out", tmp_path / "out")
+    changed = ["--set", "lexical.index.bm25.k1=1.2"]
+    recipe = str(finished / "recipe.yaml")
+    done = raytriever("run", recipe, "--output", str(tmp_path / "out"), *changed, folder=finished)
+    assert done.returncode == 0, done.stderr
+    reused = [line.split(":")[0] for line in done.stderr.splitlines() if ": reused, " in line]
+    assert reused == ["collection", "pairs"]
+
+
+def test_a_single_job_refuses_another_artifact_unless_forced(finished):
+    arguments = ["pairs", "--set", "collection=out/collection", "--set", "split=test", "--set", "output=out/pairs"]
+    assert "reused" in raytriever(*arguments, folder=finished).stderr
+    said = refused(*arguments, "--set", "minimum_relevance=2", folder=finished)
+    assert "config.minimum_relevance: 1 there, 2 now" in said
+    assert "--force" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "quickstrat"], "Did you mean 'quickstart'?"),
+        (["run", "quickstart", "--set", "clustrs.seed=1"], "Did you mean 'clusters'?"),
+        (["run", "quickstart", "--set", "clusters.cluster_sise=1"], "Did you mean 'cluster_size'?"),
+        (["run", "quickstart", "--set", "clusters.cluster_size=many"], "given: 'many'"),
+        (["run", "quickstart", "--set", "model.batches=batchs"], "Did you mean 'batches'?"),
+        (["run", "quickstart", "--until", "modle"], "Did you mean 'model'?"),
+        (["run", "quickstart", "--set", "clusters"], "key=value"),
+        (["embed", "--set", "output=x"], "'collection' is missing"),
+        (["pairs", "--set", "collection=nowhere", "--set", "output=x"], "no manifest.json"),
+        (["pairs", "nowhere.yaml"], "can't be read"),
+    ],
+)
+def test_a_mistaken_name_is_explained(finished, arguments, expected):
+    assert expected in refused(*arguments, folder=finished)
+
+
+def test_traceback_on_request_and_settings_on_request(finished):
+    done = raytriever("run", "quickstrat", "--traceback", folder=finished)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    shown = raytriever("run", "quickstart", "--set", "clusters.cluster_size=32", "--print-config", folder=finished)
+    assert shown.returncode == 0
+    assert "cluster_size: 32" in shown.stdout
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(finished, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    said = refused("pairs", "--set", "collection=out/collection", "--set", "split=test",
+                   "--set", f"output={tmp_path}", folder=finished)  # fmt: skip
+    assert "thesis.txt" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+GOOD = json.dumps({"_id": "0", "title": "", "text": "green apples"})
+
+
+@pytest.mark.parametrize(
+    ("documents", "judgments", "expected"),
+    [
+        ([GOOD, '{"_id": "1", "text": '], "a\t0\t1\n", "corpus.jsonl, line 2"),
+        ([GOOD, GOOD], "a\t0\t1\n", "line 2"),
+        ([GOOD, b'{"_id": "1", "text": "\xff"}'.decode("utf-8", "surrogateescape")], "a\t0\t1\n", "UTF-8"),
+        ([GOOD, json.dumps({"_id": "1", "title": "", "text": ""})], "a\t0\t1\n", "line 2"),
+        ([""], "a\t0\t1\n", "corpus.jsonl"),
+        ([GOOD], "a\t7\t1\n", "test.tsv"),
+        ([GOOD], "", "test.tsv"),
+    ],
+    ids=["broken JSON", "duplicate id", "not UTF-8", "no text", "empty corpus", "unknown document", "no judgments"],
+)
+def test_bad_data_is_named_and_nothing_is_left(finished, tmp_path, documents, judgments, expected):
+    data = write_collection(tmp_path / "data", documents, judgments)
+    before = hashes(finished / "out")
+    said = refused("collect", "--set", "source.kind=beir", "--set", f"source.path={data}",
+                   "--set", f"output={tmp_path / 'out'}", folder=finished)  # fmt: skip
+    assert expected in said
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert hashes(finished / "out") == before

@@ -1,0 +1,104 @@
+"""Running stages on Ray: the same bytes whoever makes the shards, and nothing made twice."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.jobs.stage import Resources, run_stage
+from tests.cluster.stages import Count, CountConfig, CountWithState
+
+
+@pytest.fixture(scope="module")
+def session(object_store: str) -> Iterator[RaySession]:  # noqa: ARG001 - workers inherit the store's address
+    with RaySession(cpus=2) as session:
+        yield session
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "run.json"
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(session: RaySession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("expected")
+    run_stage(Count(CountConfig(output=str(folder), resources=Resources(workers=1))), session)
+    return hashes(folder)
+
+
+@pytest.mark.parametrize("kind", [Count, CountWithState])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bytes_do_not_depend_on_workers(session, expected, tmp_path, kind, workers):
+    run_stage(kind(CountConfig(output=str(tmp_path), resources=Resources(workers=workers))), session)
+    assert hashes(tmp_path) == expected
+
+
+@pytest.mark.parametrize("kind", [Count, CountWithState])
+def test_a_killed_worker_changes_nothing(session, expected, tmp_path, kind):
+    marker = tmp_path / "killed"
+    run_stage(kind(CountConfig(output=str(tmp_path / "out"), kill_marker=str(marker))), session)
+    assert marker.exists()
+    assert hashes(tmp_path / "out") == expected
+
+
+def test_an_interrupted_run_makes_only_what_is_missing(session, expected, tmp_path, capsys):
+    class Refusing(Count):
+        def resolved(self):
+            return super().resolved() | {"refuse_shard": None}
+
+    output = str(tmp_path / "out")
+    with pytest.raises(UserError, match="shard 3 is refused"):
+        run_stage(
+            Refusing(CountConfig(output=output, refuse_shard=3, resources=Resources(workers=1))), session
+        )
+    finished = {path.stem for path in (tmp_path / "out" / "shards").iterdir()}
+    assert finished
+    assert "00003" not in finished
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "numbers").iterdir()}
+    capsys.readouterr()
+    run_stage(Count(CountConfig(output=output)), session)
+    assert f"{len(finished)} of 4 shards are there already" in " ".join(capsys.readouterr().err.split())
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert hashes(tmp_path / "out") == expected
+
+
+def test_a_finished_artifact_is_reused_or_refused_or_replaced(session, tmp_path):
+    output = str(tmp_path)
+    run_stage(Count(CountConfig(output=output)), session)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    run_stage(Count(CountConfig(output=output)), session)
+    with pytest.raises(UserError, match=r"config\.repeat: 3 there, 5 now"):
+        run_stage(Count(CountConfig(output=output, repeat=5)), session)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    run_stage(Count(CountConfig(output=output, repeat=5)), session, replace=True)
+    assert json.loads((tmp_path / "manifest.json").read_text())["rows"] == 20
+
+
+def test_a_changed_input_is_a_difference(session, tmp_path):
+    source, output = str(tmp_path / "source"), str(tmp_path / "out")
+    run_stage(Count(CountConfig(output=source)), session)
+    run_stage(Count(CountConfig(output=output, source=source)), session)
+    run_stage(Count(CountConfig(output=source, repeat=1)), session, replace=True)
+    with pytest.raises(UserError, match=r"inputs\.source"):
+        run_stage(Count(CountConfig(output=output, source=source)), session)
+
+
+def test_the_same_on_an_object_store(session, expected, object_store):
+    from raytriever.retrieval.artifacts import Artifact
+
+    stage = Count(CountConfig(output=f"{object_store}/stages/out"))
+    artifact = run_stage(stage, session)
+    artifact.verify()
+    assert {name: hashlib.sha256(artifact.folder.read_bytes(name)).hexdigest() for name in artifact.names()} == {
+        name: digest for name, digest in expected.items() if name.startswith("numbers/")
+    }
+    assert artifact.fingerprint == expected["manifest.json"]
