@@ -56,9 +56,7 @@ def test_an_interrupted_run_makes_only_what_is_missing(session, expected, tmp_pa
 
     output = str(tmp_path / "out")
     with pytest.raises(UserError, match="shard 3 is refused"):
-        run_stage(
-            Refusing(CountConfig(output=output, refuse_shard=3, resources=Resources(workers=1))), session
-        )
+        run_stage(Refusing(CountConfig(output=output, refuse_shard=3, resources=Resources(workers=1))), session)
     finished = {path.stem for path in (tmp_path / "out" / "shards").iterdir()}
     assert finished
     assert "00003" not in finished
