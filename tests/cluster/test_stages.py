@@ -91,7 +91,6 @@ def test_a_changed_input_is_a_difference(session, tmp_path):
 
 
 def test_the_same_on_an_object_store(session, expected, object_store):
-    from raytriever.retrieval.artifacts import Artifact
 
     stage = Count(CountConfig(output=f"{object_store}/stages/out"))
     artifact = run_stage(stage, session)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -163,7 +163,7 @@ class Train(Stage[TrainConfig]):
         _write_lines(log, points)
         Folder(self.config.output).put(LOG, log)
         contract = encoder.contract.model_dump(exclude={"model", "dtype"})
-        facts = {"steps": len(points), "first_loss": points[0]["loss"], "last_loss": points[-1]["loss"]}
+        facts = {"steps": len(points), "first_loss": mean_loss(points, 0), "last_loss": mean_loss(points, -1)}
         return writer.commit(sum(point["examples"] for point in points), facts=facts | {"encoder": contract})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
@@ -171,10 +171,11 @@ class Train(Stage[TrainConfig]):
         return records[0].facts
 
     def summary(self, artifact: Artifact) -> str:
-        """Steps and how the loss went."""
+        """Steps and how the loss went, by tenths of the run: single batches differ too much."""
         facts = artifact.manifest["facts"]
         return (
-            f"{facts['steps']} steps, loss {facts['first_loss']:.3f} at the first, {facts['last_loss']:.3f} at the last"
+            f"{facts['steps']} steps, mean loss {facts['first_loss']:.3f} in their first tenth,"
+            f" {facts['last_loss']:.3f} in the last"
         )
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
@@ -184,3 +185,10 @@ class Train(Stage[TrainConfig]):
 
 def _write_lines(path: Path, points: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(point) + "\n" for point in points), encoding="utf-8")
+
+
+def mean_loss(points: list[dict[str, Any]], end: Literal[0, -1]) -> float:
+    """Mean loss of the first (0) or last (-1) tenth of the steps, at least one."""
+    count = max(1, len(points) // 10)
+    chosen = points[:count] if end == 0 else points[-count:]
+    return sum(float(point["loss"]) for point in chosen) / count

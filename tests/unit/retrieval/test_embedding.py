@@ -1,0 +1,109 @@
+"""Encoding many texts: what is batched together changes no vector, and nothing is encoded twice."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raytriever.retrieval.embedding import encode_texts, token_budget_batches
+from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+
+WORDS = ["import", "return", "class", "yield", "lambda", "with", "open", "file", "the", "an", "of", "index", "value"]
+
+
+@given(lengths=st.lists(st.integers(0, 40), max_size=60), budget=st.integers(1, 200))
+def test_batches_cover_each_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = token_budget_batches(lengths, budget)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    longest = [max(lengths[index] for index in batch) for batch in batches]
+    assert longest == sorted(longest, reverse=True)
+    for batch, width in zip(batches, longest, strict=True):
+        assert len(batch) == 1 or len(batch) * width <= budget
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), budget=st.integers(40, 200))
+def test_no_batch_leaves_room_for_the_next_text(lengths: list[int], budget: int) -> None:
+    batches = token_budget_batches(lengths, budget)
+    for batch in batches[:-1]:
+        assert (len(batch) + 1) * max(lengths[index] for index in batch) > budget
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_encoder: object) -> TextEncoder:
+    located = locate_model(str(tiny_encoder))
+    settings = EncoderSettings(model=str(tiny_encoder), pooling="mean", query_prompt="query: ")
+    return load_encoder(settings, located.path, located.fingerprint).eval()
+
+
+def random_texts(number: int) -> list[str]:
+    generator = np.random.default_rng(3)
+    return [" ".join(generator.choice(WORDS, size=generator.integers(1, 30))) for _ in range(number)]
+
+
+class Recorded(torch.nn.Module):
+    """Passes everything on and notes the shape of each forward pass."""
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.shapes: list[tuple[int, int]] = []
+        self.tokenize_ids, self.pad, self.dimension = encoder.tokenize_ids, encoder.pad, encoder.dimension
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        self.shapes.append(tuple(features["input_ids"].shape))
+        return self.encoder(features)
+
+
+@pytest.fixture(scope="module")
+def one_by_one(encoder: TextEncoder) -> NDArray[np.float32]:
+    return np.concatenate([encode_texts(encoder, [text], "document") for text in random_texts(24)])
+
+
+@pytest.mark.parametrize("token_budget", [1, 64, 100_000])
+def test_vectors_do_not_depend_on_the_batches(
+    encoder: TextEncoder, one_by_one: NDArray[np.float32], token_budget: int
+) -> None:
+    together = encode_texts(encoder, random_texts(24), "document", token_budget=token_budget)
+    np.testing.assert_allclose(together, one_by_one, atol=1e-6, rtol=0)
+
+
+def test_order_and_repeats_are_the_callers(encoder: TextEncoder) -> None:
+    texts = random_texts(12)
+    wanted: Sequence[int] = [5, 0, 5, 11, 3, 3, 0]
+    vectors = encode_texts(encoder, texts, "document")
+    found = encode_texts(encoder, [texts[i] for i in wanted], "document")
+    assert (found.dtype, found.shape) == (np.float32, (7, 32))
+    np.testing.assert_allclose(found, vectors[wanted], atol=1e-6, rtol=0)
+    np.testing.assert_array_equal(found[[0, 1, 4]], found[[2, 6, 5]])
+
+
+def test_equal_texts_are_encoded_once(encoder: TextEncoder) -> None:
+    texts = random_texts(10)
+    recorded, finished = Recorded(encoder), []
+    encode_texts(recorded, texts * 3, "document", token_budget=64, on_batch=finished.append)  # type: ignore[arg-type]
+    assert sum(rows for rows, _ in recorded.shapes) == sum(finished) == 10
+    assert all(rows == 1 or rows * width <= 64 for rows, width in recorded.shapes)
+
+
+def test_a_role_has_its_prompt(encoder: TextEncoder) -> None:
+    query = encode_texts(encoder, ["open file"], "query")
+    np.testing.assert_array_equal(query, encode_texts(encoder, ["query: open file"], "document"))
+    assert not np.array_equal(query, encode_texts(encoder, ["open file"], "document"))
+
+
+def test_no_texts_give_no_vectors(encoder: TextEncoder) -> None:
+    assert encode_texts(encoder, [], "query").shape == (0, 32)
+
+
+def test_nothing_is_kept_for_gradients(encoder: TextEncoder) -> None:
+    assert all(parameter.requires_grad for name, parameter in encoder.named_parameters() if "pooler" not in name)
+    vectors = encode_texts(encoder, ["open file"], "query")
+    assert isinstance(vectors, np.ndarray)
+    assert torch.is_grad_enabled()
