@@ -7,9 +7,9 @@ import pytest
 from raytriever.retrieval.jobs.cluster import RaySession
 
 
-@pytest.fixture(scope="session")
-def ray_session(object_store: str, cache: object) -> Iterator[RaySession]:  # noqa: ARG001
-    """A started session on 2 CPUs, whose workers find the cache and the object store in their environment."""
+@pytest.fixture(scope="package")
+def session(object_store: str, cache: object) -> Iterator[RaySession]:  # noqa: ARG001
+    """Ray on 2 CPUs, whose workers find the cache and the object store in their environment."""
     with RaySession(cpus=2) as session:
         session.start()
         yield session

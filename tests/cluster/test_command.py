@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from raytriever import app
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -24,13 +27,14 @@ def raytriever(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder)
 
 
-def refused(*arguments: str, folder: Path) -> str:
-    """What the command says when it exits with 2: one paragraph, no traceback."""
-    done = raytriever(*arguments, folder=folder)
-    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+def refused(*arguments: str) -> str:
+    """What the command, run in this process, says when it exits with 2: one paragraph, no traceback."""
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
     assert "Traceback" not in done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("raytriever: ")]
     assert len(said) == 1
+    assert done.stderr.splitlines()[-1] == said[0]
     return said[0]
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.stage import Resources, run_stage
 from tests.cluster.stages import Count, CountConfig, CountWithState
-
-
-@pytest.fixture(scope="module")
-def session(object_store: str) -> Iterator[RaySession]:  # noqa: ARG001 - workers inherit the store's address
-    with RaySession(cpus=2) as session:
-        yield session
 
 
 def hashes(folder: Path) -> dict[str, str]:

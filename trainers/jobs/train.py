@@ -174,8 +174,8 @@ class Train(Stage[TrainConfig]):
         """Steps and how the loss went, by tenths of the run: single batches differ too much."""
         facts = artifact.manifest["facts"]
         return (
-            f"{facts['steps']} steps, mean loss {facts['first_loss']:.3f} in their first tenth,"
-            f" {facts['last_loss']:.3f} in the last"
+            f"{facts['steps']} steps, loss {facts['first_loss']:.3f} to {facts['last_loss']:.3f}"
+            " (means of the first and the last tenth)"
         )
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
