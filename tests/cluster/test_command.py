@@ -2,11 +2,15 @@
 
 import hashlib
 import json
+import secrets
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from raytriever import app
@@ -73,24 +77,30 @@ def test_again_everything_is_reused(finished):
     assert hashes(finished / "out") == before
 
 
-def test_a_changed_setting_runs_that_stage_and_later_ones(finished, tmp_path):
-    import shutil
-
+def test_a_changed_setting_runs_that_stage_and_later_ones(finished, session, tmp_path):  # noqa: ARG001
     shutil.copytree(finished / "out", tmp_path / "out")
-    changed = ["--set", "lexical.index.bm25.k1=1.2"]
     recipe = str(finished / "recipe.yaml")
-    done = raytriever("run", recipe, "--output", str(tmp_path / "out"), *changed, folder=finished)
-    assert done.returncode == 0, done.stderr
+    arguments = ["run", recipe, "--output", str(tmp_path / "out"), "--set", "lexical.index.bm25.k1=1.2"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
     reused = [line.split(":")[0] for line in done.stderr.splitlines() if ": reused, " in line]
     assert reused == ["collection", "pairs"]
 
 
-def test_a_single_job_refuses_another_artifact_unless_forced(finished):
-    arguments = ["pairs", "--set", "collection=out/collection", "--set", "split=test", "--set", "output=out/pairs"]
-    assert "reused" in raytriever(*arguments, folder=finished).stderr
-    said = refused(*arguments, "--set", "minimum_relevance=2", folder=finished)
+def test_a_single_job_refuses_another_artifact_unless_forced(finished, session, tmp_path):  # noqa: ARG001
+    shutil.copytree(finished / "out", tmp_path / "out")
+    folder = tmp_path / "out"
+    arguments = ["pairs", "--set", f"collection={folder}/collection", "--set", "split=test",
+                 "--set", f"output={folder}/pairs"]  # fmt: skip
+    assert "reused" in CliRunner().invoke(app, arguments).stderr
+    changed = [*arguments, "--set", "minimum_relevance=2"]
+    before = hashes(folder)
+    said = refused(*changed)
     assert "config.minimum_relevance: 1 there, 2 now" in said
     assert "--force" in said
+    assert hashes(folder) == before
+    assert CliRunner().invoke(app, [*changed, "--force"]).exit_code == 0
+    assert json.loads((folder / "pairs" / "manifest.json").read_text())["rows"] == 1
 
 
 @pytest.mark.parametrize(
@@ -108,23 +118,51 @@ def test_a_single_job_refuses_another_artifact_unless_forced(finished):
         (["pairs", "nowhere.yaml"], "can't be read"),
     ],
 )
-def test_a_mistaken_name_is_explained(finished, arguments, expected):
-    assert expected in refused(*arguments, folder=finished)
+def test_a_mistaken_name_is_explained(arguments, expected, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refused(*arguments)
+    assert not list(tmp_path.iterdir())
 
 
-def test_traceback_on_request_and_settings_on_request(finished):
-    done = raytriever("run", "quickstrat", "--traceback", folder=finished)
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["trian"], "No such command 'trian'"), (["run"], "Missing argument"), (["run", "x", "--outptu=y"], "--output")],
+)
+def test_a_mistaken_command_line_is_explained(arguments, expected):
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert expected in done.stderr
+
+
+def test_exit_code_traceback_and_settings(tmp_path):
+    done = raytriever("run", "quickstrat", folder=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    done = raytriever("run", "quickstrat", "--traceback", folder=tmp_path)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
-    shown = raytriever("run", "quickstart", "--set", "clusters.cluster_size=32", "--print-config", folder=finished)
+    shown = raytriever("run", "quickstart", "--set", "clusters.cluster_size=32", "--print-config", folder=tmp_path)
     assert shown.returncode == 0
-    assert "cluster_size: 32" in shown.stdout
+    assert yaml.safe_load(shown.stdout)["stages"]["clusters"]["cluster_size"] == 32
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_defect_keeps_its_traceback_and_an_interrupt_says_how_to_go_on(monkeypatch):
+    for error, code in ((ZeroDivisionError(), 1), (KeyboardInterrupt(), 130)):
+
+        def fail(*_, error=error):
+            raise error
+
+        monkeypatch.setattr("raytriever.load_recipe", fail)
+        done = CliRunner().invoke(app, ["run", "quickstart"])
+        assert done.exit_code == code
+    assert "run the same command again" in done.stderr
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(finished, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    said = refused("pairs", "--set", "collection=out/collection", "--set", "split=test",
-                   "--set", f"output={tmp_path}", folder=finished)  # fmt: skip
+    said = refused("pairs", "--set", f"collection={finished}/out/collection", "--set", "split=test",
+                   "--set", f"output={tmp_path}")  # fmt: skip
     assert "thesis.txt" in said
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -145,11 +183,52 @@ GOOD = json.dumps({"_id": "0", "title": "", "text": "green apples"})
     ],
     ids=["broken JSON", "duplicate id", "not UTF-8", "no text", "empty corpus", "unknown document", "no judgments"],
 )
-def test_bad_data_is_named_and_nothing_is_left(finished, tmp_path, documents, judgments, expected):
+def test_bad_data_is_named_and_nothing_is_left(finished, session, tmp_path, documents, judgments, expected):  # noqa: ARG001
     data = write_collection(tmp_path / "data", documents, judgments)
     before = hashes(finished / "out")
-    said = refused("collect", "--set", "source.kind=beir", "--set", f"source.path={data}",
-                   "--set", f"output={tmp_path / 'out'}", folder=finished)  # fmt: skip
-    assert expected in said
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    arguments = ["collect", "--set", "source.kind=beir", "--set", f"source.path={data}"]
+    assert expected in refused(*arguments, "--set", f"output={tmp_path / 'out'}")
+    assert list(hashes(tmp_path / "out")) == [str(tmp_path / "out" / "building.json")]
     assert hashes(finished / "out") == before
+
+    shutil.rmtree(data)  # mended, the same command goes through
+    write_collection(data)
+    done = CliRunner().invoke(app, [*arguments, "--set", f"output={tmp_path / 'out'}"])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_missing_split_is_named_before_anything_is_written(finished, tmp_path):
+    said = refused("pairs", "--set", f"collection={finished}/out/collection", "--set", "split=dev",
+                   "--set", f"output={tmp_path / 'out'}")  # fmt: skip
+    assert "no judgments of split 'dev'. Splits there: test." in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_is_named_and_what_is_finished_stays(finished, session, small_disk, tmp_path):  # noqa: ARG001
+    shutil.copytree(finished / "out", small_disk / "out")
+    before = hashes(small_disk / "out")
+    lines = [json.dumps({"_id": str(i), "text": secrets.token_hex(1000)}) for i in range(2000)]
+    data = write_collection(tmp_path / "data", lines)
+    arguments = ["collect", "--set", "source.kind=beir", "--set", f"source.path={data}",
+                 "--set", f"output={small_disk / 'large'}"]  # fmt: skip
+    said = refused(*arguments)
+    assert str(small_disk / "large") in said
+    assert "No space left on device" in said
+    assert "run the same command again" in said
+    assert hashes(small_disk / "out") == before
+    assert list(hashes(small_disk / "large")) == [str(small_disk / "large" / "building.json")]
+
+    subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
+    assert CliRunner().invoke(app, arguments).exit_code == 0

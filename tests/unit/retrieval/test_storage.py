@@ -178,6 +178,12 @@ def test_a_uri_that_cannot_be_opened_is_refused(uri: str) -> None:
         Folder(uri)
 
 
+def test_options_in_a_uri_are_refused() -> None:
+    """They would end up in the middle of every name below it."""
+    with pytest.raises(UserError, match=r"s3://bucket/x\?region=y holds options.*environment \(AWS_REGION"):
+        Folder("s3://bucket/x?region=y")
+
+
 def test_local_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")

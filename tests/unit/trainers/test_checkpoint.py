@@ -164,13 +164,14 @@ def test_an_object_store_holds_checkpoints_too(tmp_path, monkeypatch):
     server.start()
     host, port = server.get_host_and_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
     try:
         address = {"endpoint_override": f"{host}:{port}", "scheme": "http", "region": "us-east-1"}
         S3FileSystem(**address, allow_bucket_creation=True).create_dir("runs")
-        checkpoints = Checkpoints("s3://runs/mine?region=us-east-1", {}, keep=1).of_run(TRAINING, "b" * 64, 2)
+        checkpoints = Checkpoints("s3://runs/mine", {}, keep=1).of_run(TRAINING, "b" * 64, 2)
         encoder, optimizer = stepped()
         for steps in (3, 6):
             checkpoints.save(steps, encoder, optimizer)

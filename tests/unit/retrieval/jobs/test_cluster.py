@@ -1,0 +1,57 @@
+import os
+from pathlib import Path
+
+import pytest
+import ray
+
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs import cluster
+from raytriever.retrieval.jobs.cluster import RaySession
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.os, "environ", dict(os.environ))
+    cluster.os.environ.pop("RAY_ADDRESS", None)
+
+
+def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance\nat the address")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    cluster.os.environ["RAY_ADDRESS"] = "10.0.0.9:6379"
+    with pytest.raises(UserError) as raised, RaySession() as session:
+        session.start()
+    assert str(raised.value) == (
+        "No Ray cluster answers at RAY_ADDRESS=10.0.0.9:6379 (Could not find any running Ray instance). Start one with"
+        " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone."
+    )
+
+
+def test_a_ray_of_someone_else_is_used_and_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "init", None)
+    monkeypatch.setattr(ray, "shutdown", None)
+    with RaySession() as session:
+        session.start()
+
+
+def test_a_session_that_is_not_needed_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", None)
+    monkeypatch.setattr(ray, "shutdown", None)
+    with RaySession():
+        pass
+
+
+def test_a_local_ray_stays_on_this_machine_and_finds_the_checkout() -> None:
+    cluster.os.environ["PYTHONPATH"] = f"/mine{os.pathsep}{ROOT}"
+    arguments = cluster._local_arguments(3)
+    assert arguments["num_cpus"] == 3
+    assert arguments["_node_ip_address"].startswith("127.")
+    assert arguments["include_dashboard"] is False
+    assert cluster.os.environ["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/mine"]
+    assert cluster._local_arguments(None)["num_cpus"] == len(os.sched_getaffinity(0))
