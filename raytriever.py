@@ -105,6 +105,7 @@ def _run(name: str, overrides: list[str], output: str | None, until: str | None,
     from raytriever.retrieval.jobs.cluster import RaySession
     from raytriever.retrieval.jobs.stage import closing_lines, run_stage
     from raytriever.retrieval.progress import say
+    from raytriever.retrieval.recipe import load_recipe
 
     recipe = load_recipe(name, overrides, output)
     if until is not None and until not in recipe.stages:
@@ -123,13 +124,6 @@ def _run(name: str, overrides: list[str], output: str | None, until: str | None,
                 break
     for line in closing_lines(finished):
         say(line)
-
-
-def load_recipe(name: str, overrides: list[str], output: str | None) -> Any:
-    """See ``raytriever.retrieval.recipe.load_recipe``, imported when needed: the command starts fast."""
-    from raytriever.retrieval.recipe import load_recipe as load
-
-    return load(name, overrides, output)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from raytriever.pipelines.false_negatives import FalseNegativeSettings, false_ne
 from raytriever.pipelines.jobs.pack import PACKING
 from raytriever.pipelines.pairs import PAIRS, read_pairs
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, text_columns, texts_of
+from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
@@ -69,15 +69,15 @@ class Filter(Stage[FilterConfig]):
         epoch, size = shard.description["epoch"], shard.description["size"]
         packed = pq.read_table(Artifact(self.config.packing, PACKING).path(f"epoch={epoch:05d}/packing.parquet"))
         packed = packed.slice(shard.description["first"] * size, self.config.batches_per_shard * size)
-        pairs = read_pairs(
-            Artifact(self.config.pairs, PAIRS), ["query_id", "document_id", "query_row", "document_row"]
-        ).take(packed["pair"])
+        columns = ["query_id", "document_id", "query_row", "document_row"]
+        all_pairs = read_pairs(Artifact(self.config.pairs, PAIRS), columns)
+        known_positives = positive_keys(all_pairs["query_row"].to_numpy(), all_pairs["document_row"].to_numpy())
+        pairs = all_pairs.take(packed["pair"])
         collection, vectors = StoredCollection(self.config.collection), StoredVectors(self.config.vectors)
         query_rows, document_rows = pairs["query_row"].to_numpy(), pairs["document_row"].to_numpy()
-        queries = texts_of(collection.rows_of("queries").take(query_rows, text_columns("queries")), "queries")
-        documents = _document_texts(collection.rows_of("documents"), document_rows)
+        queries = collection.texts("queries", query_rows)
+        documents = collection.texts("documents", document_rows)
         query_part, document_part = vectors.part("queries"), vectors.part("documents")
-        known_positives = _known_positives(self.config.pairs)
 
         masked: list[NDArray[np.int32]] = []
         removed: dict[str, int] = {}
@@ -127,15 +127,6 @@ class Filter(Stage[FilterConfig]):
         counts = artifact.manifest["counts"]
         masked = sum(count for name, count in counts.items() if name.startswith("masked by"))
         return f"{counts['batches']:,} batches, {masked / max(counts['negatives'], 1):.2%} of negatives masked"
-
-
-def _document_texts(rows: ParquetRows, wanted: NDArray[np.int64]) -> list[str]:
-    return texts_of(rows.take(wanted, text_columns("documents")), "documents")
-
-
-def _known_positives(pairs: str) -> NDArray[np.int64]:
-    table = read_pairs(Artifact(pairs, PAIRS), ["query_row", "document_row"])
-    return positive_keys(table["query_row"].to_numpy(), table["document_row"].to_numpy())
 
 
 def _hashes(texts: Sequence[str]) -> NDArray[np.uint64]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import StoredCollection, text_columns, texts_of
+from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.encoders.specification import EncoderContract
 from raytriever.retrieval.errors import UserError
@@ -87,9 +87,8 @@ class Search(Stage[SearchConfig]):
     def _search(self, index: Artifact, number: int, collection: StoredCollection, writer: ShardWriter) -> Ranking:
         _, rows = judged_queries(collection, self.config.split)
         if self.config.vectors is None:
-            table = collection.rows_of("queries").take(rows, text_columns("queries"))
             lexical = LexicalIndex.load(lexical_folder(index, writer.path("index").parent))
-            return lexical.search(texts_of(table, "queries"), self.config.top_k)
+            return lexical.search(collection.texts("queries", rows), self.config.top_k)
         set_threads(max(1, int(self.config.resources.cpus)))
         record = index.shards[number]
         opened = read_index(index.path(f"shards/{record.name}.faiss"))

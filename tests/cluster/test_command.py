@@ -153,7 +153,7 @@ def test_a_defect_keeps_its_traceback_and_an_interrupt_says_how_to_go_on(monkeyp
         def fail(*_, error=error):
             raise error
 
-        monkeypatch.setattr("raytriever.load_recipe", fail)
+        monkeypatch.setattr("raytriever.retrieval.recipe.load_recipe", fail)
         done = CliRunner().invoke(app, ["run", "quickstart"])
         assert done.exit_code == code
     assert "run the same command again" in done.stderr
