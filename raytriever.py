@@ -26,7 +26,7 @@ JOBS = {
     "collect": (
         "retrieval.jobs.collect",
         "Collect",
-        "Read a source (BEIR folder, Python functions) into a collection.",
+        "Read a source in any of many formats into a collection.",
     ),
     "embed": ("retrieval.jobs.embed", "Embed", "Embed the documents and queries of a collection."),
     "pairs": ("pipelines.jobs.pairs", "Pairs", "Turn a split's judgments into training pairs."),
@@ -36,8 +36,15 @@ JOBS = {
     "train": ("trainers.jobs.train", "Train", "Train an encoder on stored batches."),
     "index": ("retrieval.jobs.index", "Index", "Build a sharded FAISS index, or a BM25 index."),
     "search": ("retrieval.jobs.search", "Search", "Search an index with a split's queries; writes a TREC run."),
+    "mine": ("retrieval.jobs.mine", "Mine", "Turn a run into hard negatives or labelled candidate lists."),
+    "rerank": ("retrieval.jobs.rerank", "Rerank", "Rank a run's candidates anew by an encoder's vectors."),
     "fuse": ("retrieval.jobs.fuse", "Fuse", "Fuse runs by reciprocal rank."),
     "evaluate": ("retrieval.jobs.evaluate", "Evaluate", "Measure runs and test their differences."),
+    "export": (
+        "retrieval.jobs.export",
+        "Export",
+        "Write a collection, its judgments or candidates in another tool's format.",
+    ),
     "report": ("trainers.jobs.report", "Report", "Gather a run's figures and plots in one HTML file."),
 }
 
@@ -89,6 +96,7 @@ def recipe_stages(recipe: Any) -> dict[str, Any]:
 def run(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (recipes/) or the path of a .yaml file.")],
     overrides: SetOption = None,
+    each: Annotated[str | None, typer.Option(metavar="KEY=A,B,C", help="Runs once for each value of one key.")] = None,
     output: Annotated[str | None, typer.Option(help="Folder or URI for all artifacts of the run.")] = None,
     until: Annotated[str | None, typer.Option(help="The last stage to run.")] = None,
     print_config: PrintOption = False,
@@ -96,33 +104,45 @@ def run(
 ) -> None:
     """Runs a recipe: finished stages are reused, interrupted ones go on, changed ones and later ones run again."""
     with user_errors(traceback_wanted):
-        _run(recipe, overrides or [], output, until, print_config)
+        from raytriever.retrieval.recipe import load_recipe, load_variants
+
+        if each is None:
+            loaded = {"": load_recipe(recipe, overrides or [], output)}
+        else:
+            loaded = load_variants(recipe, overrides or [], output, each)
+        _run(loaded, until, print_config)
 
 
-def _run(name: str, overrides: list[str], output: str | None, until: str | None, print_config: bool) -> None:
+def _run(recipes: dict[str, Any], until: str | None, print_config: bool) -> None:
+    """Runs recipes one after the other, all of them checked before the first begins."""
     from raytriever.retrieval.configuration import did_you_mean
     from raytriever.retrieval.errors import UserError
     from raytriever.retrieval.jobs.cluster import RaySession
+    from raytriever.retrieval.jobs.evaluate import overview
     from raytriever.retrieval.jobs.stage import closing_lines, run_stage
     from raytriever.retrieval.progress import say
-    from raytriever.retrieval.recipe import load_recipe
 
-    recipe = load_recipe(name, overrides, output)
-    if until is not None and until not in recipe.stages:
-        raise UserError(f"--until {until}: no such stage in the recipe.{did_you_mean(until, list(recipe.stages))}")
-    stages = recipe_stages(recipe)
+    for recipe in recipes.values():
+        if until is not None and until not in recipe.stages:
+            raise UserError(f"--until {until}: no such stage in the recipe.{did_you_mean(until, list(recipe.stages))}")
+    stages = {variant: recipe_stages(recipe) for variant, recipe in recipes.items()}
     if print_config:
-        shown = {stage: {"job": made.command} | made.config.model_dump(mode="json") for stage, made in stages.items()}
-        typer.echo(yaml.safe_dump({"output": recipe.output, "stages": shown}, sort_keys=False, allow_unicode=True))
+        for variant, recipe in recipes.items():
+            shown = {name: {"job": s.command} | s.config.model_dump(mode="json") for name, s in stages[variant].items()}
+            typer.echo(yaml.safe_dump({"output": recipe.output, "stages": shown}, sort_keys=False, allow_unicode=True))
         return
-    finished = []
+    finished: dict[str, list[tuple[Any, Any]]] = {}
     with RaySession() as session:
-        for label, stage in stages.items():
-            artifact = run_stage(stage, session, replace=True, label=label)
-            finished.append((stage, artifact))
-            if label == until:
-                break
-    for line in closing_lines(finished):
+        for variant, of_variant in stages.items():
+            for name, stage in of_variant.items():
+                label = f"{variant}: {name}" if variant else name
+                finished.setdefault(variant, []).append((stage, run_stage(stage, session, replace=True, label=label)))
+                if name == until:
+                    break
+    for variant, done in finished.items():
+        for line in [*(["", variant] if variant else []), *closing_lines(done)]:
+            say(line)
+    for line in overview({variant: [artifact for _, artifact in done] for variant, done in finished.items()}):
         say(line)
 
 
@@ -138,6 +158,37 @@ def show(
         from raytriever.pipelines.batches import BatchReader, describe_batch
 
         for line in describe_batch(BatchReader(batches), epoch, batch):
+            typer.echo(line)
+
+
+@app.command()
+def compare(
+    systems: Annotated[list[str] | None, typer.Argument(metavar="[NAME=]EVALUATION[:SYSTEM] or [NAME=]RUN ...")] = None,
+    seeds: Annotated[list[str] | None, typer.Option(metavar="NAME=A,B,C", help="One system's runs by seed.")] = None,
+    collection: Annotated[str | None, typer.Option(help="Judges runs; gives the texts of queries.")] = None,
+    split: Annotated[str, typer.Option(help="Which judgments of the collection.")] = "test",
+    qrels: Annotated[str | None, typer.Option(help="Judges runs: a TREC or BEIR qrels file.")] = None,
+    measure: Annotated[list[str] | None, typer.Option(help="Such as nDCG@10; may be repeated.")] = None,
+    like: Annotated[str | None, typer.Option(help="Whose conventions: trec, beir, mteb or coir.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Tests only the differences from this system.")] = None,
+    margin: Annotated[float, typer.Option(help="Differences within ± this are equivalent.")] = 0.05,
+    level: Annotated[float, typer.Option(help="Significance level.")] = 0.05,
+    output: Annotated[str | None, typer.Option(help="Folder for comparison.html and comparisons.json.")] = None,
+    traceback_wanted: TracebackOption = False,
+) -> None:
+    """Tests systems against one another, query by query."""
+    with user_errors(traceback_wanted):
+        from raytriever.retrieval.comparison import compare_sources
+        from raytriever.retrieval.comparison_report import comparison_lines, write_comparison
+        from raytriever.retrieval.comparison_sources import ComparisonSettings
+        from raytriever.retrieval.configuration import validate
+
+        values = {"collection": collection, "split": split, "qrels": qrels, "like": like, "baseline": baseline}
+        lists = {"systems": systems or [], "seeds": seeds or [], "measures": measure or []}
+        settings = validate(ComparisonSettings, values | lists | {"margin": margin, "level": level}, "compare")
+        compared = compare_sources(settings)
+        written = [] if output is None else write_comparison(compared, output)
+        for line in [*comparison_lines(compared), *written]:
             typer.echo(line)
 
 

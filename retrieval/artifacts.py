@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,16 @@ class Artifact:
         except FileNotFoundError as error:
             raise self._missing(name) from error
 
+    def checked_path(self, name: str) -> Path:
+        """``path``, its bytes compared with the manifest's hash: once a process, until the file changes.
+
+        Raises ``UserError`` where the file is missing or damaged.
+        """
+        path = self.path(name)
+        if self.folder.is_local and not _has_hash(path, path.stat().st_mtime_ns, self._hashes[name]):
+            raise self._damaged(name)
+        return path
+
     def read_json(self, name: str) -> Any:
         """One of its JSON files, parsed."""
         return json.loads(self.folder.read_bytes(name))
@@ -163,16 +174,24 @@ class Artifact:
             except FileNotFoundError as error:
                 raise self._missing(name) from error
             if found != expected:
-                raise UserError(
-                    f"{self.folder.describe(name)} is damaged: its SHA-256 differs from the manifest's. Remove"
-                    f" {self.uri} and make it again."
-                )
+                raise self._damaged(name)
+
+    def _damaged(self, name: str) -> UserError:
+        return UserError(
+            f"{self.folder.describe(name)} is damaged: its SHA-256 differs from the manifest's. Remove"
+            f" {self.uri} and make it again."
+        )
 
     def _missing(self, name: str) -> UserError:
         return UserError(
             f"{self.folder.describe(name)} is missing though its manifest lists it. Remove {self.uri} and make it"
             " again."
         )
+
+
+@lru_cache(maxsize=4096)
+def _has_hash(path: Path, modified: int, expected: str) -> bool:  # noqa: ARG001
+    return sha256_of(path) == expected
 
 
 def _absent(folder: Folder, kind: str | None) -> str:

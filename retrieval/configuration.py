@@ -156,7 +156,7 @@ def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
     for part in location:
         fields = [holder.model_fields[part] for holder in holders if part in holder.model_fields]
         tagged = [holder for holder in holders if _kind(holder) == part]
-        if fields:
+        if fields and not (tagged and len(holders) > 1):
             keys.append(part)
             holders = [below for field in fields for below in _models_in(field)] or holders
         elif tagged:

@@ -1,6 +1,7 @@
 """Encoding many texts fast: length-sorted batches under a token budget, identical texts once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.encoders.specification import Role
 from raytriever.retrieval.encoders.text_encoder import TextEncoder
+
+_PIECE = 2048  # texts that are tokenized while a GPU computes the vectors of the piece before
 
 
 def token_budget_batches(lengths: Sequence[int], budget: int) -> list[NDArray[np.int64]]:
@@ -26,26 +29,30 @@ def token_budget_batches(lengths: Sequence[int], budget: int) -> list[NDArray[np
 
 @torch.inference_mode()
 def encode_texts(
-    encoder: TextEncoder,
-    texts: Sequence[str],
-    role: Role,
-    *,
-    token_budget: int = 8192,
-    on_batch: Callable[[int], None] | None = None,
+    encoder: TextEncoder, texts: Sequence[str], role: Role, *, token_budget: int = 2048, piece_size: int | None = None
 ) -> NDArray[np.float32]:
     """Vectors (n, dimension) float32 of ``texts`` in their order; equal texts are encoded once.
 
-    ``on_batch`` is told the number of distinct texts of each finished batch.
+    ``token_budget``: padded tokens in one forward pass. While ``piece_size`` texts are computed, as many are tokenized;
+    None: 2,048 on a GPU, all at once on a CPU, where tokenizing takes a hundredth of the time and the same cores.
     """
     first: dict[str, int] = {}
     place = np.array([first.setdefault(text, len(first)) for text in texts], dtype=np.int64)
     distinct = list(first)
-    ids = encoder.tokenize_ids(distinct, role) if distinct else []
     vectors = np.empty((len(distinct), encoder.dimension), dtype=np.float32)
     device = next(encoder.parameters()).device
-    for batch in token_budget_batches([len(row) for row in ids], token_budget):
-        features = {name: tensor.to(device) for name, tensor in encoder.pad([ids[i] for i in batch]).items()}
-        vectors[batch] = encoder(features).float().cpu().numpy()
-        if on_batch:
-            on_batch(len(batch))
+    size = piece_size or (max(1, len(distinct)) if device.type == "cpu" else _PIECE)
+    order = np.argsort([-len(text) for text in distinct], kind="stable")
+    pieces = [order[start : start + size] for start in range(0, len(order), size)]
+
+    def tokenize(piece: NDArray[np.int64]) -> list[list[int]]:
+        return encoder.tokenize_ids([distinct[index] for index in piece], role)
+
+    with ThreadPoolExecutor(max_workers=1) as ahead:
+        for piece, ids in zip(pieces, ahead.map(tokenize, pieces), strict=True):
+            batches = token_budget_batches([len(row) for row in ids], token_budget)
+            padded = (encoder.pad([ids[index] for index in batch]) for batch in batches)
+            # fetched from the device all at once, so that a GPU doesn't wait while the next batch is padded
+            found = [encoder({name: tensor.to(device) for name, tensor in batch.items()}) for batch in padded]
+            vectors[piece[np.concatenate(batches)]] = torch.cat(found).cpu().numpy()
     return vectors[place]

@@ -1,11 +1,11 @@
 """The report's section on an evaluation: means, differences from a baseline with intervals, every pair of systems."""
 
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.retrieval.evaluation import better_than
+from raytriever.retrieval.evaluation import better_than, letters_of
+from raytriever.retrieval.evaluation_notes import convention_lines, notes
 from raytriever.retrieval.plots import Interval, interval_panels
 from raytriever.retrieval.report import Block, Cell, Details, Plot, Section, Table
 
@@ -29,7 +29,7 @@ class Evaluated:
     @property
     def letters(self) -> dict[str, str]:
         """The letter that stands for each system, as long as there are letters."""
-        return dict(zip(self.systems, string.ascii_lowercase, strict=False))
+        return letters_of(self.systems)
 
     def mean(self, system: str, measure: str) -> float:
         """The mean over queries."""
@@ -38,7 +38,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Difference:
-    """``system`` minus ``baseline`` on one measure."""
+    """``system`` minus ``baseline`` on one measure; p-values corrected by Holm's method, where nothing else is said."""
 
     measure: str
     system: str
@@ -47,7 +47,8 @@ class Difference:
     low: float
     high: float
     effect_size: float
-    t_test_holm: float
+    t_test: float
+    t_test_bonferroni: float
     permutation: float
     equivalence: float
     wins: int
@@ -71,9 +72,10 @@ def difference_from(comparison: Comparison, baseline: str) -> Difference:
         low=low,
         high=high,
         effect_size=sign * details["effect_size"],
-        t_test_holm=comparison["t_test_holm"],
-        permutation=details["permutation"]["p_value"],
-        equivalence=details["equivalence"]["p_value"],
+        t_test=comparison["holm"]["t_test"],
+        t_test_bonferroni=comparison["bonferroni"]["t_test"],
+        permutation=comparison["holm"]["permutation"],
+        equivalence=comparison["holm"]["equivalence"],
         wins=details["losses"] if turned else details["wins"],
         ties=details["ties"],
         losses=details["wins"] if turned else details["losses"],
@@ -83,24 +85,26 @@ def difference_from(comparison: Comparison, baseline: str) -> Difference:
 def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section:
     """The evaluation's table and, of several systems, their differences from ``baseline`` (None: the first)."""
     blocks: list[Block] = [_means_table(evaluated)]
-    blocks += [text for text in [_missing(evaluated)] if text]
-    if len(evaluated.systems) > 1:
+    blocks += [text for text in [" ".join(notes(evaluated.metrics))] if text]
+    if evaluated.comparisons:
         blocks += _difference_blocks(evaluated, baseline or evaluated.systems[0])
+    blocks.append(_conventions(evaluated))
     return Section("Result", _lead(evaluated), blocks)
 
 
 def _lead(evaluated: Evaluated) -> str:
     metrics, measure = evaluated.metrics, evaluated.measures[0]
     opening = (
-        f"How well each system ranks the documents of {metrics['queries']:,} queries of split '{metrics['split']}'"
+        f"How well each system ranks the documents of {metrics['queries']:,} queries of {metrics['judgments']}"
         " (mean over queries; higher is better)."
     )
     systems = evaluated.systems
-    if len(systems) == 1:
+    if not evaluated.comparisons:
         return opening
     best = max(systems, key=lambda name: evaluated.mean(name, measure))
     beaten = better_than(evaluated.comparisons, best, measure, evaluated.significance_level)
-    level = [name for name in systems if name != best and name not in beaten]
+    tested = {c["b"] if c["a"] == best else c["a"] for c in evaluated.comparisons if best in (c["a"], c["b"])}
+    level = [name for name in systems if name in tested and name not in beaten]
     sentence = f" By {measure}, '{best}' has the highest mean ({evaluated.mean(best, measure):.4f})"
     if beaten:
         sentence += f", significantly above {_listed(beaten)}"
@@ -136,16 +140,11 @@ def _means_table(evaluated: Evaluated) -> Table:
     return Table(["", "system", *evaluated.measures], rows, caption, text_columns=2)
 
 
-def _missing(evaluated: Evaluated) -> str:
-    metrics = evaluated.metrics
-    parts = [
-        f"'{name}' returned nothing for {count:,} judged queries, which count 0."
-        for name, count in metrics["missing_queries"].items()
-        if count
-    ]
-    if metrics["queries_without_positive"]:
-        parts.append(f"{metrics['queries_without_positive']:,} queries without a relevant document are left out.")
-    return " ".join(parts)
+def _conventions(evaluated: Evaluated) -> Details:
+    rows = [[name, value] for name, value in convention_lines(evaluated.metrics)]
+    caption = "Switches by which evaluation tools differ, by their names in the settings; below, how each run was made."
+    table = Table(["convention", "as it was followed"], rows, caption, text_columns=2)
+    return Details(f"Conventions: those of {evaluated.metrics['like']}, where nothing else was set", table)
 
 
 def _difference_blocks(evaluated: Evaluated, baseline: str) -> list[Block]:
@@ -155,7 +154,7 @@ def _difference_blocks(evaluated: Evaluated, baseline: str) -> list[Block]:
     confidence = f"{first['confidence']:.0%}"
     panels = {
         measure: [
-            Interval(d.system, d.difference, d.low, d.high, d.t_test_holm < level)
+            Interval(d.system, d.difference, d.low, d.high, d.t_test < level)
             for d in differences
             if d.measure == measure
         ]
@@ -167,22 +166,23 @@ def _difference_blocks(evaluated: Evaluated, baseline: str) -> list[Block]:
         f" significant at {level:g} (paired t-test, Holm-corrected); hollow: not. Tests and intervals speak of the"
         " choice of queries; how much another training seed would change is not in them."
     )
-    blocks: list[Block] = [Plot(svg, caption), _difference_table(evaluated, differences, baseline, confidence)]
-    if len(evaluated.systems) > 2:
-        blocks.append(_all_pairs(evaluated, float(first["margin"])))
-    return blocks
+    every_pair = _all_pairs(evaluated, float(first["margin"]))
+    return [Plot(svg, caption), _difference_table(evaluated, differences, baseline), every_pair]
 
 
-def _difference_table(evaluated: Evaluated, differences: Sequence[Difference], baseline: str, confidence: str) -> Table:
-    header = ["measure", "system", "difference", f"{confidence} interval", "p, t-test", "p, permutation"]
+def _difference_table(evaluated: Evaluated, differences: Sequence[Difference], baseline: str) -> Table:
+    first = evaluated.comparisons[0]["details"]
+    margin = f"p, within ± {first['margin']:g}"
+    header = ["measure", "system", "difference", f"{first['confidence']:.0%} interval", "p, t-test", "p, permutation"]
     rows = [
         [
             d.measure,
             d.system,
-            _signed(d.difference),
-            f"{_signed(d.low)} to {_signed(d.high)}",
-            _p_value(d.t_test_holm),
+            signed(d.difference),
+            f"{signed(d.low)} to {signed(d.high)}",
+            _p_value(d.t_test),
             _p_value(d.permutation),
+            _p_value(d.equivalence),
             f"{d.wins:,}",
             f"{d.ties:,}",
             f"{d.losses:,}",
@@ -191,39 +191,49 @@ def _difference_table(evaluated: Evaluated, differences: Sequence[Difference], b
         for d in differences
         if d.measure == measure
     ]
+    counts = sorted({f"{c['details']['queries']:,}" for c in evaluated.comparisons})
     caption = (
-        f"Differences from '{baseline}', {evaluated.metrics['queries']:,} paired queries. The t-test's p-values are"
-        " corrected by Holm's method; the permutation test's and the intervals are not. Wins, ties and losses count"
-        " queries on which the system is above, equal to and below the baseline."
+        f"Differences from '{baseline}' over {' or '.join(counts)} paired queries. All p-values are corrected by Holm's"
+        f" method; the intervals are not. {margin}: two one-sided t-tests, small where the systems are equivalent."
+        " Wins, ties and losses count queries on which the system is above, equal to and below the baseline."
     )
-    return Table([*header, "wins", "ties", "losses"], rows, caption, text_columns=2)
+    return Table([*header, margin, "wins", "ties", "losses"], rows, caption, text_columns=2)
 
 
 def _all_pairs(evaluated: Evaluated, margin: float) -> Details:
     rows, letters = [], evaluated.letters
+    has_proportions = any(comparison["details"]["two_proportions"] for comparison in evaluated.comparisons)
     for comparison in evaluated.comparisons:
         d = difference_from(comparison, comparison["a"])
-        rows.append(
-            [
-                d.measure,
-                f"{letters.get(d.system, d.system)} - {letters.get(d.baseline, d.baseline)}",
-                _signed(d.difference),
-                f"{_signed(d.low)} to {_signed(d.high)}",
-                _signed(d.effect_size, 2),
-                _p_value(d.t_test_holm),
-                _p_value(d.permutation),
-                _p_value(d.equivalence),
-            ]
-        )
-    header = ["measure", "systems", "difference", "interval", "effect d_z", "p, t-test", "p, permutation"]
+        row = [
+            d.measure,
+            f"{letters.get(d.system, d.system)} - {letters.get(d.baseline, d.baseline)}",
+            signed(d.difference),
+            f"{signed(d.low)} to {signed(d.high)}",
+            signed(d.effect_size, 2),
+            _p_value(d.t_test),
+            _p_value(d.t_test_bonferroni),
+            _p_value(d.permutation),
+            _p_value(d.equivalence),
+        ]
+        if has_proportions:
+            of_proportions = comparison["holm"].get("two_proportions")
+            row.append("" if of_proportions is None else _p_value(of_proportions))
+        rows.append(row)
+    header = ["measure", "systems", "difference", "interval", "effect d_z", "p, t-test", "by Bonferroni"]
+    header += ["p, permutation", f"p, within ± {margin:g}"]
     caption = (
-        "Letters as in the first table. p, t-test: corrected by Holm's method over the pairs of a measure; the others"
-        f" are not corrected. p, equivalence: two one-sided t-tests that the mean difference lies within ± {margin:g}."
+        "Letters as in the first table. p-values are corrected over the pairs of a measure, by Holm's method; the"
+        f" t-test's by Bonferroni's too. p, within ± {margin:g}: two one-sided t-tests of equivalence."
     )
-    return Details("Every pair of systems", Table([*header, "p, equivalence"], rows, caption, text_columns=2))
+    if has_proportions:
+        header.append("p, two proportions")
+        caption += " p, two proportions: z-test of shares of queries, unpaired."
+    return Details("Every pair of systems", Table(header, rows, caption, text_columns=2))
 
 
-def _signed(value: float, digits: int = 4) -> str:
+def signed(value: float, digits: int = 4) -> str:
+    """A difference, its sign always shown."""
     return f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0: no negative zero
 
 

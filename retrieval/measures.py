@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ir_measures
 import numpy as np
 from numpy.typing import NDArray
 
+from raytriever.retrieval.conventions import CONVENTIONS, Conventions, Ties
 from raytriever.retrieval.errors import UserError
 
 # Is a cutoff "@k" needed, possible or neither, and can "(rel=n)" set the lowest relevant grade?
@@ -21,34 +22,90 @@ _FAMILIES = {
     "Success": ("needed", True),
     "Rprec": ("neither", True),
     "Judged": ("possible", False),
+    "Accuracy": ("needed", False),
 }
+_PROPORTIONS = ("Success", "Accuracy")
+# how names of other tools begin: MRR@10, recall_100, hit_rate_at_5
+_OTHER_NAMES = {
+    "ndcg": "nDCG", "mrr": "RR", "recip": "RR", "map": "AP", "recall": "R", "precision": "P", "hit": "Success",
+    "success": "Success", "accuracy": "Accuracy", "judged": "Judged", "rprec": "Rprec",
+}  # fmt: skip
 _QUERIES_AT_ONCE = 1000
 _NAME = re.compile(r"(?P<family>[A-Za-z]+)(\(rel=(?P<level>[1-9][0-9]*)\))?(@(?P<cutoff>[1-9][0-9]*))?")
 
 
 @dataclass(frozen=True)
-class PerQuery:
-    """Values of each measure for each judged query.
+class Measure:
+    """A measure's name, taken apart. ``level``: the lowest grade that is relevant, where the name says one."""
 
-    ``values[measure][i]`` (float64) belongs to ``query_ids[i]``; ids are sorted, so two runs judged by the
-    same qrels are aligned. The counts say what the values rest on: ``missing_queries`` are judged, absent
-    from the run and count 0; ``queries_without_positive`` have no judgment above 0 and are left out;
-    ``unjudged_queries`` of the run are not in the qrels and left out.
+    name: str
+    family: str
+    level: int | None
+    cutoff: int | None
+
+    @property
+    def takes_level(self) -> bool:
+        """Whether it is binary, so that a lowest relevant grade means something."""
+        return _FAMILIES[self.family][1]
+
+    @property
+    def by_answers(self) -> bool:
+        """Whether it looks for answers in texts instead of judgments (``Accuracy@k``)."""
+        return self.family == "Accuracy"
+
+    @property
+    def is_proportion(self) -> bool:
+        """Whether a query has it or not, so that its mean is a share of the queries."""
+        return self.family in _PROPORTIONS
+
+
+@dataclass(frozen=True)
+class PerQuery:
+    """Values of each measure for each query, and the counts that say what they rest on.
+
+    ``values[measure][i]`` (float64) belongs to ``query_ids[i]``; NaN where the query does not count for the measure.
+    Ids are sorted, so two runs judged alike are aligned.
     """
 
     query_ids: tuple[str, ...]
     values: dict[str, NDArray[np.float64]]
-    missing_queries: int
-    queries_without_positive: int
-    unjudged_queries: int
+    missing_queries: int = 0
+    """Judged queries that the run does not have."""
+    queries_without_positive: int = 0
+    """Judged queries without a grade above 0."""
+    unjudged_queries: int = 0
+    """Queries of the run that nobody judged; they are left out."""
+    self_hits: int = 0
+    """Results of judged queries whose document id is the query's id."""
+    depth: int = 0
+    """The most documents that the run has of any query."""
 
     def mean(self, measure: str) -> float:
-        """The measure's mean over the queries."""
-        return float(self.values[measure].mean())
+        """The measure's mean over the queries that count for it; NaN where there are none."""
+        counted = self.values[measure][~np.isnan(self.values[measure])]
+        return float(counted.mean()) if len(counted) else float("nan")
+
+    def over(self, query_ids: Sequence[str]) -> "PerQuery":
+        """The same values over ``query_ids``, sorted and these among them; the others don't count."""
+        place = {query: number for number, query in enumerate(query_ids)}
+        places = [place[query] for query in self.query_ids]
+        spread = {measure: np.full(len(query_ids), np.nan) for measure in self.values}
+        for measure, values in self.values.items():
+            spread[measure][places] = values
+        return replace(self, query_ids=tuple(query_ids), values=spread)
+
+    def joined(self, other: "PerQuery") -> "PerQuery":
+        """With the measures of ``other`` beside its own, over the queries of both."""
+        query_ids = sorted({*self.query_ids, *other.query_ids})
+        here = self.over(query_ids)
+        return replace(here, values=here.values | other.over(query_ids).values)
 
 
 def evaluate(
-    qrels: Mapping[str, Mapping[str, int]], run: Mapping[str, Mapping[str, float]], measures: Sequence[str]
+    qrels: Mapping[str, Mapping[str, int]],
+    run: Mapping[str, Mapping[str, float]],
+    measures: Sequence[str],
+    conventions: Conventions = CONVENTIONS["trec"],
 ) -> PerQuery:
     """Judges ``run`` (query id to document id to score) by ``qrels`` (query id to document id to grade).
 
@@ -57,49 +114,111 @@ def evaluate(
     grade that counts as relevant, 1 where it isn't said (a query with no such grade then counts 0, as in
     trec_eval).
 
-    Documents of equal score, compared as float32, are ordered by id, descending, as trec_eval does: for every
-    measure, though the libraries below differ in this, so a run file gives the same numbers here and there.
+    Scores are compared as float32 as trec_eval does, and ties ordered alike for every measure, though the libraries
+    below differ in this. A query that the run has without any document counts 0.
 
     Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a run that shares no
     query with them.
     """
-    parsed = {name: _parse(name) for name in measures}
-    query_ids = sorted(query for query, grades in qrels.items() if max(grades.values(), default=0) > 0)
-    if not query_ids:
+    parsed = {name: _ir_measure(parse_measure(name)) for name in measures}
+    judged = {query for query, grades in qrels.items() if grades}
+    positive = {query for query in judged if max(qrels[query].values()) > 0}
+    if not positive:
         raise UserError(f"The qrels have {len(qrels)} queries and no judgment above 0: there is nothing to measure.")
+    query_ids = sorted(judged if conventions.queries_without_positives == "count_as_zero" else positive)
     answered = [index for index, query in enumerate(query_ids) if run.get(query)]
     if not answered:
         raise UserError(
             f"The run ({len(run)} queries, such as {next(iter(run), None)!r}) has none of the"
             f" {len(query_ids)} judged queries, such as {query_ids[0]!r}. Are both of the same collection?"
         )
-    values = {measure: np.zeros(len(query_ids)) for measure in parsed.values()}
+    missing = np.array([query not in run for query in query_ids])
+    of_missing = 0.0 if conventions.missing_queries == "count_as_zero" else np.nan
+    values = {measure: np.where(missing, of_missing, 0.0) for measure in parsed.values()}
     for start in range(0, len(answered), _QUERIES_AT_ONCE):
         places = {query_ids[index]: index for index in answered[start : start + _QUERIES_AT_ONCE]}
         grades = {query: {name: int(grade) for name, grade in qrels[query].items()} for query in places}
-        ranked = {query: _without_ties(run[query]) for query in places}
+        ranked = {query: distinct_scores(query, run[query], conventions) for query in places}
+        ranked = {query: scores for query, scores in ranked.items() if scores}  # of self-hits alone nothing is left
         for metric in ir_measures.iter_calc(list(values), grades, ranked):
             values[metric.measure][places[metric.query_id]] = metric.value
     return PerQuery(
         tuple(query_ids),
         {name: values[measure] for name, measure in parsed.items()},
-        missing_queries=len(query_ids) - len(answered),
-        queries_without_positive=len(qrels) - len(query_ids),
-        unjudged_queries=len(run.keys() - qrels.keys()),
+        missing_queries=int(missing.sum()),
+        queries_without_positive=len(judged) - len(positive),
+        unjudged_queries=len(run.keys() - judged),
+        self_hits=sum(query in run[query] for query in judged & run.keys()),
+        depth=max(len(documents) for documents in run.values()),
     )
 
 
-def _parse(name: str) -> Any:
+def distinct_scores(query: str, scores: Mapping[str, float], conventions: Conventions) -> dict[str, float]:
+    """The same ranking without ties: where there are some, the order of the conventions, as negative ranks.
+
+    The query's own document is left out where the conventions say so.
+    """
+    kept = scores
+    if conventions.self_hits == "remove" and query in scores:
+        kept = {document: score for document, score in scores.items() if document != query}
+    compared = np.fromiter(kept.values(), dtype=np.float32, count=len(kept))
+    as_compared = dict(zip(kept, compared.tolist(), strict=True))
+    if len(np.unique(compared)) == len(compared):
+        return as_compared
+    ranked = sorted(_in_order_of_ties(as_compared, conventions.ties), key=lambda document: -as_compared[document])
+    return {document: float(-rank) for rank, document in enumerate(ranked, 1)}
+
+
+def _in_order_of_ties(documents: Mapping[str, float], ties: Ties) -> list[str]:
+    if ties == "run_order":
+        return list(documents)
+    return sorted(documents, reverse=ties == "document_id_descending")
+
+
+def at_levels(measures: Sequence[str], levels: Mapping[str, int]) -> list[str]:
+    """The measures with every binary one that names no grade once for each of ``levels``: ``R(rel=2)@100``.
+
+    No levels leave them as they are, which means grade 1. Raises ``UserError`` for an unknown measure.
+    """
+    found = []
+    for measure in map(parse_measure, measures):
+        if levels and measure.takes_level and measure.level is None:
+            cutoff = f"@{measure.cutoff}" if measure.cutoff else ""
+            found += [f"{measure.family}(rel={level}){cutoff}" for level in levels.values()]
+        else:
+            found.append(measure.name)
+    return list(dict.fromkeys(found))
+
+
+def parse_measure(name: str) -> Measure:
+    """Takes a measure's name apart. Raises ``UserError`` that says what is allowed, and what may have been meant."""
     match = _NAME.fullmatch(name)
     family, level, cutoff = match.group("family", "level", "cutoff") if match else (name, None, None)
     needs_cutoff, takes_level = _FAMILIES.get(family, ("", False))
     wrong_cutoff = needs_cutoff == ("needed" if cutoff is None else "neither")
     if family not in _FAMILIES or wrong_cutoff or (level and not takes_level):
-        raise UserError(f"'{name}' is not a measure. Allowed, with numbers from 1 for n and k: {_allowed()}.")
-    measure = getattr(ir_measures, family)
-    if level:
-        measure = measure(rel=int(level))
-    return measure @ int(cutoff) if cutoff else measure
+        raise UserError(
+            f"'{name}' is not a measure. Allowed, with numbers from 1 for n and k: {_allowed()}.{_guess(name)}"
+        )
+    return Measure(name, family, int(level) if level else None, int(cutoff) if cutoff else None)
+
+
+def _ir_measure(parsed: Measure) -> Any:
+    if parsed.by_answers:
+        raise UserError(f"{parsed.name} is measured by answers in the documents' texts, not by judgments.")
+    measure = getattr(ir_measures, parsed.family)
+    if parsed.level:
+        measure = measure(rel=parsed.level)
+    return measure @ parsed.cutoff if parsed.cutoff else measure
+
+
+def _guess(name: str) -> str:
+    family = next((ours for theirs, ours in _OTHER_NAMES.items() if name.lower().startswith(theirs)), None)
+    if family is None:
+        return ""
+    cutoff = re.search("[1-9][0-9]*$", name)
+    suffix = "" if _FAMILIES[family][0] == "neither" else f"@{cutoff[0] if cutoff else 'k'}"
+    return f" Is {family}{suffix} meant?"
 
 
 def _allowed() -> str:
@@ -108,12 +227,3 @@ def _allowed() -> str:
         family + ("[(rel=n)]" if takes_level else "") + cutoffs[cutoff]
         for family, (cutoff, takes_level) in _FAMILIES.items()
     )
-
-
-def _without_ties(scores: Mapping[str, float]) -> dict[str, float]:
-    """The same ranking without ties: where there are some, trec_eval's order, as negative ranks."""
-    compared = np.fromiter(scores.values(), dtype=np.float32, count=len(scores))
-    if len(np.unique(compared)) == len(compared):
-        return dict(zip(scores, compared.tolist(), strict=True))
-    order = sorted(zip(compared.tolist(), scores, strict=True), reverse=True)
-    return {document: float(-rank) for rank, (_, document) in enumerate(order, 1)}

@@ -1,7 +1,7 @@
 """Recipes: a run as one YAML file, whose stages name each other as inputs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,28 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
             )
         merged[stage] = ({"resources": shared} if shared else {}) | dict(settings)
     return Recipe(path.stem, output or str(values.get("output") or f"runs/{path.stem}"), merged)
+
+
+def load_variants(name_or_path: str, overrides: Sequence[str], output: str | None, each: str) -> dict[str, Recipe]:
+    """The recipe once for each value of one key, ``each`` being ``key=value,value``: by the value's last part.
+
+    A variant's artifacts go into a folder of that name below the recipe's output. Raises ``UserError`` as
+    ``load_recipe``, and where there are no values, or two of one name.
+    """
+    key, equals, text = each.partition("=")
+    values = [value.strip() for value in text.split(",") if value.strip()]
+    if not equals or not key or not values:
+        raise UserError(
+            f"--each {each!r} is not of the form key=value,value, such as corpus.source.path=data/a,data/b."
+        )
+    variants: dict[str, Recipe] = {}
+    for value in values:
+        variant = value.rstrip("/").rpartition("/")[2]
+        if variant in variants:
+            raise UserError(f"--each {each!r}: two values are named {variant!r}, and would share a folder. Rename one.")
+        loaded = load_recipe(name_or_path, [*overrides, f"{key}={value}"], output)
+        variants[variant] = replace(loaded, output=f"{loaded.output.rstrip('/')}/{variant}")
+    return variants
 
 
 def _stages_of(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:

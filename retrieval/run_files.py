@@ -18,7 +18,11 @@ Value = TypeVar("Value", int, float)
 
 
 def write_run(
-    target: Path | IO[str], query_ids: Sequence[str], document_ids: Sequence[str], ranking: Ranking, tag: str
+    target: Path | IO[str],
+    query_ids: Sequence[str],
+    document_ids: Sequence[str] | Mapping[int, str],
+    ranking: Ranking,
+    tag: str,
 ) -> None:
     """Writes a ranking, ranks from 1, to a file (replaced if it exists) or an open text file.
 
@@ -31,11 +35,14 @@ def write_run(
     if (ranking.scores[:, 1:] > ranking.scores[:, :-1]).any():
         raise UserError("The ranking's scores don't descend; tools that read the run would order it by score.")
     used = np.unique(ranking.rows[ranking.rows >= 0])
-    if len(used) and used[-1] >= len(document_ids):
-        raise UserError(f"The ranking names row {used[-1]}, but only {len(document_ids)} document ids were given.")
     _check_names([tag], "The tag")
     _check_names(query_ids, "A query id")
-    names = {row: document_ids[row] for row in used.tolist()}
+    try:
+        names = {row: document_ids[row] for row in used.tolist()}
+    except (IndexError, KeyError) as error:
+        raise UserError(
+            f"The ranking names row {used[-1]}, but only {len(document_ids)} document ids were given."
+        ) from error
     _check_names(names.values(), "A document id")
     with _opened(target) as file:
         for query, rows, scores in zip(query_ids, ranking.rows, ranking.scores, strict=True):
@@ -54,7 +61,16 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     Raises ``UserError``, naming file and line, where a line has not 6 columns, a score is no number, or a
     query has a document twice.
     """
-    return _read(path, "query Q0 document rank score tag", 4, _score)
+    return _read(path, "query Q0 document rank score tag", "score", _score)
+
+
+def read_ms_marco_run(path: Path) -> dict[str, dict[str, float]]:
+    """The same of a run in MS MARCO's form, ``query document rank``, which has no scores: the score is minus the rank.
+
+    Raises ``UserError``, naming file and line, where a line has not 3 columns, a rank is no positive integer, or a
+    query has a document twice.
+    """
+    return _read(path, "query document rank", "rank", _minus_rank)
 
 
 def write_qrels(target: Path | IO[str], qrels: Mapping[str, Mapping[str, int]]) -> None:
@@ -76,17 +92,18 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     Raises ``UserError``, naming file and line, where a line has not 4 columns, a relevance is no integer, or
     a query has a document twice.
     """
-    return _read(path, "query 0 document relevance", 3, int)
+    return _read(path, "query 0 document relevance", "relevance", int)
 
 
-def _read(path: Path, columns: str, value: int, parse: Callable[[bytes], Value]) -> dict[str, dict[str, Value]]:
-    """Reads lines of ``columns``, of which number ``value`` holds the number.
+def _read(path: Path, columns: str, value: str, parse: Callable[[bytes], Value]) -> dict[str, dict[str, Value]]:
+    """Reads lines of ``columns``, among them query, document and ``value``, which holds the number.
 
     They are split as bytes: only ASCII whitespace separates columns.
     """
     table: dict[str, dict[str, Value]] = {}
     names: dict[bytes, str] = {}  # a document is named in many lines: one string for all of them
     width = len(columns.split())
+    query_place, document_place, value_place = map(columns.split().index, ("query", "document", value))
     try:
         file = path.open("rb")
     except OSError as error:
@@ -100,13 +117,17 @@ def _read(path: Path, columns: str, value: int, parse: Callable[[bytes], Value])
             if len(fields) != width:
                 raise UserError(f"{where} has {len(fields)} columns; {width} are needed: {columns}.")
             try:
-                query, document = (names.get(name) or names.setdefault(name, name.decode()) for name in fields[:3:2])
-                amount = parse(fields[value])
+                query, document = (
+                    names.get(name) or names.setdefault(name, name.decode())
+                    for name in (fields[query_place], fields[document_place])
+                )
+                amount = parse(fields[value_place])
             except UnicodeDecodeError as error:
                 raise UserError(f"{where} is not UTF-8.") from error
             except ValueError as error:
-                what = f"column {value + 1} ({columns.split()[value]})"
-                raise UserError(f"{where}: {what} is {fields[value].decode(errors='replace')!r}, no number.") from error
+                shown = fields[value_place].decode(errors="replace")
+                needed = "positive integer" if value == "rank" else "number"
+                raise UserError(f"{where}: column {value_place + 1} ({value}) is {shown!r}, no {needed}.") from error
             documents = table.setdefault(query, {})
             if document in documents:
                 raise UserError(f"{where} names document {document!r} again for query {query!r}. Keep one of the two.")
@@ -119,6 +140,12 @@ def _score(text: bytes) -> float:
     if score != score:
         raise ValueError("NaN has no place in an order")
     return score
+
+
+def _minus_rank(text: bytes) -> float:
+    if not text.isdigit() or int(text) == 0:
+        raise ValueError("ranks count from 1")
+    return -float(text)
 
 
 def _check_names(names: Iterable[str], what: str) -> None:

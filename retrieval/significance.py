@@ -1,4 +1,4 @@
-"""Is one system better than another? Paired tests over the values that both have on the same queries.
+"""Is one system better than another? Tests over the values that both have on the same queries, paired but for one.
 
 Everywhere the difference is ``a - b``, and tests are two-sided unless said otherwise. **Constant
 differences** (all queries differ by the same amount c, up to rounding) have no variance to test against; they
@@ -45,15 +45,26 @@ class Comparison:
     equivalence: SignificanceTest
     """Paired TOST: a small p-value says that the mean difference lies within ± ``margin``."""
     margin: float
+    two_proportions: SignificanceTest | None
+    """For shares of queries (success, accuracy); unpaired: it forgets which queries they were."""
     wins: int
     ties: int
     losses: int
 
 
-def compare(a: Values, b: Values, *, seed: int, margin: float = 0.05, confidence: float = 0.95) -> Comparison:
+def compare(
+    a: Values,
+    b: Values,
+    *,
+    seed: int,
+    margin: float = 0.05,
+    confidence: float = 0.95,
+    are_proportions: bool = False,
+) -> Comparison:
     """All that this module knows of two arrays (queries,) of the same queries in the same order.
 
-    p-values are not corrected: where several comparisons are made, pass those of each kind to ``holm``.
+    ``are_proportions``: the values are 0 or 1, and their means shares of the queries. p-values are not corrected: where
+    several comparisons are made, pass those of each kind to ``holm``.
     Raises ``UserError`` as the single functions do.
     """
     difference = _difference(a, b)
@@ -69,6 +80,7 @@ def compare(a: Values, b: Values, *, seed: int, margin: float = 0.05, confidence
         permutation=permutation_test(a, b, seed=seed),
         equivalence=paired_tost(a, b, margin),
         margin=margin,
+        two_proportions=two_proportion_z_test(a, b) if are_proportions else None,
         wins=int((difference > 0).sum()),
         ties=int((difference == 0).sum()),
         losses=int((difference < 0).sum()),
@@ -135,6 +147,22 @@ def permutation_test(a: Values, b: Values, *, seed: int, resamples: int = 10_000
         hits += int((np.abs((1.0 - 2.0 * flips) @ difference) >= reached).sum())
     p_value = hits / patterns if is_exact else (hits + 1) / (patterns + 1)
     return SignificanceTest(float(difference.mean()), p_value)
+
+
+def two_proportion_z_test(a: Values, b: Values) -> SignificanceTest:
+    """Is the share of ones the same? The normal test of two independent samples, its variance pooled.
+
+    It takes the queries of ``a`` and ``b`` for different ones and so finds less than the paired tests. Where both
+    shares are 0 or both 1, there is nothing to tell apart: z = 0, p = 1. Raises ``UserError`` for values other than 0
+    and 1, and as ``paired_t_test``.
+    """
+    _difference(a, b)
+    if not (np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all()):
+        raise UserError("A test of proportions is for values of 0 and 1, of a query that has something or has it not.")
+    pooled = (np.mean(a) + np.mean(b)) / 2
+    error = math.sqrt(pooled * (1 - pooled) * 2 / len(a))
+    z = float((np.mean(a) - np.mean(b)) / error) if error else 0.0
+    return SignificanceTest(z, float(2 * stats.norm.sf(abs(z))))
 
 
 def bootstrap_interval(

@@ -70,7 +70,7 @@ class Folder:
 
     def read_bytes(self, name: str) -> bytes:
         """The file's bytes. Raises ``FileNotFoundError``."""
-        with self._filesystem.open_input_stream(self._key(name)) as stream:
+        with self._filesystem.open_input_stream(self._key(name), compression=None) as stream:
             return bytes(stream.read())
 
     def open_input(self, name: str) -> pa.NativeFile:
@@ -107,7 +107,10 @@ class Folder:
             source.replace(target)
             _sync_folder(target.parent)
             return
-        with pa.memory_map(str(source)) as file, self._filesystem.open_output_stream(self._key(name)) as stream:
+        with (
+            pa.memory_map(str(source)) as file,
+            self._filesystem.open_output_stream(self._key(name), compression=None) as stream,
+        ):
             stream.write(file.read_buffer())  # one call: closing after an interrupt between two would keep the first
         source.unlink()
 
@@ -126,7 +129,10 @@ class Folder:
             cached.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=cached.parent) as temporary:
                 copy = Path(temporary) / sha256
-                with copy.open("wb") as file, self._filesystem.open_input_stream(self._key(name)) as stream:
+                with (
+                    copy.open("wb") as file,
+                    self._filesystem.open_input_stream(self._key(name), compression=None) as stream,
+                ):
                     shutil.copyfileobj(stream, file, _COPY_BYTES)
                 if sha256_of(copy) != sha256:
                     raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256}, as recorded.")
@@ -136,7 +142,7 @@ class Folder:
     def sha256(self, name: str) -> str:
         """Hexadecimal SHA-256 of the bytes that are stored now. Raises ``FileNotFoundError``."""
         digest = hashlib.sha256()
-        with self._filesystem.open_input_stream(self._key(name)) as stream:
+        with self._filesystem.open_input_stream(self._key(name), compression=None) as stream:
             while block := stream.read(_COPY_BYTES):
                 digest.update(block)
         return digest.hexdigest()

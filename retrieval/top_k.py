@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.errors import UserError
 
-# Queries and documents of one product: what fits a CPU's caches, and what keeps a GPU busy.
-_CPU_BLOCKS = (64, 8192)
-_GPU_BLOCKS = (1024, 65536)
+# Queries and documents of one product; its scores stay in the cache until the best are picked from them.
+_DOCUMENT_TILE = 1024
+_QUERY_TILES = (64, 256, 1024)  # the smallest that holds all queries, else the largest
+_DOCUMENT_BYTES_AT_ONCE = 64 << 20  # float32 documents that all queries meet before the next are read
 _ABSENT = torch.iinfo(torch.int64).min
 _LOW_BITS = 0xFFFFFFFF
 _CANDIDATES_AT_ONCE = 1 << 22
+_ROWS_CHECKED_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def exact_top_k(
     result and one block. ``first_row``: the row number of ``documents[0]``. ``device``: where torch
     multiplies.
 
-    Every product has one shape (a short block is filled up and cut after), because BLAS rounds differently for
+    Every product has one width (a short tile is filled up and cut after), because BLAS rounds differently for
     different shapes: so a pair's score does not depend on its neighbours, equal vectors have equal scores,
     and a search of shards, merged, equals the search of the whole.
 
@@ -57,28 +59,83 @@ def exact_top_k(
     if len(documents) > _LOW_BITS:
         raise UserError(f"{len(documents)} documents are more than one search takes ({_LOW_BITS}). Search in shards.")
     check_finite(queries, "queries")
-    query_block, document_block = _CPU_BLOCKS if torch.device(device).type == "cpu" else _GPU_BLOCKS
-    padded = np.zeros((-(-len(queries) // query_block) * query_block, queries.shape[1]), dtype=np.float32)
+    dimension = queries.shape[1]
+    tile = next((size for size in _QUERY_TILES if size >= len(queries)), _QUERY_TILES[-1])
+    padded = np.zeros((-(-len(queries) // tile) * tile, dimension), dtype=np.float32)
     padded[: len(queries)] = queries
     left = torch.from_numpy(padded).to(device)
-    best = torch.full((len(queries), k), _ABSENT, device=device)
-    finite = torch.ones((), dtype=torch.bool, device=device)
-    buffer = np.zeros((document_block, queries.shape[1]), dtype=np.float32)
-    for start in range(0, len(documents), document_block):
-        count = min(document_block, len(documents) - start)
-        buffer[:count] = documents[start : start + count]
-        right = torch.from_numpy(buffer).to(device).T
-        rows = torch.arange(start, start + count, device=device)
-        for place in range(0, len(queries), query_block):
-            kept = best[place : place + query_block]
-            scores = (left[place : place + query_block] @ right)[: len(kept), :count]
-            finite &= torch.isfinite(scores).all()
-            candidates = torch.cat([kept, _order_keys(scores, rows)], dim=1)
-            kept.copy_(torch.topk(candidates, k, dim=1).values)
-    if not finite:
-        check_finite(documents, "documents")
-        raise UserError("An inner product of queries and documents exceeds float32. Normalise the vectors.")
-    return _ranking_of_keys(best, first_row)
+    best = torch.full((len(padded), k), _ABSENT, device=device)
+    scores = torch.empty((tile, _DOCUMENT_TILE), device=device)
+    largest = float(np.abs(padded).max(initial=0.0))
+    rows_at_once = max(1, _DOCUMENT_BYTES_AT_ONCE // (4 * _DOCUMENT_TILE * max(1, dimension))) * _DOCUMENT_TILE
+    for start in range(0, len(documents), rows_at_once):
+        block = documents[start : start + rows_at_once]
+        right = _whole_tiles(block)
+        _refuse_overflow(right, largest, block, start)
+        right = right.to(device)
+        for place in range(0, len(padded), tile):
+            selection = _Selection(best[place : place + tile])
+            for offset in range(0, len(block), _DOCUMENT_TILE):
+                torch.mm(left[place : place + tile], right[offset : offset + _DOCUMENT_TILE].T, out=scores)
+                scores[:, len(block) - offset :] = -torch.inf
+                selection.add(scores, start + offset)
+            best[place : place + tile] = selection.best()
+    return _ranking_of_keys(best[: len(queries)].sort(dim=1, descending=True).values, first_row)
+
+
+class _Selection:
+    """The ``k`` largest keys of each query over tiles of scores, the rows of each tile being above those before.
+
+    Most scores are below the k-th best so far: one comparison drops them. The others are gathered and sorted in from
+    time to time.
+    """
+
+    def __init__(self, best: torch.Tensor) -> None:
+        """``best`` (queries, k) int64: the keys to begin with."""
+        queries, self._k = best.shape
+        room = torch.full((queries, max(_DOCUMENT_TILE, 2 * self._k)), _ABSENT, device=best.device)
+        self._keys = torch.cat([best, room], dim=1)
+        self._filled = torch.full((queries,), self._k, device=best.device)
+        self._threshold = self._worst_scores()
+        self._is_better = torch.empty((queries, _DOCUMENT_TILE), dtype=torch.bool, device=best.device)
+
+    def add(self, scores: torch.Tensor, first_row: int) -> None:
+        """Takes in a tile of scores (queries, documents) of documents from ``first_row`` on."""
+        # an equal score has a higher row and so comes after; nothing equal to the k-th best has to be kept
+        torch.gt(scores, self._threshold, out=self._is_better)
+        place = _places_of_true(self._is_better)
+        if not len(place):
+            return
+        query, document = place // scores.shape[1], place % scores.shape[1]
+        added = torch.bincount(query, minlength=len(self._keys))
+        if int((self._filled + added).max()) > self._keys.shape[1]:
+            self._settle()
+        column = torch.arange(len(query), device=query.device) - (added.cumsum(0) - added - self._filled)[query]
+        self._keys[query, column] = _order_keys(scores.view(-1)[place], document + first_row)
+        self._filled += added
+
+    def best(self) -> torch.Tensor:
+        """The largest keys (queries, k), in any order."""
+        self._settle()
+        return self._keys[:, : self._k]
+
+    def _settle(self) -> None:
+        filled = self._keys[:, : int(self._filled.max())]
+        self._keys[:, : self._k] = torch.topk(filled, self._k, dim=1, sorted=False).values
+        self._keys[:, self._k :] = _ABSENT
+        self._filled.fill_(self._k)
+        self._threshold = self._worst_scores()
+
+    def _worst_scores(self) -> torch.Tensor:
+        return _scores_of_keys(self._keys[:, : self._k].min(dim=1, keepdim=True).values)
+
+
+def _places_of_true(mask: torch.Tensor) -> torch.Tensor:
+    """Where a flattened mask is true; looks at eight elements at a time, as nearly all are false."""
+    eights = mask.view(-1, 8)
+    word = eights.view(torch.int64).view(-1).nonzero().view(-1)
+    inside = eights[word].nonzero()
+    return word[inside[:, 0]] * 8 + inside[:, 1]
 
 
 def _order_keys(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -88,12 +145,37 @@ def _order_keys(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return (ordered.to(torch.int64) << 32) | (_LOW_BITS - rows)
 
 
-def _ranking_of_keys(keys: torch.Tensor, first_row: int) -> Ranking:
+def _scores_of_keys(keys: torch.Tensor) -> torch.Tensor:
     ordered = (keys >> 32).to(torch.int32)
-    scores = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32)
-    absent = keys == _ABSENT
-    rows = (_LOW_BITS - (keys & _LOW_BITS) + first_row).masked_fill(absent, -1)
-    return Ranking(rows.cpu().numpy(), scores.masked_fill(absent, -torch.inf).cpu().numpy())
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32).masked_fill(keys == _ABSENT, -torch.inf)
+
+
+def _ranking_of_keys(keys: torch.Tensor, first_row: int) -> Ranking:
+    rows = (_LOW_BITS - (keys & _LOW_BITS) + first_row).masked_fill(keys == _ABSENT, -1)
+    return Ranking(rows.cpu().numpy(), _scores_of_keys(keys).cpu().numpy())
+
+
+def _whole_tiles(vectors: NDArray[Any]) -> torch.Tensor:
+    """``vectors`` in float32, filled up with zeros to whole tiles; the same memory where nothing has to change."""
+    rows = -(-len(vectors) // _DOCUMENT_TILE) * _DOCUMENT_TILE
+    if vectors.dtype == np.float32 and rows == len(vectors) and vectors.flags.c_contiguous and vectors.flags.writeable:
+        return torch.from_numpy(vectors)
+    filled = torch.zeros((rows, vectors.shape[1]))
+    filled.numpy()[: len(vectors)] = vectors
+    return filled
+
+
+def _refuse_overflow(tiles: torch.Tensor, largest: float, documents: NDArray[Any], first_row: int) -> None:
+    """Raises ``UserError`` where documents are not finite, or a product with queries up to ``largest`` could overflow.
+
+    One fast pass: the extremes are not finite where any number isn't.
+    """
+    lowest, highest = (float(extreme) for extreme in torch.aminmax(tiles))
+    extreme = max(-lowest, highest)
+    if not np.isfinite(lowest) or not np.isfinite(highest):
+        check_finite(documents, "documents", first_row)
+    if extreme * largest * tiles.shape[1] > float(np.finfo(np.float32).max):
+        raise UserError("An inner product of queries and documents may exceed float32. Normalise the vectors.")
 
 
 def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
@@ -126,6 +208,26 @@ def best_candidates(scores: NDArray[np.float32], rows: NDArray[np.int64], k: int
     )
 
 
+def best_of_documents(ranking: Ranking, vectors_per_document: int, k: int) -> Ranking:
+    """From a ranking of vectors to one of documents, of which each has ``vectors_per_document`` neighbouring rows.
+
+    A document has the score of its best vector. Exact where ``ranking`` holds the best k · vectors_per_document.
+    """
+    rows = np.full((len(ranking.rows), k), -1, dtype=np.int64)
+    scores = np.full((len(ranking.rows), k), -np.inf, dtype=np.float32)
+    for block in query_blocks(len(ranking.rows), ranking.rows.shape[1]):
+        documents = ranking.rows[block] // vectors_per_document  # -1 stays -1
+        order = np.argsort(documents, axis=1, kind="stable")  # of a document's vectors the best is first
+        ordered = np.take_along_axis(documents, order, axis=1)
+        repeated = np.zeros(ordered.shape, dtype=bool)
+        repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+        best_scores = np.take_along_axis(ranking.scores[block], order, axis=1)
+        best_scores[repeated] = -np.inf
+        best = best_candidates(best_scores, np.where(repeated, -1, ordered), k)
+        rows[block], scores[block] = best.rows, best.scores
+    return Ranking(rows, scores)
+
+
 def query_blocks(queries: int, width: int) -> Iterator[slice]:
     """Slices over ``queries`` lists of ``width`` candidates, so that sorting them takes bounded memory."""
     step = max(1, _CANDIDATES_AT_ONCE // max(1, width))
@@ -156,9 +258,13 @@ def check_vectors(vectors: NDArray[Any], name: str, dimension: int | None = None
 
 def check_finite(vectors: NDArray[Any], name: str, first_row: int = 0) -> None:
     """Raises ``UserError`` naming the first row, counted from ``first_row``, with NaN or infinity."""
-    step = _CPU_BLOCKS[1]
+    step = _ROWS_CHECKED_AT_ONCE
     for start in range(0, len(vectors), step):
-        finite = np.isfinite(vectors[start : start + step]).all(axis=1)
+        block = vectors[start : start + step]
+        with np.errstate(invalid="ignore", over="ignore"):
+            if np.isfinite(block.sum(dtype=np.float64)):  # one fast pass: a sum with NaN or infinity is not finite
+                continue
+        finite = np.isfinite(block).all(axis=1)
         if not finite.all():
             row = first_row + start + int(np.argmin(finite))
             raise UserError(f"Vector {row} of {name} holds NaN or infinity. Embed again; float16 may have overflowed.")

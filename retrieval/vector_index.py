@@ -1,12 +1,10 @@
 """Vector indexes by FAISS: train once on a sample, build a shard, store it, search it.
 
-The only module that imports FAISS, and it does so when first used: a process that touches no index needs
-none. All indexes compare by inner product. An index is made by a factory string of FAISS, such as ``Flat``
-(exact), ``IVF4096,Flat``, ``HNSW32`` or ``OPQ64_256,IVF4096,PQ64``.
+All indexes compare by inner product. An index is made by a factory string of FAISS, such as ``Flat``
+(exact), ``IVF4096,Flat``, ``OPQ32,IVF4096,PQ32``, ``HNSW32`` or ``HNSW32_PQ32``.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +13,21 @@ import torch
 from numpy.typing import NDArray
 
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.top_k import Ranking, best_candidates, check_finite, check_vectors, exact_top_k
+from raytriever.retrieval.index_factory import empty_index, explaining, import_faiss, prepare_training, to_gpu
+from raytriever.retrieval.top_k import (
+    Ranking,
+    best_candidates,
+    best_of_documents,
+    check_finite,
+    check_vectors,
+    exact_top_k,
+)
 
 if TYPE_CHECKING:
     from faiss import Index
 
-_ROWS_AT_ONCE = 65536
+_ROWS_AT_ONCE = 16384
+_GPU_MOST_RESULTS = 2048  # FAISS's limit on k for a GPU
 
 
 def set_threads(threads: int) -> None:
@@ -31,11 +38,11 @@ def set_threads(threads: int) -> None:
     """
     if threads < 1:
         raise UserError(f"{threads} threads were asked for; at least 1 is needed.")
-    _import_faiss().omp_set_num_threads(threads)
+    import_faiss().omp_set_num_threads(threads)
     torch.set_num_threads(threads)
 
 
-def train(sample: NDArray[Any], factory: str, seed: int) -> bytes:
+def train(sample: NDArray[Any], factory: str, seed: int, *, gpu: bool = False) -> bytes:
     """The empty, trained index that every shard starts from, serialised.
 
     ``sample`` (n, d), float16 or float32: FAISS wants at least 39 vectors for each centroid. A factory that
@@ -46,54 +53,84 @@ def train(sample: NDArray[Any], factory: str, seed: int) -> bytes:
     """
     check_vectors(sample, "the training sample")
     check_finite(sample, "the training sample")
-    index = _empty_index(sample.shape[1], factory)
+    index = empty_index(sample.shape[1], factory)
     if not index.is_trained:
-        _set_seed(index, seed)
-        with _explaining(f"The index '{factory}' can't be trained on {len(sample)} vectors"):
+        prepare_training(index, seed)
+        if gpu:
+            index = to_gpu(index)
+        with explaining(f"The index '{factory}' can't be trained on {len(sample)} vectors"):
             index.train(np.ascontiguousarray(sample, dtype=np.float32))
+        if gpu:
+            index = import_faiss().index_gpu_to_cpu(index)
     return serialize_index(index)
 
 
-def build_shard(vectors: NDArray[Any], factory: str, *, trained: bytes | None = None) -> "Index":
-    """An index over ``vectors``, whose row i is ``vectors[i]``.
+def build_shard(blocks: Iterable[NDArray[Any]], factory: str, *, trained: bytes, gpu: bool = False) -> "Index":
+    """An index over the vectors of ``blocks``, numbered from 0 in their order.
 
-    ``vectors`` (n, d): float16 or float32, perhaps memory-mapped, read block by block. ``trained``: what
-    ``train`` returned, the same for all shards; may be left out where ``factory`` learns nothing. Equal input
-    gives an equal index, whatever the threads (HNSW too, from FAISS 1.15 on). Raises ``UserError`` where
-    training is missing, the dimension differs from the training's, or a vector holds NaN or infinity.
+    ``blocks``: float16 or float32 (n, d) each, consumed one after the other: beside the index, memory holds one block.
+    ``trained``: what ``train`` returned, the same for all shards. ``gpu``: whether a GPU encodes them. Equal input
+    gives an equal index, whatever the threads (HNSW too, from FAISS 1.15 on). Raises ``UserError`` where the dimension
+    differs from the training's, or a vector holds NaN or infinity.
     """
-    check_vectors(vectors, "the vectors to be indexed")
-    index = _empty_index(vectors.shape[1], factory) if trained is None else deserialize_index(trained)
-    if index.d != vectors.shape[1]:
-        raise UserError(
-            f"The vectors to be indexed have dimension {vectors.shape[1]}, the index '{factory}' was trained"
-            f" on dimension {index.d}. Train and build with vectors of the same encoder."
-        )
+    index = deserialize_index(trained)
     if not index.is_trained:
         raise UserError(f"The index '{factory}' has to be trained before vectors are added: pass what train() returns.")
-    for start in range(0, len(vectors), _ROWS_AT_ONCE):
-        block = np.ascontiguousarray(vectors[start : start + _ROWS_AT_ONCE], dtype=np.float32)
-        check_finite(block, "the vectors to be indexed", start)
-        index.add(block)
+    if gpu:
+        index = to_gpu(index)
+    first_row = 0
+    for block in blocks:
+        check_vectors(block, "the vectors to be indexed")
+        if index.d != block.shape[1]:
+            raise UserError(
+                f"The vectors to be indexed have dimension {block.shape[1]}, the index '{factory}' was trained"
+                f" on dimension {index.d}. Train and build with vectors of the same encoder."
+            )
+        for start in range(0, len(block), _ROWS_AT_ONCE):
+            piece = np.ascontiguousarray(block[start : start + _ROWS_AT_ONCE], dtype=np.float32)
+            check_finite(piece, "the vectors to be indexed", first_row)
+            inner, piece = _rotated(index, piece)
+            inner.add(piece)
+            index.ntotal = inner.ntotal
+            first_row += len(piece)
+    if gpu:
+        index = import_faiss().index_gpu_to_cpu(index)
     return index
+
+
+def _rotated(index: "Index", vectors: NDArray[np.float32]) -> tuple["Index", NDArray[np.float32]]:
+    """The index behind rotations and projections (OPQ, PCA), and the vectors as it takes them.
+
+    They are multiplied in one thread: BLAS rounds differently with others, and equal input is to give equal bytes.
+    """
+    faiss = import_faiss()
+    whole = faiss.downcast_index(index)
+    if not isinstance(whole, faiss.IndexPreTransform):
+        return index, vectors
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    for number in range(whole.chain.size()):
+        vectors = faiss.downcast_VectorTransform(whole.chain.at(number)).apply(vectors)
+    faiss.omp_set_num_threads(threads)
+    return faiss.downcast_index(whole.index), vectors
 
 
 def serialize_index(index: "Index") -> bytes:
     """The index as bytes, the same as ``write_index`` puts into a file."""
-    return bytes(_import_faiss().serialize_index(index))
+    return bytes(import_faiss().serialize_index(index))
 
 
 def deserialize_index(data: bytes) -> "Index":
     """The inverse of ``serialize_index``. Raises ``UserError`` where ``data`` is no index."""
-    with _explaining("These bytes are no index"):
-        index: Index = _import_faiss().deserialize_index(np.frombuffer(data, dtype=np.uint8))
+    with explaining("These bytes are no index"):
+        index: Index = import_faiss().deserialize_index(np.frombuffer(data, dtype=np.uint8))
     return index
 
 
 def write_index(index: "Index", path: Path) -> None:
     """Writes the index to a local file."""
-    with _explaining(f"The index can't be written to {path}"):
-        _import_faiss().write_index(index, str(path))
+    with explaining(f"The index can't be written to {path}"):
+        import_faiss().write_index(index, str(path))
 
 
 def read_index(path: Path) -> "Index":
@@ -102,8 +139,8 @@ def read_index(path: Path) -> "Index":
 
     Raises ``UserError`` where the file is absent or no index.
     """
-    faiss = _import_faiss()
-    with _explaining(f"{path} can't be read as an index"):
+    faiss = import_faiss()
+    with explaining(f"{path} can't be read as an index"):
         index: Index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     return index
 
@@ -114,35 +151,51 @@ def set_search_parameters(index: "Index", parameters: str) -> None:
 
     Raises ``UserError`` for a parameter that this index does not have.
     """
-    with _explaining(f"The search parameters '{parameters}' don't fit this index"):
-        _import_faiss().ParameterSpace().set_index_parameters(index, parameters)
+    with explaining(f"The search parameters '{parameters}' don't fit this index"):
+        import_faiss().ParameterSpace().set_index_parameters(index, parameters)
 
 
-def search_shard(index: "Index", queries: NDArray[Any], k: int, first_row: int = 0) -> Ranking:
+def search_shard(
+    index: "Index",
+    queries: NDArray[Any],
+    k: int,
+    first_row: int = 0,
+    *,
+    vectors_per_document: int = 1,
+    gpu: bool = False,
+) -> Ranking:
     """The ``k`` best documents that the index finds for each query (queries, d); ``first_row``: the shard's
-    first row.
+    first document.
 
     Score descending, then row ascending, ties at the cut included: exact for ``Flat``, and for the other
-    indexes among what they find. Raises ``UserError`` for queries of another dimension or with NaN or
-    infinity, and k below 1.
+    indexes among what they find. A document of several vectors has the score of its best one; its vectors are
+    neighbours in the index. The best k·m vectors hold those of at least k documents, so asking for that many loses
+    nothing. Raises ``UserError`` for queries of another dimension or with NaN or infinity, and k below 1.
     """
-    faiss = _import_faiss()
+    faiss = import_faiss()
     check_vectors(queries, "queries", dimension=index.d)
+    if k < 1:
+        raise UserError(f"k is {k}; at least 1 document must be asked for.")
+    wanted = k * vectors_per_document
     flat = faiss.downcast_index(index)
     if isinstance(flat, faiss.IndexFlat):
         stored = flat.ntotal * flat.d
         vectors = faiss.rev_swig_ptr(flat.get_xb(), stored) if stored else np.zeros(0, dtype=np.float32)
-        return exact_top_k(queries, vectors.reshape(-1, flat.d), k, first_row=first_row)
-    if k < 1:
-        raise UserError(f"k is {k}; at least 1 document must be asked for.")
-    check_finite(queries, "queries")
-    found = _search_with_ties(index, np.ascontiguousarray(queries, dtype=np.float32), k)
+        found = exact_top_k(queries, vectors.reshape(-1, flat.d), wanted, device="cuda" if gpu else "cpu")
+    else:
+        check_finite(queries, "queries")
+        if gpu and wanted < _GPU_MOST_RESULTS:
+            index = to_gpu(index)
+        found = _search_with_ties(index, np.ascontiguousarray(queries, dtype=np.float32), wanted)
+    if vectors_per_document > 1:
+        found = best_of_documents(found, vectors_per_document, k)
     found.rows[found.rows >= 0] += first_row
     return found
 
 
 def _search_with_ties(index: "Index", queries: NDArray[np.float32], k: int) -> Ranking:
     """FAISS picks among equal scores as it likes: fetches on, past k, until no tie straddles the cut."""
+    index, queries = _rotated(index, queries)
     rows = np.full((len(queries), k), -1, dtype=np.int64)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
     pending = np.arange(len(queries))
@@ -158,42 +211,3 @@ def _search_with_ties(index: "Index", queries: NDArray[np.float32], k: int) -> R
         pending = pending[straddles]
         fetch = min(2 * fetch, index.ntotal)
     return Ranking(rows, scores)
-
-
-def _empty_index(dimension: int, factory: str) -> "Index":
-    faiss = _import_faiss()
-    with _explaining(f"'{factory}' makes no index of dimension {dimension}"):
-        index: Index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-    return index
-
-
-def _set_seed(index: "Index", seed: int) -> None:
-    faiss = _import_faiss()
-    inner = faiss.downcast_index(index)
-    if isinstance(inner, faiss.IndexPreTransform):
-        inner = faiss.downcast_index(inner.index)
-    if isinstance(inner, faiss.IndexIVF):
-        inner.cp.seed = seed
-    if hasattr(inner, "pq"):
-        inner.pq.cp.seed = seed
-
-
-def _import_faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise UserError(
-            "FAISS is not installed, and indexes need it. Install one of two extras, raytriever[cpu] or"
-            " raytriever[gpu]; not both, they bring the same module."
-        ) from error
-    return faiss
-
-
-@contextmanager
-def _explaining(problem: str) -> Iterator[None]:
-    """Turns FAISS's RuntimeErrors, which name its C++ source first, into a ``UserError`` with their last
-    words."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise UserError(f"{problem}. FAISS says: {str(error).rpartition('.cpp:')[2].partition(': ')[2]}") from error

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -18,12 +19,15 @@ VECTORS = "vectors"
 class StoredVectors(Artifact):
     """Opens a vectors artifact; shards are read through memory maps, never whole.
 
-    Files: ``<part>/<number>.npy`` float16 (rows, dimension), ``<part>/<number>.ids.parquet`` with column ``id``.
+    Files: ``<part>/<number>.npy`` float16 (rows, dimension), or (rows, m, dimension) where a text has m vectors;
+    ``<part>/<number>.ids.parquet`` with column ``id``.
     """
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri, VECTORS)
-        self.contract = EncoderContract.model_validate(self.manifest["facts"]["encoder"])
+        facts = self.manifest["facts"]
+        self.contract = EncoderContract.model_validate(facts["encoder"])
+        self.with_title = bool(facts.get("with_title", True))
 
     def part(self, part: TextPart) -> "VectorRows":
         """The vectors of documents or of queries. Raises ``UserError`` where they were not embedded."""
@@ -48,20 +52,28 @@ class VectorRows:
     @property
     def dimension(self) -> int:
         """Length of a vector."""
-        return int(self._maps[0].shape[1])
+        return int(self._maps[0].shape[-1])
 
-    def ids(self) -> list[str]:
-        """The id of every row."""
-        found: list[str] = []
-        for name in self._names:
-            table = pq.read_table(self._artifact.path(name.removesuffix(".npy") + ".ids.parquet"), columns=["id"])
-            found.extend(table["id"].to_pylist())
-        return found
+    @property
+    def vectors_per_text(self) -> int:
+        """Vectors of one row: 1, or m where an encoder gives a text several."""
+        return int(np.prod(self._maps[0].shape[1:-1], dtype=np.int64))
+
+    def ids(self, start: int = 0, stop: int | None = None) -> pa.StringArray:
+        """The ids of rows ``start`` to ``stop``; only the files that hold some are read."""
+        stop = len(self) if stop is None else stop
+        pieces = [pa.array([], pa.string())]
+        for name, first, after in zip(self._names, self._starts[:-1], self._starts[1:], strict=True):
+            if first < stop and after > start:
+                path = self._artifact.path(name.removesuffix(".npy") + ".ids.parquet")
+                column = pq.read_table(path, columns=["id"])["id"]
+                pieces += column.slice(max(0, start - first), min(stop, after) - max(start, first)).chunks
+        return pa.concat_arrays(pieces)
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The given rows, float32 (n, dimension), in the given order."""
+        """The given rows, float32 (n, dimension) or (n, m, dimension), in the given order."""
         rows = np.asarray(rows, dtype=np.int64)
-        result = np.empty((len(rows), self.dimension), dtype=np.float32)
+        result = np.empty((len(rows), *self._maps[0].shape[1:]), dtype=np.float32)
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shard_of):
             chosen = np.flatnonzero(shard_of == shard)
@@ -73,7 +85,8 @@ class VectorRows:
         """Rows ``start`` to ``stop``, float32."""
         return self.gather(np.arange(start, stop))
 
-    def blocks(self, size: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """(first row, vectors) of consecutive blocks of at most ``size`` rows."""
-        for start in range(0, len(self), size):
-            yield start, self.range(start, min(start + size, len(self)))
+    def blocks(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """(first row, vectors) of consecutive blocks of at most ``size`` rows, from ``start`` to ``stop``."""
+        stop = len(self) if stop is None else stop
+        for first in range(start, stop, size):
+            yield first, self.range(first, min(first + size, stop))

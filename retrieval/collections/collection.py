@@ -11,7 +11,7 @@ def _schema(**columns: pa.DataType) -> pa.Schema:
 
 
 DOCUMENTS = _schema(id=pa.string(), title=pa.string(), text=pa.string(), domain=pa.string())
-QUERIES = _schema(id=pa.string(), text=pa.string(), domain=pa.string())
+QUERIES = _schema(id=pa.string(), text=pa.string(), domain=pa.string(), answers=pa.list_(pa.string()))
 JUDGMENTS = _schema(query_id=pa.string(), document_id=pa.string(), relevance=pa.int32(), split=pa.string())
 
 _BATCH_ROWS = 8192
@@ -27,6 +27,8 @@ class Source(Protocol):
 
     counts: dict[str, int]
     """Facts worth recording about what was read; complete once all three were read to the end."""
+    facts: dict[str, Any]
+    """What the manifest is to say of the input: an interpreter's version, say."""
     dropped: dict[str, int]
     """What was left out: reason to number; complete once all three were read to the end."""
 
@@ -34,7 +36,7 @@ class Source(Protocol):
         """The documents, in batches of schema ``DOCUMENTS``."""
 
     def queries(self) -> Iterator[pa.RecordBatch]:
-        """The queries, in batches of schema ``QUERIES``."""
+        """The queries, in batches of schema ``QUERIES``; ``answers``: strings that answer it, often none."""
 
     def judgments(self) -> Iterator[pa.RecordBatch]:
         """The judgments, in batches of schema ``JUDGMENTS``; relevance 0 or less means not relevant."""
@@ -48,9 +50,9 @@ def passage_text(title: str, text: str) -> str:
     return f"{title} {text}".strip()
 
 
-def record_batches(rows: Iterable[tuple[str | int, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def record_batches(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Gathers rows, their values in the schema's order, into batches bounded in rows and characters."""
-    pending: list[tuple[str | int, ...]] = []
+    pending: list[tuple[Any, ...]] = []
     characters = 0
     for row in rows:
         pending.append(row)
@@ -62,7 +64,7 @@ def record_batches(rows: Iterable[tuple[str | int, ...]], schema: pa.Schema) -> 
         yield _record_batch(pending, schema)
 
 
-def _record_batch(rows: list[tuple[str | int, ...]], schema: pa.Schema) -> pa.RecordBatch:
+def _record_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

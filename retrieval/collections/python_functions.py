@@ -62,6 +62,7 @@ class PythonFunctionsSource:
                 " 'python_functions' is made from them: use a Python that comes with its sources, or another"
                 " collection."
             )
+        self.facts = {"python": platform.python_version(), "implementation": platform.python_implementation()}
         self.counts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
 
@@ -72,11 +73,7 @@ class PythonFunctionsSource:
             source = path.read_bytes()
             digest.update(f"{module}\0{len(source)}\0".encode())
             digest.update(source)
-        return {
-            "python": platform.python_version(),
-            "implementation": platform.python_implementation(),
-            "sha256": digest.hexdigest(),
-        }
+        return self.facts | {"sha256": digest.hexdigest()}
 
     def documents(self) -> Iterator[pa.RecordBatch]:
         """One document for each function, by module and position; the title is empty."""
@@ -85,7 +82,8 @@ class PythonFunctionsSource:
 
     def queries(self) -> Iterator[pa.RecordBatch]:
         """One query for each distinct text, by its first function; the id is a hash of the text."""
-        rows = ((query_id(text), text, positives[0].domain) for text, positives in self._positives.items())
+        no_answers: list[str] = []
+        rows = ((query_id(text), text, found[0].domain, no_answers) for text, found in self._positives.items())
         return record_batches(rows, QUERIES)
 
     def judgments(self) -> Iterator[pa.RecordBatch]:

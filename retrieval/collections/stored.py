@@ -71,9 +71,15 @@ class StoredCollection(Artifact):
         """Number of rows, from the manifest alone."""
         return int(self.manifest["counts"].get(part, 0))
 
-    def texts(self, part: TextPart, rows: NDArray[np.int64]) -> list[str]:
-        """What an encoder reads: a query's text; a document's title and text."""
-        return texts_of(self.rows_of(part).take(rows, text_columns(part)), part)
+    def texts(self, part: TextPart, rows: NDArray[np.int64], *, with_title: bool = True) -> list[str]:
+        """What an encoder reads: a query's text; a document's title and text, or its text alone."""
+        return texts_of(self.rows_of(part).take(rows, text_columns(part)), part, with_title=with_title)
+
+    def answers(self) -> dict[str, list[str]]:
+        """Strings that answer each query, for those that have some."""
+        table = self.rows_of("queries").read(["id", "answers"])
+        found = zip(table["id"].to_pylist(), table["answers"].to_pylist(), strict=True)
+        return {query: answers for query, answers in found if answers}
 
     def judgments(self, split: str) -> pa.Table:
         """The judgments of one split. Raises ``UserError`` naming the splits there are."""
@@ -90,9 +96,11 @@ def text_columns(part: TextPart) -> list[str]:
     return ["title", "text"] if part == "documents" else ["text"]
 
 
-def texts_of(table: pa.Table, part: TextPart) -> list[str]:
-    """What an encoder reads of each row."""
+def texts_of(table: pa.Table, part: TextPart, *, with_title: bool = True) -> list[str]:
+    """What an encoder reads of each row; a document without a text is its title in either case."""
     texts: list[str] = table["text"].to_pylist()
     if part == "queries":
         return texts
+    if not with_title:
+        return [text.strip() or title.strip() for title, text in zip(table["title"].to_pylist(), texts, strict=True)]
     return [passage_text(title, text) for title, text in zip(table["title"].to_pylist(), texts, strict=True)]

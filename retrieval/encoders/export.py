@@ -18,8 +18,11 @@ _POOLING_MODES: dict[str, Pooling | None] = {
     "lasttoken": "last_token",
 }
 _MODULES = "sentence_transformers.models"
-# where the tokenizer was loaded from, and settings of single calls that it was once saved with
+# where the tokenizer was loaded from, settings of single calls that it was once saved with, and those that would
+# replace the special tokens that its tokenizer.json puts around a text
 _NOT_EXPORTED = {
+    "add_bos_token",
+    "add_eos_token",
     "name_or_path",
     "is_local",
     "local_files_only",

@@ -16,14 +16,21 @@ from raytriever.retrieval.encoders.specification import Pooling
 from raytriever.retrieval.errors import UserError
 
 _CHAIN = re.compile("Transformer( Pooling)?( Dense)*( Normalize)?")
-_POOLING_KEYS: dict[str, Pooling] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last_token",
-}
-_POOLING_NAMES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last_token"}
+_POOLING_MODES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last_token"}
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU}
 _WEIGHTS = "model.safetensors"
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+_TASK = "feature-extraction"
+_TRANSFORMER_SETTINGS = {
+    "max_seq_length",
+    "do_lower_case",
+    "query_length",
+    "document_length",
+    "transformer_task",
+    "modality_config",
+    "module_output_name",
+    "unpad_inputs",
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class ModuleSettings:
     normalize: bool
     query_prompt: str | None
     document_prompt: str | None
-    max_length: int | None
+    max_lengths: frozenset[int]  # of queries, of documents: usually one
     lower_case: bool
 
 
@@ -47,18 +54,46 @@ def read_modules(path: Path) -> ModuleSettings:
     for kind, folder in chain:
         folders.setdefault(kind, []).append(folder)
     transformer = folders.get("Transformer", [path])[0]
-    prompts = read_json(path / "config_sentence_transformers.json").get("prompts") or {}
-    settings = read_json(transformer / "sentence_bert_config.json")
+    prompts = _read_prompts(path / "config_sentence_transformers.json")
+    settings = _read_transformer_settings(transformer)
+    general = settings.get("max_seq_length")
+    lengths: list[int | None] = [settings.get(key) or general for key in ("query_length", "document_length")]
     return ModuleSettings(
         transformer=transformer,
         pooling=folders.get("Pooling", [None])[0],
         dense=tuple(folders.get("Dense", [])),
         normalize="Normalize" in folders,
         query_prompt=prompts.get("query"),
-        document_prompt=prompts.get("document", prompts.get("passage")),
-        max_length=settings.get("max_seq_length"),
+        document_prompt=next((prompts[name] for name in _DOCUMENT_PROMPTS if name in prompts), None),
+        max_lengths=frozenset(length for length in lengths if length),
         lower_case=bool(settings.get("do_lower_case")),
     )
+
+
+def _read_prompts(path: Path) -> dict[str, str]:
+    config = read_json(path)
+    if config.get("truncate_dim"):
+        raise UserError(f"{path} cuts vectors at dimension {config['truncate_dim']} (truncate_dim): not supported.")
+    prompts: dict[str, str] = config.get("prompts") or {}
+    return prompts
+
+
+def _read_transformer_settings(folder: Path) -> dict[str, Any]:
+    """The Transformer module's settings; raises ``UserError`` for those that would change vectors unseen."""
+    path = next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / "sentence_bert_config.json")
+    settings: dict[str, Any] = read_json(path)
+    if set(settings.get("modality_config") or ["text"]) != {"text"}:
+        raise UserError(
+            f"{path} has modality_config for other things than text: texts would pass through a chat template, which is"
+            " not supported. Save the model with the modality 'text' alone."
+        )
+    unknown = [key for key, value in settings.items() if value and key not in _TRANSFORMER_SETTINGS]
+    if unknown or settings.get("transformer_task", _TASK) != _TASK:
+        raise UserError(
+            f"{path} sets {', '.join(unknown) or 'transformer_task'}, which is not supported. Supported:"
+            f" {', '.join(sorted(_TRANSFORMER_SETTINGS))} (transformer_task {_TASK} only)."
+        )
+    return settings
 
 
 def _read_chain(path: Path) -> list[tuple[str, Path]]:
@@ -89,19 +124,22 @@ def read_pooling(folder: Path | None, path: Path) -> Pooling:
             f"{path} is a plain transformer without pooling settings. Say which pooling it was trained with: set the"
             " encoder's pooling to mean, cls or last_token."
         )
-    config = read_json(folder / "config.json")
-    if "pooling_mode" in config:
-        name = str(config["pooling_mode"])
-        if name in _POOLING_NAMES:
-            return _POOLING_NAMES[name]
-    else:
-        chosen = [key for key, value in config.items() if key.startswith("pooling_mode") and value is True]
-        if len(chosen) == 1 and chosen[0] in _POOLING_KEYS:
-            return _POOLING_KEYS[chosen[0]]
+    modes = _pooling_modes(read_json(folder / "config.json"))
+    if len(modes) == 1 and modes[0] in _POOLING_MODES:
+        return _POOLING_MODES[modes[0]]
     raise UserError(
-        f"{folder}/config.json asks for a pooling that is not supported. Supported: mean, cls, last token; set the"
-        " encoder's pooling to use another than the folder says."
+        f"{folder}/config.json asks for {'several poolings at once' if len(modes) > 1 else 'a pooling'} that is not"
+        f" supported: {', '.join(modes)}. Supported is one of mean, cls, lasttoken; set the encoder's pooling to use"
+        " another than the folder says."
     )
+
+
+def _pooling_modes(config: dict[str, Any]) -> list[str]:
+    named = config.get("pooling_mode")
+    if named is not None:
+        return [named] if isinstance(named, str) else list(named)
+    older = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    return [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in older]
 
 
 def pools_prompt(folder: Path | None) -> bool:
@@ -137,13 +175,24 @@ def load_dense(path: Path) -> DenseLayer:
         raise UserError(f"{path}/config.json asks for a residual connection, or maps tokens; neither is supported.")
     try:
         linear = nn.Linear(int(config["in_features"]), int(config["out_features"]), bias=bool(config.get("bias", True)))
-        weights = load_file(path / _WEIGHTS)
+        weights = load_file(safe_weights(path, _WEIGHTS))
         linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"The Dense layer in {path} can't be loaded from config.json and {_WEIGHTS}: {error}."
+            f"The Dense layer in {path} can't be loaded from config.json and {_WEIGHTS}: {' '.join(str(error).split())}"
         ) from error
     return DenseLayer(linear, _ACTIVATIONS[activation]())
+
+
+def safe_weights(folder: Path, name: str) -> Path:
+    """The file ``name`` of ``folder``. Raises ``UserError`` where there are only pickles, which may run any code."""
+    pickles = [*folder.glob("*.bin"), *folder.glob("*.pt")]
+    if pickles and not list(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{folder} holds its weights as a pickle alone ({pickles[0].name}), which isn't read: it can run any code."
+            " Where you trust its origin, load it yourself and save it as safetensors (save_pretrained does)."
+        )
+    return folder / name
 
 
 def read_json(path: Path) -> Any:

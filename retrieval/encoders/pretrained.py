@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raytriever.retrieval.artifacts import Artifact, is_artifact
+from raytriever.retrieval.encoders.adapter import has_adapter, named_base
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import sha256_of
 
@@ -27,7 +28,9 @@ PACKAGED_MODELS = {
 }
 
 _WEIGHTS = "model.safetensors"
-_LOADED_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*/*.json", "*/*.safetensors"]
+_LOADED_PATTERNS = [
+    f"{folder}*.{ending}" for folder in ("", "*/") for ending in ("json", "txt", "model", "safetensors")
+]
 
 
 @dataclass(frozen=True)
@@ -39,16 +42,51 @@ class LocatedModel:
     fingerprint: str
 
 
-def locate_model(model: str, revision: str | None = None) -> LocatedModel:
+def locate_model(model: str, revision: str | None = None, base_model: str | None = None) -> LocatedModel:
     """Finds ``model``: a local folder, a model artifact, or a hub name.
 
     A hub name is looked up in the hub's local cache, then the hub, then the package in ``PACKAGED_MODELS``, whose
-    weights must have the pinned SHA-256 (so must the hub's, where one is pinned). Raises ``UserError``.
+    weights must have the pinned SHA-256 (so must the hub's, where one is pinned). The fingerprint of a LoRA adapter
+    covers its base model too: ``base_model``, by default the one that the adapter names. Raises ``UserError``.
     """
-    if "://" in model or is_artifact(model):
-        return _locate_artifact(model)
+    path, origin = _find(model, revision)
+    fingerprint = Artifact(model, "model").fingerprint if _is_model_artifact(model) else _fingerprint(path)
+    base = locate_base(path, base_model)
+    if base is not None:
+        origin = f"{origin}, over its base model in {base}"
+        fingerprint = hashlib.sha256(f"{fingerprint} over {_fingerprint(base)}".encode()).hexdigest()
+    return LocatedModel(path, origin, fingerprint)
+
+
+def locate_base(path: Path, base_model: str | None) -> Path | None:
+    """Folder of the model under the LoRA adapter at ``path``: ``base_model`` or the one that it names.
+
+    None where ``path`` holds a whole model; a ``base_model`` is then a ``UserError``.
+    """
+    if not has_adapter(path):
+        if base_model is not None:
+            raise UserError(f"base_model is {base_model!r}, but the encoder in {path} is no LoRA adapter over another.")
+        return None
+    name, revision = (base_model, None) if base_model else named_base(path)
+    try:
+        base, _ = _find(name, revision)
+    except UserError as error:
+        raise UserError(
+            f"The base model of the LoRA adapter in {path} is missing. {error} Or set base_model."
+        ) from error
+    return base
+
+
+def _is_model_artifact(model: str) -> bool:
+    return "://" in model or is_artifact(model)
+
+
+def _find(model: str, revision: str | None) -> tuple[Path, str]:
+    """Folder of ``model`` on this machine, and where it comes from, for the user."""
+    if _is_model_artifact(model):
+        return _find_artifact(model), f"the model artifact {model}"
     if Path(model).is_dir():
-        return LocatedModel(Path(model), f"the folder {model}", _fingerprint(Path(model)))
+        return Path(model), f"the folder {model}"
     packaged = PACKAGED_MODELS.get(model)
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(
@@ -67,7 +105,7 @@ def locate_model(model: str, revision: str | None = None) -> LocatedModel:
         )
     if packaged is not None:
         check_weights(path, packaged.weights_sha256)
-    return LocatedModel(path, origin, _fingerprint(path))
+    return path, origin
 
 
 def check_weights(path: Path, expected: str) -> None:
@@ -81,19 +119,18 @@ def check_weights(path: Path, expected: str) -> None:
         )
 
 
-def _locate_artifact(uri: str) -> LocatedModel:
+def _find_artifact(uri: str) -> Path:
     artifact = Artifact(uri, "model")
-    paths = [artifact.path(name) for name in artifact.names()]
     if artifact.folder.is_local:
-        folder = Path(artifact.folder.uri)
-    else:
-        folder = paths[0].parent.parent / "models" / artifact.fingerprint
-        for name, path in zip(artifact.names(), paths, strict=True):
-            link = folder / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.exists():
-                link.symlink_to(path)
-    return LocatedModel(folder, f"the model artifact {uri}", artifact.fingerprint)
+        return Path(artifact.folder.uri)
+    paths = [artifact.path(name) for name in artifact.names()]
+    folder = paths[0].parent.parent / "models" / artifact.fingerprint
+    for name, path in zip(artifact.names(), paths, strict=True):
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.symlink_to(path)
+    return folder
 
 
 def _from_hub(model: str, revision: str | None) -> tuple[Path | None, str]:
@@ -102,7 +139,7 @@ def _from_hub(model: str, revision: str | None) -> tuple[Path | None, str]:
 
     try:
         cached = snapshot_download(model, revision=revision, allow_patterns=_LOADED_PATTERNS, local_files_only=True)
-        if (Path(cached) / _WEIGHTS).exists():
+        if any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in Path(cached).glob(pattern)):
             return Path(cached), ""
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass

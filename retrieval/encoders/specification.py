@@ -15,11 +15,13 @@ class EncoderSettings(Settings):
 
     model: InputPath
     revision: str | None = None
+    base_model: InputPath | None = None  # of a LoRA adapter, instead of the one that its folder names
     pooling: Literal[Pooling, "auto"] = "auto"
     normalize: bool | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
     max_length: int | None = None  # tokens, special tokens included
+    append_eos: bool | Literal["auto"] = "auto"  # 'auto': where a folder without pooling settings pools the last token
     dtype: Literal[Dtype, "auto"] = (
         "auto"  # of weights and matrix products; 'auto': bfloat16 where the processor has it
     )
@@ -29,18 +31,20 @@ class EncoderSettings(Settings):
 class EncoderContract(Settings):
     """Everything that makes two vectors comparable; stored with vectors and indexes, compared where they meet."""
 
-    model: str  # fingerprint of the weights and module settings
+    model: str  # fingerprint of weights (a LoRA adapter's base included), tokenizer and module settings
+    revision: str | None = None  # as it was asked for; not compared, as ``model`` says exactly which files were loaded
     pooling: Pooling
     normalize: bool
     query_prompt: str
     document_prompt: str
     max_length: int
+    append_eos: bool = False  # whether every text ends in the tokenizer's end-of-sequence token
     dtype: Dtype
     dimension: int
 
     def require_same(self, other: "EncoderContract", mine: str, theirs: str) -> None:
         """Raises ``UserError`` naming the fields in which the encoders behind two sets of vectors differ."""
-        here, there = self.model_dump(), other.model_dump()
+        here, there = self.model_dump(exclude={"revision"}), other.model_dump(exclude={"revision"})
         differing = [f"{key} {here[key]!r} against {there[key]!r}" for key in here if here[key] != there[key]]
         if differing:
             raise UserError(
@@ -49,27 +53,27 @@ class EncoderContract(Settings):
             )
 
 
-def resolve_dtype(dtype: Literal[Dtype, "auto"]) -> Dtype:
-    """'auto' becomes bfloat16 where this machine multiplies in it natively, else float32."""
+def resolve_dtype(dtype: Literal[Dtype, "auto"], *, gpu: bool = False) -> Dtype:
+    """'auto' becomes bfloat16 where the processor that will compute (this machine's, ``gpu``: its GPU) has it."""
     if dtype != "auto":
         return dtype
-    return "bfloat16" if has_bfloat16() else "float32"
+    return "bfloat16" if has_bfloat16(gpu=gpu) else "float32"
 
 
-def has_bfloat16() -> bool:
-    """Whether this machine's GPU (or, without one, its CPU) has bfloat16 instructions."""
+def has_bfloat16(*, gpu: bool = False) -> bool:
+    """Whether this machine's CPU (or GPU) has bfloat16 instructions; a GPU that only workers have counts as one."""
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_capability() >= (8, 0)
+    if gpu:
+        return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0)
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
 
 
-def require_dtype(dtype: Dtype, host: str) -> None:
+def require_dtype(dtype: Dtype, host: str, *, gpu: bool = False) -> None:
     """Raises ``UserError`` on a worker that lacks what the driver resolved 'auto' to."""
-    if dtype == "bfloat16" and not has_bfloat16():
+    if dtype == "bfloat16" and not has_bfloat16(gpu=gpu):
         raise UserError(
-            f"The job runs in bfloat16, which {host} has no instructions for. Set the encoder's dtype to float32, or"
-            " keep the job on machines of one kind."
+            f"The job runs in bfloat16, which the {'GPU' if gpu else 'CPU'} of {host} has no instructions for. Set the"
+            " encoder's dtype to float32, or keep the job on machines of one kind."
         )

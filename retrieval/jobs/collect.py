@@ -13,8 +13,18 @@ from pydantic import Field
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, Source
+from raytriever.retrieval.collections.columns import ColumnFiles
+from raytriever.retrieval.collections.dpr import Dpr
+from raytriever.retrieval.collections.flag_embedding import FlagEmbedding
+from raytriever.retrieval.collections.hub import HubDataset
+from raytriever.retrieval.collections.ms_marco import MsMarco
+from raytriever.retrieval.collections.mteb import MtebFolder
+from raytriever.retrieval.collections.nomic import Nomic
 from raytriever.retrieval.collections.python_functions import PythonFunctions
 from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
+from raytriever.retrieval.collections.tevatron import Tevatron
+from raytriever.retrieval.collections.trec import TrecFiles
+from raytriever.retrieval.collections.tripclick import TripClick
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
@@ -23,7 +33,21 @@ _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 class CollectConfig(StageConfig):
     """Which source becomes the collection."""
 
-    source: Annotated[PythonFunctions | BeirFolder, Field(discriminator="kind")]
+    source: Annotated[
+        PythonFunctions
+        | BeirFolder
+        | MtebFolder
+        | ColumnFiles
+        | HubDataset
+        | MsMarco
+        | TrecFiles
+        | TripClick
+        | Dpr
+        | Tevatron
+        | FlagEmbedding
+        | Nomic,
+        Field(discriminator="kind"),
+    ]
     rows_per_file: int = Field(default=50_000, gt=0)
 
 
@@ -41,44 +65,11 @@ class Collect(Stage[CollectConfig]):
 
     def input_fingerprints(self) -> dict[str, str]:
         """One hash over what the source says of its own bytes."""
-        described = json.dumps(self.source().fingerprint(), sort_keys=True)
-        return {"source": hashlib.sha256(described.encode()).hexdigest()}
+        return {"source": source_fingerprint(self.source())}
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """Writes documents, queries, judgments, and what the source says of itself."""
-        source = self.source()
-        counts: dict[str, int] = {
-            "documents": self._write(writer, "documents", DOCUMENTS, source.documents()),
-            "queries": self._write(writer, "queries", QUERIES, source.queries()),
-            "judgments": self._write(writer, "judgments", JUDGMENTS, source.judgments()),
-        }
-        facts = {key: value for key, value in source.fingerprint().items() if key != "files"}
-        return writer.commit(counts["documents"], counts=counts | source.counts, dropped=source.dropped, facts=facts)
-
-    def _write(self, writer: ShardWriter, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
-        rows, number, room, file = 0, -1, 0, None
-        name = ""
-        for batch in batches:
-            start = 0
-            while start < len(batch):
-                if file is None:
-                    number, room = number + 1, self.config.rows_per_file
-                    name = f"{part}/{number:05d}.parquet"
-                    file = _open(writer.path(name), schema)
-                piece = batch.slice(start, min(room, len(batch) - start))
-                file.write_batch(piece, row_group_size=_ROWS_PER_GROUP)
-                rows, room, start = rows + len(piece), room - len(piece), start + len(piece)
-                if not room:
-                    file.close()
-                    writer.add(name)
-                    file = None
-        if file is None and number < 0:
-            name = f"{part}/00000.parquet"
-            file = _open(writer.path(name), schema)
-        if file is not None:
-            file.close()
-            writer.add(name)
-        return rows
+        return write_collection(self.source(), writer, self.config.rows_per_file)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """What the source says of itself (the interpreter's version, say)."""
@@ -89,6 +80,50 @@ class Collect(Stage[CollectConfig]):
         stored = StoredCollection(artifact.uri)
         parts: list[str] = [f"{stored.count(part):,} {part}" for part in ("documents", "queries", "judgments")]
         return ", ".join(parts)
+
+
+def source_fingerprint(source: Source) -> str:
+    """A SHA-256 over what the source says of its own bytes."""
+    return hashlib.sha256(json.dumps(source.fingerprint(), sort_keys=True).encode()).hexdigest()
+
+
+def write_collection(source: Source, writer: ShardWriter, rows_per_file: int) -> ShardRecord:
+    """Reads the source once, with bounded memory, and commits all that a collection consists of as one shard."""
+    counts: dict[str, int] = {
+        "documents": _write_part(writer, "documents", DOCUMENTS, source.documents(), rows_per_file),
+        "queries": _write_part(writer, "queries", QUERIES, source.queries(), rows_per_file),
+        "judgments": _write_part(writer, "judgments", JUDGMENTS, source.judgments(), rows_per_file),
+    }
+    counts |= source.counts
+    return writer.commit(counts["documents"], counts=counts, dropped=source.dropped, facts=source.facts)
+
+
+def _write_part(
+    writer: ShardWriter, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows_per_file: int
+) -> int:
+    rows, number, room, file = 0, -1, 0, None
+    name = ""
+    for batch in batches:
+        start = 0
+        while start < len(batch):
+            if file is None:
+                number, room = number + 1, rows_per_file
+                name = f"{part}/{number:05d}.parquet"
+                file = _open(writer.path(name), schema)
+            piece = batch.slice(start, min(room, len(batch) - start))
+            file.write_batch(piece, row_group_size=_ROWS_PER_GROUP)
+            rows, room, start = rows + len(piece), room - len(piece), start + len(piece)
+            if not room:
+                file.close()
+                writer.add(name)
+                file = None
+    if file is None and number < 0:
+        name = f"{part}/00000.parquet"
+        file = _open(writer.path(name), schema)
+    if file is not None:
+        file.close()
+        writer.add(name)
+    return rows
 
 
 def _open(path: Path, schema: pa.Schema) -> pq.ParquetWriter:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
@@ -14,12 +15,21 @@ from raytriever.retrieval.collections.stored import StoredCollection, TextPart, 
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.embedding import encode_texts
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings, Role, require_dtype, resolve_dtype
+from raytriever.retrieval.encoders.specification import (
+    EncoderContract,
+    EncoderSettings,
+    Role,
+    require_dtype,
+    resolve_dtype,
+)
 from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.progress import say
 from raytriever.retrieval.vectors import VECTORS
+
+ON_CPU = {"texts_per_shard": 1_024, "token_budget": 2_048}
+ON_GPU = {"texts_per_shard": 16_384, "token_budget": 32_768}
 
 
 class EmbedConfig(StageConfig):
@@ -28,8 +38,10 @@ class EmbedConfig(StageConfig):
     collection: InputPath
     encoder: EncoderSettings
     parts: tuple[TextPart, ...] = ("documents", "queries")
-    texts_per_shard: int = Field(default=512, gt=0)
-    token_budget: int = Field(default=4096, gt=0)  # padded tokens in one forward pass
+    with_title: bool = True  # whether a document's title is read before its text
+    # 0: what suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off.
+    texts_per_shard: int = Field(default=0, ge=0)
+    token_budget: int = Field(default=0, ge=0)  # padded tokens in one forward pass
 
 
 class Embed(Stage[EmbedConfig]):
@@ -42,9 +54,14 @@ class Embed(Stage[EmbedConfig]):
     keeps_state = True
 
     def __init__(self, config: EmbedConfig) -> None:
-        # 'auto' is resolved here, by the driver, so that every worker computes in the same precision
-        encoder = config.encoder.model_copy(update={"dtype": resolve_dtype(config.encoder.dtype)})
-        super().__init__(config.model_copy(update={"encoder": encoder}))
+        # What is left open is settled here, by the driver, so that every worker computes in the same way, and recorded.
+        gpu = bool(config.resources.gpus_per_worker)
+        dtype = resolve_dtype(config.encoder.dtype, gpu=gpu)
+        suitable = ON_GPU if gpu else ON_CPU
+        sizes = {name: getattr(config, name) or size for name, size in suitable.items()}
+        super().__init__(
+            config.model_copy(update={"encoder": config.encoder.model_copy(update={"dtype": dtype}), **sizes})
+        )
         self._model: LocatedModel | None = None
         self._encoder: TextEncoder | None = None
 
@@ -53,7 +70,8 @@ class Embed(Stage[EmbedConfig]):
 
     def _located(self) -> LocatedModel:
         if self._model is None:
-            self._model = locate_model(self.config.encoder.model, self.config.encoder.revision)
+            encoder = self.config.encoder
+            self._model = locate_model(encoder.model, encoder.revision, encoder.base_model)
         return self._model
 
     def input_fingerprints(self) -> dict[str, str]:
@@ -76,7 +94,9 @@ class Embed(Stage[EmbedConfig]):
                     f"{collection.uri} has no {part} to embed. Leave them out of parts, or check the source."
                 )
             shards += [
-                Shard(f"{part}-{number:05d}", {"part": part, "number": number, "start": start})
+                Shard(
+                    f"{part}-{number:05d}", {"part": part, "number": number, "rows": [start, min(start + size, total)]}
+                )
                 for number, start in enumerate(range(0, total, size))
             ]
         return shards
@@ -88,13 +108,12 @@ class Embed(Stage[EmbedConfig]):
 
     def load(self) -> None:
         """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
-        settings = self.config.encoder
+        settings, gpu = self.config.encoder, bool(self.config.resources.gpus_per_worker)
         dtype = resolve_dtype(settings.dtype)
-        require_dtype(dtype, socket.gethostname())
+        require_dtype(dtype, socket.gethostname(), gpu=gpu)
         located = self._located()
         encoder = load_encoder(settings, located.path, located.fingerprint).eval()
-        device = "cuda" if self.config.resources.gpus_per_worker else "cpu"
-        self._encoder = encoder.to(device=device, dtype=getattr(torch, dtype))
+        self._encoder = encoder.to(device="cuda" if gpu else "cpu", dtype=getattr(torch, dtype))
         self._rows = {part: StoredCollection(self.config.collection).rows_of(part) for part in self.config.parts}
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
@@ -102,16 +121,14 @@ class Embed(Stage[EmbedConfig]):
         encoder = self._encoder
         if encoder is None:
             raise RuntimeError("load() comes before make()")
-        part, start = shard.description["part"], shard.description["start"]
-        rows = self._rows[part]
-        chosen = np.arange(start, min(start + self.config.texts_per_shard, len(rows)), dtype=np.int64)
-        table = rows.take(chosen, ["id", *text_columns(part)])
-        texts = texts_of(table, part)
+        part = shard.description["part"]
+        rows = np.arange(*shard.description["rows"], dtype=np.int64)
+        table = self._rows[part].take(rows, ["id", *text_columns(part)])
+        texts = texts_of(table, part, with_title=self.config.with_title)
         role: Role = "query" if part == "queries" else "document"
         vectors = encode_texts(encoder, texts, role, token_budget=self.config.token_budget)
-        _refuse_non_finite(vectors, table["id"].to_pylist(), self.config.encoder.model)
         name = f"{part}/{shard.description['number']:05d}"
-        np.save(writer.path(f"{name}.npy"), vectors.astype(np.float16))
+        np.save(writer.path(f"{name}.npy"), _in_half_precision(vectors, table["id"], self.config.encoder.model))
         pq.write_table(pa.table({"id": table["id"]}), writer.path(f"{name}.ids.parquet"), compression="zstd")
         writer.add(f"{name}.npy")
         writer.add(f"{name}.ids.parquet")
@@ -119,18 +136,25 @@ class Embed(Stage[EmbedConfig]):
         return writer.commit(len(texts), counts={part: len(texts)}, facts={"encoder": contract})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """The encoder's contract, checked wherever these vectors meet others."""
-        return {"encoder": records[0].facts["encoder"]}
+        """The encoder's contract, checked wherever these vectors meet others, and what was read of a document."""
+        first = EncoderContract.model_validate(records[0].facts["encoder"])
+        for record in records[1:]:  # of other workers, and of the runs that this one continues
+            contract = EncoderContract.model_validate(record.facts["encoder"])
+            first.require_same(contract, f"shard {records[0].name}", f"shard {record.name}")
+        return {"encoder": first.model_dump(), "with_title": self.config.with_title}
 
     def summary(self, artifact: Artifact) -> str:
         """Texts and their dimension."""
         return f"{artifact.rows:,} texts, {artifact.manifest['facts']['encoder']['dimension']} dimensions"
 
 
-def _refuse_non_finite(vectors: Any, ids: list[str], model: str) -> None:
-    bad = np.flatnonzero(~np.isfinite(vectors.astype(np.float16)).all(axis=1))
+def _in_half_precision(vectors: NDArray[np.float32], ids: pa.ChunkedArray, model: str) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        half = vectors.astype(np.float16)
+    bad = np.flatnonzero(~np.isfinite(half).all(axis=1))
     if len(bad):
         raise UserError(
             f"Encoder {model} gives NaN or numbers beyond half precision for {len(bad)} texts, the first with id"
-            f" {ids[bad[0]]!r}. Try dtype float32, normalize true, or another checkpoint."
+            f" {ids[bad[0]].as_py()!r}. Try dtype float32, normalize true, or another checkpoint."
         )
+    return half

@@ -1,123 +1,160 @@
 """`raytriever evaluate`: measures runs on a split and tests their differences."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from raytriever.retrieval.answers import Match
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import Input, InputPath
+from raytriever.retrieval.conventions import ConventionOverrides, Conventions, Like, resolve
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import EVALUATION, compare_systems, format_table
+from raytriever.retrieval.evaluation import (
+    EVALUATION,
+    compare_systems,
+    format_table,
+    how_it_was_measured,
+    metrics_of,
+    per_query_table,
+)
+from raytriever.retrieval.evaluation_notes import note_lines
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.judging import Judgments, collection_judgments, file_judgments, judge_runs, made_with
 from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.measures import evaluate
-from raytriever.retrieval.run_files import read_run
+from raytriever.retrieval.measures import at_levels
+from raytriever.retrieval.overview import overview_lines
 from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.storage import sha256_of
 
 
 class EvaluateConfig(StageConfig):
-    """Which runs (artifacts or TREC files, by the name each has in the table) are judged by which split."""
+    """Which runs (artifacts or files of other tools, by the name each has in the table) are judged by what, and how.
 
-    collection: InputPath
+    They are judged by a split of a collection, or by a file of ``qrels`` (TREC's or BEIR's form).
+    """
+
+    collection: InputPath | None = None
+    qrels: InputPath | None = None
     runs: Annotated[dict[str, str], Input()] = Field(min_length=1)
     split: str = "test"
     measures: tuple[str, ...] = Field(default=("nDCG@10", "RR@10", "R@100"), min_length=1)
+    relevance_levels: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})  # {lenient: 1, strict: 2}
+    like: Like = "trec"  # the tool whose number is wanted
+    conventions: ConventionOverrides = ConventionOverrides()
+    answer_match: Match = "string"
     significance_level: float = Field(default=0.05, gt=0, lt=1)
     equivalence_margin: float = Field(default=0.05, gt=0)
     seed: int = 0
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.collection is None) == (self.qrels is None):
+            raise ValueError("Runs are judged by either a 'collection' or a file of 'qrels': name one of the two")
+        return self
+
 
 class Evaluate(Stage[EvaluateConfig]):
-    """Per-query values, their means, and every pair of systems compared.
-
-    Ties, missing queries: as trec_eval on the run file (equal scores in descending order of document id; a judged
-    query that the run lacks counts 0).
-    """
+    """Per-query values, their means, and every pair of systems compared."""
 
     command = "evaluate"
     kind = EVALUATION
+    algorithm_version = 2
     config_class = EvaluateConfig
     unit = "runs"
 
+    def resolved(self) -> dict[str, Any]:
+        """With every convention as it is followed and every measure as it is computed."""
+        settled = {"measures": self._measures(), "conventions": self._conventions().model_dump()}
+        return super().resolved() | settled
+
+    def _measures(self) -> list[str]:
+        return at_levels(self.config.measures, self.config.relevance_levels)
+
+    def _conventions(self) -> Conventions:
+        return resolve(self.config.like, self.config.conventions)
+
     def input_fingerprints(self) -> dict[str, str]:
-        """The collection's and each run's."""
-        found = {"collection": StoredCollection(self.config.collection).fingerprint}
+        """That of what judges and each run's."""
+        if self.config.collection is not None:
+            found = {"collection": StoredCollection(self.config.collection).fingerprint}
+        else:
+            found = {"qrels": _file_fingerprint("qrels", str(self.config.qrels), "a qrels file")}
         for name, path in self.config.runs.items():
             if is_artifact(path):
                 found[f"runs.{name}"] = StoredRun(path).fingerprint
-            elif Path(path).is_file():
-                found[f"runs.{name}"] = sha256_of(Path(path))
             else:
-                raise UserError(f"runs.{name} is {path!r}: neither a run artifact nor a TREC run file.")
+                found[f"runs.{name}"] = _file_fingerprint(f"runs.{name}", path, "a run artifact or a run file")
         return found
 
     def plan(self) -> list[Shard]:
-        """One shard; refuses runs over another collection and splits without judgments."""
-        collection = StoredCollection(self.config.collection)
-        collection.judgments(self.config.split)
+        """One shard; refuses runs over another collection and judgments that are no good."""
+        collection = self._judgments().collection
         for path in self.config.runs.values():
-            if is_artifact(path):
+            if collection is not None and is_artifact(path):
                 require_same_origin("collection", collection, StoredRun(path))
         return [Shard("all")]
 
+    def _judgments(self) -> Judgments:
+        if self.config.collection is not None:
+            return collection_judgments(self.config.collection, self.config.split, self._measures())
+        return file_judgments(str(self.config.qrels), self._measures())
+
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """Judges every run."""
-        judgments = StoredCollection(self.config.collection).judgments(self.config.split)
-        qrels: dict[str, dict[str, int]] = {}
-        columns = (judgments[name].to_pylist() for name in ("query_id", "document_id", "relevance"))
-        for query, document, relevance in zip(*columns, strict=True):
-            qrels.setdefault(query, {})[document] = relevance
-        measures = list(self.config.measures)
-        systems = {
-            name: evaluate(qrels, read_run(_run_file(path)), measures) for name, path in self.config.runs.items()
-        }
-        comparisons = compare_systems(systems, measures, self.config.seed, self.config.equivalence_margin)
-        first = next(iter(systems.values()))
-        metrics = {
-            "split": self.config.split,
-            "queries": len(first.query_ids),
-            "queries_without_positive": first.queries_without_positive,
-            "missing_queries": {name: system.missing_queries for name, system in systems.items()},
-            "unjudged_queries": {name: system.unjudged_queries for name, system in systems.items()},
-            "means": {
-                name: {measure: system.mean(measure) for measure in measures} for name, system in systems.items()
-            },
-        }
+        config, measures, conventions = self.config, self._measures(), self._conventions()
+        systems = judge_runs(config.runs, self._judgments(), measures, conventions, config.answer_match)
+        comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin)
+        judgments = f"split '{config.split}'" if config.collection is not None else "the qrels file"
+        made = {name: made_with(path) for name, path in config.runs.items()}
+        how = how_it_was_measured(judgments, config.like, conventions, config.relevance_levels, made)
+        metrics = how | metrics_of(systems, measures)
         _write_json(writer, "metrics.json", metrics)
         _write_json(writer, "comparisons.json", [asdict(comparison) for comparison in comparisons])
-        table = {"query_id": list(first.query_ids)}
-        values = {f"{name}/{m}": pa.array(system.values[m]) for name, system in systems.items() for m in measures}
-        pq.write_table(pa.table(table | values), writer.path("per_query.parquet"), compression="zstd")
+        pq.write_table(per_query_table(systems, measures), writer.path("per_query.parquet"), compression="zstd")
         writer.add("per_query.parquet")
-        return writer.commit(len(systems), counts={"queries": len(first.query_ids)})
+        return writer.commit(len(systems), counts={"queries": metrics["queries"]})
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
+        """How each run was made (title, prompts), as far as its artifact says."""
+        return {"systems": {name: made_with(path) for name, path in self.config.runs.items()}}
 
     def summary(self, artifact: Artifact) -> str:
         """Runs and queries."""
         return f"{artifact.rows} runs on {artifact.manifest['counts']['queries']:,} queries"
 
     def announce(self, artifact: Artifact) -> list[str]:
-        """The table."""
+        """The table, and what its numbers rest on."""
         metrics, comparisons = artifact.read_json("metrics.json"), artifact.read_json("comparisons.json")
         level = self.config.significance_level
-        lines = ["", f"{metrics['queries']:,} queries of split '{metrics['split']}'", ""]
-        lines += format_table(metrics["means"], self.config.measures, comparisons, level)
-        lines += [
-            "",
-            f"Letters: significantly better than that system (paired t-test, Holm-corrected, p < {level}).",
-            "",
-        ]
-        return lines
+        lines = ["", f"{metrics['queries']:,} queries of {metrics['judgments']}", ""]
+        lines += format_table(metrics["means"], metrics["measures"], comparisons, level)
+        if comparisons:
+            lines += [
+                "",
+                f"Letters: significantly better than that system (paired t-test, Holm-corrected, p < {level}).",
+            ]
+        return [*lines, "", *note_lines(metrics), ""]
 
 
-def _run_file(path: str) -> Path:
-    return StoredRun(path).path("run.trec") if is_artifact(path) else Path(path)
+def overview(artifacts: Mapping[str, Sequence[Artifact]]) -> list[str]:
+    """Lines that set the evaluations of several runs of one recipe side by side, each run's last one."""
+    last = {
+        variant: [artifact for artifact in made if artifact.kind == EVALUATION][-1:]
+        for variant, made in artifacts.items()
+    }
+    return overview_lines({variant: found[0].read_json("metrics.json") for variant, found in last.items() if found})
+
+
+def _file_fingerprint(key: str, path: str, what: str) -> str:
+    if not Path(path).is_file():
+        raise UserError(f"{key} is {path!r}, which is not {what}. Is the path right?")
+    return sha256_of(Path(path))
 
 
 def _write_json(writer: ShardWriter, name: str, value: Any) -> None:

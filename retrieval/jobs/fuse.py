@@ -45,12 +45,17 @@ class Fuse(Stage[FuseConfig]):
         runs = [StoredRun(path) for path in self.config.runs.values()]
         rankings = [run.ranking() for run in runs]
         fused = reciprocal_rank_fusion(rankings, self.config.rank_constant, self.config.depth)
-        return write_stored_run(writer, runs[0].query_ids(), runs[0].document_ids(), fused, self.config.tag)
+        documents = runs[0].document_ids()
+        return write_stored_run(writer, runs[0].query_ids(), documents, [fused], self.config.depth, self.config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the run uses."""
-        first = StoredRun(next(iter(self.config.runs.values())))
-        return {"origins": {"collection": require_same_origin("collection", first)}}
+        runs = {name: StoredRun(path) for name, path in self.config.runs.items()}
+        system = {"fusion": f"reciprocal rank, k = {self.config.rank_constant}, top {self.config.depth}"}
+        # what all fused runs share is true of the fusion as well
+        first, *others = [run.system for run in runs.values()]
+        system |= {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+        return {"origins": {"collection": require_same_origin("collection", *runs.values())}, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The run file."""

@@ -8,30 +8,35 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import ByteSize, Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection, text_columns, texts_of
 from raytriever.retrieval.configuration import InputPath, Settings
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.index_factory import bytes_per_vector
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
 from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.vector_index import build_shard, set_threads, train, write_index
-from raytriever.retrieval.vectors import StoredVectors
+from raytriever.retrieval.vectors import StoredVectors, VectorRows
 
 INDEX = "index"
 _TRAINED = "trained.faiss"
+_BLOCK_ROWS = 16_384
+# FAISS's arrays double as they grow, and old and new are there at once
+_BUILDING_FACTOR = 3
 
 
 class VectorIndexSettings(Settings):
-    """A FAISS factory string over document vectors, cut into ``shards`` runs of rows; inner product."""
+    """A FAISS factory string over document vectors, cut into shards, runs of rows; inner product."""
 
     kind: Literal["vectors"] = "vectors"
     vectors: InputPath
     factory: str = "Flat"
-    shards: int = Field(default=2, gt=0)
-    training_sample: int = Field(default=262_144, gt=0)  # vectors that IVF and PQ learn from
+    shards: int | None = Field(default=None, gt=0)  # None: as many as the memory budget asks for
+    memory_budget: ByteSize = Field(default=ByteSize(1 << 30), gt=0)  # of one worker: '512MiB', '4GiB'
+    training_sample: int = Field(default=262_144, gt=0)  # vectors that IVF and PQ learn from, at most
     seed: int = 0
 
 
@@ -40,6 +45,7 @@ class LexicalIndexSettings(Settings):
 
     kind: Literal["lexical"] = "lexical"
     collection: InputPath
+    with_title: bool = True
     bm25: BM25Settings = BM25Settings()
 
 
@@ -54,18 +60,25 @@ class Index(Stage[IndexConfig]):
 
     command = "index"
     kind = INDEX
+    algorithm_version = 2
     config_class = IndexConfig
     unit = "documents"
+
+    @property
+    def _gpu(self) -> bool:
+        return self.config.resources.gpus_per_worker > 0
 
     def plan(self) -> list[Shard]:
         """A training shard, then a shard for each run of rows."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
             return [Shard("00000", {"start": 0, "stop": StoredCollection(settings.collection).count("documents")})]
-        total = len(StoredVectors(settings.vectors).part("documents"))
-        if settings.shards > total:
+        vectors = StoredVectors(settings.vectors).part("documents")
+        total = len(vectors)
+        if settings.shards and settings.shards > total:
             raise UserError(f"{settings.shards} index shards were asked for, but there are only {total} documents.")
-        size = math.ceil(total / settings.shards)
+        size = math.ceil(total / settings.shards) if settings.shards else _rows_that_fit(settings, vectors)
+        size = math.ceil(total / math.ceil(total / size))  # shards of about one size
         runs = [(start, min(start + size, total)) for start in range(0, total, size)]
         training = Shard("training", phase=0, intermediate=True)
         return [training] + [
@@ -80,37 +93,35 @@ class Index(Stage[IndexConfig]):
         set_threads(max(1, int(self.config.resources.cpus)))
         vectors = StoredVectors(settings.vectors).part("documents")
         if shard.name == "training":
-            rng = np.random.default_rng(settings.seed)
-            count = min(settings.training_sample, len(vectors))
-            sample = np.sort(rng.choice(len(vectors), size=count, replace=False))
-            path = writer.path(_TRAINED)
-            path.write_bytes(train(vectors.gather(sample), settings.factory, settings.seed))
+            sample = _training_sample(settings, vectors)
+            writer.path(_TRAINED).write_bytes(train(sample, settings.factory, settings.seed, gpu=self._gpu))
             writer.add(_TRAINED)
             return writer.commit(0)
         start, stop = shard.description["start"], shard.description["stop"]
-        trained = writer.read(_TRAINED)
-        index = build_shard(vectors.range(start, stop), settings.factory, trained=trained)
+        rows_at_once = max(1, _BLOCK_ROWS // vectors.vectors_per_text)
+        blocks = (block.reshape(-1, vectors.dimension) for _, block in vectors.blocks(rows_at_once, start, stop))
+        index = build_shard(blocks, settings.factory, trained=writer.read(_TRAINED), gpu=self._gpu)
         name = f"shards/{shard.name}.faiss"
         write_index(index, writer.path(name))
         writer.add(name)
-        return self._commit(shard, vectors.ids()[start:stop], writer)
+        return self._commit(shard, vectors.ids(start, stop), writer)
 
     def _make_lexical(self, settings: LexicalIndexSettings, shard: Shard, writer: ShardWriter) -> ShardRecord:
         rows = StoredCollection(settings.collection).rows_of("documents")
-        ids: list[str] = []
+        ids: list[pa.Array] = []
 
         def texts() -> Iterator[str]:
             for table in rows.tables(["id", *text_columns("documents")]):
-                ids.extend(table["id"].to_pylist())
-                yield from texts_of(table, "documents")
+                ids.extend(table["id"].chunks)
+                yield from texts_of(table, "documents", with_title=settings.with_title)
 
         folder = writer.path("lexical/index").parent
         LexicalIndex.build(texts(), settings.bm25).save(folder)
         for path in sorted(folder.iterdir()):
             writer.add(f"lexical/{path.name}")
-        return self._commit(shard, ids, writer)
+        return self._commit(shard, pa.concat_arrays(ids), writer)
 
-    def _commit(self, shard: Shard, ids: list[str], writer: ShardWriter) -> ShardRecord:
+    def _commit(self, shard: Shard, ids: pa.StringArray, writer: ShardWriter) -> ShardRecord:
         name = f"ids/{shard.name}.parquet"
         pq.write_table(pa.table({"id": ids}), writer.path(name), compression="zstd")
         writer.add(name)
@@ -120,25 +131,54 @@ class Index(Stage[IndexConfig]):
         """What the index belongs to: its collection, and the encoder whose queries it answers."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
-            return {"origins": {"collection": StoredCollection(settings.collection).fingerprint}}
+            collection = StoredCollection(settings.collection).fingerprint
+            return {"origins": {"collection": collection}, "with_title": settings.with_title}
         vectors = StoredVectors(settings.vectors)
-        collection = require_same_origin("collection", vectors)
-        return {"origins": {"collection": collection}, "encoder": vectors.contract.model_dump()}
+        return {
+            "origins": {"collection": require_same_origin("collection", vectors)},
+            "encoder": vectors.contract.model_dump(),
+            "with_title": vectors.with_title,
+            "vectors_per_document": vectors.part("documents").vectors_per_text,
+        }
 
     def summary(self, artifact: Artifact) -> str:
         """Documents and what the index is."""
         index = artifact.config["index"]
         if index["kind"] == "lexical":
             return f"{artifact.rows:,} documents, BM25"
-        return f"{artifact.rows:,} documents, {index['factory']}, {len(artifact.shards)} shards"
+        shards = len(artifact.shards)
+        return f"{artifact.rows:,} documents, {index['factory']}, {shards} shard{'s' if shards > 1 else ''}"
 
 
-def index_ids(artifact: Artifact) -> list[str]:
+def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:
+    """Documents of one shard. Raises ``UserError`` where the budget doesn't hold the blocks that are read."""
+    reading = 2 * 4 * _BLOCK_ROWS * vectors.dimension
+    document = bytes_per_vector(settings.factory, vectors.dimension) * vectors.vectors_per_text
+    rows = (settings.memory_budget - reading) // (_BUILDING_FACTOR * document)
+    if rows < 1:
+        needed = ByteSize(reading + _BUILDING_FACTOR * document * 1000).human_readable()
+        raise UserError(
+            f"index.memory_budget is {settings.memory_budget.human_readable()}, which holds no shard of vectors of"
+            f" dimension {vectors.dimension}. Give at least {needed}."
+        )
+    return int(rows)
+
+
+def _training_sample(settings: VectorIndexSettings, vectors: VectorRows) -> Any:
+    """Vectors of documents drawn without replacement, within the memory budget."""
+    per_text = vectors.vectors_per_text
+    within_budget = settings.memory_budget // (_BUILDING_FACTOR * 4 * vectors.dimension)
+    count = max(1, min(settings.training_sample, within_budget) // per_text)
+    rng = np.random.default_rng(settings.seed)
+    chosen = np.sort(rng.choice(len(vectors), size=min(count, len(vectors)), replace=False))
+    return vectors.gather(chosen).reshape(-1, vectors.dimension)
+
+
+def index_ids(artifact: Artifact) -> pa.StringArray:
     """Document ids of an index, in row order."""
-    ids: list[str] = []
-    for name in artifact.names("ids/"):
-        ids.extend(pq.read_table(artifact.path(name))["id"].to_pylist())
-    return ids
+    return pa.concat_arrays(
+        chunk for name in artifact.names("ids/") for chunk in pq.read_table(artifact.path(name))["id"].chunks
+    )
 
 
 def lexical_folder(artifact: Artifact, scratch: Path) -> Path:
@@ -148,5 +188,5 @@ def lexical_folder(artifact: Artifact, scratch: Path) -> Path:
     for name in artifact.names("lexical/"):
         target = folder / name.removeprefix("lexical/")
         if not target.exists():
-            target.symlink_to(artifact.path(name))
+            target.symlink_to(artifact.checked_path(name))
     return folder

@@ -1,6 +1,7 @@
 """`raytriever search`: the queries of a split against an index; writes a TREC run."""
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,31 +26,34 @@ from raytriever.retrieval.vectors import StoredVectors
 
 
 class SearchConfig(StageConfig):
-    """Which queries (the judged ones of a split) are searched where; ``vectors`` hold them for a vector index."""
+    """Which queries are searched where; ``vectors`` hold them for a vector index."""
 
     index: InputPath
     collection: InputPath
+    queries: InputPath | None = None  # another collection, whose queries are searched instead
     vectors: InputPath | None = None
-    split: str = "test"
+    split: str | None = "test"  # the queries that it judges; null: every query
     top_k: int = Field(default=100, gt=0)
     search_parameters: str = ""  # as FAISS writes them: nprobe=64, efSearch=128
+    queries_per_shard: int = Field(default=8192, gt=0)
     tag: str = "raytriever"
 
 
 class Search(Stage[SearchConfig]):
-    """Fans out to the index's shards, then merges: score descending, then row."""
+    """Fans out over blocks of queries and the index's shards, then merges: score descending, then row."""
 
     command = "search"
     kind = RUN
+    algorithm_version = 2
     config_class = SearchConfig
     unit = "queries"
 
     def plan(self) -> list[Shard]:
-        """A partial result for each index shard, then the merge; refuses vectors of another encoder."""
+        """A partial result for each block and index shard, then the merge; refuses vectors of another encoder."""
         index = Artifact(self.config.index, INDEX)
         collection = StoredCollection(self.config.collection)
         require_same_origin("collection", collection, index)
-        collection.judgments(self.config.split)
+        asked = self._asked()
         if index.config["index"]["kind"] == "lexical":
             if self.config.vectors:
                 raise UserError(f"{index.uri} is a BM25 index and takes texts; leave 'vectors' out.")
@@ -57,58 +61,104 @@ class Search(Stage[SearchConfig]):
             if not self.config.vectors:
                 raise UserError(f"{index.uri} is an index of vectors: name the 'vectors' artifact with the queries.")
             queries = StoredVectors(self.config.vectors)
-            require_same_origin("collection", collection, queries)
+            require_same_origin("collection", asked, queries)
             contract = EncoderContract.model_validate(index.manifest["facts"]["encoder"])
             contract.require_same(queries.contract, index.uri, queries.uri)
+        blocks = range(-(-len(searched_queries(asked, self.config.split)) // self.config.queries_per_shard))
         partial = [
-            Shard(f"partial-{record.name}", {"shard": number}, phase=0, intermediate=True)
+            Shard(_partial(record, block), {"shard": number, "block": block}, phase=0, intermediate=True)
+            for block in blocks
             for number, record in enumerate(index.shards)
         ]
-        return [*partial, Shard("run", phase=1)]
+        return [*partial, Shard("run", {"blocks": len(blocks)}, phase=1)]
+
+    def _asked(self) -> StoredCollection:
+        """The collection whose queries are searched."""
+        return StoredCollection(self.config.queries or self.config.collection)
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One index shard's best, or the merge of all."""
+        """One index shard's best for one block of queries, or the merge of all."""
         index = Artifact(self.config.index, INDEX)
-        collection = StoredCollection(self.config.collection)
+        asked = self._asked()
+        rows = searched_queries(asked, self.config.split)
         if shard.name != "run":
-            ranking = self._search(index, shard.description["shard"], collection, writer)
-            for array, values in (("rows", ranking.rows), ("scores", ranking.scores)):
-                np.save(writer.path(f"{shard.name}/{array}.npy"), values)
-                writer.add(f"{shard.name}/{array}.npy")
+            start = shard.description["block"] * self.config.queries_per_shard
+            block = rows[start : start + self.config.queries_per_shard]
+            ranking = self._search(index, shard.description["shard"], asked, block, writer)
+            write_ranking(writer, shard.name, ranking)
             return writer.commit(0)
-        partial = [
-            Ranking(*(np.load(io.BytesIO(writer.read(f"partial-{record.name}/{a}.npy"))) for a in ("rows", "scores")))
-            for record in index.shards
-        ]
-        ranking = merge_rankings(partial, self.config.top_k)
-        query_ids, _ = judged_queries(collection, self.config.split)
-        return write_stored_run(writer, query_ids, index_ids(index), ranking, self.config.tag)
 
-    def _search(self, index: Artifact, number: int, collection: StoredCollection, writer: ShardWriter) -> Ranking:
-        _, rows = judged_queries(collection, self.config.split)
+        def merged() -> Iterator[Ranking]:
+            for block in range(shard.description["blocks"]):
+                yield merge_rankings(
+                    [read_ranking(writer, _partial(record, block)) for record in index.shards], self.config.top_k
+                )
+
+        ids = asked.rows_of("queries").read(["id"])["id"].take(pa.array(rows)).to_pylist()
+        return write_stored_run(writer, ids, index_ids(index), merged(), self.config.top_k, self.config.tag)
+
+    def _search(
+        self,
+        index: Artifact,
+        number: int,
+        asked: StoredCollection,
+        rows: NDArray[np.int64],
+        writer: ShardWriter,
+    ) -> Ranking:
         if self.config.vectors is None:
             lexical = LexicalIndex.load(lexical_folder(index, writer.path("index").parent))
-            return lexical.search(collection.texts("queries", rows), self.config.top_k)
+            return lexical.search(asked.texts("queries", rows), self.config.top_k)
         set_threads(max(1, int(self.config.resources.cpus)))
         record = index.shards[number]
-        opened = read_index(index.path(f"shards/{record.name}.faiss"))
+        opened = read_index(index.checked_path(f"shards/{record.name}.faiss"))
         if self.config.search_parameters:
             set_search_parameters(opened, self.config.search_parameters)
-        queries = StoredVectors(self.config.vectors).part("queries").gather(rows)
-        return search_shard(opened, queries, self.config.top_k, record.facts["first_row"])
+        return search_shard(
+            opened,
+            StoredVectors(self.config.vectors).part("queries").gather(rows),
+            self.config.top_k,
+            record.facts["first_row"],
+            vectors_per_document=index.manifest["facts"].get("vectors_per_document", 1),
+            gpu=self.config.resources.gpus_per_worker > 0,
+        )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the run uses."""
-        return {"origins": {"collection": StoredCollection(self.config.collection).fingerprint}}
+        """The collection whose row numbers the run uses, and what made it."""
+        index = Artifact(self.config.index, INDEX)
+        settings, facts = index.config["index"], index.manifest["facts"]
+        system = {"with_title": facts["with_title"], "top_k": self.config.top_k}
+        if settings["kind"] == "lexical":
+            system |= {"index": "BM25", **settings["bm25"]}
+        else:
+            system |= {"index": settings["factory"], "search_parameters": self.config.search_parameters}
+            system |= {key: value for key, value in facts["encoder"].items() if key not in ("model", "dimension")}
+        return {"origins": {"collection": StoredCollection(self.config.collection).fingerprint}, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The run file."""
         return ["run.trec"]
 
 
-def judged_queries(collection: StoredCollection, split: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Ids and row numbers of the queries that the split judges, in row order."""
+def searched_queries(collection: StoredCollection, split: str | None) -> NDArray[np.int64]:
+    """Row numbers of the queries that the split judges, or of all, in row order."""
+    if split is None:
+        return np.arange(collection.count("queries"), dtype=np.int64)
     ids = collection.rows_of("queries").read(["id"])["id"].combine_chunks()
     judged = collection.judgments(split)["query_id"].unique()
-    rows = np.flatnonzero(pc.is_in(ids, value_set=judged).to_numpy(zero_copy_only=False)).astype(np.int64)
-    return ids.take(pa.array(rows)).to_pylist(), rows
+    return np.flatnonzero(pc.is_in(ids, value_set=judged).to_numpy(zero_copy_only=False)).astype(np.int64)
+
+
+def _partial(record: ShardRecord, block: int) -> str:
+    return f"partial-{record.name}-{block:05d}"
+
+
+def write_ranking(writer: ShardWriter, name: str, ranking: Ranking) -> None:
+    """Adds a partial result as two arrays in the folder ``name``."""
+    for array, values in (("rows", ranking.rows), ("scores", ranking.scores)):
+        np.save(writer.path(f"{name}/{array}.npy"), values)
+        writer.add(f"{name}/{array}.npy")
+
+
+def read_ranking(writer: ShardWriter, name: str) -> Ranking:
+    """The partial result that a shard of an earlier phase wrote."""
+    return Ranking(*(np.load(io.BytesIO(writer.read(f"{name}/{array}.npy"))) for array in ("rows", "scores")))

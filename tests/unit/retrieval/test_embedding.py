@@ -1,6 +1,7 @@
 """Encoding many texts: what is batched together changes no vector, and nothing is encoded twice."""
 
 from collections.abc import Mapping, Sequence
+from threading import Event
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from raytriever.retrieval.embedding import encode_texts, token_budget_batches
 from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.specification import EncoderSettings, Role
 from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
 
 WORDS = ["import", "return", "class", "yield", "lambda", "with", "open", "file", "the", "an", "of", "index", "value"]
@@ -66,11 +67,12 @@ def one_by_one(encoder: TextEncoder) -> NDArray[np.float32]:
     return np.concatenate([encode_texts(encoder, [text], "document") for text in random_texts(24)])
 
 
+@pytest.mark.parametrize("piece_size", [None, 1, 5, 24, 100])
 @pytest.mark.parametrize("token_budget", [1, 64, 100_000])
 def test_vectors_do_not_depend_on_the_batches(
-    encoder: TextEncoder, one_by_one: NDArray[np.float32], token_budget: int
+    encoder: TextEncoder, one_by_one: NDArray[np.float32], token_budget: int, piece_size: int | None
 ) -> None:
-    together = encode_texts(encoder, random_texts(24), "document", token_budget=token_budget)
+    together = encode_texts(encoder, random_texts(24), "document", token_budget=token_budget, piece_size=piece_size)
     np.testing.assert_allclose(together, one_by_one, atol=1e-6, rtol=0)
 
 
@@ -85,11 +87,40 @@ def test_order_and_repeats_are_the_callers(encoder: TextEncoder) -> None:
 
 
 def test_equal_texts_are_encoded_once(encoder: TextEncoder) -> None:
-    texts = random_texts(10)
-    recorded, finished = Recorded(encoder), []
-    encode_texts(recorded, texts * 3, "document", token_budget=64, on_batch=finished.append)  # type: ignore[arg-type]
-    assert sum(rows for rows, _ in recorded.shapes) == sum(finished) == 10
+    texts, recorded = random_texts(10), Recorded(encoder)
+    encode_texts(recorded, texts * 3, "document", token_budget=64)  # type: ignore[arg-type]
+    assert sum(rows for rows, _ in recorded.shapes) == 10
     assert all(rows == 1 or rows * width <= 64 for rows, width in recorded.shapes)
+
+
+def test_the_next_texts_are_tokenized_while_these_are_computed(encoder: TextEncoder) -> None:
+    """Each forward pass waits until the piece after the one in hand is tokenized: in turns, none would ever come."""
+    recorded, tokenized = Recorded(encoder), [Event() for _ in range(4)]
+    pieces: list[Sequence[str]] = []
+
+    def tokenize_ids(texts: Sequence[str], role: Role) -> list[list[int]]:
+        ids = encoder.tokenize_ids(texts, role)
+        pieces.append(texts)
+        tokenized[len(pieces) - 1].set()
+        return ids
+
+    def wait(*_: object) -> None:
+        following = min(sum(rows for rows, _ in recorded.shapes) // 3 + 1, 3)
+        assert tokenized[following].wait(timeout=30)
+
+    recorded.tokenize_ids = tokenize_ids
+    recorded.register_forward_pre_hook(wait)
+    encode_texts(recorded, random_texts(12), "document", token_budget=1, piece_size=3)  # type: ignore[arg-type]
+    assert [len(piece) for piece in pieces] == [3, 3, 3, 3]
+    lengths = [len(text) for piece in pieces for text in piece]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_a_mistake_in_tokenizing_is_not_lost(encoder: TextEncoder) -> None:
+    recorded = Recorded(encoder)
+    recorded.tokenize_ids = lambda *_: [][0]
+    with pytest.raises(IndexError):
+        encode_texts(recorded, ["a"], "document")  # type: ignore[arg-type]
 
 
 def test_a_role_has_its_prompt(encoder: TextEncoder) -> None:

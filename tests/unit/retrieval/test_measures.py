@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from raytriever.retrieval import measures
+from raytriever.retrieval.conventions import CONVENTIONS, ConventionOverrides, Ties, resolve
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.measures import evaluate
+from raytriever.retrieval.measures import Measure, PerQuery, at_levels, evaluate, parse_measure
 
 Grades = dict[str, int]
 NAMES = ["nDCG@10", "nDCG", "RR@10", "RR", "AP", "AP@5", "R@20", "P@3", "Success@5", "Rprec", "Judged@10"]
@@ -113,13 +114,75 @@ def test_queries_are_counted_not_dropped_in_silence() -> None:
         "unanswered": {},
         "other": {"d1": 1.0},
     }
-    result = evaluate(qrels, run, ["RR@10", "RR", "nDCG@10", "Judged@10"])
-    assert result.query_ids == ("a", "b", "lacking", "unanswered")
-    assert result.values["RR@10"].tolist() == result.values["RR"].tolist() == [1.0, 0.5, 0.0, 0.0]
-    assert result.values["Judged@10"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    names = ["RR@10", "RR", "nDCG@10", "Judged@10"]
+    result = evaluate(qrels, run, names)  # as trec_eval -c
+    assert result.query_ids == ("a", "b", "lacking", "none", "unanswered")
+    assert result.values["RR@10"].tolist() == result.values["RR"].tolist() == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert result.values["Judged@10"].tolist() == [1.0, 1.0, 0.0, 1.0, 0.0]
     assert result.values["RR"].dtype == np.float64
-    assert (result.missing_queries, result.queries_without_positive, result.unjudged_queries) == (2, 2, 1)
+    assert (result.missing_queries, result.queries_without_positive, result.unjudged_queries) == (1, 1, 1)
+    assert result.mean("RR@10") == pytest.approx(1.5 / 5)
+    assert (result.self_hits, result.depth) == (0, 2)
+
+    left_out = resolve("trec", ConventionOverrides(missing_queries="leave_out"))
+    result = evaluate(qrels, run, names, left_out)
+    assert result.query_ids == ("a", "b", "lacking", "none", "unanswered")
+    np.testing.assert_array_equal(result.values["RR"], [1.0, 0.5, np.nan, 0.0, 0.0])
     assert result.mean("RR@10") == pytest.approx(1.5 / 4)
+    assert result.missing_queries == 1
+
+    left_out = resolve("trec", ConventionOverrides(queries_without_positives="leave_out"))
+    result = evaluate(qrels, run, names, left_out)
+    assert result.query_ids == ("a", "b", "lacking", "unanswered")
+    assert result.mean("RR@10") == pytest.approx(1.5 / 4)
+    assert result.queries_without_positive == 1
+
+
+@pytest.mark.parametrize(
+    ("ties", "rank"), [("document_id_ascending", 2), ("run_order", 3), ("document_id_descending", 4)]
+)
+def test_equal_scores_are_ordered_as_the_conventions_say(ties: Ties, rank: int) -> None:
+    run = {"q": {"top": 2.0, "b": 1.0, "a": 1.0, "z": 1.0}}
+    conventions = resolve("trec", ConventionOverrides(ties=ties))
+    result = evaluate({"q": {"a": 1}}, run, ["RR", "RR@10", "nDCG@10"], conventions)
+    assert result.values["RR"][0] == result.values["RR@10"][0] == 1 / rank
+    assert result.values["nDCG@10"][0] == pytest.approx(1 / math.log2(rank + 1))
+
+
+def test_own_documents_are_removed_where_the_conventions_say_so() -> None:
+    qrels = {"1": {"2": 1}, "2": {"1": 1}, "3": {"3": 1}}
+    run = {"1": {"1": 9.0, "2": 5.0}, "2": {"1": 5.0, "2": 5.0}, "3": {"3": 1.0}}
+    kept = evaluate(qrels, run, ["RR", "Judged@1"])
+    assert kept.values["RR"].tolist() == [0.5, 0.5, 1.0]
+    removed = evaluate(qrels, run, ["RR", "Judged@1"], CONVENTIONS["beir"])
+    assert removed.values["RR"].tolist() == [1.0, 1.0, 0.0]
+    assert removed.values["Judged@1"].tolist() == [1.0, 1.0, 0.0]
+    assert kept.self_hits == removed.self_hits == 3
+    assert run["1"] == {"1": 9.0, "2": 5.0}  # what was passed in is as it was
+
+
+def test_levels_are_readings_of_binary_measures() -> None:
+    names = ["nDCG@10", "R@100", "RR(rel=3)@10", "AP", "Judged@10"]
+    assert at_levels(names, {}) == names
+    assert at_levels(names, {"lenient": 1, "strict": 2}) == [
+        "nDCG@10", "R(rel=1)@100", "R(rel=2)@100", "RR(rel=3)@10", "AP(rel=1)", "AP(rel=2)", "Judged@10",
+    ]  # fmt: skip
+    assert at_levels(["R(rel=2)@5", "R@5"], {"strict": 2}) == ["R(rel=2)@5"]
+    grades, run = {"q": {"a": 1, "b": 2}}, {"q": {"a": 3.0, "c": 2.0, "b": 1.0}}
+    result = evaluate(grades, run, at_levels(["RR@10", "R@2"], {"lenient": 1, "strict": 2}))
+    assert {name: values[0] for name, values in result.values.items()} == {
+        "RR(rel=1)@10": 1.0, "RR(rel=2)@10": pytest.approx(1 / 3), "R(rel=1)@2": 0.5, "R(rel=2)@2": 0.0,
+    }  # fmt: skip
+
+
+def test_measures_join_over_the_queries_of_both() -> None:
+    here = PerQuery(("a", "c"), {"RR": np.array([1.0, 0.5])}, missing_queries=3)
+    there = PerQuery(("b", "c"), {"Accuracy@5": np.array([0.0, 1.0])})
+    joined = here.joined(there)
+    assert joined.query_ids == ("a", "b", "c")
+    np.testing.assert_array_equal(joined.values["RR"], [1.0, np.nan, 0.5])
+    np.testing.assert_array_equal(joined.values["Accuracy@5"], [np.nan, 0.0, 1.0])
+    assert (joined.mean("RR"), joined.mean("Accuracy@5"), joined.missing_queries) == (0.75, 0.5, 3)
 
 
 def test_scores_that_differ_in_float64_alone_tie_as_in_trec_eval() -> None:
@@ -152,6 +215,27 @@ def test_the_same_measure_under_two_names() -> None:
 def test_unknown_measures_are_refused_with_what_is_allowed(name: str) -> None:
     with pytest.raises(UserError, match=r"is not a measure. Allowed, .*nDCG\[@k\], RR\[\(rel=n\)\]\[@k\].*, Rprec\["):
         evaluate({"q": {"a": 1}}, {"q": {"a": 1.0}}, ["nDCG@10", name])
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MRR@10", "RR@10"), ("ndcg_cut_10", "nDCG@10"), ("recall_100", "R@100"), ("hits@100", "Success@100"),
+        ("hit_rate_at_5", "Success@5"), ("map", "AP@k"), ("accuracy_20", "Accuracy@20"), ("Rprec@5", "Rprec"),
+    ],
+)  # fmt: skip
+def test_other_tools_names_are_recognised(name: str, meant: str) -> None:
+    with pytest.raises(UserError, match=rf" Is {meant} meant\?$"):
+        parse_measure(name)
+
+
+def test_what_a_measure_is() -> None:
+    assert parse_measure("Success(rel=2)@5") == Measure("Success(rel=2)@5", "Success", 2, 5)
+    kinds = {n: parse_measure(n) for n in ("Success@5", "Accuracy@20", "R@5", "nDCG")}
+    assert [m.is_proportion for m in kinds.values()] == [True, True, False, False]
+    assert [m.by_answers for m in kinds.values()] == [False, True, False, False]
+    with pytest.raises(UserError, match="Accuracy@20 is measured by answers"):
+        evaluate({"q": {"a": 1}}, {"q": {"a": 1.0}}, ["Accuracy@20"])
 
 
 def test_nothing_to_measure() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.run_files import read_qrels, read_run, write_qrels, write_run
+from raytriever.retrieval.run_files import read_ms_marco_run, read_qrels, read_run, write_qrels, write_run
 from raytriever.retrieval.top_k import Ranking
 
 name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
@@ -98,6 +98,39 @@ def test_wrong_runs(text: bytes, message: str, tmp_path: Path) -> None:
     path.write_bytes(text)
     with pytest.raises(UserError, match=f"wrong.run, {message}"):
         read_run(path)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ranks=st.dictionaries(name, st.dictionaries(name, st.integers(1, 2**31), min_size=1), min_size=1, max_size=4))
+def test_runs_of_ms_marco_are_ordered_by_rank(
+    tmp_path_factory: pytest.TempPathFactory, ranks: dict[str, dict[str, int]]
+) -> None:
+    path = tmp_path_factory.mktemp("runs") / "run.tsv"
+    lines = [f"{query}\t{document}\t{rank}\n" for query, ranked in ranks.items() for document, rank in ranked.items()]
+    path.write_text("".join(lines), encoding="utf-8")
+    run = read_ms_marco_run(path)
+    assert {query: {document: -score for document, score in scores.items()} for query, scores in run.items()} == ranks
+    for query, scores in run.items():
+        best = max(scores, key=scores.__getitem__)
+        assert ranks[query][best] == min(ranks[query].values())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"1\t2\t1\n1\t3\n", "line 2 has 2 columns; 3 are needed: query document rank"),
+        (b"1 Q0 2 1 0.5 t\n", "line 1 has 6 columns; 3 are needed"),
+        (b"1\t2\t0\n", r"line 1: column 3 \(rank\) is '0', no positive integer"),
+        (b"1\t2\t1\n1\t3\t2.0\n", r"line 2: column 3 \(rank\) is '2.0', no positive integer"),
+        (b"1\t2\t-1\n", r"line 1: column 3 \(rank\) is '-1'"),
+        (b"1\t2\t1\n1\t2\t2\n", "line 2 names document '2' again for query '1'"),
+    ],
+)
+def test_wrong_runs_of_ms_marco(text: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.tsv"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match=f"wrong.tsv, {message}"):
+        read_ms_marco_run(path)
 
 
 @pytest.mark.parametrize(

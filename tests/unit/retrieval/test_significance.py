@@ -12,6 +12,7 @@ from scipy import stats
 from raytriever.retrieval import significance
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.significance import (
+    SignificanceTest,
     bonferroni,
     bootstrap_interval,
     compare,
@@ -20,6 +21,7 @@ from raytriever.retrieval.significance import (
     paired_t_test,
     paired_tost,
     permutation_test,
+    two_proportion_z_test,
 )
 
 Values = NDArray[np.float64]
@@ -129,6 +131,26 @@ def test_corrections_are_statsmodels(correct: object, p_values: list[float]) -> 
     function, name = (holm, "holm") if correct is holm else (bonferroni, "bonferroni")
     expected = multitest.multipletests(p_values, method=name)[1]
     np.testing.assert_allclose(function(np.array(p_values)), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.5, 0.4), (0.1, 0.3), (0.9, 0.9), (1.0, 0.7)])
+def test_two_proportions_are_statsmodels(first: float, second: float) -> None:
+    proportion = pytest.importorskip("statsmodels.stats.proportion")
+    generator = np.random.default_rng(11)
+    a, b = ((generator.random(150) < share).astype(np.float64) for share in (first, second))
+    statistic, p_value = proportion.proportions_ztest([a.sum(), b.sum()], [150, 150])
+    result = two_proportion_z_test(a, b)
+    assert result.statistic == pytest.approx(statistic, rel=1e-9, abs=1e-12)
+    assert result.p_value == pytest.approx(p_value, rel=1e-9)
+    assert compare(a, b, seed=0, are_proportions=True).two_proportions == result
+    assert compare(a, b, seed=0).two_proportions is None
+
+
+def test_equal_certainties_are_no_difference() -> None:
+    for share in (np.zeros(5), np.ones(5)):
+        assert two_proportion_z_test(share, share) == SignificanceTest(0.0, 1.0)
+    with pytest.raises(UserError, match="values of 0 and 1"):
+        two_proportion_z_test(np.array([0.0, 0.5]), np.array([0.0, 1.0]))
 
 
 def test_corrections_of_nothing() -> None:

@@ -30,9 +30,15 @@ def assert_same(a: Ranking, b: Ranking) -> None:
     np.testing.assert_array_equal(a.scores, b.scores)
 
 
+def use_small_tiles(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(top_k, "_QUERY_TILES", (2, 4))
+    patch.setattr(top_k, "_DOCUMENT_TILE", 8)
+    patch.setattr(top_k, "_DOCUMENT_BYTES_AT_ONCE", 300)
+
+
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_k, "_CPU_BLOCKS", (4, 16))
+    use_small_tiles(monkeypatch)
     monkeypatch.setattr(top_k, "_CANDIDATES_AT_ONCE", 40)
 
 
@@ -49,7 +55,7 @@ def test_equals_a_literal_sort_with_many_ties(seed: int, queries: int, documents
     left = generator.integers(-1, 2, size=(queries, 3)).astype(np.float32)
     right = generator.integers(-1, 2, size=(documents, 3)).astype(np.float16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(top_k, "_CPU_BLOCKS", (4, 16))
+        use_small_tiles(patch)
         found = exact_top_k(left, right, k, first_row=first_row)
     rows, scores = literal_top_k(left @ right.astype(np.float32).T, k)
     expected = np.array(rows, dtype=np.int64).reshape(queries, k)
@@ -167,7 +173,7 @@ def test_documents_that_are_not_finite_are_named(value: float) -> None:
 
 def test_products_beyond_float32_are_refused() -> None:
     huge = np.full((1, 2), 3e38, dtype=np.float32)
-    with pytest.raises(UserError, match=r"exceeds float32"):
+    with pytest.raises(UserError, match=r"may exceed float32"):
         exact_top_k(huge, huge, 1)
 
 

@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from raytriever.retrieval import vector_index
+from raytriever.retrieval import index_factory, vector_index
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.top_k import Ranking, exact_top_k, merge_rankings
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
 DIMENSION = 32
-FACTORIES = ["Flat", "IVF16,Flat", "HNSW32", "OPQ8_16,IVF16,PQ8x4", "SQfp16", "PCA16,Flat"]
+FACTORIES = ["Flat", "IVF16,Flat", "HNSW32", "OPQ8_16,IVF16,PQ8x4", "SQfp16", "PCA16,Flat", "HNSW32_PQ16x6"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,12 @@ def queries(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 @pytest.fixture(scope="module")
 def trained(vectors: NDArray[np.float32]) -> Callable[[str], bytes]:
     return cache(lambda factory: vector_index.train(vectors, factory, seed=5))
+
+
+def built(vectors: NDArray[Any], factory: str = "Flat") -> Any:
+    """An index trained on its own vectors."""
+    trained = vector_index.train(vectors.astype(np.float32)[:2000], factory, seed=0)
+    return vector_index.build_shard([vectors], factory, trained=trained)
 
 
 def recall(found: Ranking, exact: Ranking) -> float:
@@ -81,7 +88,7 @@ def test_approximate_indexes_find_most_of_the_exact_ranking(
     queries: NDArray[np.float32],
     trained: Callable[[str], bytes],
 ) -> None:
-    index = vector_index.build_shard(vectors, factory, trained=trained(factory))
+    index = vector_index.build_shard([vectors], factory, trained=trained(factory))
     if parameters:
         vector_index.set_search_parameters(index, parameters)
     found = vector_index.search_shard(index, queries, 10, first_row=500)
@@ -95,10 +102,7 @@ def test_flat_is_exact_and_orders_ties_as_exact_search_does() -> None:
     vectors = generator.integers(-1, 2, size=(700, 4)).astype(np.float32)
     queries = generator.integers(-1, 2, size=(30, 4)).astype(np.float32)
     cuts = [0, 13, 400, 700]
-    shards = [
-        vector_index.search_shard(vector_index.build_shard(vectors[a:b], "Flat"), queries, 25, first_row=a)
-        for a, b in pairwise(cuts)
-    ]
+    shards = [vector_index.search_shard(built(vectors[a:b]), queries, 25, first_row=a) for a, b in pairwise(cuts)]
     whole = exact_top_k(queries, vectors, 25)
     merged = merge_rankings(shards, 25)
     np.testing.assert_array_equal(merged.rows, whole.rows)
@@ -110,7 +114,7 @@ def test_other_indexes_order_ties_as_exact_search_does(factory: str) -> None:
     generator = np.random.default_rng(3)
     vectors = generator.integers(-1, 2, size=(900, 5)).astype(np.float32)
     queries = generator.integers(-1, 2, size=(40, 5)).astype(np.float32)
-    index = vector_index.build_shard(vectors, factory, trained=vector_index.train(vectors, factory, seed=0))
+    index = built(vectors, factory)
     if factory == "IVF4,Flat":
         vector_index.set_search_parameters(index, "nprobe=4")
     for k in (1, 7, 100, 899, 900, 901):
@@ -124,11 +128,11 @@ def test_other_indexes_order_ties_as_exact_search_does(factory: str) -> None:
 def test_more_asked_for_than_there_is(
     factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
 ) -> None:
-    index = vector_index.build_shard(vectors[:3], factory, trained=trained(factory))
+    index = vector_index.build_shard([vectors[:3]], factory, trained=trained(factory))
     few = vector_index.search_shard(index, vectors[:2], 7, first_row=50)
     assert_ordered(few)
     assert (few.rows[:, 3:] == -1).all()
-    index = vector_index.build_shard(vectors[:0], factory, trained=trained(factory))
+    index = vector_index.build_shard([vectors[:0]], factory, trained=trained(factory))
     none = vector_index.search_shard(index, vectors[:2], 7, first_row=50)
     assert (none.rows == -1).all()
     assert (none.scores == -np.inf).all()
@@ -143,10 +147,10 @@ def test_bytes_and_files_are_reproducible_and_give_the_same_answers(
     tmp_path: Path,
 ) -> None:
     assert vector_index.train(vectors, factory, seed=5) == trained(factory)
-    index = vector_index.build_shard(vectors, factory, trained=trained(factory))
+    index = vector_index.build_shard([vectors], factory, trained=trained(factory))
     data = vector_index.serialize_index(index)
     vector_index.set_threads(2)
-    again = vector_index.build_shard(vectors, factory, trained=trained(factory))
+    again = vector_index.build_shard([vectors], factory, trained=trained(factory))
     assert vector_index.serialize_index(again) == data
     path = tmp_path / "shard.faiss"
     vector_index.write_index(index, path)
@@ -166,7 +170,7 @@ def test_the_seed_starts_the_training(factory: str, vectors: NDArray[np.float32]
 def test_opened_files_are_mapped_not_read(tmp_path: Path) -> None:
     path = tmp_path / "shard.faiss"
     vectors = np.random.default_rng(0).standard_normal((150_000, 64), dtype=np.float32)
-    index = vector_index.build_shard(vectors, "IVF1,Flat", trained=vector_index.train(vectors[:100], "IVF1,Flat", 0))
+    index = vector_index.build_shard([vectors], "IVF1,Flat", trained=vector_index.train(vectors[:100], "IVF1,Flat", 0))
     vector_index.write_index(index, path)
     before = anonymous_mebibytes()
     opened = vector_index.read_index(path)
@@ -185,19 +189,74 @@ def anonymous_mebibytes() -> float:
 def test_half_precision_and_memory_mapped_vectors(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
     np.save(tmp_path / "vectors.npy", vectors.astype(np.float16))
     mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
-    index = vector_index.build_shard(mapped, "Flat")
+    index = built(mapped)
     expected = exact_top_k(vectors[:5], vectors.astype(np.float16), 10)
     np.testing.assert_array_equal(vector_index.search_shard(index, vectors[:5], 10).rows, expected.rows)
 
 
 def test_many_blocks_are_added_in_order(monkeypatch: pytest.MonkeyPatch, vectors: NDArray[np.float32]) -> None:
-    whole = vector_index.serialize_index(vector_index.build_shard(vectors, "Flat"))
+    whole = vector_index.serialize_index(built(vectors))
     monkeypatch.setattr(vector_index, "_ROWS_AT_ONCE", 77)
-    assert vector_index.serialize_index(vector_index.build_shard(vectors, "Flat")) == whole
+    empty = vector_index.train(vectors, "Flat", seed=0)
+    pieces = np.split(vectors, [5, 700, 700, 1999])
+    assert vector_index.serialize_index(vector_index.build_shard(pieces, "Flat", trained=empty)) == whole
     damaged = vectors.copy()
     damaged[1234, 5] = np.nan
     with pytest.raises(UserError, match="Vector 1234 of the vectors to be indexed holds NaN"):
-        vector_index.build_shard(damaged, "Flat")
+        vector_index.build_shard(np.split(damaged, [1000]), "Flat", trained=empty)
+
+
+@pytest.mark.parametrize("factory", ["HNSW32_PQ16x6", "OPQ16,HNSW32_PQ16x6"])
+def test_a_graph_over_codes_compares_by_inner_product(factory: str, vectors: NDArray[np.float32]) -> None:
+    """Lengths differ, so Euclidean distance would give another order."""
+    longer = vectors * np.random.default_rng(4).uniform(0.3, 3.0, size=(len(vectors), 1)).astype(np.float32)
+    index = built(longer, factory)
+    vector_index.set_search_parameters(index, "efSearch=500")
+    found = vector_index.search_shard(index, vectors[:40], 100)
+    assert_ordered(found)
+    exact = exact_top_k(vectors[:40], longer, 10)
+    kept = [len(set(a) & set(b)) / 10 for a, b in zip(exact.rows.tolist(), found.rows.tolist(), strict=True)]
+    assert np.mean(kept) > 0.9
+    copy = vector_index.deserialize_index(vector_index.serialize_index(index))
+    np.testing.assert_array_equal(vector_index.search_shard(copy, vectors[:3], 9).rows[:, 0], found.rows[:3, 0])
+
+
+def test_indexes_by_other_distances_are_refused() -> None:
+    with pytest.raises(UserError, match="'LSH' makes no index of dimension 32. FAISS says"):
+        index_factory.empty_index(DIMENSION, "LSH")
+
+
+@pytest.mark.parametrize("factory", [*FACTORIES, "OPQ16,HNSW32_PQ16x6"])
+def test_bytes_of_a_vector_are_foretold(factory: str, vectors: NDArray[np.float32]) -> None:
+    trained = vector_index.train(vectors, factory, seed=0)
+    empty = len(trained)
+    whole = len(vector_index.serialize_index(vector_index.build_shard([vectors], factory, trained=trained)))
+    foretold = index_factory.bytes_per_vector(factory, DIMENSION)
+    assert foretold * 0.98 <= (whole - empty) / len(vectors) <= foretold * 1.05
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF1,Flat"])
+def test_a_document_of_several_vectors_has_its_best_score(factory: str) -> None:
+    generator = np.random.default_rng(7)
+    queries = generator.integers(-2, 3, size=(20, 4)).astype(np.float32)
+    documents = generator.integers(-2, 3, size=(60, 3, 4)).astype(np.float32)
+    index = built(documents.reshape(-1, 4), factory)
+    scores = np.einsum("qd,nmd->qnm", queries, documents).max(axis=2)
+    for k in (1, 7, 60, 70):
+        found = vector_index.search_shard(index, queries, k, first_row=100, vectors_per_document=3)
+        for query in range(len(queries)):
+            expected = sorted(range(60), key=lambda row: (-scores[query, row], row))[:k]
+            assert found.rows[query].tolist() == [100 + row for row in expected] + [-1] * (k - len(expected))
+            np.testing.assert_array_equal(found.scores[query, : len(expected)], scores[query, expected])
+
+
+def test_a_gpu_is_explained_where_there_is_none(vectors: NDArray[np.float32]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(
+        UserError, match=r"A GPU was asked for, but .*(has no GPU code|sees none).* gpus_per_worker to 0"
+    ):
+        vector_index.train(vectors, "IVF16,Flat", seed=0, gpu=True)
 
 
 def test_wrong_input(vectors: NDArray[np.float32], tmp_path: Path) -> None:
@@ -206,17 +265,18 @@ def test_wrong_input(vectors: NDArray[np.float32], tmp_path: Path) -> None:
         vector_index.train(vectors, "IVFF16", seed=0)
     with pytest.raises(UserError, match=r"can't be trained on 9 vectors. FAISS says: .*clusters \(16\)"):
         vector_index.train(vectors[:9], "IVF16,Flat", seed=0)
+    untrained = vector_index.serialize_index(index_factory.empty_index(32, "IVF16,Flat"))
     with pytest.raises(UserError, match="has to be trained"):
-        vector_index.build_shard(vectors, "IVF16,Flat")
+        vector_index.build_shard([vectors], "IVF16,Flat", trained=untrained)
     with pytest.raises(UserError, match="dimension 8, the index 'IVF16,Flat' was trained on dimension 32"):
-        vector_index.build_shard(vectors[:, :8], "IVF16,Flat", trained=trained)
+        vector_index.build_shard([vectors[:, :8]], "IVF16,Flat", trained=trained)
     with pytest.raises(UserError, match="These bytes are no index"):
         vector_index.deserialize_index(b"not an index at all")
     with pytest.raises(UserError, match=r"absent.faiss can't be read as an index. FAISS says: .*No such file"):
         vector_index.read_index(tmp_path / "absent.faiss")
     with pytest.raises(UserError, match="0 threads"):
         vector_index.set_threads(0)
-    index = vector_index.build_shard(vectors, "IVF16,Flat", trained=trained)
+    index = vector_index.build_shard([vectors], "IVF16,Flat", trained=trained)
     with pytest.raises(UserError, match="'nprob=3' don't fit this index"):
         vector_index.set_search_parameters(index, "nprob=3")
     with pytest.raises(UserError, match="dimension 8, 32 is needed"):

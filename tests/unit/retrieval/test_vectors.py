@@ -39,7 +39,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> VectorRows:
 
 def test_shards_are_one_numbering(rows: VectorRows) -> None:
     assert (len(rows), rows.dimension) == (8, 3)
-    assert rows.ids() == [f"d{row}" for row in range(8)]
+    assert rows.ids().to_pylist() == [f"d{row}" for row in range(8)]
+    for start in range(9):
+        for stop in range(start, 9):
+            assert rows.ids(start, stop).to_pylist() == [f"d{row}" for row in range(start, stop)]
 
 
 @settings(max_examples=30)
@@ -56,6 +59,16 @@ def test_blocks_cover_every_row_once(rows: VectorRows, size: int) -> None:
     assert [start for start, _ in blocks] == list(range(0, 8, size))
     assert max(len(block) for _, block in blocks) <= size
     np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), VALUES.astype(np.float32))
+
+
+def test_a_text_may_have_several_vectors(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=np.float16).reshape(4, 2, 3)
+    files = {"documents/00000.npy": values, "documents/00000.ids.parquet": pa.table({"id": list("abcd")})}
+    artifact = make_artifact(tmp_path / "v", "vectors", {}, {"encoder": CONTRACT}, files, 4)
+    rows = StoredVectors(artifact).part("documents")
+    assert (len(rows), rows.dimension, rows.vectors_per_text) == (4, 3, 2)
+    np.testing.assert_array_equal(rows.gather(np.array([3, 0])), values[[3, 0]].astype(np.float32))
+    assert [(start, block.shape) for start, block in rows.blocks(2, 1, 4)] == [(1, (2, 2, 3)), (3, (1, 2, 3))]
 
 
 def test_shards_are_mapped_not_read(rows: VectorRows) -> None:

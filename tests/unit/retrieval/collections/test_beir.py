@@ -1,5 +1,6 @@
 """BEIR folders: what is read, what is refused and how it is said, what is left out when asked."""
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -13,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raytriever.retrieval.collections.beir import BeirFolder, BeirSource
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.collections.checked_source import CheckedSource
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
 from raytriever.retrieval.collections.qrels import HEADER
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import Folder
+from tests.unit.retrieval.collections.packed_files import write_files
 
 CORPUS: list[dict[str, Any]] = [
     {"_id": "d1", "title": "Cats", "text": "They purr.", "metadata": {"domain": "pets", "site": "zoo"}},
@@ -55,7 +59,7 @@ def rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> list[tuple[Any
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def read(source: BeirSource) -> tuple[list[tuple[Any, ...]], ...]:
+def read(source: CheckedSource) -> tuple[list[tuple[Any, ...]], ...]:
     documents, queries = rows(source.documents(), DOCUMENTS), rows(source.queries(), QUERIES)
     return documents, queries, rows(source.judgments(), JUDGMENTS)
 
@@ -76,7 +80,7 @@ def test_documents_queries_and_judgments(tmp_path: Path) -> None:
         ("d3", "", "def f():\n\treturn 1", ""),
         ("4", "", "An integer id", ""),
     ]
-    assert queries == [("q1", "what purrs", "pets"), ("q2", "never judged", "")]
+    assert queries == [("q1", "what purrs", "pets", []), ("q2", "never judged", "", [])]
     assert judgments == [
         ("q1", "4", -1, "test"),
         ("q1", "d3", 1, "test"),
@@ -164,8 +168,8 @@ def test_other_files_beside_the_splits_are_no_splits(tmp_path: Path) -> None:
         ({"_id": True, "text": "x"}, r"line 5: \"_id\" is True"),
         ({"_id": None, "text": "x"}, r"line 5: \"_id\" is None"),
         ({"_id": "", "text": "x"}, r"line 5: \"_id\" is ''"),
-        ({"_id": "d2", "text": "x"}, r"line 5: \"_id\" 'd2' is already that of line 2"),
-        ({"_id": "4", "text": "x"}, r"line 5: \"_id\" '4' is already that of line 4"),
+        ({"_id": "d2", "text": "x"}, r"line 5: id 'd2' is already that of line 2"),
+        ({"_id": "4", "text": "x"}, r"line 5: id '4' is already that of line 4"),
         ({"_id": "d9", "contents": "x"}, r"line 5 has no \"text\"; its keys are \['_id', 'contents'\]"),
         ({"_id": "d9", "text": None}, r"line 5: \"text\" is None\. It must be a string"),
         ({"_id": "d9", "text": ["x"]}, r"line 5: \"text\" is \['x'\]"),
@@ -185,7 +189,7 @@ def test_bad_documents_are_named(tmp_path: Path, record: Any, message: str) -> N
     ("record", "message"),
     [
         ("null", r"queries\.jsonl, line 3 is 'null', but every line must be one JSON object"),
-        ({"_id": "q1", "text": "x"}, r"queries\.jsonl, line 3: \"_id\" 'q1' is already that of line 1"),
+        ({"_id": "q1", "text": "x"}, r"queries\.jsonl, line 3: id 'q1' is already that of line 1"),
         ({"_id": "q9"}, r"line 3 has no \"text\""),
         ({"_id": "q9", "text": "\t"}, r"line 3: query 'q9' has no text\..*set empty_queries to 'drop'"),
     ],
@@ -203,7 +207,9 @@ def test_bytes_outside_utf8_are_named(tmp_path: Path) -> None:
 def test_empty_files_are_refused(tmp_path: Path) -> None:
     refused(write(tmp_path / "c", corpus=[]), r"corpus\.jsonl holds no documents with a text")
     refused(write(tmp_path / "q", queries=[]), r"queries\.jsonl holds no queries with a text")
-    refused(write(tmp_path / "j", qrels={"a": [], "b": []}), r"no judgments to keep in qrels/a\.tsv, qrels/b\.tsv")
+    refused(
+        write(tmp_path / "j", qrels={"a": [], "b": []}), r"No judgments to keep in .*/qrels/a\.tsv, .*/qrels/b\.tsv: 0 "
+    )
     only_empty = write(tmp_path / "e", corpus=[{"_id": "d1", "text": ""}])
     refused(only_empty, r"corpus\.jsonl holds no documents", empty_documents="drop")
 
@@ -235,7 +241,7 @@ def test_the_id_of_a_dropped_record_is_still_taken(tmp_path: Path) -> None:
     corpus = [*CORPUS, {"_id": "e", "text": ""}, {"_id": "e", "text": "full"}]
     refused(
         write(tmp_path / "c", corpus=corpus),
-        r"line 6: \"_id\" 'e' is already that of line 5",
+        r"line 6: id 'e' is already that of line 5",
         empty_documents="drop",
     )
 
@@ -245,13 +251,13 @@ UNKNOWN = {"a": ["q1\td1\t1", "q1\tx1\t1", "y\td1\t1"], "b": ["q1\tx2\t0", "q1\t
 
 def test_judgments_of_unknown_ids_are_refused_with_the_first_and_their_number(tmp_path: Path) -> None:
     folder = write(tmp_path / "c", qrels=UNKNOWN)
-    first = r"qrels/a\.tsv, line 3 names 'x1', which corpus\.jsonl does not hold; in all, "
+    first = r"qrels/a\.tsv, line 3 names 'x1', which .*/c/corpus\.jsonl does not hold; in all, "
     numbers = r"2 judgments name unknown documents and 2 unknown queries\..*unknown_ids to 'drop'"
     refused(folder, first + numbers)
     folder = write(tmp_path / "d", qrels={"a": ["y\tx\t1"]})
     refused(
         folder,
-        r"qrels/a\.tsv, line 2 names 'y', which queries\.jsonl does not hold; in all, 0 .* and 1 unknown",
+        r"qrels/a\.tsv, line 2 names 'y', which .*/d/queries\.jsonl does not hold; in all, 0 .* and 1 unknown",
     )
 
 
@@ -260,7 +266,11 @@ def test_judgments_of_unknown_ids_are_dropped_and_counted_when_asked(tmp_path: P
     assert read(source)[2] == [("q1", "d1", 1, "a"), ("q1", "d2", 1, "b")]
     assert source.dropped == {"judgments_of_unknown_documents": 2, "judgments_of_unknown_queries": 2}
     folder = write(tmp_path / "d", qrels={"a": ["y\tx\t1"]})
-    refused(folder, r"no judgments to keep in qrels/a\.tsv: 1 were left out", unknown_ids="drop")
+    refused(
+        folder,
+        r"No judgments to keep in .*/qrels/a\.tsv: 1 were left out \(judgments_of_unknown_queries 1\)",
+        unknown_ids="drop",
+    )
 
 
 def test_a_pair_may_be_judged_once_a_split(tmp_path: Path) -> None:
@@ -310,38 +320,54 @@ def test_any_unicode_round_trips(
     )
     found = read(BeirFolder(path=str(folder)).open())
     assert found[0] == [(id_, title, text, "") for id_, (title, text) in documents.items()]
-    assert found[1] == [(id_, text, "") for id_, text in queries.items()]
+    assert found[1] == [(id_, text, "", []) for id_, text in queries.items()]
     assert found[2] == [(query, document, score, "test") for query, document in pairs]
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    boto3 = pytest.importorskip("boto3")
-    server_module = pytest.importorskip("moto.server")
-    server = server_module.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    storage = boto3.resource("s3")
-    yield storage.create_bucket(Bucket="beir")
-    server.stop()
-
-
-def test_a_folder_in_an_object_store_reads_as_a_local_one(tmp_path: Path, bucket: Any) -> None:
-    folder = write(tmp_path / "c")
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        bucket.put_object(Key=f"some/collection/{path.relative_to(folder)}", Body=path.read_bytes())
-    remote = BeirFolder(path="s3://beir/some/collection").open()
-    local = BeirFolder(path=str(folder)).open()
+def test_a_folder_in_an_object_store_reads_as_a_local_one(tmp_path: Path, object_store: str) -> None:
+    folder, uri = write(tmp_path / "c"), f"{object_store}/some/collection"
+    write_files(uri, {name: (folder / name).read_bytes() for name in Folder(str(folder)).files()})
+    remote, local = BeirFolder(path=uri).open(), BeirFolder(path=str(folder)).open()
     assert read(remote) == read(local)
     assert remote.fingerprint() == local.fingerprint()
-    with pytest.raises(UserError, match=r"s3://beir/some/other is no BEIR folder, it lacks corpus\.jsonl"):
-        BeirFolder(path="s3://beir/some/other").open()
+    with pytest.raises(UserError, match=rf"{object_store}/some/other is no BEIR folder, it lacks corpus\.jsonl"):
+        BeirFolder(path=f"{object_store}/some/other").open()
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_compressed_files_read_as_plain_ones(place: str, tmp_path: Path, ending: str) -> None:
+    plain, uri = write(tmp_path / "c"), f"{place}{ending}"
+    write_files(uri, {name: (plain / name).read_bytes() for name in Folder(str(plain)).files()}, ending)
+    source = BeirFolder(path=uri).open()
+    assert read(source) == read(BeirFolder(path=str(plain)).open())
+    assert [file["name"] for file in source.fingerprint()["files"]] == [
+        f"{name}{ending}" for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "qrels/train.tsv")
+    ]
+
+
+def test_a_plain_file_is_read_before_its_compressed_twin(tmp_path: Path) -> None:
+    folder = write(tmp_path / "c")
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+        (folder / f"{name}.gz").write_bytes(b"broken")
+    assert len(read(BeirFolder(path=str(folder)).open())[2]) == 4
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "qrels/test.tsv"])
+def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path / "c")
+    packed = gzip.compress((folder / name).read_bytes())
+    (folder / name).unlink()
+    (folder / f"{name}.gz").write_bytes(packed[:-9])
+    refused(folder, rf"{name}\.gz can't be decompressed: .*If it is not whole, fetch it again")
+
+
+def test_answers_are_read_from_metadata(tmp_path: Path) -> None:
+    asked = [*QUESTIONS, {"_id": "q3", "text": "who", "metadata": {"answers": ["Ada", "Grace"], "other": ["x"]}}]
+    folder = write(tmp_path / "c", queries=asked)
+    assert [row[3] for row in read(BeirFolder(path=str(folder)).open())[1]] == [[], [], ["Ada", "Grace"]]
+    assert read(BeirFolder(path=str(folder), answers_key="other").open())[1][2][3] == ["x"]
+    wrong = write(tmp_path / "d", queries=[*QUESTIONS, {"_id": "q3", "text": "who", "metadata": {"answers": "Ada"}}])
+    refused(
+        wrong, r"""queries\.jsonl, line 3: "answers" is 'Ada'\. It must be a list of strings; set answers_key to ''"""
+    )
+    assert read(BeirFolder(path=str(wrong), answers_key="").open())[1][2][3] == []

@@ -43,16 +43,16 @@ def test_record_batches_keep_rows_and_order(rows: list[tuple[str, str, int, str]
 def test_record_batches_are_bounded_in_rows_and_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "_BATCH_ROWS", 4)
     monkeypatch.setattr(collection, "_BATCH_CHARACTERS", 100)
-    short = [(str(number), "", "") for number in range(10)]
+    short = [(str(number), "", "", []) for number in range(10)]
     assert [len(batch) for batch in record_batches(short, QUERIES)] == [4, 4, 2]
-    long = [(str(number), "x" * 60, "") for number in range(5)]
+    long = [(str(number), "x" * 60, "", ["answer"]) for number in range(5)]
     assert [len(batch) for batch in record_batches(long, QUERIES)] == [2, 2, 1]
 
 
 def test_record_batches_are_made_while_rows_come() -> None:
     def rows() -> object:
         for number in range(collection._BATCH_ROWS + 1):
-            yield str(number), "", ""
+            yield str(number), "", "", []
         raise RuntimeError("read too far")
 
     batches = record_batches(rows(), QUERIES)  # type: ignore[arg-type]

@@ -81,8 +81,8 @@ def test_documents_queries_and_judgments(tmp_path: Path) -> None:
     one, feed = "Return the number one.", "Feed all the animals."
     ids = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in (one, feed)]
     assert queries == [
-        {"id": ids[0], "text": one, "domain": "pack"},
-        {"id": ids[1], "text": feed, "domain": "zoo"},
+        {"id": ids[0], "text": one, "domain": "pack", "answers": []},
+        {"id": ids[1], "text": feed, "domain": "zoo", "answers": []},
     ]
     assert [tuple(row.values()) for row in judgments] == [
         (ids[0], "pack.first", 1, "train"),

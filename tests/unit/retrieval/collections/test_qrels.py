@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.retrieval.collections.qrels import HEADER, read_qrels
+from raytriever.retrieval.collections.qrels import HEADER, read_qrels, read_trec_qrels
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder
 
@@ -39,15 +39,41 @@ def test_zero_and_negative_scores_and_spaces_in_ids_survive(tmp_path: Path) -> N
         (f"{HEADER}\nq1\td1\t\n", r"line 2: the score is ''"),
         (f"{HEADER}\nq1\td1\t٣\n", r"line 2: the score is '٣'"),
         (f"{HEADER}\nq1\td1\t2147483648\n", r"line 2: the score is '2147483648'"),
-        (
-            f"{HEADER}\nq1\td1\t1\n\nq1\td1\t0\n",
-            r"line 4 judges query 'q1' and document 'd1', as line 2 does",
-        ),
     ],
 )
 def test_malformed_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         judgments(tmp_path, text)
+
+
+def trec_judgments(folder: Path, text: str) -> list[tuple[int, str, str, int]]:
+    (folder / "qrels.txt").write_bytes(text.encode())
+    return list(read_trec_qrels(Folder(str(folder)), "qrels.txt"))
+
+
+def test_trec_columns_stand_between_spaces_or_tabs(tmp_path: Path) -> None:
+    text = "301 0 FBIS-1 1\r\n\r\n 301\tQ0\td\u00a02\t-2 \nq  0   d3 \t +2147483647"
+    assert trec_judgments(tmp_path, text) == [
+        (1, "301", "FBIS-1", 1),
+        (3, "301", "d\u00a02", -2),
+        (4, "q", "d3", 2147483647),
+    ]
+    assert trec_judgments(tmp_path, "") == trec_judgments(tmp_path, "\n \n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{HEADER}\n", r"qrels\.txt, line 1 has 3 columns: .* It must have 4, with spaces or tabs"),
+        ("q 0 d 1\nq 0 d\n", r"line 2 has 3 columns: 'q 0 d'"),
+        ("q 0 d 1\n\nq 0 d 1 x\n", r"line 3 has 5 columns"),
+        ("q 0 d 1.0\n", r"line 1: the relevance is '1\.0'\. It must be an integer of 32 bits"),
+        ("q 0 d 2147483648\n", r"line 1: the relevance is '2147483648'"),
+    ],
+)
+def test_malformed_trec_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        trec_judgments(tmp_path, text)
 
 
 def test_an_empty_file_has_no_judgments(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
-from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection
+from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, texts_of
 from raytriever.retrieval.errors import UserError
 from tests.unit.small_run import make_artifact
 
@@ -36,7 +36,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredCollection:
         f"documents/{number:05d}.parquet": documents(start, stop)
         for number, (start, stop) in enumerate(pairwise(bounds))
     }
-    files["queries/00000.parquet"] = pa.table({"id": ["q0"], "text": ["what"], "domain": [""]}, QUERIES)
+    queries = {"id": ["q0", "q1"], "text": ["what", "who"], "domain": ["", ""], "answers": [[], ["an answer", "ç"]]}
+    files["queries/00000.parquet"] = pa.table(queries, QUERIES)
     files["judgments/00000.parquet"] = pa.Table.from_pylist(
         [
             {"query_id": "q0", "document_id": "d1", "relevance": 1, "split": "test"},
@@ -76,6 +77,16 @@ def test_only_row_groups_with_a_wanted_row_are_read(stored: StoredCollection, mo
 def test_an_encoder_reads_title_and_text(stored: StoredCollection) -> None:
     assert stored.texts("documents", np.array([2, 1])) == ["title 2 text 2", "text 1"]
     assert stored.texts("queries", np.array([0, 0])) == ["what", "what"]
+
+
+def test_an_encoder_reads_the_text_alone_where_titles_are_left_out(stored: StoredCollection) -> None:
+    assert stored.texts("documents", np.array([2, 1]), with_title=False) == ["text 2", "text 1"]
+    table = pa.table({"title": [" title ", "title"], "text": ["\n", " text "]})
+    assert texts_of(table, "documents", with_title=False) == ["title", "text"]  # never nothing
+
+
+def test_answers_are_those_of_queries_that_have_some(stored: StoredCollection) -> None:
+    assert stored.answers() == {"q1": ["an answer", "ç"]}
 
 
 def test_judgments_are_those_of_a_split(stored: StoredCollection) -> None:

@@ -1,0 +1,158 @@
+"""Mined candidates as an artifact: of each query some documents with scores, ranks and judgments, in parquet.
+
+One row is one query, in the order of the run that was mined; the lists of a row are of one length. Row groups hold
+some ten thousand candidates, so rows can be read in any order in little memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.stored import ParquetRows
+from raytriever.retrieval.mining import UNJUDGED, Positives
+
+CANDIDATES = "candidates"
+Form = Literal["hard_negatives", "labelled_lists"]
+
+SCHEMA = pa.schema(
+    [
+        pa.field("query_id", pa.string(), nullable=False),
+        pa.field("query_row", pa.int64(), nullable=False),  # in the collection, as document_rows
+        pa.field("document_ids", pa.list_(pa.string()), nullable=False),
+        pa.field("document_rows", pa.list_(pa.int64()), nullable=False),
+        pa.field("scores", pa.list_(pa.float32()), nullable=False),  # null: a positive without a known score
+        pa.field("ranks", pa.list_(pa.int32()), nullable=False),  # in the run, from 1; null: not retrieved
+        pa.field("relevance", pa.list_(pa.int32()), nullable=False),  # null: not judged
+    ]
+)
+
+_CANDIDATES_OF_A_ROW_GROUP = 1 << 16
+
+
+@dataclass(frozen=True)
+class CandidateLists:
+    """The lists of several queries end to end, each from ``offsets[i]`` to ``offsets[i + 1]``.
+
+    ``rows`` int64; ``scores`` float32, NaN where unknown; ``ranks`` int32, 0 where not retrieved; ``relevance`` int32,
+    ``UNJUDGED`` where not judged.
+    """
+
+    offsets: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    ranks: NDArray[np.int32]
+    relevance: NDArray[np.int32]
+
+
+def negative_lists(
+    chosen: NDArray[np.bool_], rows: NDArray[np.int64], scores: NDArray[np.float32], relevance: NDArray[np.int32]
+) -> CandidateLists:
+    """The chosen ones of candidates (queries, k), best first."""
+    lengths = chosen.sum(axis=1)
+    ranks = (np.nonzero(chosen)[1] + 1).astype(np.int32)
+    return CandidateLists(_offsets(lengths), rows[chosen], scores[chosen], ranks, relevance[chosen])
+
+
+def labelled_lists(
+    negatives: CandidateLists, positives: Positives, place: Literal["first", "in_place"]
+) -> CandidateLists:
+    """The lists with every positive of the query in them.
+
+    "first" puts all positives before the others, most relevant first; "in_place" puts those that were retrieved where
+    their rank is, and the others, most relevant first, at the end.
+    """
+    queries = len(negatives.offsets) - 1
+    owners = np.concatenate([np.repeat(np.arange(queries), np.diff(negatives.offsets)), positives.pairs.queries])
+    rows = np.concatenate([negatives.rows, positives.pairs.rows])
+    ranks = np.concatenate([negatives.ranks, positives.ranks])
+    relevance = np.concatenate([negatives.relevance, positives.pairs.relevance])
+    is_positive = np.arange(len(rows)) >= len(negatives.rows)
+    by_relevance = is_positive if place == "first" else ranks == 0
+    group = ~is_positive if place == "first" else by_relevance
+    within = np.where(by_relevance, -relevance.astype(np.int64), ranks)
+    order = np.lexsort((within, group, owners))  # stable: equally relevant ones stay in row order
+    scores = np.concatenate([negatives.scores, positives.scores])
+    lengths = np.bincount(owners, minlength=queries)
+    return CandidateLists(_offsets(lengths), rows[order], scores[order], ranks[order], relevance[order])
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def write_lists(
+    path: Path, query_ids: Sequence[str], query_rows: NDArray[np.int64], lists: CandidateLists, documents: ParquetRows
+) -> None:
+    """Writes one parquet file of ``SCHEMA``; ``documents`` are those of the collection."""
+    distinct, place = np.unique(lists.rows, return_inverse=True)
+    ids = documents.take(distinct, ["id"])["id"].combine_chunks().take(pa.array(place))
+    columns = [
+        ids,
+        pa.array(lists.rows),
+        pa.array(lists.scores, mask=np.isnan(lists.scores)),
+        pa.array(lists.ranks, mask=lists.ranks == 0),
+        pa.array(lists.relevance, mask=lists.relevance == UNJUDGED),
+    ]
+    offsets = pa.array(lists.offsets.astype(np.int32))
+    arrays = [pa.array(list(query_ids), pa.string()), pa.array(query_rows)]
+    arrays += [pa.ListArray.from_arrays(offsets, column) for column in columns]
+    longest = int(np.diff(lists.offsets).max(initial=1))
+    group_size = max(1, _CANDIDATES_OF_A_ROW_GROUP // max(1, longest))
+    pq.write_table(pa.table(arrays, schema=SCHEMA), path, compression="zstd", row_group_size=group_size)
+
+
+class CandidateList(NamedTuple):
+    """One query's candidates; ``scores``, ``ranks`` and ``relevance`` hold None as ``SCHEMA`` says."""
+
+    query_id: str
+    query_row: int
+    document_ids: list[str]
+    document_rows: list[int]
+    scores: list[float | None]
+    ranks: list[int | None]
+    relevance: list[int | None]
+
+
+class StoredCandidates(Artifact):
+    """Opens a candidates artifact; lists are read by row group, never all at once."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, CANDIDATES)
+        self.form: Form = self.config["form"]
+        self.minimum_relevance: int = self.config["rules"]["minimum_relevance"]
+        self._rows = ParquetRows(self, self.names("candidates/"))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def tables(self, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
+        """Row group after row group, in order."""
+        return self._rows.tables(columns)
+
+    def take(self, rows: NDArray[np.int64], columns: Sequence[str] = SCHEMA.names) -> pa.Table:
+        """The lists of the given row numbers (of this artifact), in the given order."""
+        return self._rows.take(rows, columns)
+
+    def __iter__(self) -> Iterator[CandidateList]:
+        for table in self.tables():
+            for row in table.to_pylist():
+                yield CandidateList(**row)
+
+    def hard_negatives(self) -> Iterator[tuple[str, list[str]]]:
+        """(query id, ids of the documents that are no positives), in the order of the lists; either form has them."""
+        for table in self.tables(["query_id", "document_ids", "relevance"]):
+            for row in table.to_pylist():
+                judged = zip(row["document_ids"], row["relevance"], strict=True)
+                yield row["query_id"], [id_ for id_, grade in judged if grade is None or grade < self.minimum_relevance]
+
+    def audit(self) -> dict[str, Any]:
+        """What each rule dropped, with examples: ``audit.json``, as ``raytriever.retrieval.mining_audit`` describes."""
+        found: dict[str, Any] = self.read_json("audit.json")
+        return found

@@ -1,0 +1,251 @@
+"""From a format's records to a collection: unique ids, no empty texts, no judgments of what is not there."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import compress
+from typing import Any, Literal, TypeVar
+
+import pyarrow as pa
+
+from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, passage_text, record_batches
+from raytriever.retrieval.collections.digests import DigestSet
+from raytriever.retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Policies, QueryRecord
+from raytriever.retrieval.errors import UserError
+
+Record = TypeVar("Record", DocumentRecord, QueryRecord, JudgmentRecord)
+Identified = TypeVar("Identified", DocumentRecord, QueryRecord)
+Row = tuple[Any, ...]
+
+_RECORDS_AT_ONCE = 4096
+_CHARACTERS_AT_ONCE = 4 << 20
+_UNKNOWN = "judgments_of_unknown_"
+_EMPTY = "judgments_of_empty_"
+
+
+class _Ids:
+    """Ids of all records of one part, and of those that were left out as empty."""
+
+    def __init__(self) -> None:
+        self.all = DigestSet()
+        self.empty = DigestSet()
+
+
+class CheckedSource:
+    """Any ``Format`` as a ``collection.Source``, by the ``Policies`` of its settings.
+
+    Streams: what stays in memory is eight bytes for each id and each judged pair. Judgments need the ids, so read
+    ``documents`` and ``queries`` to their ends before; what was not is read then. Raises ``UserError`` with file and
+    line for whatever the policies don't allow.
+    """
+
+    def __init__(self, format_: Format, policies: Policies) -> None:
+        self._format = format_
+        self._policies = policies
+        self._documents: _Ids | None = None  # None until all were read
+        self._queries: _Ids | None = None
+        self.facts: dict[str, Any] = {}
+        self.counts: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the format says of its input."""
+        return self._format.fingerprint()
+
+    def documents(self) -> Iterator[pa.RecordBatch]:
+        """The documents in the format's order."""
+        return record_batches(self._document_rows(), DOCUMENTS)
+
+    def queries(self) -> Iterator[pa.RecordBatch]:
+        """The queries in the format's order, those without a judgment too."""
+        return record_batches(self._query_rows(), QUERIES)
+
+    def judgments(self) -> Iterator[pa.RecordBatch]:
+        """The judgments in the format's order, positives first where it repeats; scores of zero and below are kept."""
+        return record_batches(self._judgment_rows(), JUDGMENTS)
+
+    def _document_rows(self) -> Iterator[Row]:
+        ids = _Ids()
+        records = self._distinct(self._format.documents, ids, _passage)
+        for record in self._leave_out_empty(records, ids, "documents", _passage):
+            yield record.id, record.title, record.text, record.domain
+        self._finish(ids, "documents")
+        self._documents = ids
+
+    def _query_rows(self) -> Iterator[Row]:
+        ids = _Ids()
+        records = self._distinct(self._format.queries, ids, _question)
+        for record in self._leave_out_empty(records, ids, "queries", _question):
+            yield record.id, record.text, record.domain, list(record.answers)
+        if self._format.judgments() is not None or len(ids.all):
+            self._finish(ids, "queries")
+        self._queries = ids
+
+    def _distinct(
+        self, read: Callable[[], Iterator[Identified]], ids: _Ids, text: Callable[[Identified], str]
+    ) -> Iterator[Identified]:
+        texts = DigestSet()  # an id may come again where the format repeats records, with another text it may not
+        for chunk in _chunks(read()):
+            new = ids.all.add([record.id for record in chunk])
+            wrong = ~new
+            if self._format.repeats:
+                wrong &= texts.add([f"{len(record.id)} {record.id}{text(record)}" for record in chunk])
+            if wrong.any():
+                repeated = next(compress(chunk, wrong))
+                earlier = _earlier(read, repeated, lambda record: record.id)
+                other = " with another text" if self._format.repeats else ""
+                raise UserError(
+                    f"{repeated.place}: id {repeated.id!r} is already that of {earlier}{other}. Ids must be unique:"
+                    " drop one of the two, or give it another id."
+                )
+            yield from compress(chunk, new)
+
+    def _leave_out_empty(
+        self,
+        records: Iterable[Any],
+        ids: _Ids,
+        part: Literal["documents", "queries"],
+        text: Callable[[Any], str],
+    ) -> Iterator[Any]:
+        setting = f"empty_{part}"
+        for record in records:
+            if text(record):
+                yield record
+                continue
+            if getattr(self._policies, setting) == "refuse":
+                lacks = "has neither title nor text" if part == "documents" else "has no text"
+                what = "document" if part == "documents" else "query"
+                raise UserError(
+                    f"{record.place}: {what} {record.id!r} {lacks}. Give it a text, or set {setting} to 'drop' to leave"
+                    " all such records and their judgments out."
+                )
+            ids.empty.add([record.id])
+
+    def _finish(self, ids: _Ids, part: Literal["documents", "queries"]) -> None:
+        if len(ids.all) == len(ids.empty):
+            name = self._format.documents_name if part == "documents" else self._format.queries_name
+            raise UserError(f"{name} holds no {part} with a text. Is it the right file, is it complete?")
+        if len(ids.empty):
+            self.dropped[f"empty_{part}"] = len(ids.empty)
+
+    def _judgment_rows(self) -> Iterator[Row]:
+        if self._format.judgments() is None:
+            return
+        records = self._positives_first() if self._format.repeats else self._read_judgments()
+        documents, queries = self._known_ids()
+        pairs, left_out, kept = DigestSet(), Counter[str](), 0
+        first_unknown: JudgmentRecord | None = None
+        for chunk in _chunks(records):
+            new = pairs.add([_judged_pair(record) for record in chunk])
+            if not new.all() and not self._format.repeats:
+                repeated = next(compress(chunk, ~new))
+                raise UserError(
+                    f"{repeated.place} judges query {repeated.query_id!r} and document {repeated.document_id!r}, as"
+                    f" {_earlier(self._read_judgments, repeated, _judged_pair)} does. Keep one of the two."
+                )
+            left_out["repeated_judgments"] += int((~new).sum())
+            chunk = list(compress(chunk, new))
+            for record, reason in zip(chunk, _reasons(chunk, documents, queries), strict=True):
+                if not reason:
+                    kept += 1
+                    yield record.query_id, record.document_id, record.relevance, record.split
+                    continue
+                left_out[reason] += 1
+                if reason.startswith(_UNKNOWN) and first_unknown is None:
+                    first_unknown = record
+        if first_unknown and self._policies.unknown_ids == "refuse":
+            self._refuse_unknown(first_unknown, queries, left_out)
+        left_out = +left_out
+        if not kept:
+            reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(left_out.items()))
+            raise UserError(
+                f"No judgments to keep in {self._format.judgments_name}: {left_out.total()} were left out"
+                f" ({reasons or 'there are none'}). Are these the right files?"
+            )
+        self.dropped.update(left_out)
+
+    def _read_judgments(self) -> Iterator[JudgmentRecord]:
+        return self._format.judgments() or iter(())
+
+    def _positives_first(self) -> Iterator[JudgmentRecord]:
+        """A pair that is a positive of one training example and a negative of another is a positive."""
+        yield from (record for record in self._read_judgments() if record.relevance > 0)
+        yield from (record for record in self._read_judgments() if record.relevance <= 0)
+
+    def _known_ids(self) -> tuple[_Ids, _Ids]:
+        """Ids of documents and queries; reads them where nobody did so far."""
+        if self._documents is None:
+            _exhaust(self._document_rows())
+        if self._queries is None:
+            _exhaust(self._query_rows())
+        assert self._documents is not None
+        assert self._queries is not None
+        return self._documents, self._queries
+
+    def _refuse_unknown(self, first: JudgmentRecord, queries: _Ids, left_out: Counter[str]) -> None:
+        is_document = bool(queries.all.contain([first.query_id])[0])
+        name = self._format.documents_name if is_document else self._format.queries_name
+        id_ = first.document_id if is_document else first.query_id
+        raise UserError(
+            f"{first.place} names {id_!r}, which {name} does not hold; in all, {left_out[_UNKNOWN + 'documents']}"
+            f" judgments name unknown documents and {left_out[_UNKNOWN + 'queries']} unknown queries. Complete the"
+            " files, or set unknown_ids to 'drop' to leave these judgments out."
+        )
+
+
+def _passage(record: DocumentRecord) -> str:
+    return passage_text(record.title, record.text)
+
+
+def _question(record: QueryRecord) -> str:
+    return record.text.strip()
+
+
+def _judged_pair(record: JudgmentRecord) -> str:
+    """Split, query and document in one string that no other three share."""
+    return f"{len(record.split)} {len(record.query_id)} {record.split}{record.query_id}{record.document_id}"
+
+
+def _earlier(read: Callable[[], Iterator[Any]], repeated: Any, key: Callable[[Any], str]) -> str:
+    """Where the record with the key of ``repeated`` was read first, for a message."""
+    first = next(record for record in read() if key(record) == key(repeated))
+    if first == repeated:
+        raise UserError(
+            f"{repeated.place}: {key(repeated)!r} has the same 64-bit digest as another id, so it would be taken for"
+            " that one. Rename it."
+        )
+    return f"{first.place.unit} {first.place.line}" if first.place.file == repeated.place.file else str(first.place)
+
+
+def _reasons(chunk: list[JudgmentRecord], documents: _Ids, queries: _Ids) -> list[str]:
+    """Why each judgment can't be kept; '' where it can."""
+    reasons = [""] * len(chunk)
+    for part, ids, of_part in (
+        ("documents", documents, [record.document_id for record in chunk]),
+        ("queries", queries, [record.query_id for record in chunk]),
+    ):
+        known, empty = ids.all.contain(of_part), ids.empty.contain(of_part)
+        for place, (is_known, is_empty) in enumerate(zip(known, empty, strict=True)):
+            if not is_known:
+                reasons[place] = _UNKNOWN + part
+            elif is_empty:
+                reasons[place] = _EMPTY + part
+    return reasons
+
+
+def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Lists bounded in records and in characters."""
+    chunk: list[Record] = []
+    characters = 0
+    for record in records:
+        chunk.append(record)
+        characters += sum(len(value) for value in record if isinstance(value, str))
+        if len(chunk) == _RECORDS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def _exhaust(rows: Iterable[Row]) -> None:
+    for _ in rows:
+        pass

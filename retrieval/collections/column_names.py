@@ -1,0 +1,101 @@
+"""Settings that say which tables hold a collection, and what their columns are called."""
+
+from collections.abc import Iterator
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from raytriever.retrieval.collections.records import Policies
+from raytriever.retrieval.configuration import Settings
+
+# what makes up one table: a name or a list of names
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+
+
+class DocumentTable(Settings):
+    """The table of the documents. A title, text or domain of null is an empty one."""
+
+    table: Names = Field(min_length=1)
+    id: str = "id"
+    title: str | None = None  # None: they have none
+    text: str = "text"
+    domain: str | None = None
+
+
+class QueryTable(Settings):
+    """The table of the queries."""
+
+    table: Names = Field(min_length=1)
+    id: str = "id"
+    text: str = "text"
+    domain: str | None = None
+    answers: str | None = None  # a column with a string, or a list of strings
+
+
+class SplitTables(Settings):
+    """Where rows are that belong to splits: a table for each split, or one table with a column that names it."""
+
+    splits: dict[str, Names] | None = Field(default=None, min_length=1)  # split to its table
+    table: Names | None = Field(default=None, min_length=1)
+    split: str | None = None  # the column of ``table``
+
+    @model_validator(mode="after")
+    def _check_splits(self) -> Self:
+        if self.splits is None and (self.table is None or self.split is None):
+            raise ValueError(
+                "the splits are missing; give splits (train: …, test: …), or table and split, the column that names"
+                " each row's split"
+            )
+        if self.splits is not None and (self.table is not None or self.split is not None):
+            raise ValueError("splits and table exclude each other, as do splits and split; give one of them")
+        return self
+
+    def tables(self) -> Iterator[tuple[str | None, Names]]:
+        """Each split, by name, and its table; None where a column tells the split."""
+        if self.splits is not None:
+            yield from sorted(self.splits.items())
+        else:
+            assert self.table is not None
+            yield None, self.table
+
+
+class JudgmentTables(SplitTables):
+    """The tables of the judgments."""
+
+    query_id: str = "query_id"
+    document_id: str = "document_id"
+    relevance: str | None = "relevance"  # None: every row is a positive, of grade 1
+
+
+class PairTables(SplitTables):
+    """Tables with a query's and a document's text in every row; equal texts are one query, one document."""
+
+    query: str = "query"
+    document: str = "document"
+    title: str | None = None  # the document's
+    relevance: str | None = None  # None: every row is a positive, of grade 1
+    negatives: tuple[str, ...] = ()  # columns with a text or a list of texts that are not relevant; null for none
+    domain: str | None = None  # of the query and of the document
+
+
+class Columns(Policies):
+    """Documents, with queries and judgments where there are some, or else pairs."""
+
+    documents: DocumentTable | None = None
+    queries: QueryTable | None = None
+    judgments: JudgmentTables | None = None
+    pairs: PairTables | None = None
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        self._check_given()
+        return self
+
+    def _check_given(self) -> None:
+        separate = [name for name in ("documents", "queries", "judgments") if getattr(self, name) is not None]
+        if self.pairs is not None and separate:
+            raise ValueError(f"pairs hold queries, documents and judgments already; leave out {', '.join(separate)}")
+        if self.pairs is None and self.documents is None:
+            raise ValueError("documents are missing; give documents and maybe queries and judgments, or give pairs")
+        if self.judgments is not None and self.queries is None:
+            raise ValueError("judgments need queries; give their table")

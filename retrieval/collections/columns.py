@@ -1,0 +1,208 @@
+"""Collections out of tables whose columns the settings name: JSON lines, CSV, TSV, parquet.
+
+Either documents, and with them queries and judgments where there are some; or pairs, rows with the texts themselves.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from raytriever.retrieval.collections.checked_source import CheckedSource
+from raytriever.retrieval.collections.column_names import Columns, PairTables
+from raytriever.retrieval.collections.json_fields import identifier_of
+from raytriever.retrieval.collections.records import (
+    DocumentRecord,
+    Format,
+    JudgmentRecord,
+    Place,
+    QueryRecord,
+    text_id,
+)
+from raytriever.retrieval.collections.tables import FileTables, Row, Tables
+from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import Folder
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
+_INT32 = range(-(2**31), 2**31)
+
+
+class ColumnFiles(Columns):
+    """Settings of a collection in files with named columns, below one folder, local or in an object store.
+
+    A table is a file, a folder or a glob below ``path``, or a list of these.
+    """
+
+    kind: Literal["columns"] = "columns"
+    path: InputPath
+    # of .tsv files: true, fields may stand between quotes; false, a quote is a character; null, refused where in doubt
+    quotes: bool | None = None
+
+    def open(self) -> CheckedSource:
+        """The collection. Raises ``UserError`` where a table is missing."""
+        return CheckedSource(format_of(self, FileTables(Folder(self.path), quotes=self.quotes)), self)
+
+
+def format_of(columns: Columns, tables: Tables) -> Format:
+    """The collection whose columns are these, in whatever the tables are."""
+    return PairsFormat(columns.pairs, tables) if columns.pairs else ColumnsFormat(columns, tables)
+
+
+class ColumnsFormat:
+    """Documents, queries and judgments in tables of their own; a ``records.Format``."""
+
+    repeats = False
+
+    def __init__(self, columns: Columns, tables: Tables) -> None:
+        assert columns.documents is not None
+        self._columns = columns
+        self._tables = tables
+        self._documents = tables.open(columns.documents.table)
+        self._queries = tables.open(columns.queries.table) if columns.queries else None
+        splits = columns.judgments.tables() if columns.judgments else ()
+        self._judgments = [(split, tables.open(names)) for split, names in splits]
+        self.documents_name = self._documents.name
+        self.queries_name = self._queries.name if self._queries else ""
+        self.judgments_name = ", ".join(table.name for _, table in self._judgments)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the tables say of themselves."""
+        return self._tables.fingerprint()
+
+    def documents(self) -> Iterator[DocumentRecord]:
+        """The documents in their table's order."""
+        names = self._columns.documents
+        assert names is not None
+        rows = self._documents.rows([names.id, names.text], [names.title, names.domain])
+        for place, (id_, text, title, domain) in rows:
+            yield DocumentRecord(
+                place,
+                identifier_of(id_, names.id, place),
+                _text(title, names.title, place),
+                _text(text, names.text, place),
+                _text(domain, names.domain, place),
+            )
+
+    def queries(self) -> Iterator[QueryRecord]:
+        """The queries in their table's order."""
+        names = self._columns.queries
+        if names is None or self._queries is None:
+            return
+        rows = self._queries.rows([names.id, names.text], [names.domain, names.answers])
+        for place, (id_, text, domain, answers) in rows:
+            yield QueryRecord(
+                place,
+                identifier_of(id_, names.id, place),
+                _text(text, names.text, place),
+                _text(domain, names.domain, place),
+                tuple(_texts(answers, names.answers, place)),
+            )
+
+    def judgments(self) -> Iterator[JudgmentRecord] | None:
+        """The judgments, by split where each has its table; None for a bare corpus."""
+        return self._read_judgments() if self._columns.judgments else None
+
+    def _read_judgments(self) -> Iterator[JudgmentRecord]:
+        names = self._columns.judgments
+        assert names is not None
+        for split, table in self._judgments:
+            rows = table.rows([names.query_id, names.document_id], [names.relevance, names.split])
+            for place, (query, document, relevance, named_split) in rows:
+                yield JudgmentRecord(
+                    place,
+                    identifier_of(query, names.query_id, place),
+                    identifier_of(document, names.document_id, place),
+                    _grade(relevance, names.relevance, place),
+                    split or identifier_of(named_split, str(names.split), place),
+                )
+
+
+class PairsFormat:
+    """Rows with a query, a document and maybe negatives, all as texts; a ``records.Format``.
+
+    Ids are hashes of the texts, so a text that comes again is the same query or document.
+    """
+
+    repeats = True
+
+    def __init__(self, columns: PairTables, tables: Tables) -> None:
+        self._columns = columns
+        self._tables = tables
+        self._splits = [(split, tables.open(names)) for split, names in columns.tables()]
+        self.documents_name = self.queries_name = self.judgments_name = ", ".join(
+            table.name for _, table in self._splits
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the tables say of themselves."""
+        return self._tables.fingerprint()
+
+    def documents(self) -> Iterator[DocumentRecord]:
+        """Each row's document, then its negatives."""
+        names = self._columns
+        for _, (place, (document, title, domain, *negatives)) in self._rows(
+            [names.document], [names.title, names.domain, *names.negatives]
+        ):
+            title, domain = _text(title, names.title, place), _text(domain, names.domain, place)
+            text = _text(document, names.document, place)
+            yield DocumentRecord(place, text_id(title, text), title, text, domain)
+            for negative in self._negatives(negatives, place):
+                yield DocumentRecord(place, text_id("", negative), "", negative, domain)
+
+    def queries(self) -> Iterator[QueryRecord]:
+        """Each row's query."""
+        names = self._columns
+        for _, (place, (query, domain)) in self._rows([names.query], [names.domain]):
+            text = _text(query, names.query, place)
+            yield QueryRecord(place, text_id(text), text, _text(domain, names.domain, place))
+
+    def judgments(self) -> Iterator[JudgmentRecord]:
+        """Each row's document with its relevance, then its negatives with 0."""
+        names = self._columns
+        optional = [names.title, names.relevance, names.split, *names.negatives]
+        for split, (place, values) in self._rows([names.query, names.document], optional):
+            query, document, title, relevance, named_split, *negatives = values
+            split = split or identifier_of(named_split, str(names.split), place)
+            query_id = text_id(_text(query, names.query, place))
+            document_id = text_id(_text(title, names.title, place), _text(document, names.document, place))
+            yield JudgmentRecord(place, query_id, document_id, _grade(relevance, names.relevance, place), split)
+            for negative in self._negatives(negatives, place):
+                yield JudgmentRecord(place, query_id, text_id("", negative), 0, split)
+
+    def _rows(self, required: Sequence[str], optional: Sequence[str | None]) -> Iterator[tuple[str | None, Row]]:
+        for split, table in self._splits:
+            yield from ((split, row) for row in table.rows(required, optional))
+
+    def _negatives(self, values: Sequence[Any], place: Place) -> Iterator[str]:
+        for column, value in zip(self._columns.negatives, values, strict=True):
+            yield from filter(None, _texts(value, column, place))
+
+
+def _text(value: Any, column: str | None, place: Place) -> str:
+    """A cell's string, '' for null. Raises ``UserError`` where it is something else."""
+    if value is not None and not isinstance(value, str):
+        raise UserError(f'{place}: "{column}" is {value!r:.60}. It must be a string.')
+    return value or ""
+
+
+def _texts(value: Any, column: str | None, place: Place) -> list[str]:
+    """A cell's strings: a list of them, one, or none for null. Raises ``UserError`` where it is something else."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, str) for item in values):
+        raise UserError(f'{place}: "{column}" is {value!r:.60}. It must be a string or a list of strings.')
+    return values
+
+
+def _grade(value: Any, column: str | None, place: Place) -> int:
+    """A cell's grade, 1 where no column has it. Raises ``UserError`` where it is no whole number of 32 bits."""
+    if column is None:
+        return 1
+    number = float(value) if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value) else value
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if not isinstance(number, int) or number not in _INT32:
+        raise UserError(
+            f'{place}: "{column}" is {value!r:.60}. A relevance must be an integer of 32 bits, above 0 where the'
+            " document is relevant; where every row is a positive, set relevance to null."
+        )
+    return int(number)

@@ -1,0 +1,182 @@
+"""Collections in the layout of MTEB 2, as data sets on the Hugging Face hub have it (and those of CoIR with them).
+
+Configurations ``corpus``, ``queries`` and ``default`` (or ``qrels``), in a multilingual one ``<subset>-corpus``,
+``<subset>-queries`` and ``<subset>-qrels``; which files they are made of stands in the README's YAML or, where it
+doesn't, follows from the names of folders and files.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from raytriever.retrieval.collections.checked_source import CheckedSource
+from raytriever.retrieval.collections.column_names import Columns, DocumentTable, JudgmentTables, QueryTable
+from raytriever.retrieval.collections.columns import ColumnsFormat
+from raytriever.retrieval.collections.records import Policies
+from raytriever.retrieval.collections.tables import FileTables, Tables, is_table
+from raytriever.retrieval.collections.text_lines import plain_name
+from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import Folder
+
+README = "README.md"
+DOMAIN = "domain"  # ours: MTEB has no such columns, and doesn't mind them
+ANSWERS = "answers"
+
+# configuration to split to the names of its table
+Layout = Mapping[str, Mapping[str, tuple[str, ...]]]
+
+_FRONT_MATTER = re.compile(r"\A\ufeff?---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
+_SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}")
+
+
+class MtebFolder(Policies):
+    """Settings of a collection in a clone or a snapshot of a hub data set, local or in an object store.
+
+    ``domain`` and ``answers`` of documents and queries are read where there are columns of these names.
+    """
+
+    kind: Literal["mteb"] = "mteb"
+    path: InputPath
+    subset: str | None = None  # a language, say, of a data set with several collections
+    splits: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: all
+
+    def open(self) -> CheckedSource:
+        """The collection. Raises ``UserError`` where a configuration or a split is missing."""
+        folder = Folder(self.path)
+        tables = FileTables(folder, quotes=True)  # as the hub's own library reads TSV
+        columns = find_columns(read_layout(folder), tables, folder.uri, self.subset, self.splits)
+        return CheckedSource(ColumnsFormat(columns, tables), self)
+
+
+def read_layout(folder: Folder) -> Layout:
+    """Configurations, splits and files, from the README's YAML or else from the names of files.
+
+    Raises ``UserError`` where the README's YAML can't be understood.
+    """
+    described = _described_layout(folder) if folder.exists(README) else {}
+    return described or _conventional_layout(folder)
+
+
+def _described_layout(folder: Folder) -> Layout:
+    where = folder.describe(README)
+    found = _FRONT_MATTER.match(folder.read_bytes(README).decode(errors="replace"))
+    if not found:
+        return {}
+    try:
+        description = yaml.safe_load(found[1]) or {}
+        configurations = description.get("configs") or []
+        return {item["config_name"]: _described_splits(item["data_files"]) for item in configurations}
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{where}: the YAML at its head can't be understood ({type(error).__name__}: {error}). Its configs must be"
+            " a list of entries with config_name and data_files, these being a name or a list of entries with split"
+            " and path."
+        ) from error
+
+
+def _described_splits(data_files: Any) -> dict[str, tuple[str, ...]]:
+    entries = [data_files] if isinstance(data_files, str) else data_files
+    splits: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        split, path = ("train", entry) if isinstance(entry, str) else (entry["split"], entry["path"])
+        paths = (path,) if isinstance(path, str) else tuple(map(str, path))
+        splits[split] = (*splits.get(split, ()), *paths)
+    return splits
+
+
+def _conventional_layout(folder: Folder) -> Layout:
+    """``<configuration>/<split>-00000-of-00001.parquet`` and the like; what is in ``data`` is the default."""
+    layout: dict[str, dict[str, tuple[str, ...]]] = {}
+    for name in filter(is_table, folder.files()):
+        *parents, last = name.split("/")
+        stem = plain_name(last).rpartition(".")[0]
+        shard = _SHARD.fullmatch(stem)
+        split = shard[1] if shard else stem
+        configuration = parents[0] if parents else split
+        splits = layout.setdefault("default" if configuration == "data" else configuration, {})
+        splits[split] = (*splits.get(split, ()), name)
+    return layout
+
+
+def find_columns(
+    layout: Layout, tables: Tables, where: str, subset: str | None, splits: Collection[str] | None
+) -> Columns:
+    """The tables of the collection and their columns.
+
+    Raises ``UserError`` where a configuration, a split or a column is missing.
+    """
+    prefix = f"{subset}-" if subset else ""
+    judged = _configuration(layout, where, [f"{prefix}qrels"] if subset else ["default", "qrels"])
+    absent = sorted(set(splits or ()) - set(judged))
+    if absent:
+        raise UserError(
+            f"splits: {where} has no judgments of {', '.join(absent)}. The splits there are"
+            f" {', '.join(sorted(judged))}."
+        )
+    chosen = {split: names for split, names in sorted(judged.items()) if splits is None or split in splits}
+    corpus = _table_for(_configuration(layout, where, [f"{prefix}corpus"]), chosen, f"{where}: the corpus", most=1)
+    questions = _configuration(layout, where, [f"{prefix}queries", "query"])
+    queries = _table_for(questions, chosen, f"{where}: the queries", most=len(chosen))
+    in_corpus, in_queries = tables.open(corpus).columns(), tables.open(queries).columns()
+    in_judgments = tables.open(next(iter(chosen.values()))).columns()
+    return Columns(
+        documents=DocumentTable(
+            table=corpus,
+            id=_first_of(["_id", "id"], in_corpus),
+            title="title" if "title" in in_corpus else None,
+            domain=DOMAIN if DOMAIN in in_corpus else None,
+        ),
+        queries=QueryTable(
+            table=queries,
+            id=_first_of(["_id", "id"], in_queries),
+            domain=DOMAIN if DOMAIN in in_queries else None,
+            answers=ANSWERS if ANSWERS in in_queries else None,
+        ),
+        judgments=JudgmentTables(
+            splits=chosen,
+            query_id=_first_of(["query-id", "query_id"], in_judgments),
+            document_id=_first_of(["corpus-id", "corpus_id"], in_judgments),
+            relevance="score",
+        ),
+    )
+
+
+def _configuration(layout: Layout, where: str, names: list[str]) -> Mapping[str, tuple[str, ...]]:
+    for name in names:
+        if name in layout:
+            return layout[name]
+    there = ", ".join(sorted(layout)) or "none"
+    raise UserError(
+        f"{where} has no configuration {' or '.join(names)}; the ones there: {there}. MTEB's layout has corpus, queries"
+        " and default (or qrels); where a subset's name stands before them, set subset. Anything else can be read with"
+        " kind columns."
+    )
+
+
+def _table_for(
+    configuration: Mapping[str, tuple[str, ...]], splits: Collection[str], what: str, *, most: int
+) -> tuple[str, ...]:
+    """The one table there is, or those of the chosen splits, at ``most`` so many."""
+    if len(configuration) == 1:
+        return next(iter(configuration.values()))
+    absent = sorted(set(splits) - set(configuration))
+    there = ", ".join(sorted(configuration))
+    if absent:
+        raise UserError(
+            f"{what} has the splits {there}, but not {', '.join(absent)}, of which there are judgments. Set splits to"
+            " those that both have."
+        )
+    if len(splits) > most:
+        raise UserError(
+            f"{what} has the splits {there}, each of which is a collection of its own. Set splits to one of them."
+        )
+    return tuple(name for split in sorted(splits) for name in configuration[split])
+
+
+def _first_of(names: list[str], columns: list[str]) -> str:
+    """The name that is there; the first where none is, so that reading says which is missing."""
+    return next((name for name in names if name in columns), names[0])

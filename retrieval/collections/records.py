@@ -1,0 +1,112 @@
+"""What a format gives: plain records with the place each was read at, and settings for records that are no good.
+
+A format is one class with three generators and knows nothing of ids seen before, unknown ids or batches: what all
+formats have in common is in ``checked_source``.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.storage import Folder
+
+Policy = Literal["refuse", "drop"]
+
+_BLOCK_BYTES = 8 << 20
+
+
+class Policies(Settings):
+    """What to do with records that can't be used. Settings of a format extend this."""
+
+    empty_documents: Policy = "refuse"  # those with neither title nor text
+    empty_queries: Policy = "refuse"
+    unknown_ids: Policy = "refuse"  # judgments of documents or queries that are not there
+
+
+class Place(NamedTuple):
+    """Where a record was read: a file's full path or URI, and the line (or row), from 1."""
+
+    file: str
+    line: int
+    unit: str = "line"
+
+    def __str__(self) -> str:
+        return f"{self.file}, {self.unit} {self.line}"
+
+
+class DocumentRecord(NamedTuple):
+    """A document as read."""
+
+    place: Place
+    id: str
+    title: str
+    text: str
+    domain: str = ""
+
+
+class QueryRecord(NamedTuple):
+    """A query as read; ``answers``: strings that answer it, where the format has them."""
+
+    place: Place
+    id: str
+    text: str
+    domain: str = ""
+    answers: tuple[str, ...] = ()
+
+
+class JudgmentRecord(NamedTuple):
+    """A judgment as read: a grade, 0 for a negative that was judged or mined, below 0 for a worse one."""
+
+    place: Place
+    query_id: str
+    document_id: str
+    relevance: int
+    split: str
+
+
+class Format(Protocol):
+    """A collection in some format, streamed: every generator can be started again and gives the same records.
+
+    ``repeats``: True where a record may come again (texts inlined in training examples, say), so that later ones are
+    skipped and repeated judgments merged, an id with another text being a mistake; False where any repeated id or pair
+    is a mistake.
+    ``documents_name``, ``queries_name``, ``judgments_name``: where they are read, for messages.
+    """
+
+    repeats: bool
+    documents_name: str
+    queries_name: str
+    judgments_name: str
+
+    def documents(self) -> Iterator[DocumentRecord]:
+        """The documents."""
+
+    def queries(self) -> Iterator[QueryRecord]:
+        """The queries."""
+
+    def judgments(self) -> Iterator[JudgmentRecord] | None:
+        """The judgments; None where the format has none, as a bare corpus."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Equal where the input is equal, as plain JSON values."""
+
+
+def describe_files(files: Sequence[tuple[Folder, str]]) -> dict[str, Any]:
+    """Name, bytes and SHA-256 of each file: the fingerprint of formats made of files."""
+    return {"files": [_describe_file(folder, name) for folder, name in files]}
+
+
+def _describe_file(folder: Folder, name: str) -> dict[str, str | int]:
+    digest, size = hashlib.sha256(), 0
+    with folder.open_input(name) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+    return {"name": name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def text_id(*texts: str) -> str:
+    """An id for a text that has none: 16 hexadecimal digits of a hash, so equal texts are one document."""
+    return hashlib.blake2b(json.dumps(texts, ensure_ascii=False).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,282 @@
+"""Rows with named columns, streamed: files of JSON (lines or one list), CSV, TSV or parquet as one table.
+
+Text files may be packed (``.gz``, ``.zst``). CSV is read as RFC 4180 says. TSV is written in two ways, and ``quotes``
+says which: True, fields may stand between quotes as in CSV; False, a quote is a character like any other; None, a field
+that begins with a quote is refused.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import chain, islice
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raytriever.retrieval.collections.json_records import json_records
+from raytriever.retrieval.collections.records import Place, describe_files
+from raytriever.retrieval.collections.text_lines import numbered_lines, plain_name
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import Folder
+
+Row = tuple[Place, tuple[Any, ...]]
+
+_JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+_ENDINGS = (*_JSON_ENDINGS, ".csv", ".tsv", ".parquet")
+_ROWS_AT_ONCE = 256
+_PARQUET_BUFFER = 1 << 20
+_RECORDS_LOOKED_AT = 1_000
+_LONGEST_FIELD = 64 << 20  # characters: a quote that is never closed must not gather the rest of the file
+_ABSENT = object()
+
+
+class Table(Protocol):
+    """Rows with named columns, wherever they are. ``a.b`` names what is under ``b`` in a column ``a`` of structs."""
+
+    name: str
+    """Where it is read, for messages."""
+
+    def columns(self) -> list[str]:
+        """Names of the columns there are."""
+
+    def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Row]:
+        """The place of every row, and its values of the required and the optional columns, in the order given.
+
+        Raises ``UserError`` where a required column is absent, in JSON from any record, or where an optional one is
+        absent from the whole table. The value is None where None stands for an optional column, and where a record of
+        JSON lacks it.
+        """
+
+
+class Tables(Protocol):
+    """Where tables are."""
+
+    def open(self, names: Sequence[str]) -> Table:
+        """The table that these names make up. Raises ``UserError`` where there is none."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Equal where all tables opened are equal, as plain JSON values."""
+
+
+class FileTable:
+    """One or several files of a folder as one ``Table``, in the given order."""
+
+    def __init__(self, folder: Folder, files: Sequence[str], *, quotes: bool | None = None) -> None:
+        self._folder = folder
+        self._files = files
+        self._quotes = quotes
+        self.name = ", ".join(map(folder.describe, files[:3])) + (", …" if len(files) > 3 else "")
+
+    def columns(self) -> list[str]:
+        """Columns of the first file; for JSON, the keys of its first thousand records."""
+        folder, name = self._folder, self._files[0]
+        if name.endswith(".parquet"):
+            with _open_parquet(folder, name) as file:
+                return list(file.schema_arrow.names)
+        if plain_name(name).endswith(_JSON_ENDINGS):
+            records = islice(json_records(folder, name), _RECORDS_LOOKED_AT)
+            return list(dict.fromkeys(key for _, record in records for key in record))
+        return next(_separated(folder, name, self._quotes), (0, []))[1]
+
+    def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Row]:
+        """As ``Table`` says, file after file."""
+        named = [*required, *filter(None, optional)]
+        unseen = set(filter(None, optional))
+        place = None
+        for name in self._files:
+            for place, record in self._records(name, named):
+                values = [_required(record, column, place) for column in required]
+                for column in optional:
+                    value = _ABSENT if column is None else value_of(record, column, _ABSENT)
+                    if value is not _ABSENT:
+                        unseen.discard(column)
+                    values.append(None if value is _ABSENT else value)
+                yield place, tuple(values)
+        if unseen and place:
+            raise _no_column(self.name, min(map(str, unseen)), self.columns())
+
+    def _records(self, name: str, columns: Sequence[str]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+        if name.endswith(".parquet"):
+            return _parquet_records(self._folder, name, columns)
+        if plain_name(name).endswith(_JSON_ENDINGS):
+            return json_records(self._folder, name)
+        return _separated_records(self._folder, name, columns, self._quotes)
+
+
+class FileTables:
+    """Tables made of files below a folder.
+
+    A name is a file, a folder (all tables below it) or a glob (``*``, ``**``, ``?``, ``[…]``).
+    """
+
+    def __init__(self, folder: Folder, *, quotes: bool | None = None) -> None:
+        self._folder = folder
+        self._quotes = quotes
+        self._opened: dict[str, None] = {}
+
+    def open(self, names: Sequence[str]) -> FileTable:
+        """The named files in the order of the names, those of one name sorted, each once.
+
+        Raises ``UserError`` where a name stands for no table.
+        """
+        files = dict.fromkeys(chain.from_iterable(_find_files(self._folder, name) for name in names))
+        self._opened |= files
+        return FileTable(self._folder, list(files), quotes=self._quotes)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Name, bytes and SHA-256 of each file that was opened."""
+        return describe_files([(self._folder, name) for name in self._opened])
+
+
+def value_of(record: Mapping[str, Any], column: str, absent: Any = None) -> Any:
+    """The column's value; for ``a.b`` that of key ``b`` in ``a``, unless a column is called ``a.b`` itself."""
+    value = record.get(column, absent)
+    if value is not absent or "." not in column:
+        return value
+    value = record
+    for key in column.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or key not in value:
+            return absent
+        value = value[key]
+    return value
+
+
+def _required(record: Mapping[str, Any], column: str, place: Place) -> Any:
+    value = value_of(record, column, _ABSENT)
+    if value is _ABSENT:
+        raise _no_column(str(place), column, record)
+    return value
+
+
+def require_columns(columns: Sequence[str], header: Sequence[str], where: str) -> None:
+    """Raises ``UserError`` that lists the columns there are where one is absent, or there twice."""
+    for column in columns:
+        name = column if column in header else column.partition(".")[0]
+        if name not in header:
+            raise _no_column(where, column, header)
+        if header.count(name) > 1:
+            raise UserError(f"{where} has {header.count(name)} columns {name!r}. Rename all but the one that is meant.")
+
+
+def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
+    there = ", ".join(map(repr, columns)) or "none"
+    return UserError(f"{where} has no column {column!r}. Columns there: {there}. Name the one that is meant.")
+
+
+def _separated_records(
+    folder: Folder, name: str, columns: Sequence[str], quotes: bool | None
+) -> Iterator[tuple[Place, dict[str, str]]]:
+    """Lines of CSV or TSV below the header, by the names that stand there."""
+    file = folder.describe(name)
+    header: list[str] | None = None
+    for number, fields in _separated(folder, name, quotes):
+        if header is None:
+            header = fields
+            require_columns(columns, header, file)
+        elif len(fields) != len(header):
+            raise UserError(
+                f"{file}, line {number} has {len(fields)} fields, but its header has {len(header)}:"
+                f" {str(fields)[:80]}. In TSV no field can hold a tab or a line end, unless quotes is set; in CSV such"
+                ' fields stand between "quotes".'
+            )
+        else:
+            yield Place(file, number), dict(zip(header, fields, strict=True))
+
+
+def _separated(folder: Folder, name: str, quotes: bool | None) -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of each row, the header's too; blank lines are skipped.
+
+    A line end inside a quoted field becomes a newline.
+    """
+    lines = numbered_lines(folder, name)
+    is_tsv = plain_name(name).endswith(".tsv")
+    if is_tsv and not quotes:
+        for number, fields in ((number, text.split("\t")) for number, text in lines if text):
+            if quotes is None and any(field.startswith('"') for field in fields):
+                raise UserError(
+                    f"{folder.describe(name)}, line {number}: a field begins with a quote, which may belong to the text"
+                    " or enclose it. Set quotes to false where it is part of the text (as MS MARCO's files are), to"
+                    " true where the file was written as CSV is (by pandas, say, or a spreadsheet)."
+                )
+            yield number, fields
+        return
+    csv.field_size_limit(_LONGEST_FIELD)  # the module's own limit is below the length of some documents
+    reader = csv.reader((f"{text}\n" for _, text in lines), delimiter="\t" if is_tsv else ",", strict=True)
+    start = 1
+    try:
+        for fields in reader:
+            if fields:
+                yield start, fields
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(
+            f"{folder.describe(name)}, line {start} is not valid CSV ({error}). A field with a comma, a quote or a line"
+            ' end stands between quotes, and a quote in it is written "".'
+        ) from error
+
+
+def _open_parquet(folder: Folder, name: str) -> pq.ParquetFile:
+    try:
+        # pre-buffering would hold whole row groups, which some writers make gigabytes large
+        return pq.ParquetFile(folder.open_input(name), pre_buffer=False, buffer_size=_PARQUET_BUFFER)
+    except pa.ArrowInvalid as error:
+        raise _not_parquet(folder, name, error) from error
+
+
+def _parquet_records(folder: Folder, name: str, columns: Sequence[str]) -> Iterator[tuple[Place, dict[str, Any]]]:
+    path = folder.describe(name)
+    with _open_parquet(folder, name) as file:
+        header = file.schema_arrow.names
+        require_columns(columns, header, path)
+        stored = dict.fromkeys(column if column in header else column.partition(".")[0] for column in columns)
+        try:
+            batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(stored))
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            yield from ((Place(path, number, "row"), row) for number, row in enumerate(rows, start=1))
+        except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+            raise _not_parquet(folder, name, error) from error
+
+
+def _not_parquet(folder: Folder, name: str, error: Exception) -> UserError:
+    return UserError(
+        f"{folder.describe(name)} can't be read as parquet: {error}. If it is not whole, or a pointer of Git LFS, fetch"
+        " it again (git lfs pull)."
+    )
+
+
+def is_table(name: str) -> bool:
+    """Whether the file's name is that of a table, and not hidden (``.``, ``_`` before it or a folder's name)."""
+    visible = not any(part.startswith((".", "_")) for part in name.split("/"))
+    return visible and (name.endswith(".parquet") or plain_name(name).endswith(_ENDINGS[:-1]))
+
+
+def _find_files(folder: Folder, pattern: str) -> list[str]:
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise UserError(f"{pattern!r} leaves {folder.uri}. Name what lies below that folder, or set path to another.")
+    if folder.exists(pattern):
+        names = [pattern]
+    else:
+        fixed = next((place for place, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
+        start = "".join(f"{part}/" for part in parts[:fixed])
+        wanted = parts[fixed:] or ["**"]
+        names = [start + name for name in (folder / start).files() if _matches(name.split("/"), wanted)]
+    tables = [name for name in names if is_table(name)]
+    if not tables:
+        raise UserError(
+            f"{folder.describe(pattern)}: there is no such table. A table is a file, or a folder with files, of the"
+            f" kinds {', '.join(_ENDINGS)}; all but parquet may have .gz or .zst behind the name."
+        )
+    return tables
+
+
+def _matches(name: list[str], pattern: list[str]) -> bool:
+    """Whether the parts of a name are those of a glob; ``**`` stands for any number of parts."""
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return any(_matches(name[start:], pattern[1:]) for start in range(len(name) + 1))
+    return bool(name) and fnmatchcase(name[0], pattern[0]) and _matches(name[1:], pattern[1:])

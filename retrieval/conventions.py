@@ -1,0 +1,113 @@
+"""Why two tools give two numbers for one run: every switch by which they differ, and how four of them have it set."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from raytriever.retrieval.configuration import Settings
+
+Like = Literal["trec", "beir", "mteb", "coir"]
+Ties = Literal["document_id_descending", "document_id_ascending", "run_order"]
+Counting = Literal["count_as_zero", "leave_out"]
+SelfHits = Literal["keep", "remove"]
+Title = Literal["used", "left_out", "either"]
+
+
+class Conventions(Settings):
+    """How a run becomes a number.
+
+    All four tools agree on the rest: gains are the grades themselves, discounts log2, a grade from 1 on is relevant,
+    scores are compared as float32. (MTEB's reciprocal rank alone compares float64, and BEIR's keeps the order in
+    which equal scores came; neither shows where scores are float32 without ties.)
+    """
+
+    ties: Ties
+    """The order of equal scores; ``run_order``: as the run's file has them."""
+    missing_queries: Counting
+    """Judged queries that the run does not have. One that was searched and found nothing counts 0 in either case."""
+    queries_without_positives: Counting
+    """Judged queries without a grade above 0."""
+    self_hits: SelfHits
+    """Results whose document id is the query's own id. (BEIR searches one document deeper to make up for them.)"""
+    title: Title
+    """Whether documents are read with their titles: a property of the run, which can only be checked here."""
+
+
+class ConventionOverrides(Settings):
+    """Single switches laid over those of ``like``; what is left out stays."""
+
+    ties: Ties | None = None
+    missing_queries: Counting | None = None
+    queries_without_positives: Counting | None = None
+    self_hits: SelfHits | None = None
+    title: Title | None = None
+
+
+CONVENTIONS: Mapping[Like, Conventions] = {
+    # trec_eval 9 -c: form_res_rels.c orders by score (a C float), then document id, both descending; -c divides by the
+    # number of queries in the qrels, with and without a relevant document. ir-measures averages in the same way.
+    "trec": Conventions(
+        ties="document_id_descending",
+        missing_queries="count_as_zero",
+        queries_without_positives="count_as_zero",
+        self_hits="keep",
+        title="either",
+    ),
+    # beir 2, retrieval/evaluation.py: ignore_identical_ids=True; pytrec_eval; the mean of the queries that it returned,
+    # rounded to 5 digits. A passage is title + " " + text (retrieval/models).
+    "beir": Conventions(
+        ties="document_id_descending",
+        missing_queries="leave_out",
+        queries_without_positives="count_as_zero",
+        self_hits="remove",
+        title="used",
+    ),
+    # mteb 2.26, _evaluators/retrieval_evaluator.py: as BEIR, but ignore_identical_ids=False, which single tasks
+    # (ArguAna, Quora) set to True; _create_dataloaders.py: title + " " + text.
+    "mteb": Conventions(
+        ties="document_id_descending",
+        missing_queries="leave_out",
+        queries_without_positives="count_as_zero",
+        self_hits="keep",
+        title="used",
+    ),
+    # coir 0.7: BEIR's evaluation.py, copied; models.py encodes the text alone (github.com/CoIR-team/coir/issues/17).
+    "coir": Conventions(
+        ties="document_id_descending",
+        missing_queries="leave_out",
+        queries_without_positives="count_as_zero",
+        self_hits="remove",
+        title="left_out",
+    ),
+}
+
+# of what a run says of the system that made it: what changes its numbers, by the name it has there
+_MADE_WITH = (
+    "index", "fusion", "reranked", "with_title", "query_prompt", "document_prompt", "pooling", "max_length", "dtype",
+)  # fmt: skip
+
+
+def resolve(like: Like, overrides: ConventionOverrides) -> Conventions:
+    """The tool's conventions with single switches changed."""
+    return CONVENTIONS[like].model_copy(update=overrides.model_dump(exclude_none=True))
+
+
+def describe_system(system: Mapping[str, Any]) -> str:
+    """Title, prompts and the like of the system behind a run, in a line; ``system`` is empty where nobody said."""
+    known = [f"{name} {system[name]!r}" for name in _MADE_WITH if system.get(name) is not None]
+    return ", ".join(known) or "title and prompts unknown, the run does not say"
+
+
+def title_warning(name: str, system: Mapping[str, Any], title: Title, like: str) -> str | None:
+    """What to do where run ``name`` was made with the title and the conventions leave it out, or the other way round.
+
+    None where they agree or nothing is known.
+    """
+    was_used = system.get("with_title")
+    if title == "either" or was_used is None or was_used == (title == "used"):
+        return None
+    made, wanted = ("with", "leaves it out") if was_used else ("without", "uses it")
+    setting = f"with_title={str(not was_used).lower()}"
+    return (
+        f"'{name}' read documents {made} their titles, and '{like}' {wanted}: its number is another one. Set"
+        f" {setting} where they are embedded (for BM25: indexed) and search again."
+    )

@@ -1,0 +1,86 @@
+"""Loading the transformer of an encoder: any Hugging Face encoder or decoder, from safetensors alone."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from raytriever.retrieval.encoders.modules import safe_weights
+from raytriever.retrieval.errors import UserError
+
+
+def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None) -> nn.Module:
+    """The model at ``path`` in float32, without a head; of T5 the encoder; no cache of keys and values.
+
+    ``dropout``: the probability of every dropout, None: as the configuration says. Raises ``UserError``.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModel, T5EncoderModel
+
+    if not (path / "config.json").exists():
+        raise UserError(
+            f"{path} holds no config.json, so it is no model folder. Give a folder as save_pretrained writes it."
+        )
+    safe_weights(path, "model.safetensors")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config.use_cache = False  # nothing is generated
+        if dropout is not None:
+            _set_dropout(config, dropout)
+        loader = T5EncoderModel if config.model_type in ("t5", "mt5") else AutoModel
+        model, report = loader.from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise UserError(f"The encoder in {path} can't be loaded: {first_line(error)}") from error
+    transformer: nn.Module = model
+    _settle_pooler(transformer, path, set(report["missing_keys"]))
+    return transformer
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def position_limit(transformer: nn.Module) -> int | None:
+    """Tokens for which the model has a learned position each; None for rotary and relative positions.
+
+    RoBERTa's and MPNet's tables hold ``padding_idx + 1`` rows that no token uses: 512 positions of 514.
+    """
+    for name, module in transformer.named_modules():
+        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in ("position_embeddings", "wpe"):
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - unused
+    return None
+
+
+def _set_dropout(config: Any, dropout: float) -> None:
+    """Every family names its dropouts differently: all numbers of the configuration whose name says so."""
+    for name, value in config.to_dict().items():
+        if "dropout" in name and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, name, dropout)
+
+
+def _settle_pooler(transformer: nn.Module, path: Path, missing: set[str]) -> None:
+    """No vector depends on a BERT's pooler: it isn't trained, and kept for the export where the folder has it.
+
+    Raises ``UserError`` where the folder lacks other weights: they would be random.
+    """
+    lacking = sorted(name for name in missing if not name.startswith("pooler."))
+    if lacking:
+        raise UserError(
+            f"The weights in {path} lack {len(lacking)} tensors that its config.json asks for, the first {lacking[0]}."
+            " Do they belong together?"
+        )
+    if missing:
+        transformer.pooler = None  # type: ignore[assignment]
+    for name, parameter in transformer.named_parameters():
+        if name.startswith("pooler."):
+            parameter.requires_grad_(False)

@@ -1,0 +1,34 @@
+"""Mined candidates as the hard negatives of training examples."""
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raytriever.retrieval.candidates import StoredCandidates
+
+
+class MinedNegatives(Mapping[str, list[str]]):
+    """Query id to the ids of its candidates in their order, without those judged relevant (above 0); read-only.
+
+    In memory are the ids of all lists, as Arrow strings.
+    """
+
+    def __init__(self, candidates: StoredCandidates) -> None:
+        columns = ["query_id", "document_ids", "relevance"]
+        table = pa.concat_tables(candidates.tables(columns)).combine_chunks()
+        self._documents, self._relevance = table["document_ids"], table["relevance"]
+        self._rows = {query: row for row, query in enumerate(table["query_id"].to_pylist())}
+
+    def __getitem__(self, query: str) -> list[str]:
+        row = self._rows[query]
+        relevance = self._relevance[row].values
+        kept = pc.fill_null(pc.less_equal(relevance, 0), True)  # null: not judged
+        documents: list[str] = self._documents[row].values.filter(kept).to_pylist()
+        return documents
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)

@@ -1,0 +1,94 @@
+"""`raytriever rerank`: the best of a first stage's run, ranked anew by an encoder's vectors."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.search import read_ranking, write_ranking
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.rerank import rerank
+from raytriever.retrieval.runs import RUN, StoredRun, write_stored_run
+from raytriever.retrieval.top_k import Ranking
+from raytriever.retrieval.vectors import StoredVectors
+
+
+class RerankConfig(StageConfig):
+    """Which run, and the vectors by which its candidates are scored: those of an index's codes, or another encoder's."""
+
+    run: InputPath
+    vectors: InputPath
+    collection: InputPath
+    depth: int = Field(default=100, gt=0)  # candidates read of each query; the others are left out
+    queries_per_shard: int = Field(default=1024, gt=0)
+    tag: str = "reranked"
+
+
+class Rerank(Stage[RerankConfig]):
+    """Exact inner products of each query with its candidates, from stored vectors."""
+
+    command = "rerank"
+    kind = RUN
+    config_class = RerankConfig
+    unit = "queries"
+
+    def plan(self) -> list[Shard]:
+        """Blocks of queries, then one run; refuses a run or vectors of another collection."""
+        run, vectors = StoredRun(self.config.run), StoredVectors(self.config.vectors)
+        require_same_origin("collection", StoredCollection(self.config.collection), run, vectors)
+        queries = len(run.ranking().rows)
+        if not queries:
+            raise UserError(f"{run.uri} answers no query; there is nothing to rank anew.")
+        vectors.part("documents"), vectors.part("queries")  # refused here where one is absent
+        blocks = [
+            Shard(f"partial-{number:05d}", {"start": start}, phase=0, intermediate=True)
+            for number, start in enumerate(range(0, queries, self.config.queries_per_shard))
+        ]
+        return [*blocks, Shard("run", {"blocks": len(blocks)}, phase=1)]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Scores one block of queries, or joins all blocks."""
+        run = StoredRun(self.config.run)
+        query_ids = run.query_ids()
+        width = min(self.config.depth, run.ranking().rows.shape[1])
+        if shard.name == "run":
+            blocks: Iterator[Ranking] = (
+                read_ranking(writer, f"partial-{number:05d}") for number in range(shard.description["blocks"])
+            )
+            return write_stored_run(writer, query_ids, run.document_ids(), blocks, width, self.config.tag)
+        block = slice(shard.description["start"], shard.description["start"] + self.config.queries_per_shard)
+        candidates = Ranking(run.ranking().rows[block, :width], run.ranking().scores[block, :width])
+        vectors = StoredVectors(self.config.vectors)
+        queries = vectors.part("queries").gather(self._query_rows(query_ids[block]))
+        write_ranking(writer, shard.name, rerank(candidates, queries, vectors.part("documents").gather, width))
+        return writer.commit(0)
+
+    def _query_rows(self, ids: list[str]) -> Any:
+        known = StoredCollection(self.config.collection).rows_of("queries").read(["id"])["id"].combine_chunks()
+        rows = pc.index_in(pa.array(ids, known.type), known)
+        if rows.null_count:
+            raise UserError(
+                f"{self.config.run} answers query {ids[rows.is_null().index(True).as_py()]!r}, which"
+                f" {self.config.collection} doesn't hold. Name the collection and the vectors of the searched queries."
+            )
+        return rows.to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
+        """The collection whose row numbers the run uses, and what made it."""
+        run, vectors = StoredRun(self.config.run), StoredVectors(self.config.vectors)
+        contract = vectors.contract.model_dump(exclude={"model", "dimension"})
+        first_stage = {key: value for key, value in run.system.items() if key not in contract}
+        system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
+        return {"origins": {"collection": require_same_origin("collection", run, vectors)}, "system": system}
+
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The run file."""
+        return ["run.trec"]

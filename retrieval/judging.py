@@ -1,0 +1,163 @@
+"""Runs and the judgments that they are measured by, from artifacts or from other tools' files, checked on the way."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raytriever.retrieval.answer_accuracy import answer_accuracy, rows_by_id
+from raytriever.retrieval.answers import Match
+from raytriever.retrieval.artifacts import is_artifact
+from raytriever.retrieval.collections.qrels import read_qrels as beir
+from raytriever.retrieval.collections.qrels import read_trec_qrels as trec
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.collections.text_lines import numbered_lines
+from raytriever.retrieval.conventions import Conventions
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.measures import PerQuery, evaluate, parse_measure
+from raytriever.retrieval.run_files import read_ms_marco_run, read_run
+from raytriever.retrieval.runs import StoredRun
+from raytriever.retrieval.storage import Folder
+
+Run = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Judgments:
+    """Query id to document id to grade, and the collection that they are of where there is one."""
+
+    qrels: dict[str, dict[str, int]]
+    collection: StoredCollection | None = None
+
+
+def collection_judgments(uri: str, split: str, measures: Sequence[str]) -> Judgments:
+    """A split's judgments; a split without any is refused unless all ``measures`` look for answers instead."""
+    collection = StoredCollection(uri)
+    parsed = [parse_measure(name) for name in measures]
+    if any(measure.by_answers for measure in parsed) and not collection.answers():
+        raise UserError(f"{uri} has no query with answers, which Accuracy@k looks for. Leave that measure out.")
+    qrels: dict[str, dict[str, int]] = {}
+    try:
+        table = collection.judgments(split)
+    except UserError:
+        if not all(measure.by_answers for measure in parsed):
+            raise
+        return Judgments(qrels, collection)
+    columns = (table[name].to_pylist() for name in ("query_id", "document_id", "relevance"))
+    for query, document, relevance in zip(*columns, strict=True):
+        qrels.setdefault(query, {})[document] = relevance
+    return Judgments(qrels, collection)
+
+
+def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
+    """Those of a qrels file: TREC's (``query 0 document relevance``), or BEIR's where it begins with 3 columns.
+
+    Raises ``UserError``, naming file and line, for a line of another form, a pair judged twice, an empty file, and for
+    measures that need the documents' texts.
+    """
+    by_answers = [name for name in measures if parse_measure(name).by_answers]
+    if by_answers:
+        raise UserError(f"{by_answers[0]} reads the documents' texts: name a 'collection' instead of 'qrels'.")
+    if not Path(path).is_file():
+        raise UserError(f"There is no qrels file {path}. Is the path right?")
+    folder, name = Folder(str(Path(path).parent)), Path(path).name
+    first = next((text for _, text in numbered_lines(folder, name)), "")
+    qrels: dict[str, dict[str, int]] = {}
+    for line, query, document, grade in (beir if len(first.split()) == 3 else trec)(folder, name):
+        judged = qrels.setdefault(query, {})
+        if document in judged:
+            raise UserError(f"{path}, line {line} judges document {document!r} again for query {query!r}. Keep one.")
+        judged[document] = grade
+    if not qrels:
+        raise UserError(f"The qrels file {path} holds no judgment: there is nothing to measure by.")
+    return Judgments(qrels)
+
+
+def made_with(path: str) -> dict[str, Any]:
+    """What a run's artifact says of the system that made it; nothing where it doesn't, or is a plain file."""
+    return StoredRun(path).system if is_artifact(path) else {}
+
+
+def read_any_run(path: str) -> Run:
+    """A run by its artifact's folder, or by a file in TREC's form, or in MS MARCO's where it begins with 3 columns.
+
+    Of an artifact, queries that found nothing are in it, empty.
+    """
+    if is_artifact(path):
+        stored = StoredRun(path)
+        return {query: {} for query in stored.query_ids()} | read_run(stored.path("run.trec"))
+    with Path(path).open("rb") as file:
+        columns = len(next((line for line in file if line.strip()), b"").split())
+    return read_ms_marco_run(Path(path)) if columns == 3 else read_run(Path(path))
+
+
+def judge_runs(
+    paths: Mapping[str, str],
+    judgments: Judgments,
+    measures: Sequence[str],
+    conventions: Conventions,
+    match: Match = "string",
+) -> dict[str, PerQuery]:
+    """Every run (an artifact's folder or a file) judged by the same queries; one of them in memory at a time.
+
+    ``Accuracy@k`` counts the queries with answers that are judged or in one of the runs. Raises ``UserError``, naming
+    the run, for documents that the collection doesn't hold, and where no document of a run is judged by a qrels file.
+    """
+    parsed = [parse_measure(name) for name in measures]
+    by_grades = [measure.name for measure in parsed if not measure.by_answers]
+    cutoffs = {measure.name: measure.cutoff or 0 for measure in parsed if measure.by_answers}
+    answers = judgments.collection.answers() if judgments.collection and cutoffs else {}
+    systems: dict[str, PerQuery] = {}
+    hits: dict[str, dict[str, NDArray[np.bool_]]] = {}
+    for name, path in paths.items():
+        run = read_any_run(path)
+        try:
+            _check_documents(path, run, judgments)
+            if by_grades:
+                systems[name] = evaluate(judgments.qrels, run, by_grades, conventions)
+            if judgments.collection and cutoffs:
+                hits[name] = answer_accuracy(
+                    judgments.collection, answers, run, [*cutoffs.values()], conventions, match
+                )
+                if not hits[name]:
+                    raise UserError(
+                        f"it has none of the {len(answers):,} queries with answers. Was another split searched?"
+                    )
+        except UserError as error:
+            raise UserError(f"Run '{name}' ({path}): {error}") from error
+    if not cutoffs:
+        return systems
+    counted = sorted((answers.keys() & judgments.qrels.keys()).union(*hits.values()))
+    for name, found in hits.items():
+        accuracy = _accuracy(found, counted, list(cutoffs), conventions)
+        systems[name] = systems[name].joined(accuracy) if name in systems else accuracy
+    return systems
+
+
+def _accuracy(
+    hits: Mapping[str, NDArray[np.bool_]], counted: Sequence[str], measures: Sequence[str], conventions: Conventions
+) -> PerQuery:
+    missing = np.full(len(measures), 0.0 if conventions.missing_queries == "count_as_zero" else np.nan)
+    values = np.array([hits.get(query, missing) for query in counted], dtype=np.float64)
+    by_measure = {measure: values[:, place] for place, measure in enumerate(measures)}
+    return PerQuery(tuple(counted), by_measure, missing_queries=len(set(counted) - hits.keys()))
+
+
+def _check_documents(path: str, run: Run, judgments: Judgments) -> None:
+    if judgments.collection is not None:
+        if is_artifact(path):
+            require_same_origin("collection", judgments.collection, StoredRun(path))
+        else:
+            rows_by_id(judgments.collection, "documents", {name for found in run.values() for name in found})
+        return
+    judged = {document for grades in judgments.qrels.values() for document in grades}
+    if run and not any(document in judged for found in run.values() for document in found):
+        example = next((document for found in run.values() for document in found), None)
+        raise UserError(
+            f"none of its documents, such as {example!r}, is judged by the qrels, which name {len(judged):,}, such as"
+            f" {min(judged)!r}. Are both of the same collection?"
+        )

@@ -1,0 +1,150 @@
+"""Our encoders as models of MTEB 2: ``mteb.evaluate(RaytrieverEncoder("org/name"), tasks)``.
+
+**Prompts** are the encoder's own, ``query_prompt`` and ``document_prompt``, the same for every task: what MTEB passes
+as query or document has the one or the other, what has no such role (the texts of STS or clustering tasks) has none,
+as with the same encoder in sentence-transformers. The prompts that MTEB keeps for each task, for models that follow
+instructions, are not read: set ``query_prompt`` to such an instruction, and evaluate task by task. An instruction that
+comes with a query is part of its text, as MTEB joins them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
+from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from raytriever.retrieval.errors import UserError
+
+if TYPE_CHECKING:
+    from mteb.models import ModelMeta
+
+
+def import_mteb() -> Any:
+    """The module ``mteb``. Raises ``UserError`` naming the extra where it is not installed."""
+    try:
+        import mteb
+    except ModuleNotFoundError as error:
+        if error.name != "mteb":
+            raise
+        raise UserError("MTEB is not installed. It comes with an extra: pip install 'raytriever[mteb]'.") from error
+    return mteb
+
+
+class RaytrieverEncoder:
+    """An encoder as MTEB's ``EncoderProtocol`` wants it; MTEB searches by itself, in memory.
+
+    ``model_name``, ``revision`` and ``settings``: as in ``EncoderSettings``. ``device``: where torch computes, by
+    default a GPU where there is one. ``token_budget``: padded tokens in one forward pass, by default what suits the
+    device; MTEB's ``batch_size`` is not read. ``name``: under which MTEB files the results, ``organization/model``.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        revision: str | None = None,
+        *,
+        device: str | None = None,
+        token_budget: int | None = None,
+        name: str | None = None,
+        **settings: Any,
+    ) -> None:
+        import_mteb()
+        chosen = validate(EncoderSettings, {"model": model_name, "revision": revision} | settings, "RaytrieverEncoder")
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = resolve_dtype(chosen.dtype, gpu=place.type == "cuda")
+        self._encoder = load_described(chosen.model_copy(update={"dtype": dtype}))
+        self.mteb_model_meta = model_meta(self._encoder, name or result_name(model_name))
+        self._encoder.to(device=place, dtype=getattr(torch, dtype))
+        without_prompts = self._encoder.contract.model_copy(update={"query_prompt": "", "document_prompt": ""})
+        self._without_prompts = TextEncoder(
+            self._encoder.transformer, self._encoder.tokenizer, list(self._encoder.dense), without_prompts
+        ).eval()
+        self._token_budget = token_budget or (2_048 if place.type == "cpu" else 32_768)
+
+    def encode(
+        self,
+        inputs: Any,
+        *,
+        task_metadata: Any,  # noqa: ARG002
+        hf_split: str,  # noqa: ARG002
+        hf_subset: str,  # noqa: ARG002
+        prompt_type: Any = None,
+        **encode_kwargs: Any,
+    ) -> NDArray[np.float32]:
+        """Vectors (n, dimension) float32 of the texts in ``inputs``, batches of the form ``{"text": [...]}``."""
+        refuse_precision(encode_kwargs)
+        texts = [text for batch in inputs for text in batch["text"]]
+        role: Role = "document" if prompt_type is not None and prompt_type.value == "document" else "query"
+        encoder = self._without_prompts if prompt_type is None else self._encoder
+        return encode_texts(encoder, texts, role, token_budget=self._token_budget)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
+        """Inner products (n, m) float32, by which our indexes compare as well."""
+        return _float32(embeddings1) @ _float32(embeddings2).T
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
+        """Inner products (n,) float32 of each row with the row beside it."""
+        return (_float32(embeddings1) * _float32(embeddings2)).sum(dim=-1)
+
+
+def load_described(settings: EncoderSettings) -> TextEncoder:
+    """The encoder in float32 on the CPU, for inference."""
+    located = locate_model(settings.model, settings.revision, settings.base_model)
+    return load_encoder(settings, located.path, located.fingerprint).eval()
+
+
+def model_meta(encoder: TextEncoder, name: str, experiment: Mapping[str, Any] | None = None) -> "ModelMeta":
+    """What MTEB wants to know of a model, from its encoder; what that doesn't say is left unknown.
+
+    The revision is the fingerprint of the model's files. Every setting of the encoder, and ``experiment``, are MTEB's
+    ``experiment_kwargs``, by which it keeps the results of different settings apart.
+    """
+    contract = encoder.contract
+    parameters = sum(parameter.numel() for parameter in encoder.parameters())
+    settings = contract.model_dump(exclude={"model", "revision", "dimension"})
+    return described_model(
+        name,
+        contract.model[:40],
+        settings | dict(experiment or {}),
+        n_parameters=parameters,
+        memory_usage_mb=parameters * 4 / 2**20,
+        max_tokens=contract.max_length,
+        embed_dim=contract.dimension,
+        framework=["PyTorch"],
+        similarity_fn_name=import_mteb().models.model_meta.ScoringFunction("cosine" if contract.normalize else "dot"),
+        use_instructions=bool(contract.query_prompt or contract.document_prompt),
+    )
+
+
+def described_model(name: str, revision: str, experiment: Mapping[str, Any], **known: Any) -> "ModelMeta":
+    """MTEB's description of a model. Raises ``UserError`` where ``name`` is not of the form organization/model."""
+    if name.count("/") != 1:
+        raise UserError(f"name is {name!r}. MTEB files results under names of the form organization/model.")
+    values = {"name": name, "revision": revision, "experiment_kwargs": dict(experiment)} | known
+    meta: ModelMeta = import_mteb().models.ModelMeta.create_empty(values)
+    return meta
+
+
+def result_name(model: str) -> str:
+    """A hub name as it is; for a folder, ``raytriever/`` and its last part."""
+    return model if model.count("/") == 1 and not Path(model).exists() else f"raytriever/{Path(model).name}"
+
+
+def refuse_precision(encode_kwargs: Mapping[str, Any]) -> None:
+    """Raises ``UserError`` where MTEB is to have vectors in a precision of its own naming."""
+    if encode_kwargs.get("precision") is not None:
+        raise UserError(
+            f"encode_kwargs: precision {encode_kwargs['precision']!r} is not supported. Leave it out; an index with a"
+            " factory of scalar or product quantization ('SQ8', 'PQ32') compresses vectors."
+        )
+
+
+def _float32(embeddings: Any) -> torch.Tensor:
+    return torch.as_tensor(embeddings).float()

@@ -1,0 +1,250 @@
+"""What every format gets: unique ids, no empty records, no judgments of what is not there, bounded memory."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.retrieval.collections import checked_source, digests
+from raytriever.retrieval.collections.checked_source import CheckedSource
+from raytriever.retrieval.collections.records import DocumentRecord, JudgmentRecord, Place, Policies, QueryRecord
+from raytriever.retrieval.errors import UserError
+
+DROP = Policies(empty_documents="drop", empty_queries="drop", unknown_ids="drop")
+
+
+class Listed:
+    """A format of given rows: (id, title, text), (id, text), (query, document, relevance, split)."""
+
+    documents_name, queries_name, judgments_name = "/docs", "/queries", "/qrels"
+
+    def __init__(
+        self,
+        documents: list[tuple[str, str, str]],
+        queries: list[tuple[str, str]],
+        judgments: list[tuple[str, str, int, str]] | None,
+        *,
+        repeats: bool = False,
+    ) -> None:
+        self.repeats = repeats
+        self.rows = documents, queries, judgments
+        self.started: list[str] = []
+
+    def documents(self) -> Iterator[DocumentRecord]:
+        self.started.append("documents")
+        for line, row in enumerate(self.rows[0], start=1):
+            yield DocumentRecord(Place("/docs", line), *row)
+
+    def queries(self) -> Iterator[QueryRecord]:
+        self.started.append("queries")
+        for line, row in enumerate(self.rows[1], start=1):
+            yield QueryRecord(Place("/queries", line), *row, answers=("yes",))
+
+    def judgments(self) -> Iterator[JudgmentRecord] | None:
+        return None if self.rows[2] is None else self._judgments(self.rows[2])
+
+    def _judgments(self, rows: list[tuple[str, str, int, str]]) -> Iterator[JudgmentRecord]:
+        self.started.append("judgments")
+        for line, row in enumerate(rows, start=1):
+            yield JudgmentRecord(Place("/qrels", line), *row)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"rows": 1}
+
+
+DOCUMENTS = [("d1", "", "one"), ("d2", "two", "")]
+QUERIES = [("q1", "first"), ("q2", "second")]
+
+
+def rows(batches: Iterator[pa.RecordBatch]) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def read(source: CheckedSource) -> tuple[list[tuple[Any, ...]], ...]:
+    return rows(source.documents()), rows(source.queries()), rows(source.judgments())
+
+
+def refused(format_: Listed, message: str, policies: Policies | None = None) -> None:
+    with pytest.raises(UserError, match=message):
+        read(CheckedSource(format_, policies or Policies()))
+
+
+def test_records_become_rows_in_their_order() -> None:
+    format_ = Listed(DOCUMENTS, QUERIES, [("q2", "d1", 3, "test"), ("q1", "d2", -1, "train")])
+    source = CheckedSource(format_, Policies())
+    documents, queries, judgments = read(source)
+    assert documents == [("d1", "", "one", ""), ("d2", "two", "", "")]
+    assert queries == [("q1", "first", "", ["yes"]), ("q2", "second", "", ["yes"])]
+    assert judgments == [("q2", "d1", 3, "test"), ("q1", "d2", -1, "train")]
+    assert (source.counts, source.dropped, source.fingerprint()) == ({}, {}, {"rows": 1})
+    assert format_.started == ["documents", "queries", "judgments"]  # each once
+
+
+def test_judgments_read_documents_and_queries_where_nobody_did() -> None:
+    format_ = Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "test")])
+    source = CheckedSource(format_, Policies())
+    next(source._document_rows())  # not to its end
+    assert rows(source.judgments()) == [("q1", "d1", 1, "test")]
+    assert sorted(format_.started) == ["documents", "documents", "judgments", "queries"]
+    refused_source = CheckedSource(Listed(DOCUMENTS, [("q1", " ")], [("q1", "d1", 1, "test")]), Policies())
+    with pytest.raises(UserError, match="/queries, line 1: query 'q1' has no text"):
+        rows(refused_source.judgments())
+
+
+def test_a_corpus_needs_no_queries_and_no_judgments() -> None:
+    assert read(CheckedSource(Listed(DOCUMENTS, [], None), Policies()))[1:] == ([], [])
+    assert read(CheckedSource(Listed(DOCUMENTS, QUERIES, None), Policies()))[2] == []
+    refused(Listed([], [], None), r"/docs holds no documents with a text\. Is it the right file")
+    refused(Listed(DOCUMENTS, [], [("q1", "d1", 1, "a")]), "/queries holds no queries with a text")
+    refused(Listed(DOCUMENTS, QUERIES, []), r"No judgments to keep in /qrels: 0 were left out \(there are none\)")
+
+
+def test_a_repeated_id_is_refused_with_both_places() -> None:
+    ids = [(f"d{number}", "", "x") for number in range(10_000)]
+    refused(Listed([*ids, ids[17]], QUERIES, None), "/docs, line 10001: id 'd17' is already that of line 18")
+    refused(Listed(DOCUMENTS, [*QUERIES, ("q1", "other")], None), "/queries, line 3: id 'q1' is already that of line 1")
+    empty = [("d1", "", ""), ("d1", "", "full")]
+    refused(Listed(empty, QUERIES, None), "/docs, line 2: id 'd1' is already that of line 1", DROP)
+
+
+def test_a_repeated_judgment_is_refused_with_both_places() -> None:
+    judged = [("q1", "d1", 1, "a"), ("q1", "d1", 1, "b"), ("q1", "d1", 0, "a")]
+    message = "/qrels, line 3 judges query 'q1' and document 'd1', as line 1 does. Keep one of the two"
+    refused(Listed(DOCUMENTS, QUERIES, judged), message)
+
+
+def test_pairs_whose_ids_join_to_the_same_string_are_different() -> None:
+    documents = [("b", "", "x"), ("ab", "", "x"), ("1 b", "", "x")]
+    queries = [("a", "x"), ("aa", "x")]
+    judged = [("aa", "b", 1, "s"), ("a", "ab", 1, "s"), ("a", "b", 1, "sa"), ("a", "1 b", 1, "s")]
+    assert read(CheckedSource(Listed(documents, queries, judged), Policies()))[2] == judged
+
+
+def test_ids_of_equal_digest_are_refused_rather_than_confused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_digests", lambda strings: np.zeros(len(strings), dtype=np.uint64))
+    refused(Listed(DOCUMENTS, QUERIES, None), "/docs, line 2: 'd2' has the same 64-bit digest as another id.*Rename it")
+
+
+def test_equal_records_of_a_format_that_repeats_are_one() -> None:
+    judged = [("q1", "d1", 0, "t"), ("q1", "d2", -1, "t"), ("q1", "d1", 2, "t"), ("q1", "d1", 2, "t")]
+    judged += [("q1", "d1", 0, "u"), ("q2", "d2", 0, "t")]
+    source = CheckedSource(Listed(DOCUMENTS * 3, QUERIES * 2, judged, repeats=True), Policies())
+    documents, queries, judgments = read(source)
+    assert [row[0] for row in documents] == ["d1", "d2"]
+    assert [row[0] for row in queries] == ["q1", "q2"]
+    # what is a positive anywhere in a split is no negative there; positives come first
+    assert judgments == [
+        ("q1", "d1", 2, "t"),
+        ("q1", "d2", -1, "t"),
+        ("q1", "d1", 0, "u"),
+        ("q2", "d2", 0, "t"),
+    ]
+    assert source.dropped == {"repeated_judgments": 2}
+
+
+def test_an_id_of_two_texts_is_refused_where_records_repeat_too() -> None:
+    other = [*DOCUMENTS, *DOCUMENTS, ("d2", "", "two!")]
+    message = "/docs, line 5: id 'd2' is already that of line 2 with another text. Ids must be unique"
+    refused(Listed(other, QUERIES, None, repeats=True), message)
+    asked = [*QUERIES, *QUERIES, ("q1", "second")]
+    refused(Listed(DOCUMENTS, asked, None, repeats=True), "/queries, line 5: id 'q1' is already that of line 1 with")
+
+    class OneLine(Listed):
+        def documents(self) -> Iterator[DocumentRecord]:
+            for row in self.rows[0]:
+                yield DocumentRecord(Place("/docs", 1), *row)
+
+    message = "/docs, line 1: id 'd1' is already that of line 1 with another text"
+    refused(OneLine([("d1", "", "one"), ("d1", "", "two")], QUERIES, None, repeats=True), message)
+
+
+@pytest.mark.parametrize("part", ["documents", "queries"])
+def test_empty_records_are_refused_or_left_out_with_their_judgments(part: str) -> None:
+    documents = [("e", " ", "\n"), *DOCUMENTS] if part == "documents" else DOCUMENTS
+    queries = [("e", "\t"), *QUERIES] if part == "queries" else QUERIES
+    judged = [("q1", "e", 1, "a") if part == "documents" else ("e", "d1", 1, "a"), ("q2", "d2", 1, "a")]
+    what = "document 'e' has neither title nor text" if part == "documents" else "query 'e' has no text"
+    refused(Listed(documents, queries, judged), rf"line 1: {what}\. Give it a text, or set empty_{part} to 'drop'")
+    source = CheckedSource(Listed(documents, queries, judged), DROP)
+    assert read(source) == read(CheckedSource(Listed(DOCUMENTS, QUERIES, judged[1:]), Policies()))
+    assert source.dropped == {f"empty_{part}": 1, f"judgments_of_empty_{part}": 1}
+    only = Listed(documents[:1], queries, None) if part == "documents" else Listed(documents, queries[:1], None)
+    refused(only, f"/{'docs' if part == 'documents' else 'queries'} holds no {part} with a text", DROP)
+
+
+def test_judgments_of_unknown_ids_are_refused_or_left_out() -> None:
+    judged = [("q1", "d1", 1, "a"), ("q1", "x", 1, "a"), ("y", "d1", 0, "a"), ("y", "x", 1, "a"), ("q1", "z", 1, "b")]
+    counted = "/docs does not hold; in all, 2 judgments name unknown documents and 2 unknown queries"
+    refused(Listed(DOCUMENTS, QUERIES, judged), f"/qrels, line 2 names 'x', which {counted}.*set unknown_ids to 'drop'")
+    refused(Listed(DOCUMENTS, QUERIES, judged[2:]), "/qrels, line 1 names 'y', which /queries does not hold")
+    source = CheckedSource(Listed(DOCUMENTS, QUERIES, judged), DROP)
+    assert read(source)[2] == [("q1", "d1", 1, "a")]
+    assert source.dropped == {"judgments_of_unknown_documents": 2, "judgments_of_unknown_queries": 2}
+    none = r"No judgments to keep in /qrels: 1 were left out \(judgments_of_unknown_documents 1\)"
+    refused(Listed(DOCUMENTS, QUERIES, judged[1:2]), none, DROP)
+
+
+def test_reading_twice_counts_once() -> None:
+    source = CheckedSource(
+        Listed([("e", "", ""), *DOCUMENTS], QUERIES, [("q1", "e", 1, "a"), ("q1", "d1", 1, "a")]), DROP
+    )
+    first = read(source)
+    dropped = dict(source.dropped)
+    assert read(source) == first
+    assert source.dropped == dropped == {"empty_documents": 1, "judgments_of_empty_documents": 1}
+
+
+def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_source, "_CHARACTERS_AT_ONCE", 1000)
+    given_out = 0
+
+    class Endless(Listed):
+        def documents(self) -> Iterator[DocumentRecord]:
+            nonlocal given_out
+            for line in range(10**9):
+                given_out += 1
+                yield DocumentRecord(Place("/docs", line), f"d{line}", "", "x" * 300)
+
+    records = CheckedSource(Endless([], [], None), Policies())._document_rows()
+    next(records)
+    assert given_out == 4  # 1,000 characters
+    monkeypatch.setattr(checked_source, "_CHARACTERS_AT_ONCE", 1 << 30)
+    given_out = 0
+    next(CheckedSource(Endless([], [], None), Policies())._document_rows())
+    assert given_out == checked_source._RECORDS_AT_ONCE
+
+
+names = st.sampled_from(["a", "b", "c", "d"])
+judged_rows = st.lists(
+    st.tuples(names, names, st.integers(-1, 2), st.sampled_from(["t", "u"])), min_size=1, max_size=30
+)
+
+
+@settings(deadline=None)
+@given(st.lists(names, min_size=1), st.lists(names, min_size=1), judged_rows, st.sets(names), st.integers(1, 5))
+def test_against_a_plain_reading(
+    documents: list[str], queries: list[str], judged: list[tuple[str, str, int, str]], empty: set[str], at_once: int
+) -> None:
+    texts = {name: "" if name in empty else "x" for name in "abcd"}
+    kept_documents = list(dict.fromkeys(name for name in documents if texts[name]))
+    expected: dict[tuple[str, str, str], tuple[str, str, int, str]] = {}
+    for query, document, relevance, split in sorted(judged, key=lambda row: row[2] <= 0):
+        if document in kept_documents and query in queries:
+            expected.setdefault((split, query, document), (query, document, relevance, split))
+    listed = Listed([(name, "", texts[name]) for name in documents], [(q, "x") for q in queries], judged, repeats=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checked_source, "_RECORDS_AT_ONCE", at_once)
+        source = CheckedSource(listed, DROP)
+        if not kept_documents or not expected:
+            with pytest.raises(UserError, match=r"holds no documents|No judgments to keep"):
+                read(source)
+            return
+        found = read(source)
+    assert [row[0] for row in found[0]] == kept_documents
+    assert [row[0] for row in found[1]] == list(dict.fromkeys(queries))
+    assert found[2] == list(expected.values())
+    assert len(judged) == len(found[2]) + sum(n for reason, n in source.dropped.items() if "judgments" in reason)

@@ -1,0 +1,62 @@
+"""Settings of training sets as a recipe has them: read, and written to the manifest without the folder's path."""
+
+from typing import Any
+
+import pytest
+
+from raytriever.retrieval.configuration import parse_yaml, validate, without_inputs
+from raytriever.retrieval.jobs.collect import CollectConfig
+
+DPR = """
+kind: dpr
+path: downloads/data
+passages: wikipedia_split/psgs_w100.tsv
+examples: {train: retriever/nq-train.json, dev: [retriever/nq-dev.json]}
+questions: {test: retriever/qas/nq-test.csv}
+"""
+TEVATRON = """
+kind: tevatron
+path: msmarco
+corpus: corpus*.jsonl
+examples: {train: train.jsonl}
+"""
+FLAG_EMBEDDING = """
+kind: flag_embedding
+path: bge
+examples: {train: [en/*.jsonl, more.jsonl]}
+domain: file
+"""
+NOMIC = """
+kind: nomic
+path: s3://contrastive
+columns: {reddit_full: [title, body], medi_wiki: [query, pos, neg]}
+"""
+LISTED = [
+    (
+        DPR,
+        {
+            "passages": ["wikipedia_split/psgs_w100.tsv"],
+            "examples": {"train": ["retriever/nq-train.json"], "dev": ["retriever/nq-dev.json"]},
+            "questions": {"test": ["retriever/qas/nq-test.csv"]},
+            "differing_texts": "refuse",
+        },
+    ),
+    (TEVATRON, {"corpus": ["corpus*.jsonl"], "examples": {"train": ["train.jsonl"]}, "differing_texts": "refuse"}),
+    (FLAG_EMBEDDING, {"examples": {"train": ["en/*.jsonl", "more.jsonl"]}, "domain": "file"}),
+    (
+        NOMIC,
+        {
+            "files": None,
+            "split": "train",
+            "columns": {"reddit_full": ["title", "body"], "medi_wiki": ["query", "pos", "neg"]},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), LISTED, ids=["dpr", "tevatron", "flag_embedding", "nomic"])
+def test_settings(text: str, expected: dict[str, Any]) -> None:
+    source = parse_yaml(text, "recipe")
+    config = validate(CollectConfig, {"output": "o", "source": source}, "collect")
+    policies = {"empty_documents": "refuse", "empty_queries": "refuse", "unknown_ids": "refuse"}
+    assert without_inputs(config)["source"] == {"kind": source["kind"]} | policies | expected

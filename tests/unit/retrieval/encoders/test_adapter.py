@@ -1,0 +1,177 @@
+"""LoRA adapters: merged over their base they give what PEFT gives unmerged; what doesn't belong together is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
+
+from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.errors import UserError
+from tests.unit.retrieval.encoders.tiny_models import (
+    DECODERS,
+    POSITIONS,
+    TEXTS,
+    edited,
+    load_tiny,
+    save_sentence_transformer,
+    save_tiny_model,
+)
+
+
+def save_adapter(base: Path, folder: Path, seed: int = 0, **settings: Any) -> Path:
+    """An adapter over ``base`` with random weights in both of its matrices, written by PEFT."""
+    model = AutoModel.from_pretrained(base)
+    torch.manual_seed(seed)
+    adapted = get_peft_model(model, LoraConfig(**({"r": 4, "target_modules": ["q_proj", "v_proj"]} | settings)))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.3)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def literal_vectors(base: Path, adapter: Path) -> NDArray[np.float32]:
+    """Last tokens of the unmerged model, a text at a time, an end-of-sequence token behind each."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = PeftModel.from_pretrained(AutoModel.from_pretrained(base), adapter).eval()
+    vectors = []
+    for text in TEXTS:
+        ids = tokenizer(text, truncation=True, max_length=POSITIONS - 1)["input_ids"] + [tokenizer.eos_token_id]
+        with torch.no_grad():
+            vectors.append(model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1].numpy())
+    return np.stack(vectors)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model."""
+    return save_tiny_model("qwen2", tmp_path_factory.mktemp("base") / "qwen2")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_merged_adapter_equals_the_unmerged_one(tmp_path: Path, name: str) -> None:
+    base = save_tiny_model(name, tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "adapter", use_rslora=True)
+    encoder = load_tiny(adapter, pooling="last_token")
+    assert not [parameter for parameter, _ in encoder.named_parameters() if "lora" in parameter]
+    found = encode_texts(encoder, TEXTS, "query")
+    np.testing.assert_allclose(found, literal_vectors(base, adapter), atol=1e-5, rtol=0)
+    assert np.abs(found - encode_texts(load_tiny(base, pooling="last_token"), TEXTS, "query")).max() > 0.01
+
+    encoder.save(tmp_path / "exported")
+    theirs = SentenceTransformer(str(tmp_path / "exported"), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(theirs, found, atol=1e-5, rtol=0)
+
+
+def test_a_folder_of_sentence_transformers_may_hold_an_adapter(qwen: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(qwen, tmp_path / "adapter")
+    shutil.copy(qwen / "tokenizer.json", adapter)
+    shutil.copy(qwen / "tokenizer_config.json", adapter)
+    folder = save_sentence_transformer(adapter, tmp_path / "model", "lasttoken", prompts={"query": "q: "})
+    assert (folder / "adapter_model.safetensors").exists()
+    theirs = SentenceTransformer(str(folder), device="cpu").encode_query(TEXTS)
+    encoder = load_tiny(folder)
+    assert (encoder.contract.pooling, encoder.contract.append_eos) == ("last_token", False)
+    np.testing.assert_allclose(encode_texts(encoder, TEXTS, "query"), theirs, atol=1e-5, rtol=0)
+
+
+def test_an_adapter_alone_has_the_modules_of_its_base(qwen: Path, tmp_path: Path) -> None:
+    base = save_sentence_transformer(qwen, tmp_path / "base", "mean", prompts={"query": "q: "})
+    contract = load_tiny(save_adapter(base, tmp_path / "adapter")).contract
+    assert (contract.pooling, contract.query_prompt) == ("mean", "q: ")
+
+
+def test_an_adapter_of_a_model_with_a_head_fits_the_model_without(qwen: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(qwen, tmp_path / "adapter")
+    expected = encode_texts(load_tiny(adapter, pooling="mean"), TEXTS, "query")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    renamed = {name.replace("base_model.model.", "base_model.model.model."): value for name, value in weights.items()}
+    save_file(renamed, adapter / "adapter_model.safetensors")
+    np.testing.assert_array_equal(encode_texts(load_tiny(adapter, pooling="mean"), TEXTS, "query"), expected)
+
+
+def test_the_fingerprint_covers_adapter_and_base(qwen: Path, tmp_path: Path) -> None:
+    other = save_tiny_model("qwen2", tmp_path / "other", seed=1)
+    one, two = (save_adapter(qwen, tmp_path / name, seed) for name, seed in (("one", 1), ("two", 2)))
+    fingerprints = {
+        locate_model(str(qwen)).fingerprint,
+        locate_model(str(one)).fingerprint,
+        locate_model(str(two)).fingerprint,
+        locate_model(str(one), base_model=str(other)).fingerprint,
+    }
+    assert len(fingerprints) == 4
+    assert locate_model(str(one), base_model=str(qwen)) == locate_model(str(one))
+    assert load_tiny(one, pooling="mean").contract.model == locate_model(str(one)).fingerprint
+
+
+def test_another_base_can_be_named(qwen: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(qwen, tmp_path / "adapter")
+    expected = encode_texts(load_tiny(adapter, pooling="mean"), TEXTS, "query")
+    edited(adapter / "adapter_config.json", lambda config: config.update(base_model_name_or_path="/gone/away"))
+    with pytest.raises(UserError, match=r"base model of the LoRA adapter .* is missing.*'/gone/away' is no folder"):
+        load_tiny(adapter, pooling="mean")
+    found = encode_texts(load_tiny(adapter, pooling="mean", base_model=str(qwen)), TEXTS, "query")
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(UserError, match="is no LoRA adapter over another"):
+        load_tiny(qwen, pooling="mean", base_model=str(qwen))
+
+
+def _pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "adapter_model.safetensors"), folder / "adapter_model.bin")
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def _changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    return lambda folder: edited(folder / "adapter_config.json", change)
+
+
+def _one_less(folder: Path) -> None:
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file(dict(list(weights.items())[1:]), folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_pickled, r"as a pickle alone \(adapter_model.bin\)"),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "can't be loaded"),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
+        (_one_less, "doesn't fit its base model: 1 tensors"),
+        (_changed(lambda config: config.update(r=2)), "doesn't fit its base model: 8 tensors"),
+        (_changed(lambda config: config.update(target_modules=["absent"])), "can't be loaded.*absent"),
+        (_changed(lambda config: config.update(peft_type="PREFIX_TUNING")), "kind PREFIX_TUNING; LORA alone"),
+        (_changed(lambda config: config.pop("base_model_name_or_path")), "names no base_model_name_or_path"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "is not readable JSON"),
+    ],
+)
+def test_what_is_no_adapter_of_its_base_is_named(
+    qwen: Path, tmp_path: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    adapter = save_adapter(qwen, tmp_path / "adapter")
+    damage(adapter)
+    with pytest.raises(UserError, match=message) as raised:
+        load_tiny(adapter, pooling="mean")
+    assert str(adapter) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_tokens_of_an_adapter_are_its_own(qwen: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(qwen, tmp_path / "adapter")
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(qwen)
+    plain = load_tiny(adapter, pooling="mean").tokenize_ids(["sea"], "query")
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer.add_tokens(["sea"])
+    tokenizer.save_pretrained(adapter)
+    assert load_tiny(adapter, pooling="mean").tokenize_ids(["sea"], "query") == [[len(tokenizer) - 1]] != plain

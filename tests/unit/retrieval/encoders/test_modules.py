@@ -1,0 +1,146 @@
+"""What an encoder's folder may say, in the older and newer layouts of sentence-transformers, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers.base.modules import Dense, Normalize
+
+from raytriever.retrieval.encoders.modules import read_modules
+from raytriever.retrieval.errors import UserError
+from tests.unit.retrieval.encoders.tiny_models import (
+    WIDTH,
+    assert_sentence_transformers_agrees,
+    copy_without_weights,
+    edited,
+    load_tiny,
+    save_sentence_transformer,
+    save_tiny_model,
+)
+
+Damage = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain BERT."""
+    return save_tiny_model("bert", tmp_path_factory.mktemp("base") / "bert")
+
+
+@pytest.fixture(scope="module")
+def model(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with pooling, a dense layer, normalisation and prompts."""
+    folder = tmp_path_factory.mktemp("model")
+    return save_sentence_transformer(
+        base, folder / "bert", extra=[Dense(WIDTH, 8), Normalize()], prompts={"query": "q: "}
+    )
+
+
+def edit(name: str, **changes: Any) -> Damage:
+    return lambda path: edited(path / name, lambda config: config.update(changes))
+
+
+def pickled(name: str) -> Damage:
+    def damage(path: Path) -> None:
+        torch.save(load_file(path / name), path / name.replace("model.safetensors", "pytorch_model.bin"))
+        (path / name).unlink()
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "config.json").unlink(), "holds no config.json"),
+        (lambda path: (path / "tokenizer.json").unlink(), "holds no tokenizer"),
+        (lambda path: (path / "model.safetensors").unlink(), "can't be loaded"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
+        (pickled("model.safetensors"), r"as a pickle alone \(pytorch_model.bin\), which isn't read"),
+        (edit("config.json", model_type="unheard of"), "can't be loaded"),
+        (lambda path: (path / "modules.json").write_text("{"), "is not readable JSON"),
+        (lambda path: (path / "modules.json").write_text('{"a": 1}'), "is no list of modules"),
+        (edit("1_Pooling/config.json", pooling_mode="max"), "asks for a pooling that is not supported: max"),
+        (edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]), "several poolings at once .*: cls, mean"),
+        (edit("1_Pooling/config.json", include_prompt=False), "leaves the prompt out of the pooling"),
+        (edit("2_Dense/config.json", activation_function="my.Swish"), "activation 'Swish'; supported"),
+        (edit("2_Dense/config.json", use_residual=True), "residual"),
+        (edit("2_Dense/config.json", in_features=7), "Dense layer .* can't be loaded"),
+        (lambda path: (path / "2_Dense" / "model.safetensors").unlink(), "Dense layer .* can't be loaded"),
+        (pickled("2_Dense/model.safetensors"), "2_Dense holds its weights as a pickle alone"),
+        (edit("config_sentence_transformers.json", truncate_dim=4), "at dimension 4"),
+        (edit("sentence_bert_config.json", transformer_task="fill-mask"), "sets transformer_task"),
+        (edit("sentence_bert_config.json", processing_kwargs={"text": {}}), "sets processing_kwargs"),
+        (edit("sentence_bert_config.json", modality_config={"text": {}, "message": {}}), "chat template"),
+        (edit("sentence_bert_config.json", query_expansion={"length": 32}), "sets query_expansion"),
+    ],
+)
+def test_what_makes_no_encoder_is_named(model: Path, tmp_path: Path, damage: Damage, message: str) -> None:
+    shutil.copytree(model, tmp_path / "copy")
+    damage(tmp_path / "copy")
+    with pytest.raises(UserError, match=message) as raised:
+        load_tiny(tmp_path / "copy")
+    assert str(tmp_path / "copy") in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("chain", ["Transformer Pooling LSTM", "Transformer Pooling Normalize Dense"])
+def test_unknown_modules_and_orders_are_refused(base: Path, tmp_path: Path, chain: str) -> None:
+    shutil.copytree(base, tmp_path / "model")
+    modules = [{"idx": n, "name": str(n), "path": "", "type": f"any.{kind}"} for n, kind in enumerate(chain.split())]
+    (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UserError, match=rf"chains '{chain}', which is not supported"):
+        load_tiny(tmp_path / "model")
+
+
+def test_a_plain_folder_needs_a_pooling(base: Path) -> None:
+    with pytest.raises(UserError, match=r"set the encoder's pooling to mean, cls or last_token"):
+        load_tiny(base)
+
+
+def test_weights_that_do_not_belong_to_the_configuration_are_refused(base: Path, tmp_path: Path) -> None:
+    folder = copy_without_weights(base, tmp_path / "model", lambda name: "layer.1." in name)
+    with pytest.raises(UserError, match=r"lack 16 tensors that its config.json asks for"):
+        load_tiny(folder, pooling="mean")
+
+
+def test_a_pooling_that_is_not_supported_can_be_replaced(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "copy")
+    edit("1_Pooling/config.json", pooling_mode=["cls", "mean"])(tmp_path / "copy")
+    assert load_tiny(tmp_path / "copy", pooling="cls").contract.pooling == "cls"
+
+
+def test_a_prompt_left_out_of_the_pooling_matters_only_where_there_is_one(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "copy")
+    edit("1_Pooling/config.json", include_prompt=False)(tmp_path / "copy")
+    edit("config_sentence_transformers.json", prompts={})(tmp_path / "copy")
+    assert_sentence_transformers_agrees(tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ({}, (None, None)),
+        ({"query": "q: ", "document": "d: ", "passage": "p: "}, ("q: ", "d: ")),
+        ({"query": "q: ", "passage": "p: "}, ("q: ", "p: ")),
+        ({"corpus": "c: "}, (None, "c: ")),
+        ({"query": "", "document": "", "passage": "p: "}, ("", "")),
+        ({"web_search": "w: "}, (None, None)),
+    ],
+)
+def test_prompts_have_several_names(
+    tmp_path: Path, prompts: dict[str, str], expected: tuple[str | None, str | None]
+) -> None:
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    modules = read_modules(tmp_path)
+    assert (modules.query_prompt, modules.document_prompt) == expected
+
+
+def test_older_names_of_the_transformers_settings_are_read(tmp_path: Path) -> None:
+    (tmp_path / "sentence_roberta_config.json").write_text('{"max_seq_length": 77, "do_lower_case": true}')
+    modules = read_modules(tmp_path)
+    assert (modules.max_lengths, modules.lower_case) == ({77}, True)

@@ -1,0 +1,105 @@
+"""The contract: every field of it keeps vectors apart, but for the name under which the same files were asked for."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from raytriever.retrieval.encoders.specification import (
+    EncoderContract,
+    EncoderSettings,
+    has_bfloat16,
+    require_dtype,
+    resolve_dtype,
+)
+from raytriever.retrieval.errors import UserError
+
+CONTRACT = EncoderContract(
+    model="a" * 64,
+    revision="main",
+    pooling="mean",
+    normalize=True,
+    query_prompt="query: ",
+    document_prompt="",
+    max_length=128,
+    append_eos=False,
+    dtype="float32",
+    dimension=32,
+)
+OTHERS: dict[str, Any] = {
+    "model": "b" * 64,
+    "pooling": "last_token",
+    "normalize": False,
+    "query_prompt": "q: ",
+    "document_prompt": "d: ",
+    "max_length": 256,
+    "append_eos": True,
+    "dtype": "bfloat16",
+    "dimension": 64,
+}
+
+
+def test_every_field_is_compared() -> None:
+    assert OTHERS.keys() | {"revision"} == set(EncoderContract.model_fields)
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_a_difference_is_an_error_that_names_it(field: str) -> None:
+    other = CONTRACT.model_copy(update={field: OTHERS[field]})
+    with pytest.raises(UserError) as raised:
+        CONTRACT.require_same(other, "runs/index", "runs/vectors")
+    message = str(raised.value)
+    assert f"runs/index and runs/vectors come from different encoders: {field} " in message
+    assert f"{getattr(CONTRACT, field)!r} against {OTHERS[field]!r}" in message
+
+
+def test_the_same_files_may_be_asked_for_by_another_name() -> None:
+    CONTRACT.require_same(CONTRACT.model_copy(update={"revision": "0123abc"}), "one", "two")
+
+
+@pytest.mark.parametrize(
+    "setting", [{"pooling": "max"}, {"dtype": "float16"}, {"append_eos": "maybe"}, {"prompt": "q"}]
+)
+def test_settings_that_do_not_exist_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        EncoderSettings(model="any", **setting)
+
+
+def cpu(monkeypatch: pytest.MonkeyPatch, **capabilities: bool) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+
+
+@pytest.mark.parametrize("instructions", ["avx512_bf16", "amx_bf16", "bf16"])
+def test_auto_is_bfloat16_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch, instructions: str) -> None:
+    gpu(monkeypatch, None)
+    cpu(monkeypatch, avx2=True, **{instructions: True})
+    assert resolve_dtype("auto") == "bfloat16"
+    cpu(monkeypatch, avx2=True, **{instructions: False})
+    assert resolve_dtype("auto") == "float32"
+    assert resolve_dtype("bfloat16") == "bfloat16"
+
+
+def test_auto_asks_the_processor_that_will_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu(monkeypatch, avx2=True)
+    gpu(monkeypatch, (9, 0))
+    assert (resolve_dtype("auto"), resolve_dtype("auto", gpu=True)) == ("float32", "bfloat16")
+    gpu(monkeypatch, (7, 0))
+    cpu(monkeypatch, amx_bf16=True)
+    assert (resolve_dtype("auto"), resolve_dtype("auto", gpu=True)) == ("bfloat16", "float32")
+    gpu(monkeypatch, None)  # a head node without one: its workers are asked when they load
+    assert has_bfloat16(gpu=True)
+
+
+def test_a_worker_without_the_instructions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu(monkeypatch, avx2=True)
+    gpu(monkeypatch, (7, 5))
+    require_dtype("float32", "node-7")
+    with pytest.raises(UserError, match="bfloat16, which the CPU of node-7 has no instructions for"):
+        require_dtype("bfloat16", "node-7")
+    with pytest.raises(UserError, match="bfloat16, which the GPU of node-7 has no instructions for"):
+        require_dtype("bfloat16", "node-7", gpu=True)

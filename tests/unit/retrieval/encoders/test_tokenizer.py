@@ -1,0 +1,125 @@
+"""The end-of-sequence token and the length limit: what the settings, the folder and the model say, and who wins."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytriever.retrieval.errors import UserError
+from tests.unit.retrieval.encoders.tiny_models import (
+    ARCHITECTURES,
+    POSITIONS,
+    SENTENCES,
+    assert_sentence_transformers_agrees,
+    edited,
+    load_tiny,
+    save_sentence_transformer,
+    save_tiny_model,
+)
+
+LONG = " ".join(SENTENCES)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A plain folder of some architectures."""
+    folder = tmp_path_factory.mktemp("bases")
+    return {name: save_tiny_model(name, folder / name) for name in ("bert", "roberta", "t5", "llama", "qwen2")}
+
+
+def ends(folder: Path, **settings: Any) -> tuple[bool, list[int], list[int]]:
+    """What the contract says of an end-of-sequence token, then the last ids of a short text and of one that is cut."""
+    encoder = load_tiny(folder, **settings)
+    short, long = encoder.tokenize_ids(["the sea", LONG], "document", max_length=12)
+    assert len(long) == 12
+    return encoder.contract.append_eos, short[-2:], long[-1:]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("append_eos", [True, "auto"])
+def test_a_decoder_reads_its_last_token_behind_an_eos_token(
+    bases: dict[str, Path], name: str, append_eos: bool | str
+) -> None:
+    eos = {"llama": 2, "qwen2": 0}[name]
+    bare = load_tiny(bases[name], pooling="last_token", append_eos=False).tokenize_ids(["the sea"], "document")[0]
+    assert bare[0] == (1 if name == "llama" else bare[0])  # Llama's own beginning of a text
+    assert bare[-1] != eos
+    assert ends(bases[name], pooling="last_token", append_eos=append_eos) == (True, [bare[-1], eos], [eos])
+    full = load_tiny(bases[name], pooling="last_token", append_eos=append_eos).tokenize_ids(["the sea"], "document")[0]
+    assert full == [*bare, eos]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("qwen2", {"pooling": "mean"}, False),
+        ("qwen2", {"pooling": "mean", "append_eos": True}, True),
+        ("llama", {"pooling": "cls", "append_eos": True}, True),
+        ("t5", {"pooling": "mean"}, True),  # its tokenizer does it
+        ("t5", {"pooling": "last_token", "append_eos": True}, True),
+        ("roberta", {"pooling": "cls"}, True),
+        ("bert", {"pooling": "last_token"}, False),  # a [SEP] ends its texts already
+    ],
+)
+def test_an_eos_token_is_appended_once_and_only_where_it_is_due(
+    bases: dict[str, Path], name: str, settings: dict[str, Any], expected: bool
+) -> None:
+    appended, short, long = ends(bases[name], **settings)
+    assert appended == expected
+    eos = {"qwen2": 0, "llama": 2, "t5": 1, "roberta": 2, "bert": -1}[name]
+    assert (short[-1] == eos, long == [eos], short[-2] == eos) == (expected, expected, False)
+
+
+def test_a_folder_of_sentence_transformers_is_believed(bases: dict[str, Path], tmp_path: Path) -> None:
+    folder = save_sentence_transformer(bases["qwen2"], tmp_path / "model", "lasttoken")
+    assert ends(folder)[0] is False
+    assert ends(folder, append_eos=True)[::2] == (True, [0])
+
+
+def test_eos_tokens_that_cannot_be_are_refused(bases: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match=r"append_eos is false, but the tokenizer in .* ends every text in '</s>'"):
+        load_tiny(bases["t5"], pooling="mean", append_eos=False)
+    with pytest.raises(UserError, match="has no end-of-sequence token to append"):
+        load_tiny(bases["bert"], pooling="last_token", append_eos=True)
+
+
+@pytest.mark.parametrize("name", ["roberta", "mpnet"])
+def test_roberta_has_fewer_positions_than_its_table(tmp_path: Path, name: str) -> None:
+    """Positions start behind ``padding_idx``; where nothing else says so, sentence-transformers runs over the end."""
+    folder = save_tiny_model(name, tmp_path / name)
+    edited(folder / "tokenizer_config.json", lambda config: config.pop("model_max_length"))
+    assert ARCHITECTURES[name].settings["max_position_embeddings"] == POSITIONS + 2
+    encoder = load_tiny(folder, pooling="mean")
+    assert encoder.contract.max_length == POSITIONS
+    encoder(encoder.tokenize([LONG], "query"))
+    for wrong in (POSITIONS + 1, POSITIONS + 2):
+        with pytest.raises(UserError, match=f"max_length {wrong} is over the encoder's limit of {POSITIONS} tokens"):
+            load_tiny(folder, pooling="mean", max_length=wrong)
+    stated = save_sentence_transformer(folder, tmp_path / "model", max_seq_length=POSITIONS + 2)
+    assert load_tiny(stated).contract.max_length == POSITIONS
+
+
+def test_rotary_models_may_be_cut_later_where_their_folder_says_so(bases: dict[str, Path], tmp_path: Path) -> None:
+    folder = save_sentence_transformer(bases["qwen2"], tmp_path / "model")
+    assert load_tiny(folder).contract.max_length == POSITIONS
+    edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2 * POSITIONS))
+    assert load_tiny(folder).contract.max_length == 2 * POSITIONS
+    assert_sentence_transformers_agrees(folder)
+    with pytest.raises(UserError, match="max_length 96 is over the encoder's limit of 48"):
+        load_tiny(bases["qwen2"], pooling="mean", max_length=2 * POSITIONS)
+
+
+def test_a_model_without_any_limit_is_cut_at_512(tmp_path: Path) -> None:
+    folder = save_tiny_model("t5", tmp_path / "t5")
+    edited(folder / "tokenizer_config.json", lambda config: config.pop("model_max_length"))
+    assert load_tiny(folder, pooling="mean").contract.max_length == 512
+    assert load_tiny(folder, pooling="mean", max_length=1000).contract.max_length == 1000
+
+
+def test_lengths_of_queries_and_documents(bases: dict[str, Path], tmp_path: Path) -> None:
+    one = save_sentence_transformer(bases["bert"], tmp_path / "one", query_length=9, document_length=9)
+    assert load_tiny(one).contract.max_length == 9
+    two = save_sentence_transformer(bases["bert"], tmp_path / "two", query_length=9, document_length=30)
+    with pytest.raises(UserError, match=r"queries and documents at different lengths \(\[9, 30\] tokens\)"):
+        load_tiny(two)
+    assert load_tiny(two, max_length=30).contract.max_length == 30

@@ -1,0 +1,261 @@
+"""Tiny models with random weights of every architecture, saved as the hub has them: config, safetensors, tokenizer.
+
+folder = save_tiny_model("llama", tmp_path / "llama")
+folder = save_sentence_transformer(base, tmp_path / "model", pooling="lasttoken")
+encoder = load_tiny(folder, pooling="mean")
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+
+SENTENCES = [
+    "The index of a book lists its words and the pages that hold them.",
+    "A river carries the water of its springs to the sea.",
+    "Return the value of the first key that the table holds.",
+    "Whoever reads a long report wants its result in the first line.",
+    "Fünf weiße Möwen über dem Hafen, naïve façades and 漢字.",
+    "def total(numbers):\n    return sum(number for number in numbers)",
+]
+TEXTS = [
+    SENTENCES[0],
+    "x",
+    "UPPER and lower, with  two spaces and an end ",
+    " ".join(SENTENCES),  # longer than any limit
+    "\tdef f(a):\n\t\treturn a\n",
+    "Straße 漢字 🙂",
+    "the sea",
+]
+WIDTH = 32
+VOCABULARY = 400
+POSITIONS = 48  # tokens that a tiny model was made for
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A transformers configuration's name, what it says, and how its tokenizer puts special tokens around a text."""
+
+    config: str
+    settings: dict[str, Any]
+    special: tuple[str, ...]  # in order of their ids
+    template: str | None  # None: nothing is put around a text
+    names: dict[str, str]  # cls_token, eos_token…
+    tokenizer_config: dict[str, Any] = field(default_factory=dict)
+
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": POSITIONS,
+}
+_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_BERT_NAMES = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+_ROBERTA_NAMES = {
+    "bos_token": "<s>",
+    "cls_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "sep_token": "</s>",
+    "unk_token": "<unk>",
+}
+_ROBERTA_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+_DECODER = _SHAPE | {"num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+
+ARCHITECTURES = {
+    "bert": Architecture("BertConfig", _SHAPE, _BERT, "[CLS] $A [SEP]", _BERT_NAMES),
+    "roberta": Architecture(
+        "RobertaConfig",
+        _SHAPE | _ROBERTA_IDS | {"max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1},
+        _ROBERTA,
+        "<s> $A </s>",
+        _ROBERTA_NAMES,
+        {"model_max_length": POSITIONS},
+    ),
+    "mpnet": Architecture(
+        "MPNetConfig",
+        _SHAPE | _ROBERTA_IDS | {"max_position_embeddings": POSITIONS + 2},
+        _ROBERTA,
+        "<s> $A </s>",
+        _ROBERTA_NAMES,
+        {"model_max_length": POSITIONS},
+    ),
+    "distilbert": Architecture(
+        "DistilBertConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "dim": WIDTH,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 48,
+            "max_position_embeddings": POSITIONS,
+        },
+        _BERT,
+        "[CLS] $A [SEP]",
+        _BERT_NAMES,
+    ),
+    "modernbert": Architecture(
+        "ModernBertConfig",
+        _SHAPE
+        | {"num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 3}
+        | {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3},
+        _BERT,
+        "[CLS] $A [SEP]",
+        _BERT_NAMES,
+    ),
+    "nomic_bert": Architecture("NomicBertConfig", _SHAPE, _BERT, "[CLS] $A [SEP]", _BERT_NAMES),
+    "t5": Architecture(
+        "T5Config",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": WIDTH,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "initializer_factor": 0.5,
+        },
+        ("<pad>", "</s>", "<unk>"),
+        "$A </s>",
+        {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"},
+        {"model_max_length": POSITIONS},
+    ),
+    "llama": Architecture(
+        "LlamaConfig",
+        _DECODER | {"bos_token_id": 1, "eos_token_id": 2},
+        ("<unk>", "<s>", "</s>"),
+        "<s> $A",
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        {"add_bos_token": True, "add_eos_token": False},
+    ),
+    "smollm2": Architecture(
+        "LlamaConfig",
+        _DECODER | {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": True},
+        ("<|endoftext|>",),
+        None,
+        {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
+        {"tokenizer_class": "GPT2Tokenizer"},
+    ),
+    "qwen2": Architecture(
+        "Qwen2Config",
+        _DECODER | {"bos_token_id": 0, "eos_token_id": 0},
+        ("<|endoftext|>",),
+        None,
+        {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+        {"tokenizer_class": "Qwen2Tokenizer"},
+    ),
+}
+DECODERS = ["llama", "smollm2", "qwen2"]
+
+
+def save_tiny_model(name: str, folder: Path, texts: Sequence[str] = SENTENCES, seed: int = 0) -> Path:
+    """Writes the model ``name`` of ``ARCHITECTURES``, without a head, with a byte-level BPE trained on ``texts``."""
+    architecture = ARCHITECTURES[name]
+    config: PretrainedConfig = getattr(transformers, architecture.config)(**architecture.settings)
+    torch.manual_seed(seed)
+    model = transformers.T5EncoderModel(config) if name == "t5" else transformers.AutoModel.from_config(config)
+    with torch.no_grad():  # biases and norms of a new model are all 0 or 1, and hide mistakes
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    _tokenizer(architecture, texts).save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | architecture.tokenizer_config))
+    return folder
+
+
+def tiny_model_class(name: str) -> Any:
+    """The class that reads the model's folder in plain transformers."""
+    return transformers.T5EncoderModel if name == "t5" else transformers.AutoModel
+
+
+def _tokenizer(architecture: Architecture, texts: Sequence[str]) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(architecture.special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if architecture.template is None:
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    else:
+        ids = [(token, number) for number, token in enumerate(architecture.special) if token in architecture.template]
+        tokenizer.post_processor = processors.TemplateProcessing(single=architecture.template, special_tokens=ids)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **architecture.names)
+
+
+def save_sentence_transformer(
+    base: Path, folder: Path, pooling: str = "mean", *, extra: Sequence[torch.nn.Module] = (), **settings: Any
+) -> Path:
+    """The model at ``base`` with pooling and ``extra`` modules, written by sentence-transformers itself.
+
+    ``settings`` (``max_seq_length``, ``query_length``…) go to its Transformer module; ``prompts`` to the whole.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    prompts = settings.pop("prompts", None)
+    transformer = Transformer(str(base), **settings)
+    if transformer.tokenizer.pad_token is None:
+        transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
+    modules = [transformer, Pooling(WIDTH, pooling), *extra]
+    SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(folder))
+    return folder
+
+
+def load_tiny(folder: Path, **settings: Any) -> TextEncoder:
+    """Our encoder from the folder, in evaluation mode."""
+    wanted = EncoderSettings(model=str(folder), **settings)
+    located = locate_model(wanted.model, wanted.revision, wanted.base_model)
+    return load_encoder(wanted, located.path, located.fingerprint).eval()
+
+
+def assert_sentence_transformers_agrees(folder: Path, expected: Path | None = None, **settings: Any) -> None:
+    """``SentenceTransformer(folder)`` gives our encoder's vectors, ours from ``expected`` where that is given."""
+    from sentence_transformers import SentenceTransformer
+
+    model, encoder = SentenceTransformer(str(folder), device="cpu"), load_tiny(expected or folder, **settings)
+    for ours, theirs in (
+        (encode_texts(encoder, TEXTS, "query"), model.encode_query(TEXTS, batch_size=3)),
+        (encode_texts(encoder, TEXTS, "document"), model.encode_document(TEXTS, batch_size=3)),
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """Changes the JSON file at ``path`` in place; returns its folder."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    return path.parent
+
+
+def copy_without_weights(source: Path, folder: Path, left_out: Callable[[str], bool]) -> Path:
+    """A copy of a model folder that lacks the tensors whose names ``left_out`` says."""
+    shutil.copytree(source, folder)
+    weights = {name: value for name, value in load_file(source / "model.safetensors").items() if not left_out(name)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder

@@ -1,0 +1,226 @@
+"""Training sets written and read back, and loaded by the tools they are for."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+
+from raytriever.retrieval.collections.collection import passage_text
+from raytriever.retrieval.collections.dpr import Dpr
+from raytriever.retrieval.collections.flag_embedding import FlagEmbedding
+from raytriever.retrieval.collections.records import text_id
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.collections.tevatron import Tevatron
+from raytriever.retrieval.exports import dpr, flag_embedding, sentence_transformers, tevatron
+from tests.unit.retrieval.collections.contents import contents
+from tests.unit.retrieval.exports.made_up import Rows, collections, stored
+
+WRITERS = pytest.mark.parametrize(
+    "write", [dpr.write, flag_embedding.write, sentence_transformers.write, tevatron.write]
+)
+
+round_trip = settings(max_examples=20, deadline=None)
+
+
+def exported(rows: tuple[Rows, Rows, Rows]) -> tuple[Rows, Rows]:
+    """The queries that are written, and their judgments."""
+    _, queries, judgments = rows
+    judged = [row for row in judgments if row["split"] == "train"]
+    with_positive = {row["query_id"] for row in judged if row["relevance"] > 0}
+    return (
+        [row for row in queries if row["id"] in with_positive],
+        [row for row in judged if row["query_id"] in with_positive],
+    )
+
+
+def sign(relevance: int) -> int:
+    return (relevance > 0) - (relevance < 0)
+
+
+@round_trip
+@given(rows=collections())
+def test_tevatron_keeps_all_but_grades_and_what_is_below_0(
+    tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
+) -> None:
+    folder = tmp_path_factory.mktemp("tevatron")
+    assert tevatron.write(stored(folder / "c", *rows), "train", folder) == ["train.jsonl", "corpus.jsonl"]
+    read = contents(Tevatron(path=str(folder), examples={"train": "train.jsonl"}, corpus="corpus.jsonl").open())
+    queries, judged = exported(rows)
+    assert read.documents == [(row["id"], row["title"], row["text"], "") for row in rows[0]]
+    assert read.queries == [(row["id"], row["text"], "", []) for row in queries]
+    assert set(read.judgments) == {
+        (row["query_id"], row["document_id"], sign(row["relevance"]), "train")
+        for row in judged
+        if row["relevance"] >= 0
+    }
+
+
+@round_trip
+@given(rows=collections())
+def test_dpr_keeps_passages_answers_and_signs(
+    tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
+) -> None:
+    folder = tmp_path_factory.mktemp("dpr")
+    assert dpr.write(stored(folder / "c", *rows), "train", folder) == ["train.json"]
+    json.loads((folder / "train.json").read_text(encoding="utf-8"))
+    read = contents(Dpr(path=str(folder), examples={"train": "train.json"}).open())
+    queries, judged = exported(rows)
+    new_id = {row["id"]: text_id(row["text"], *row["answers"]) for row in queries}
+    written = {row["document_id"] for row in judged}
+    assert set(read.documents) == {
+        (row["id"], row["title"], row["text"], "") for row in rows[0] if row["id"] in written
+    }
+    assert read.queries == [(new_id[row["id"]], row["text"], "", row["answers"]) for row in queries]
+    assert set(read.judgments) == {
+        (new_id[row["query_id"]], row["document_id"], sign(row["relevance"]), "train") for row in judged
+    }
+
+
+@round_trip
+@given(rows=collections())
+def test_flag_embedding_keeps_texts_and_which_is_which(
+    tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
+) -> None:
+    folder = tmp_path_factory.mktemp("flag_embedding")
+    assert flag_embedding.write(stored(folder / "c", *rows), "train", folder) == ["train.jsonl"]
+    read = contents(FlagEmbedding(path=str(folder), examples={"train": "train.jsonl"}).open())
+    queries, judged = exported(rows)
+    text_of = {row["id"]: passage_text(row["title"], row["text"]) for row in rows[0]}
+    relations: dict[tuple[str, str], int] = {}
+    for row in sorted(judged, key=lambda row: row["relevance"]):  # of two equal texts a positive one wins
+        if row["relevance"] >= 0:
+            relations[row["query_id"], text_of[row["document_id"]]] = sign(row["relevance"])
+    query_ids = {row["id"]: text_id("", row["text"]) for row in queries}
+    assert [row[1] for row in read.queries] == [row["text"] for row in queries]
+    assert {row[:3] for row in read.documents} == {(text_id("", text), "", text) for _, text in relations}
+    assert set(read.judgments) == {
+        (query_ids[query], text_id("", text), relevance, "train") for (query, text), relevance in relations.items()
+    }
+
+
+@round_trip
+@given(rows=collections())
+def test_sentence_transformers_has_a_row_for_each_positive(
+    tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
+) -> None:
+    folder = tmp_path_factory.mktemp("sentence_transformers")
+    (name,) = sentence_transformers.write(stored(folder / "c", *rows), "train", folder)
+    assert name == "train-00000-of-00001.parquet"
+    table = pq.read_table(folder / name)
+    queries, judged = exported(rows)
+    text_of = {row["id"]: passage_text(row["title"], row["text"]) for row in rows[0]}
+    lists = {
+        query["id"]: [
+            [text_of[row["document_id"]] for row in judged if row["query_id"] == query["id"] and test(row["relevance"])]
+            for test in (lambda relevance: relevance > 0, lambda relevance: relevance == 0)
+        ]
+        for query in queries
+    }
+    fewest = min(len(negatives) for _, negatives in lists.values())
+    assert table.column_names == ["anchor", "positive", *(f"negative_{n + 1}" for n in range(fewest))]
+    assert sorted(tuple(row.values()) for row in table.to_pylist()) == sorted(
+        (query["text"], positive, *lists[query["id"]][1][:fewest])
+        for query in queries
+        for positive in lists[query["id"]][0]
+    )
+
+
+DOCUMENTS = [{"id": f"d{n}", "title": f"T{n}", "text": f"text {n}", "domain": ""} for n in range(9)]
+QUERIES = [{"id": f"q{n}", "text": f"query {n}", "domain": "", "answers": [f"a{n}"]} for n in range(4)]
+JUDGMENTS = [
+    {"query_id": f"q{n}", "document_id": f"d{n}", "relevance": 1, "split": "train"} for n in reversed(range(4))
+]
+HARD_NEGATIVES = {f"q{n}": [f"d{8 - k}" for k in range(n + 2)] for n in range(4)}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> StoredCollection:
+    return stored(tmp_path / "c", DOCUMENTS, QUERIES, JUDGMENTS)
+
+
+@WRITERS
+def test_bytes_are_the_same_each_time(small: StoredCollection, tmp_path: Path, write: Callable[..., list[str]]) -> None:
+    written = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        names = write(small, "train", tmp_path / name, HARD_NEGATIVES)
+        written.append({name_: (tmp_path / name / name_).read_bytes() for name_ in names})
+        assert {path.name for path in (tmp_path / name).iterdir()} == set(names)
+    assert written[0] == written[1]
+
+
+def test_given_hard_negatives_are_written_in_their_order(small: StoredCollection, tmp_path: Path) -> None:
+    tevatron.write(small, "train", tmp_path, HARD_NEGATIVES)
+    records = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["query_id"] for record in records] == ["q0", "q1", "q2", "q3"]  # the collection's order
+    assert {
+        record["query_id"]: [p["docid"] for p in record["negative_passages"]] for record in records
+    } == HARD_NEGATIVES
+    assert records[1]["negative_passages"][0] == {"docid": "d8", "title": "T8", "text": "text 8"}
+    dpr.write(small, "train", tmp_path, HARD_NEGATIVES)
+    examples = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
+    assert [len(example["hard_negative_ctxs"]) for example in examples] == [2, 3, 4, 5]
+    assert [example["negative_ctxs"] for example in examples] == [[]] * 4
+    assert (tmp_path / "train.json").read_text(encoding="utf-8").splitlines()[0::5] == ["[", "]"]
+
+
+def test_datasets_loads_what_is_written(small: StoredCollection, tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    def load(kind: str, name: str) -> Any:
+        return load_dataset(kind, data_files=str(tmp_path / name), split="train", cache_dir=str(tmp_path / "cache"))
+
+    sentence_transformers.write(small, "train", tmp_path, HARD_NEGATIVES)
+    rows = load("parquet", "train-00000-of-00001.parquet")
+    assert rows.column_names == ["anchor", "positive", "negative_1", "negative_2"]
+    assert rows[1] == {
+        "anchor": "query 1",
+        "positive": "T1 text 1",
+        "negative_1": "T8 text 8",
+        "negative_2": "T7 text 7",
+    }
+    tevatron.write(small, "train", tmp_path, HARD_NEGATIVES)
+    assert load("json", "train.jsonl")[3]["positive_passages"] == [{"docid": "d3", "title": "T3", "text": "text 3"}]
+    assert load("json", "corpus.jsonl")[8] == {"docid": "d8", "title": "T8", "text": "text 8"}
+    flag_embedding.write(small, "train", tmp_path, HARD_NEGATIVES)
+    assert load("json", "train.jsonl")[0] == {
+        "query": "query 0",
+        "pos": ["T0 text 0"],
+        "neg": ["T8 text 8", "T7 text 7"],
+    }
+
+
+def test_sentence_transformers_trains_on_it(small: StoredCollection, tmp_path: Path, tiny_encoder: Path) -> None:
+    import datasets
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
+
+    (name,) = sentence_transformers.write(small, "train", tmp_path, HARD_NEGATIVES)
+    rows = datasets.Dataset.from_parquet(str(tmp_path / name), cache_dir=str(tmp_path / "cache"))
+    model = SentenceTransformer(str(tiny_encoder), device="cpu")
+    arguments = SentenceTransformerTrainingArguments(
+        str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=4, report_to="none", use_cpu=True
+    )
+    trainer = SentenceTransformerTrainer(model, arguments, rows, loss=MultipleNegativesRankingLoss(model))
+    batch = trainer.data_collator([rows[0], rows[1]])
+    columns = [key.removesuffix("_input_ids") for key in batch if key.endswith("_input_ids")]
+    assert columns == ["anchor", "positive", "negative_1", "negative_2"]  # what the loss takes, in this order
+    assert trainer.train().global_step == 1
+
+
+def test_row_groups_hold_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentence_transformers, "_ROWS_PER_GROUP", 3)
+    sentence_transformers.write(stored(tmp_path / "c", DOCUMENTS, QUERIES, JUDGMENTS), "train", tmp_path)
+    file = pq.ParquetFile(tmp_path / "train-00000-of-00001.parquet")
+    assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [3, 1]
+    assert file.read()["anchor"].to_pylist() == [row["text"] for row in QUERIES]
+    assert file.schema_arrow.field("positive") == pa.field("positive", pa.string(), nullable=False)

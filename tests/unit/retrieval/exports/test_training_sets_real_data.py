@@ -1,0 +1,123 @@
+"""A real collection in DPR's form, and real collections written in every form and read back."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.collections.collection import passage_text
+from raytriever.retrieval.collections.dpr import Dpr
+from raytriever.retrieval.collections.flag_embedding import FlagEmbedding
+from raytriever.retrieval.collections.records import text_id
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.collections.tevatron import Tevatron
+from raytriever.retrieval.exports import dpr, flag_embedding, sentence_transformers, tevatron
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from tests.unit.retrieval.collections.contents import Contents, contents
+from tests.unit.small_run import make
+
+SAMPLE = "dpr_sample_200.json"
+
+
+@pytest.fixture(scope="module")
+def data() -> Path:
+    folder = os.environ.get("RAYTRIEVER_TEST_DATA")
+    if not folder:
+        pytest.skip("RAYTRIEVER_TEST_DATA does not name a folder of BEIR collections")
+    return Path(folder)
+
+
+@pytest.fixture(scope="module")
+def squad(data: Path) -> Contents:
+    return contents(BeirFolder(path=str(data / "squad_dpr")).open())
+
+
+def collected(data: Path, name: str, folder: Path) -> StoredCollection:
+    source = BeirFolder(path=str(data / name))
+    return StoredCollection(make(Collect(CollectConfig(output=str(folder / name), source=source))))
+
+
+def mined(data: Path, split: str) -> dict[str, list[str]]:
+    with (data / "squad_dpr" / "dpr_ids" / f"{split}.jsonl").open(encoding="utf-8") as file:
+        records = map(json.loads, file)
+        return {record["query_id"]: record["hard_negative_ids"][:4] for record in records}
+
+
+def test_the_sample_in_dprs_form_is_the_collection(data: Path, squad: Contents) -> None:
+    sample = contents(Dpr(path=str(data / "squad_dpr"), examples={"train": SAMPLE}).open())
+    assert len(sample.queries) == 200
+    assert len(sample.documents) > 500
+    assert set(sample.documents) < set(squad.documents)
+    ids_of: dict[str, list[str]] = {}
+    for id_, text, _, answers in squad.queries:
+        ids_of.setdefault(text_id(text, *answers), []).append(id_)
+    relevant = {row[:2] for row in squad.judgments}
+    hard_negatives = mined(data, "train") | mined(data, "dev")
+    for query, document, relevance, _ in sample.judgments:
+        assert relevance in (1, 0)
+        assert any(
+            (id_, document) in relevant if relevance else document in hard_negatives[id_] for id_ in ids_of[query]
+        )
+    assert {row[0] for row in sample.judgments if row[2] == 1} == {row[0] for row in sample.queries}
+
+
+def test_dprs_form_is_written_as_in_the_sample(data: Path, squad: Contents, tmp_path: Path) -> None:
+    collection = collected(data, "squad_dpr", tmp_path)
+    hard_negatives = mined(data, "train")
+    dpr.write(collection, "train", tmp_path, hard_negatives)
+    written = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
+    assert len(written) == 5417
+    by_question = {(example["question"], *example["answers"]): example for example in written}
+    compared = 0
+    for example in json.loads((data / "squad_dpr" / SAMPLE).read_text(encoding="utf-8")):
+        found = by_question.get((example["question"], *example["answers"]))
+        if found:
+            compared += 1
+            assert found["positive_ctxs"] == example["positive_ctxs"]
+            given = example["hard_negative_ctxs"]
+            assert found["hard_negative_ctxs"][: len(given)] == given
+    assert compared > 100
+    read = contents(Dpr(path=str(tmp_path), examples={"train": "train.json"}).open())
+    id_of = {id_: text_id(text, *answers) for id_, text, _, answers in squad.queries}
+    assert set(read.documents) <= set(squad.documents)
+    positives = {(id_of[query], document) for query, document, _, split in squad.judgments if split == "train"}
+    assert {row[:2] for row in read.judgments if row[2] == 1} == positives
+    assert {row[:2] for row in read.judgments if row[2] == 0} == {
+        (id_of[query], document) for query, documents in hard_negatives.items() for document in documents
+    } - positives
+
+
+def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: Path) -> None:
+    collection = collected(data, "climate_fever_sent", tmp_path)
+    source = contents(BeirFolder(path=str(data / "climate_fever_sent")).open())
+    train = [row for row in source.judgments if row[3] == "train"]
+    with_positive = {row[0] for row in train if row[2] > 0}
+    wanted = {(query, document, min(grade, 1)) for query, document, grade, _ in train if query in with_positive}
+    assert {grade for *_, grade in wanted} == {0, 1}
+    text_of = {id_: passage_text(title, text) for id_, title, text, _ in source.documents}
+    query_of = {id_: text for id_, text, *_ in source.queries}
+
+    for written in (
+        tevatron.write(collection, "train", tmp_path),
+        sentence_transformers.write(collection, "train", tmp_path),
+    ):
+        assert all((tmp_path / name).is_file() for name in written)
+    read = contents(Tevatron(path=str(tmp_path), examples={"train": "train.jsonl"}, corpus="corpus.jsonl").open())
+    assert read.documents == source.documents
+    assert [row[0] for row in read.queries] == [row[0] for row in source.queries if row[0] in with_positive]
+    assert {row[:3] for row in read.judgments} == wanted
+
+    flag_embedding.write(collection, "train", tmp_path)
+    read = contents(FlagEmbedding(path=str(tmp_path), examples={"train": "train.jsonl"}).open())
+    texts: dict[Any, str] = {row[0]: row[2] for row in read.documents} | {row[0]: row[1] for row in read.queries}
+    positive = {(query_of[query], text_of[document]) for query, document, grade in wanted if grade}
+    assert {(texts[row[0]], texts[row[1]]) for row in read.judgments if row[2]} == positive
+    negative = {(query_of[query], text_of[document]) for query, document, grade in wanted if not grade}
+    assert {(texts[row[0]], texts[row[1]]) for row in read.judgments if not row[2]} == negative - positive
+
+    pairs = pq.read_table(tmp_path / "train-00000-of-00001.parquet")
+    assert {tuple(row.values())[:2] for row in pairs.to_pylist()} == positive

@@ -1,0 +1,205 @@
+"""BEIR, MTEB and TREC: what is written reads back as the same collection, or is refused; bytes never differ."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.collections.mteb import MtebFolder
+from raytriever.retrieval.collections.trec import TrecFiles
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.exports import beir, mteb, trec
+from tests.unit.retrieval.collections.contents import Contents, contents
+from tests.unit.retrieval.exports.made_collections import stored
+
+WRITERS = {"beir": beir.write, "mteb": mteb.write, "trec": trec.write}
+
+COLLECTION = Contents(
+    [
+        ("d1", "Cats", "They purr.\n\tOften.", "pets"),
+        ("d/2", "", 'def f():\n\treturn "x"', ""),
+        ("d3", "Only a title", "", ""),
+    ],
+    [("q1", "what purrs", "pets", ["cats", "the cat"]), ("q2", "never\njudged", "", [])],
+    [("q1", "d1", 2, "test"), ("q1", "d3", -1, "test"), ("q1", "d/2", 0, "train")],
+)
+
+
+def read_back(name: str, folder: Path, names: list[str]) -> Contents:
+    """What our reader of the format makes of the files."""
+    assert sorted(names) == sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    if name != "trec":
+        return contents((BeirFolder if name == "beir" else MtebFolder)(path=str(folder)).open())
+    columns = (folder / "documents.tsv").read_bytes().partition(b"\n")[0].count(b"\t")
+    qrels = {file.split(".", 1)[1].removesuffix(".txt"): (file,) for file in names if file.startswith("qrels.")}
+    settings = {
+        "path": str(folder),
+        "documents": "documents.tsv",
+        "queries": "topics.tsv" if "topics.tsv" in names else (),
+        "qrels": qrels,
+        "document_columns": ("id", "title", "text") if columns == 2 else ("id", "text"),
+    }
+    return contents(TrecFiles.model_validate(settings).open())
+
+
+@pytest.mark.parametrize("name", ["beir", "mteb"])
+def test_everything_survives(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    names = WRITERS[name](stored(tmp_path, COLLECTION), tmp_path / "out")
+    assert read_back(name, tmp_path / "out", names) == COLLECTION
+
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+any_id = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+line = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\n\r"), max_size=12)
+word = st.text(st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1, max_size=6)
+grades = st.integers(-(2**31), 2**31 - 1)
+
+
+@st.composite
+def collections(draw: st.DrawFn, ids: st.SearchStrategy[str], texts: st.SearchStrategy[str], bare: bool) -> Contents:
+    """``bare``: without domains and answers."""
+    domains = st.just("") if bare else any_text
+    answers = st.just(list[str]()) if bare else st.lists(any_text.filter(bool), max_size=2)
+    documents = draw(st.dictionaries(ids, st.tuples(texts, texts.map(lambda text: f"{text}."), domains), min_size=1))
+    queries = draw(st.dictionaries(ids, st.tuples(texts.map(lambda text: f"{text}?"), domains, answers), min_size=1))
+    pairs = [(query, document) for query in queries for document in documents]
+    splits = draw(st.lists(st.sampled_from(["dev", "test", "train_2"]), min_size=1, unique=True).map(sorted))
+    judged = {split: draw(st.lists(st.sampled_from(pairs), min_size=1, unique=True)) for split in splits}
+    return Contents(
+        [(id_, *values) for id_, values in documents.items()],
+        [(id_, *values) for id_, values in queries.items()],
+        [(query, document, draw(grades), split) for split in splits for query, document in judged[split]],
+    )
+
+
+def in_qrels(id_: str) -> bool:
+    return not set(id_) & set("\t\r\n") and not id_.startswith('"')
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "texts"),
+    [("beir", any_id.filter(in_qrels), any_text), ("mteb", any_id, any_text), ("trec", word, line)],
+)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_unicode_round_trips(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    ids: st.SearchStrategy[str],
+    texts: st.SearchStrategy[str],
+    data: st.DataObject,
+) -> None:
+    collection = data.draw(collections(ids, texts, bare=name == "trec"))
+    folder = tmp_path_factory.mktemp("round_trip")
+    (folder / "out").mkdir()
+    names = WRITERS[name](stored(folder, collection), folder / "out")
+    assert read_back(name, folder / "out", names) == collection
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_bytes_are_a_function_of_the_collection(tmp_path: Path, name: str) -> None:
+    rows = [
+        (id_, title, text.replace("\n", " ").replace("\t", " "), domain) for id_, title, text, domain in COLLECTION[0]
+    ]
+    collection = stored(tmp_path, Contents(rows, [("q1", "what", "", [])], COLLECTION.judgments))
+    found = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        names = WRITERS[name](collection, folder)
+        found.append([(file, (folder / file).read_bytes()) for file in names])
+    assert found[0] == found[1]
+
+
+def test_a_beir_folder_to_the_byte(tmp_path: Path) -> None:
+    assert beir.write(stored(tmp_path, COLLECTION), tmp_path) == [
+        "corpus.jsonl",
+        "queries.jsonl",
+        "qrels/test.tsv",
+        "qrels/train.tsv",
+    ]
+    first = {"_id": "d1", "title": "Cats", "text": "They purr.\n\tOften.", "metadata": {"domain": "pets"}}
+    lines = (tmp_path / "corpus.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == first
+    assert json.loads(lines[1]) == {"_id": "d/2", "title": "", "text": 'def f():\n\treturn "x"'}
+    assert (tmp_path / "qrels" / "test.tsv").read_bytes() == b"query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td3\t-1\n"
+
+
+def test_trec_files_to_the_byte(tmp_path: Path) -> None:
+    documents = [("d1", "Cats", "They purr.", "pets"), ("d2", "", "é", "")]
+    collection = Contents(documents, [("q1", "what purrs", "", [])], [("q1", "d2", -1, "test")])
+    assert trec.write(stored(tmp_path, collection), tmp_path) == ["documents.tsv", "topics.tsv", "qrels.test.txt"]
+    assert (tmp_path / "documents.tsv").read_bytes() == "d1\tCats\tThey purr.\nd2\t\té\n".encode()
+    assert (tmp_path / "topics.tsv").read_bytes() == b"q1\twhat purrs\n"
+    assert (tmp_path / "qrels.test.txt").read_bytes() == b"q1 0 d2 -1\n"
+    (tmp_path / "bare").mkdir()
+    corpus = Contents([("d1", "", "x", "")], [], [])
+    assert trec.write(stored(tmp_path / "bare", corpus), tmp_path / "bare") == ["documents.tsv"]
+    assert (tmp_path / "bare" / "documents.tsv").read_bytes() == b"d1\tx\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("beir", {"judgments": []}, "has no judgments, and a BEIR folder is not complete without them"),
+        ("mteb", {"judgments": []}, "has no judgments, and MTEB's layout is not complete without them"),
+        ("beir", {"judgments": [("q1", "d1", 1, "a/b")]}, "the split 'a/b' can't be the name of a file"),
+        ("beir", {"judgments": [("q1", "d1", 1, "..")]}, r"the split '\.\.' can't be the name of a file"),
+        ("mteb", {"judgments": [("q1", "d1", 1, "dl-2019")]}, "takes no split called 'dl-2019', only letters, digits"),
+        ("beir", {"judgments": [('"q1', "d1", 1, "t")]}, "the id '\"q1' can't stand in a tab-separated judgment file"),
+        (
+            "beir",
+            {"judgments": [("q1", "d\n1", 1, "t")]},
+            r"the id 'd\\n1' can't stand in a tab-separated .*mteb, which",
+        ),
+        ("trec", {"documents": [("d 1", "", "x", "")]}, "the id 'd 1' can't stand in TREC's files, .*whitespace"),
+        ("trec", {"documents": [("\ufeffd", "", "x", "")]}, "can't stand in TREC's files"),
+        ("trec", {"documents": [("d1", "a\tb", "x", "")]}, r"'d1' has a tab or a line end in 'a\\tb', .*beir or mteb"),
+        ("trec", {"queries": [("q1", "two\nlines", "", [])]}, r"'q1' has a tab or a line end in 'two\\nlines'"),
+    ],
+)
+def test_what_a_format_can_not_hold_is_refused(tmp_path: Path, name: str, change: dict[str, Any], message: str) -> None:
+    simple = Contents([("d1", "", "x", "")], [("q1", "y", "", [])], [("q1", "d1", 1, "test")])
+    with pytest.raises(UserError, match=message):
+        WRITERS[name](stored(tmp_path, simple._replace(**change)), tmp_path)
+
+
+def test_each_file_of_documents_becomes_one_and_judgments_are_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mteb, "_JUDGMENTS_AT_ONCE", 5)
+    documents = [(f"d{number}", "", "x", "") for number in range(7)]
+    judged = [("q1", f"d{number}", number, "test" if number % 2 else "dev") for number in range(7)]
+    collection = Contents(documents, [("q1", "y", "", [])], judged)
+    names = mteb.write(stored(tmp_path, collection, rows_per_file=3, rows_per_group=2), tmp_path)
+    assert names[1:4] == [f"corpus/corpus-{number:05d}-of-00003.parquet" for number in range(3)]
+    assert names[-2:] == ["qrels/dev-00000-of-00001.parquet", "qrels/test-00000-of-00001.parquet"]
+    found = contents(MtebFolder(path=str(tmp_path)).open())
+    assert found == (documents, collection.queries, sorted(judged, key=lambda row: row[3]))
+    assert pq.ParquetFile(tmp_path / names[-2]).num_row_groups == 1
+    assert pq.ParquetFile(tmp_path / names[1]).schema_arrow.names == ["_id", "title", "text"]
+
+
+def test_the_datasets_library_and_mteb_load_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    out = tmp_path / "out"
+    out.mkdir()
+    mteb.write(stored(tmp_path, COLLECTION), out)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    assert sorted(datasets.get_dataset_config_names(str(out))) == ["corpus", "default", "queries"]
+    corpus = datasets.load_dataset(str(out), "corpus", split="corpus", cache_dir=str(tmp_path / "cache"))
+    assert corpus["text"][:] == [row[2] for row in COLLECTION.documents]
+    judged = datasets.load_dataset(str(out), split="test", cache_dir=str(tmp_path / "cache"))
+    assert judged[0] == {"query-id": "q1", "corpus-id": "d1", "score": 2}
+
+    loaders = pytest.importorskip("mteb.abstasks.retrieval_dataset_loaders", reason="MTEB is not installed")
+    loaded = loaders.RetrievalDatasetLoader(str(out), revision="main", split="test").load()
+    assert loaded["relevant_docs"] == {"q1": {"d1": 2, "d3": -1}}
+    assert loaded["queries"]["id"][:] == ["q1"]
+    assert loaded["corpus"]["id"][:] == ["d1", "d/2", "d3"]

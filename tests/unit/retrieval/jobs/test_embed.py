@@ -1,0 +1,222 @@
+"""The embedding job without Ray: what is stored, under which contract, and what it refuses to mix."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raytriever.retrieval.artifacts import Artifact, ShardRecord
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders import specification
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs import embed
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
+from raytriever.retrieval.jobs.stage import Resources, run_stage
+from raytriever.retrieval.vectors import StoredVectors
+from tests.unit.retrieval.encoders.tiny_models import SENTENCES, load_tiny, save_tiny_model
+from tests.unit.small_run import make
+
+DOCUMENTS = [(f"d{number}", f"Title {number}", f"{SENTENCES[number % 4]} {number // 8}") for number in range(23)]
+QUERIES = [(f"q{number}", f"which page is {number}") for number in range(5)]
+
+
+class Alone(Embed):
+    """Makes its shards in this process, last first; stops after ``stop_after`` of them."""
+
+    stop_after = 1_000
+
+    def execute(self, pending: Any, session: Any, progress: Any) -> Iterator[ShardRecord]:  # noqa: ARG002
+        self.load()
+        for number, shard in enumerate(reversed(pending)):
+            if number == self.stop_after:
+                raise KeyboardInterrupt
+            yield self.make_shard(shard)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("qwen2", tmp_path_factory.mktemp("model") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
+    source = tmp_path_factory.mktemp("collection") / "source"
+    (source / "qrels").mkdir(parents=True)
+    documents = [{"_id": name, "title": title, "text": text} for name, title, text in DOCUMENTS]
+    (source / "corpus.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
+    queries = [{"_id": name, "text": text} for name, text in QUERIES]
+    (source / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
+    (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
+    output = str(source.parent / "stored")
+    return make(Collect(CollectConfig(source=BeirFolder(path=str(source)), output=output)))
+
+
+def stage(collection: str, model: Path, output: Path, encoder: dict[str, Any] | None = None, **settings: Any) -> Alone:
+    wanted = {"pooling": "last_token", "dtype": "float32", "query_prompt": "query: "} | (encoder or {})
+    return Alone(
+        EmbedConfig(
+            collection=collection,
+            encoder=EncoderSettings(model=str(model), **wanted),
+            output=str(output),
+            **({"texts_per_shard": 7} | settings),
+        )
+    )
+
+
+def run(job: Alone) -> Artifact:
+    return run_stage(job, None)  # type: ignore[arg-type]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("with_title", [True, False])
+def test_the_vectors_of_every_text_are_stored_in_order(
+    collection: str, model: Path, tmp_path: Path, with_title: bool
+) -> None:
+    artifact = run(stage(collection, model, tmp_path / "out", with_title=with_title))
+    vectors = StoredVectors(str(tmp_path / "out"))
+    encoder = load_tiny(model, pooling="last_token", query_prompt="query: ")
+    stored = StoredCollection(collection)
+    for part, ids in (("documents", [name for name, *_ in DOCUMENTS]), ("queries", [name for name, _ in QUERIES])):
+        rows = vectors.part(part)
+        assert [str(name) for name in rows.ids()] == ids
+        texts = stored.texts(part, np.arange(len(ids)), with_title=with_title)
+        assert ("Title 0" in texts[0]) == (with_title and part == "documents")
+        expected = encode_texts(encoder, texts, "query" if part == "queries" else "document")
+        np.testing.assert_allclose(rows.range(0, len(ids)), expected, atol=2e-3, rtol=1e-3)
+    assert artifact.manifest["facts"]["with_title"] is with_title
+    assert vectors.contract == encoder.contract
+    assert vectors.contract.append_eos
+    assert np.load(tmp_path / "out" / "documents" / "00000.npy").dtype == np.float16
+    assert [record.rows for record in artifact.shards] == [7, 7, 7, 2, 5]
+
+
+def test_a_restart_continues_and_ends_in_the_same_bytes(collection: str, model: Path, tmp_path: Path) -> None:
+    run(stage(collection, model, tmp_path / "undisturbed"))
+    interrupted = stage(collection, model, tmp_path / "interrupted")
+    interrupted.stop_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted)
+    kept = contents(tmp_path / "interrupted")
+    assert "queries/00000.npy" in kept
+    assert "documents/00000.npy" not in kept
+    assert "manifest.json" not in kept
+    again = stage(collection, model, tmp_path / "interrupted")
+    again.stop_after = 3  # what is left, and no shard more
+    run(again)
+    assert contents(tmp_path / "interrupted") == contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"encoder": {"dtype": "bfloat16"}}, "dtype"),
+        ({"encoder": {"query_prompt": "q: "}}, "query_prompt"),
+        ({"encoder": {"max_length": 9}}, "max_length"),
+        ({"encoder": {"append_eos": False}}, "append_eos"),
+        ({"encoder": {"revision": "other"}}, "revision"),
+        ({"with_title": False}, "with_title"),
+        ({"texts_per_shard": 8}, "texts_per_shard"),
+    ],
+)
+@pytest.mark.parametrize("stop_after", [1, 1_000])
+def test_vectors_of_another_encoder_are_not_added(
+    collection: str, model: Path, tmp_path: Path, change: dict[str, Any], named: str, stop_after: int
+) -> None:
+    first = stage(collection, model, tmp_path / "out")
+    first.stop_after = stop_after
+    if stop_after == 1:
+        with pytest.raises(KeyboardInterrupt):
+            run(first)
+    else:
+        run(first)
+    with pytest.raises(UserError, match=rf"holds a different vectors artifact: .*{named}"):
+        run(stage(collection, model, tmp_path / "out", **change))
+
+
+def test_vectors_of_another_model_are_not_added(collection: str, model: Path, tmp_path: Path) -> None:
+    run(stage(collection, model, tmp_path / "out"))
+    other = save_tiny_model("qwen2", tmp_path / "other", seed=1)
+    with pytest.raises(UserError, match=r"holds a different vectors artifact: .*encoder.model"):
+        run(stage(collection, other, tmp_path / "out"))
+
+
+def test_shards_of_different_encoders_make_no_artifact(collection: str, model: Path, tmp_path: Path) -> None:
+    """Of a worker that resolved a setting otherwise, say."""
+    job = stage(collection, model, tmp_path / "out")
+    job.load()
+    records = [job.make_shard(shard) for shard in job.plan()]
+    job.facts(records)
+    records[2].facts["encoder"]["max_length"] = 9
+    with pytest.raises(UserError, match=r"shard documents-00000 and shard documents-00002 .* max_length 48 against 9"):
+        job.facts(records)
+
+
+def test_auto_is_settled_once_and_recorded(
+    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specification, "has_bfloat16", lambda **_: True)
+    job = stage(collection, model, tmp_path / "out", {"dtype": "auto"}, texts_per_shard=0)
+    monkeypatch.setattr(specification, "has_bfloat16", lambda **_: False)
+    assert job.for_workers().config.encoder.dtype == "bfloat16"
+    assert job.resolved()["encoder"]["dtype"] == "bfloat16"
+    assert (job.resolved()["texts_per_shard"], job.resolved()["token_budget"]) == (1_024, 2_048)
+    with pytest.raises(UserError, match=r"The job runs in bfloat16, which the CPU of .* has no instructions for"):
+        job.load()
+
+
+def test_a_gpu_is_asked_where_workers_have_one(
+    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specification, "has_bfloat16", lambda *, gpu: gpu)
+    settings = {"texts_per_shard": 0, "token_budget": 500, "resources": Resources(gpus_per_worker=1)}
+    job = stage(collection, model, tmp_path / "out", {"dtype": "auto"}, **settings)
+    assert job.config.encoder.dtype == "bfloat16"
+    assert (job.config.texts_per_shard, job.config.token_budget) == (16_384, 500)
+    assert stage(collection, model, tmp_path / "out", {"dtype": "auto"}).config.encoder.dtype == "float32"
+
+
+def test_bfloat16_is_what_is_computed_in(collection: str, model: Path, tmp_path: Path) -> None:
+    if not specification.has_bfloat16():
+        pytest.skip("this processor has no bfloat16 instructions")
+    exact = run(stage(collection, model, tmp_path / "exact", {"normalize": True})).uri
+    near = run(stage(collection, model, tmp_path / "near", {"normalize": True, "dtype": "bfloat16"})).uri
+    one, two = (StoredVectors(uri).part("documents").range(0, len(DOCUMENTS)) for uri in (exact, near))
+    assert (one * two).sum(axis=1).min() > 0.999
+    assert not np.array_equal(one, two)
+    assert StoredVectors(near).contract.dtype == "bfloat16"
+    with pytest.raises(UserError, match="dtype 'float32' against 'bfloat16'"):
+        StoredVectors(exact).contract.require_same(StoredVectors(near).contract, exact, near)
+
+
+def test_a_text_whose_vector_is_no_number_is_named(
+    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **settings: Any) -> Any:
+        vectors = encode_texts(*arguments, **settings)
+        vectors[1, 0] = 70_000.0  # more than half precision holds
+        return vectors
+
+    monkeypatch.setattr(embed, "encode_texts", broken)
+    with pytest.raises(UserError, match="beyond half precision for 1 texts, the first with id 'd22'"):
+        run(stage(collection, model, tmp_path / "out", parts=("documents",)))
+    assert not list((tmp_path / "out").rglob("*.npy"))

@@ -1,0 +1,158 @@
+"""The stage, made in this process: what it writes, records and prints, and the settings that it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation import stored_values
+from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from tests.unit.retrieval.judged import RUN, make_collection, make_run_artifact, write_qrels_file, write_run_file
+from tests.unit.small_run import make
+
+BETTER = {"q1": {"d1": 2.0, "d3": 1.0}, "q2": {"d2": 2.0}, "q3": {"d5": 1.0}, "q4": {"d5": 1.0}, "q6": {"d4": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_collection(tmp_path_factory.mktemp("evaluated"))
+
+
+def evaluated(folder: Path, **settings: Any) -> tuple[Evaluate, Artifact]:
+    stage = Evaluate(validate(EvaluateConfig, {"output": str(folder / "evaluation"), **settings}, "evaluate"))
+    artifact = Artifact(make(stage))
+    artifact.verify()
+    return stage, artifact
+
+
+def runs(folder: Path) -> dict[str, str]:
+    return {"mine": write_run_file(folder / "mine.trec", RUN), "better": write_run_file(folder / "better.trec", BETTER)}
+
+
+def test_everything_that_decides_a_number_is_recorded_and_printed(collection: str, tmp_path: Path) -> None:
+    system = {"with_title": True, "query_prompt": "query: ", "pooling": "mean", "top_k": 3}
+    stage, artifact = evaluated(
+        tmp_path,
+        collection=collection,
+        runs={"mine": make_run_artifact(tmp_path / "run", collection, RUN, system), "better": runs(tmp_path)["better"]},
+        measures=["nDCG@10", "R@2", "Accuracy@2"],
+        relevance_levels={"lenient": 1, "strict": 2},
+        like="coir",
+        conventions={"ties": "run_order"},
+    )
+    names = ["nDCG@10", "R(rel=1)@2", "R(rel=2)@2", "Accuracy@2"]
+    config = artifact.manifest["config"]
+    assert config["measures"] == names
+    assert (config["like"], config["relevance_levels"]) == ("coir", {"lenient": 1, "strict": 2})
+    assert config["conventions"] == {
+        "ties": "run_order", "missing_queries": "leave_out", "queries_without_positives": "count_as_zero",
+        "self_hits": "remove", "title": "left_out",
+    }  # fmt: skip
+    assert artifact.manifest["facts"]["systems"] == {"mine": system, "better": {}}
+    metrics = artifact.read_json("metrics.json")
+    assert metrics["conventions"] == config["conventions"]
+    assert metrics["made_with"] == {"mine": system, "better": {}}
+    assert metrics["measures"] == names
+    assert metrics["missing_queries"] == {"mine": 2, "better": 0}
+    means = metrics["means"]
+    # mine over q1 and q2: both positives of q1 in the first 2, none of q2; one at grade 2 in q1, none exists in q2
+    assert (means["mine"]["R(rel=1)@2"], means["mine"]["R(rel=2)@2"]) == (0.5, 0.5)
+    assert (means["better"]["R(rel=1)@2"], means["better"]["R(rel=2)@2"]) == (0.75, 0.5)
+    assert means["mine"]["Accuracy@2"] == 0.5  # q1, q4 of q1, q2, q4, q5
+    assert means["better"]["Accuracy@2"] == 1.0  # q1, q2, q4
+    lines = stage.announce(artifact)
+    text = "\n".join(lines)
+    sentences = " ".join(text.split())
+    assert "6 queries of split 'test'" in text
+    assert "Note: 'mine' lacks 2 queries, left out of its means." in text
+    assert "Note: 'mine' read documents with their titles, and 'coir' leaves it out" in sentences
+    assert "with_title=false" in text
+    for line in ("ties: run_order", "self_hits: remove", "'mine': with_title True, query_prompt 'query: '"):
+        assert f"  {line}" in text
+    assert "relevance_levels: lenient from grade 1 on, strict from grade 2 on" in text
+
+
+def test_what_is_stored_comes_back(collection: str, tmp_path: Path) -> None:
+    _, artifact = evaluated(tmp_path, collection=collection, runs=runs(tmp_path), measures=["RR", "Accuracy@3"])
+    systems = stored_values(artifact)
+    table = pq.read_table(artifact.path("per_query.parquet"))
+    assert table.column_names == ["query_id", "mine/RR", "mine/Accuracy@3", "better/RR", "better/Accuracy@3"]
+    np.testing.assert_array_equal(systems["mine"].values["RR"], [1, 1 / 3, 0, np.nan, np.nan, 0])
+    np.testing.assert_array_equal(systems["better"].values["Accuracy@3"], [1, 1, np.nan, 1, 0, np.nan])
+    assert systems["mine"].missing_queries == 2
+    means = artifact.read_json("metrics.json")["means"]
+    assert means["better"] == {"RR": 0.75, "Accuracy@3": 0.75}
+    comparison = artifact.read_json("comparisons.json")[1]
+    assert (comparison["a"], comparison["b"], comparison["measure"]) == ("mine", "better", "Accuracy@3")
+    assert comparison["details"]["queries"] == 4
+    assert comparison["details"]["two_proportions"]["p_value"] == comparison["holm"]["two_proportions"]
+
+
+def test_by_a_qrels_file(collection: str, tmp_path: Path) -> None:
+    qrels = write_qrels_file(tmp_path / "qrels.txt")
+    _, by_split = evaluated(tmp_path / "a", collection=collection, runs=runs(tmp_path))
+    stage, by_file = evaluated(tmp_path / "b", qrels=qrels, runs=runs(tmp_path))
+    assert by_file.read_json("metrics.json")["means"] == by_split.read_json("metrics.json")["means"]
+    assert list(by_file.manifest["inputs"]) == ["qrels", "runs.better", "runs.mine"]
+    assert "4 queries of the qrels file" in "\n".join(stage.announce(by_file))
+    Path(qrels).rename(tmp_path / "renamed.txt")
+    _, again = evaluated(tmp_path / "c", qrels=str(tmp_path / "renamed.txt"), runs=runs(tmp_path))
+    assert again.fingerprint == by_file.fingerprint  # the name of the file is no part of it
+
+
+def test_the_same_conventions_in_other_words_are_the_same_evaluation(collection: str, tmp_path: Path) -> None:
+    base = {"collection": collection, "runs": runs(tmp_path), "measures": ["R@5"], "like": "beir"}
+    _, artifact = evaluated(tmp_path / "a", **base)
+    _, same = evaluated(tmp_path / "b", **base, conventions={"self_hits": "remove"})
+    assert same.fingerprint == artifact.fingerprint
+    _, other = evaluated(tmp_path / "c", **base, conventions={"self_hits": "keep"})
+    assert other.fingerprint != artifact.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "judged by either a 'collection' or a file of 'qrels'"),
+        ({"collection": "a", "qrels": "b"}, "judged by either a 'collection' or a file of 'qrels'"),
+        ({"qrels": "b", "like": "bier"}, "'like': Input should be 'trec', 'beir', 'mteb' or 'coir'"),
+        (
+            {"qrels": "b", "conventions": {"tie": "run_order"}},
+            "'conventions.tie' is not a setting.*'ties'",
+        ),
+        ({"qrels": "b", "conventions": {"ties": "random"}}, "'conventions.ties': Input should be 'document_id_desc"),
+        (
+            {"qrels": "b", "relevance_levels": {"all": 0}},
+            "'relevance_levels.all': Input should be greater",
+        ),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(EvaluateConfig, {"output": "o", "runs": {"x": "y"}, **settings}, "evaluate")
+
+
+def test_inputs_that_are_refused_before_anything_is_written(collection: str, tmp_path: Path) -> None:
+    def refused(message: str, **settings: Any) -> None:
+        with pytest.raises(UserError, match=message):
+            evaluated(tmp_path, **{"collection": collection, "runs": runs(tmp_path), **settings})
+        assert not (tmp_path / "evaluation" / "manifest.json").exists()
+
+    refused(r"runs\.x is 'nowhere', which is not a run artifact or a run file", runs={"x": "nowhere"})
+    refused("qrels is 'nowhere', which is not a qrels file", collection=None, qrels="nowhere")
+    refused(r"'MRR@10' is not a measure.* Is RR@10 meant\?", measures=["MRR@10"])
+    refused("no judgments of split 'dev'", split="dev")
+    (tmp_path / "other").mkdir()
+    other = make_collection(tmp_path / "other")
+    artifact = make_run_artifact(tmp_path / "run", other, RUN)
+    fewer = Path(other).parent / "source" / "corpus.jsonl"
+    fewer.write_text(fewer.read_text().replace("Paris", "Lyon"))
+    from raytriever.retrieval.collections.beir import BeirFolder
+    from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+
+    changed = make(Collect(CollectConfig(source=BeirFolder(path=str(fewer.parent)), output=str(tmp_path / "changed"))))
+    refused("don't come from the same collection", collection=changed, runs={"x": artifact})

@@ -1,0 +1,48 @@
+"""Hard negatives for real questions by BM25: no answers in them, and those that others made by the same recipe."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from raytriever.retrieval.candidates import StoredCandidates
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.jobs.mine import Mine, MineConfig
+from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
+from tests.unit.retrieval.jobs.test_mine import make_run
+from tests.unit.retrieval.test_answers import literal_has_answer
+from tests.unit.small_run import make
+
+
+@pytest.mark.skipif(
+    "RAYTRIEVER_TEST_DATA" not in os.environ,
+    reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections",
+)
+def test_negatives_of_real_questions(tmp_path: Path) -> None:
+    folder = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / "squad_dpr"
+    uri = make(Collect(CollectConfig(source=BeirFolder(path=str(folder)), output=str(tmp_path / "collection"))))
+    collection = StoredCollection(uri)
+    documents = collection.rows_of("documents").read(["id", "title", "text"]).to_pylist()
+    texts = {found["id"]: f"{found['title']} {found['text']}" for found in documents}
+    judged = set(collection.judgments("dev")["query_id"].to_pylist())
+    queries = [row for row in collection.rows_of("queries").read(["id", "text"]).to_pylist() if row["id"] in judged]
+    query_ids = [query["id"] for query in queries]
+    index = LexicalIndex.build(texts.values(), BM25Settings())
+    ranking = index.search([query["text"] for query in queries], 40)
+    named = [{"_id": found["id"]} for found in documents]
+    run = make_run(tmp_path / "run", uri, query_ids, named, ranking.rows, ranking.scores)
+    config = MineConfig(run=run, collection=uri, split="dev", number=8, output=str(tmp_path / "mined"))
+    mined = dict(StoredCandidates(make(Mine(config))).hard_negatives())
+    assert list(mined) == query_ids
+    same = total = 0
+    for line in (folder / "dpr_ids/dev.jsonl").read_text(encoding="utf-8").splitlines():
+        example = json.loads(line)
+        found = mined[example["query_id"]]
+        assert not set(found) & set(example["positive_ids"])
+        assert not any(literal_has_answer(texts[document], example["answers"]) for document in found)
+        same += len(set(found) & set(example["hard_negative_ids"]))
+        total += len(example["hard_negative_ids"])
+    assert same / total > 0.9

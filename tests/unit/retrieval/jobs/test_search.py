@@ -1,0 +1,204 @@
+"""Index, search, rerank and fuse as stages: the same run however the work is cut, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.jobs.fuse import Fuse, FuseConfig
+from raytriever.retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings, index_ids
+from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
+from raytriever.retrieval.jobs.search import Search, SearchConfig
+from raytriever.retrieval.run_files import read_run
+from raytriever.retrieval.runs import StoredRun
+from raytriever.retrieval.top_k import exact_top_k
+from tests.unit.small_run import make, make_artifact
+
+pytest.importorskip("faiss", reason="FAISS is not installed")
+
+DOCUMENTS, QUERIES, DIMENSION = 90, 21, 8
+CONTRACT = {
+    "model": "m" * 16,
+    "pooling": "mean",
+    "normalize": True,
+    "query_prompt": "query: ",
+    "document_prompt": "",
+    "max_length": 16,
+    "dtype": "float32",
+    "dimension": DIMENSION,
+}
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("beir")
+    (folder / "qrels").mkdir()
+    words = ["wing", "lift", "drag", "flow", "shock", "heat", "plate", "cone", "jet", "wave"]
+    documents = [
+        f'{{"_id": "d{row}", "title": "t{row}", "text": "{words[row % 10]} {words[row // 10]}"}}\n'
+        for row in range(DOCUMENTS)
+    ]
+    (folder / "corpus.jsonl").write_text("".join(documents))
+    queries = [f'{{"_id": "q{row}", "text": "{words[row % 10]} of t{row}"}}\n' for row in range(QUERIES)]
+    (folder / "queries.jsonl").write_text("".join(queries))
+    judged = [f"q{row}\td{row}\t1\n" for row in range(QUERIES) if row != 3]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    source = BeirFolder(path=str(folder))
+    return make(Collect(CollectConfig(source=source, output=str(folder / "collection"))))
+
+
+def make_vectors(folder: Path, collection: str, shape: tuple[int, ...] = (), **contract: Any) -> str:
+    generator = np.random.default_rng(1)
+    files: dict[str, Any] = {}
+    for part, count, inner in (("documents", DOCUMENTS, shape), ("queries", QUERIES, ())):
+        values = generator.standard_normal((count, *inner, DIMENSION)).astype(np.float16)
+        for number, rows in enumerate(np.array_split(np.arange(count), 4)):
+            files[f"{part}/{number:05d}.npy"] = values[rows]
+            files[f"{part}/{number:05d}.ids.parquet"] = pa.table({"id": [f"{part[0]}{row}" for row in rows]})
+    inputs = {"collection": StoredCollection(collection).fingerprint}
+    return make_artifact(folder, "vectors", inputs, {"encoder": CONTRACT | contract}, files, DOCUMENTS + QUERIES)
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory, collection: str) -> str:
+    return make_vectors(tmp_path_factory.mktemp("vectors"), collection)
+
+
+def values(vectors: str, part: str) -> NDArray[Any]:
+    artifact = Artifact(vectors)
+    return np.concatenate([np.load(artifact.path(name)) for name in artifact.names(f"{part}/", ".npy")])
+
+
+def make_index(folder: Path, vectors: str, **settings: Any) -> str:
+    index = VectorIndexSettings(vectors=vectors, **settings)
+    return make(Index(IndexConfig(index=index, output=str(folder / "index"))))
+
+
+def search(folder: Path, **settings: Any) -> StoredRun:
+    return StoredRun(make(Search(SearchConfig(output=str(folder / "run"), **settings))))
+
+
+@pytest.mark.parametrize(("shards", "queries_per_shard"), [(1, 100), (2, 7), (5, 1)])
+def test_the_run_does_not_depend_on_how_the_work_is_cut(
+    tmp_path: Path, collection: str, vectors: str, shards: int, queries_per_shard: int
+) -> None:
+    index = make_index(tmp_path, vectors, shards=shards)
+    run = search(
+        tmp_path,
+        index=index,
+        collection=collection,
+        vectors=vectors,
+        split=None,
+        top_k=30,
+        queries_per_shard=queries_per_shard,
+    )
+    exact = exact_top_k(values(vectors, "queries"), values(vectors, "documents"), 30)
+    np.testing.assert_array_equal(run.ranking().rows, exact.rows)
+    np.testing.assert_array_equal(run.ranking().scores, exact.scores)
+    assert run.query_ids() == [f"q{row}" for row in range(QUERIES)]
+    assert index_ids(Artifact(index)).to_pylist() == [f"d{row}" for row in range(DOCUMENTS)]
+    lines = read_run(run.path("run.trec"))
+    assert list(lines["q5"]) == [f"d{row}" for row in exact.rows[5]]
+    assert run.system["index"] == "Flat"
+    assert run.system["query_prompt"] == "query: "
+    assert run.system["with_title"] is True
+
+
+def test_a_split_names_the_queries_it_judges(tmp_path: Path, collection: str, vectors: str) -> None:
+    run = search(tmp_path, index=make_index(tmp_path, vectors), collection=collection, vectors=vectors)
+    assert run.query_ids() == [f"q{row}" for row in range(QUERIES) if row != 3]
+    with pytest.raises(UserError, match="no judgments of split 'dev'"):
+        search(tmp_path / "x", index=str(tmp_path / "index"), collection=collection, vectors=vectors, split="dev")
+
+
+def test_documents_of_several_vectors(tmp_path: Path, collection: str) -> None:
+    vectors = make_vectors(tmp_path / "vectors", collection, (3,))
+    index = make_index(tmp_path, vectors, shards=4)
+    run = search(tmp_path, index=index, collection=collection, vectors=vectors, split=None, top_k=DOCUMENTS)
+    queries = values(vectors, "queries").astype(np.float32)
+    documents = values(vectors, "documents").astype(np.float32)
+    scores = np.einsum("qd,nmd->qnm", queries, documents).max(axis=2)
+    np.testing.assert_array_equal(run.ranking().rows, np.argsort(-scores, axis=1, kind="stable"))
+    anew = make(
+        Rerank(
+            RerankConfig(run=run.uri, vectors=vectors, collection=collection, depth=20, output=str(tmp_path / "anew"))
+        )
+    )
+    np.testing.assert_array_equal(StoredRun(anew).ranking().rows, run.ranking().rows[:, :20])
+
+
+def test_the_memory_budget_sets_the_shards(tmp_path: Path, collection: str, vectors: str) -> None:
+    whole = Artifact(make_index(tmp_path, vectors, memory_budget="64MiB"))
+    assert len(whole.shards) == 1
+    reading = 2 * 4 * 16_384 * DIMENSION
+    budget = reading + 3 * 4 * DIMENSION * 40
+    cut = Artifact(make_index(tmp_path / "small", vectors, memory_budget=budget))
+    assert [shard.rows for shard in cut.shards] == [30, 30, 30]
+    with pytest.raises(UserError, match=r"index\.memory_budget is .*Give at least"):
+        make_index(tmp_path / "tiny", vectors, memory_budget="1KiB")
+    with pytest.raises(UserError, match="91 index shards were asked for, but there are only 90"):
+        make_index(tmp_path / "many", vectors, shards=91)
+    assert collection
+
+
+def test_a_damaged_or_missing_shard_is_named(tmp_path: Path, collection: str, vectors: str) -> None:
+    index = make_index(tmp_path, vectors, shards=3)
+    shard = Path(index) / "shards" / "00001.faiss"
+    data = bytearray(shard.read_bytes())
+    data[-9] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(UserError, match=r"shards/00001\.faiss is damaged: its SHA-256 differs"):
+        search(tmp_path, index=index, collection=collection, vectors=vectors)
+    shard.unlink()
+    with pytest.raises(UserError, match=r"shards/00001\.faiss is missing"):
+        search(tmp_path, index=index, collection=collection, vectors=vectors)
+
+
+def test_an_index_and_queries_of_different_encoders_are_refused(tmp_path: Path, collection: str, vectors: str) -> None:
+    other = make_vectors(tmp_path / "other", collection, query_prompt="", max_length=32)
+    with pytest.raises(UserError, match="come from different encoders: query_prompt 'query: ' against ''; max_length"):
+        search(tmp_path, index=make_index(tmp_path, vectors), collection=collection, vectors=other)
+
+
+def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vectors: str) -> None:
+    settings = LexicalIndexSettings(collection=collection)
+    lexical = make(Index(IndexConfig(index=settings, output=str(tmp_path / "bm25"))))
+    run = search(tmp_path, index=lexical, collection=collection, top_k=20, queries_per_shard=4)
+    assert run.system["index"] == "BM25"
+    assert list(read_run(run.path("run.trec"))["q7"])[0] == "d7"  # the only one with t7 in its title
+    untitled = LexicalIndexSettings(collection=collection, with_title=False)
+    index = make(Index(IndexConfig(index=untitled, output=str(tmp_path / "untitled"))))
+    without = search(tmp_path / "without", index=index, collection=collection, top_k=20)
+    assert without.system["with_title"] is False
+    assert list(read_run(without.path("run.trec"))["q7"])[0] != "d7"
+    config = RerankConfig(run=run.uri, vectors=vectors, collection=collection, output=str(tmp_path / "anew"))
+    reranked = StoredRun(make(Rerank(config.model_copy(update={"queries_per_shard": 6}))))
+    before, after = (read_run(each.path("run.trec")) for each in (run, reranked))
+    assert {query: set(found) for query, found in before.items()} == {
+        query: set(found) for query, found in after.items()
+    }
+    queries, documents = values(vectors, "queries").astype(float), values(vectors, "documents").astype(float)
+    for query, found in after.items():
+        expected = {name: float(queries[int(query[1:])] @ documents[int(name[1:])]) for name in found}
+        assert list(found) == sorted(expected, key=lambda name: -expected[name])
+        assert found == pytest.approx(expected, rel=1e-6)
+    runs = {"lexical": run.uri, "dense": reranked.uri}
+    fused = StoredRun(make(Fuse(FuseConfig(runs=runs, output=str(tmp_path / "fused")))))
+    assert fused.query_ids() == run.query_ids()
+    assert fused.system["with_title"] is True
+
+
+def test_rerank_refuses_another_collections_run(tmp_path: Path, collection: str, vectors: str) -> None:
+    run = search(tmp_path, index=make_index(tmp_path, vectors), collection=collection, vectors=vectors)
+    foreign = make_artifact(tmp_path / "f", "vectors", {"collection": "0" * 64}, {"encoder": CONTRACT}, {}, 0)
+    config = RerankConfig(run=run.uri, vectors=foreign, collection=collection, output=str(tmp_path / "o"))
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        make(Rerank(config))

@@ -1,0 +1,86 @@
+"""A small collection with graded judgments and answers, runs on it, and stages made in this process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raytriever.retrieval.artifact_writer import ArtifactWriter
+from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.runs import write_stored_run
+from raytriever.retrieval.top_k import Ranking
+from tests.unit.small_run import make
+
+Run = dict[str, dict[str, float]]
+
+# id: text; titles hold an answer that must not be found
+DOCUMENTS = {
+    "d1": "The capital of France is Paris.",
+    "d2": "Berlin is large.",
+    "d3": "paris, Texas",
+    "d4": "Nothing of note",
+    "d5": "Rome was not built in a day",
+}
+ANSWERS = {"q1": ["Paris"], "q2": ["Berlin", "Bonn"], "q4": ["Rome"], "q5": ["Oslo"]}
+# q3 has judgments and no answers; q4 and q5 have answers and no judgments; q6 has no positive
+JUDGMENTS = {"q1": {"d1": 2, "d3": 1}, "q2": {"d2": 1, "d4": 0}, "q3": {"d5": 2}, "q6": {"d4": 0}}
+QUERIES = ("q1", "q2", "q3", "q4", "q5", "q6")
+RUN: Run = {
+    "q1": {"d3": 3.0, "d1": 2.0, "d4": 1.0},
+    "q2": {"d4": 5.0, "d5": 4.0, "d2": 3.0},
+    "q4": {"d4": 2.0, "d5": 1.0},
+    "q5": {"d1": 1.0},
+}
+
+
+def make_collection(folder: Path) -> str:
+    """The collection's artifact."""
+    source = folder / "source"
+    (source / "qrels").mkdir(parents=True)
+    documents = [{"_id": name, "title": "Rome Oslo", "text": text} for name, text in DOCUMENTS.items()]
+    queries = [{"_id": q, "text": f"text of {q}", "metadata": {"answers": ANSWERS.get(q, [])}} for q in QUERIES]
+    for name, records in (("corpus", documents), ("queries", queries)):
+        (source / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = [f"{q}\t{d}\t{grade}\n" for q, grades in JUDGMENTS.items() for d, grade in grades.items()]
+    (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    return make(Collect(CollectConfig(source=BeirFolder(path=str(source)), output=str(folder / "collection"))))
+
+
+def write_run_file(path: Path, run: Run) -> str:
+    """The run as a TREC file; its documents in the order given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f"{query} Q0 {document} {rank} {score!r} {path.stem}\n"
+        for query, found in run.items()
+        for rank, (document, score) in enumerate(found.items(), 1)
+    ]
+    path.write_text("".join(lines))
+    return str(path)
+
+
+def write_qrels_file(path: Path, qrels: dict[str, dict[str, int]] = JUDGMENTS) -> str:
+    """The judgments in TREC's form."""
+    path.write_text("".join(f"{q} 0 {d} {grade}\n" for q, grades in qrels.items() for d, grade in grades.items()))
+    return str(path)
+
+
+def make_run_artifact(folder: Path, collection: str, run: Run, system: dict[str, Any] | None = None) -> str:
+    """A run artifact that was searched for all of ``run``'s queries, also those without a document."""
+    ids = list(DOCUMENTS)
+    width = max(len(found) for found in run.values())
+    rows, scores = np.full((len(run), width), -1), np.full((len(run), width), -np.inf, dtype=np.float32)
+    for line, found in enumerate(run.values()):
+        rows[line, : len(found)] = [ids.index(document) for document in found]
+        scores[line, : len(found)] = list(found.values())
+    inputs = {"collection": Artifact(collection).fingerprint}
+    writer = ArtifactWriter(str(folder), Derivation("run", "made up", 1, {"made_up": folder.name}, inputs))
+    writer.begin()
+    with writer.folder.scratch() as scratch:
+        shard = ShardWriter(writer.folder, "run", scratch)
+        ranking = Ranking(rows, scores)
+        record = write_stored_run(shard, list(run), pa.array(ids), [ranking], width, "x")
+    return writer.finish([record], {} if system is None else {"system": system}, {"seconds": 1.0}).uri
