@@ -75,7 +75,7 @@ def _lead(runs: Mapping[str, Mapping[str, Any]]) -> str:
 def _contract_table(contracts: Mapping[str, Mapping[str, Any]]) -> Table:
     keys = sorted({key for contract in contracts.values() for key in contract})
     rows = [[key.replace("_", " "), *(_shown(key, contract) for contract in contracts.values())] for key in keys]
-    caption = "What the encoder behind each artifact is; vectors may meet only where all of it is the same."
+    caption = "What the encoder behind each artifact is; vectors may meet where all but the revision is the same."
     return Table(["encoder", *contracts], rows, caption, text_columns=1 + len(contracts))
 
 

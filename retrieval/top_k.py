@@ -66,6 +66,7 @@ def exact_top_k(
     left = torch.from_numpy(padded).to(device)
     best = torch.full((len(padded), k), _ABSENT, device=device)
     scores = torch.empty((tile, _DOCUMENT_TILE), device=device)
+    selection = _Selection(tile, k, device)
     largest = float(np.abs(padded).max(initial=0.0))
     rows_at_once = max(1, _DOCUMENT_BYTES_AT_ONCE // (4 * _DOCUMENT_TILE * max(1, dimension))) * _DOCUMENT_TILE
     for start in range(0, len(documents), rows_at_once):
@@ -74,12 +75,12 @@ def exact_top_k(
         _refuse_overflow(right, largest, block, start)
         right = right.to(device)
         for place in range(0, len(padded), tile):
-            selection = _Selection(best[place : place + tile])
+            selection.begin(best[place : place + tile])
             for offset in range(0, len(block), _DOCUMENT_TILE):
                 torch.mm(left[place : place + tile], right[offset : offset + _DOCUMENT_TILE].T, out=scores)
                 scores[:, len(block) - offset :] = -torch.inf
                 selection.add(scores, start + offset)
-            best[place : place + tile] = selection.best()
+            best[place : place + tile] = selection.settle()
     return _ranking_of_keys(best[: len(queries)].sort(dim=1, descending=True).values, first_row)
 
 
@@ -87,44 +88,50 @@ class _Selection:
     """The ``k`` largest keys of each query over tiles of scores, the rows of each tile being above those before.
 
     Most scores are below the k-th best so far: one comparison drops them. The others are gathered and sorted in from
-    time to time.
+    time to time. One object serves all blocks of queries in turn: its buffers are made once.
     """
 
-    def __init__(self, best: torch.Tensor) -> None:
-        """``best`` (queries, k) int64: the keys to begin with."""
-        queries, self._k = best.shape
-        room = torch.full((queries, max(_DOCUMENT_TILE, 2 * self._k)), _ABSENT, device=best.device)
-        self._keys = torch.cat([best, room], dim=1)
-        self._filled = torch.full((queries,), self._k, device=best.device)
+    def __init__(self, queries: int, k: int, device: str) -> None:
+        self._k = k
+        self._keys = torch.full((queries, 2 * k + _DOCUMENT_TILE), _ABSENT, device=device)
+        self._filled = torch.full((queries,), k, device=device)
+        self._is_better = torch.empty((queries, _DOCUMENT_TILE), dtype=torch.bool, device=device)
+        self._numbers = torch.arange(queries * _DOCUMENT_TILE, device=device)
+
+    def begin(self, best: torch.Tensor) -> None:
+        """Starts with the keys ``best`` (queries, k) int64; what was added before ``settle`` must have been read."""
+        self._keys[:, : self._k] = best
         self._threshold = self._worst_scores()
-        self._is_better = torch.empty((queries, _DOCUMENT_TILE), dtype=torch.bool, device=best.device)
+        self._is_empty = bool((self._threshold == -torch.inf).all())
 
     def add(self, scores: torch.Tensor, first_row: int) -> None:
         """Takes in a tile of scores (queries, documents) of documents from ``first_row`` on."""
+        if self._is_empty and self._k <= scores.shape[1]:  # the k-th best of the first tile is a threshold already
+            self._threshold = _just_below(torch.topk(scores, self._k, dim=1).values[:, -1:])
+        self._is_empty = False
         # an equal score has a higher row and so comes after; nothing equal to the k-th best has to be kept
         torch.gt(scores, self._threshold, out=self._is_better)
         place = _places_of_true(self._is_better)
         if not len(place):
             return
-        query, document = place // scores.shape[1], place % scores.shape[1]
+        query = place // scores.shape[1]
         added = torch.bincount(query, minlength=len(self._keys))
-        if int((self._filled + added).max()) > self._keys.shape[1]:
-            self._settle()
-        column = torch.arange(len(query), device=query.device) - (added.cumsum(0) - added - self._filled)[query]
-        self._keys[query, column] = _order_keys(scores.view(-1)[place], document + first_row)
+        column = self._numbers[: len(place)] - (added.cumsum(0) - added - self._filled)[query]
+        rows = place - query * scores.shape[1] + first_row
+        self._keys[query, column] = _order_keys(scores.view(-1)[place], rows)
         self._filled += added
+        if int(self._filled.max()) > 2 * self._k:  # a sharper threshold is worth a sort
+            self.settle()
 
-    def best(self) -> torch.Tensor:
-        """The largest keys (queries, k), in any order."""
-        self._settle()
+    def settle(self) -> torch.Tensor:
+        """The largest keys so far (queries, k), in any order."""
+        width = int(self._filled.max())
+        if width > self._k:
+            self._keys[:, : self._k] = torch.topk(self._keys[:, :width], self._k, dim=1, sorted=False).values
+            self._keys[:, self._k : width] = _ABSENT
+            self._filled.fill_(self._k)
+            self._threshold = self._worst_scores()
         return self._keys[:, : self._k]
-
-    def _settle(self) -> None:
-        filled = self._keys[:, : int(self._filled.max())]
-        self._keys[:, : self._k] = torch.topk(filled, self._k, dim=1, sorted=False).values
-        self._keys[:, self._k :] = _ABSENT
-        self._filled.fill_(self._k)
-        self._threshold = self._worst_scores()
 
     def _worst_scores(self) -> torch.Tensor:
         return _scores_of_keys(self._keys[:, : self._k].min(dim=1, keepdim=True).values)
@@ -136,6 +143,10 @@ def _places_of_true(mask: torch.Tensor) -> torch.Tensor:
     word = eights.view(torch.int64).view(-1).nonzero().view(-1)
     inside = eights[word].nonzero()
     return word[inside[:, 0]] * 8 + inside[:, 1]
+
+
+def _just_below(scores: torch.Tensor) -> torch.Tensor:
+    return torch.nextafter(scores, torch.full_like(scores, -torch.inf))
 
 
 def _order_keys(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -200,11 +211,17 @@ def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
 
 def best_candidates(scores: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Ranking:
     """Orders candidates (queries, n), cut or padded to ``k``; row -1 with score -inf stands for none."""
-    order = np.lexsort((rows, -scores), axis=1)[:, :k]
-    padding = ((0, 0), (0, k - order.shape[1]))
+    if rows.max(initial=-1) > _LOW_BITS:  # beyond what a key holds
+        order = np.lexsort((rows, -scores), axis=1)[:, :k]
+        ordered = Ranking(np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1))
+    else:
+        keys = _order_keys(torch.from_numpy(np.ascontiguousarray(scores)), torch.from_numpy(np.ascontiguousarray(rows)))
+        keys[torch.from_numpy(rows < 0)] = _ABSENT
+        descending = np.sort(keys.numpy(), axis=1)[:, ::-1][:, :k]
+        ordered = _ranking_of_keys(torch.from_numpy(descending.copy()), 0)
+    padding = ((0, 0), (0, k - ordered.rows.shape[1]))
     return Ranking(
-        np.pad(np.take_along_axis(rows, order, axis=1), padding, constant_values=-1),
-        np.pad(np.take_along_axis(scores, order, axis=1), padding, constant_values=-np.inf),
+        np.pad(ordered.rows, padding, constant_values=-1), np.pad(ordered.scores, padding, constant_values=-np.inf)
     )
 
 

@@ -14,13 +14,15 @@ from raytriever.retrieval.encoders.specification import EncoderContract
 from raytriever.retrieval.errors import UserError
 
 VECTORS = "vectors"
+ROW = "row"
 
 
 class StoredVectors(Artifact):
     """Opens a vectors artifact; shards are read through memory maps, never whole.
 
     Files: ``<part>/<number>.npy`` float16 (rows, dimension), or (rows, m, dimension) where a text has m vectors;
-    ``<part>/<number>.ids.parquet`` with column ``id``.
+    ``<part>/<number>.ids.parquet`` with column ``id``, and ``row`` where only some texts of the collection were
+    embedded.
     """
 
     def __init__(self, uri: str) -> None:
@@ -45,6 +47,22 @@ class VectorRows:
         self._names = names
         self._maps: list[NDArray[Any]] = [np.load(artifact.path(name), mmap_mode="r") for name in names]
         self._starts = np.cumsum([0, *(len(array) for array in self._maps)])
+        self._chosen = self._read_chosen()
+
+    def _read_chosen(self) -> NDArray[np.int64] | None:
+        """The collection's rows that are here, ascending; None where all are."""
+        files = [pq.ParquetFile(self._artifact.path(_ids_name(name))) for name in self._names]
+        if ROW not in files[0].schema_arrow.names:
+            return None
+        return np.concatenate([file.read(columns=[ROW])[ROW].to_numpy() for file in files])
+
+    def require_all(self) -> None:
+        """Raises ``UserError`` where only the texts of a run were embedded."""
+        if self._chosen is not None:
+            raise UserError(
+                f"{self._artifact.uri} holds vectors of a run's texts alone. Embed the whole collection for this:"
+                " leave the embed job's 'run' out."
+            )
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -65,14 +83,18 @@ class VectorRows:
         pieces = [pa.array([], pa.string())]
         for name, first, after in zip(self._names, self._starts[:-1], self._starts[1:], strict=True):
             if first < stop and after > start:
-                path = self._artifact.path(name.removesuffix(".npy") + ".ids.parquet")
-                column = pq.read_table(path, columns=["id"])["id"]
+                column = pq.read_table(self._artifact.path(_ids_name(name)), columns=["id"])["id"]
                 pieces += column.slice(max(0, start - first), min(stop, after) - max(start, first)).chunks
         return pa.concat_arrays(pieces)
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The given rows, float32 (n, dimension) or (n, m, dimension), in the given order."""
+        """The given rows, float32 (n, dimension) or (n, m, dimension), in the given order.
+
+        Raises ``UserError`` for a row that was not embedded.
+        """
         rows = np.asarray(rows, dtype=np.int64)
+        if self._chosen is not None:
+            rows = self._places(rows, self._chosen)
         result = np.empty((len(rows), *self._maps[0].shape[1:]), dtype=np.float32)
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shard_of):
@@ -80,6 +102,16 @@ class VectorRows:
             chosen = chosen[np.argsort(rows[chosen], kind="stable")]  # the disk is read forwards
             result[chosen] = self._maps[shard][rows[chosen] - self._starts[shard]]
         return result
+
+    def _places(self, rows: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        places = np.minimum(np.searchsorted(chosen, rows), len(chosen) - 1)
+        absent = np.flatnonzero(chosen[places] != rows)
+        if len(absent):
+            raise UserError(
+                f"{self._artifact.uri} holds no vector of row {rows[absent[0]]} ({len(absent)} of {len(rows)} are"
+                " missing): it was embedded for another run, or for fewer results of it. Embed with that run and depth."
+            )
+        return places
 
     def range(self, start: int, stop: int) -> NDArray[np.float32]:
         """Rows ``start`` to ``stop``, float32."""
@@ -90,3 +122,7 @@ class VectorRows:
         stop = len(self) if stop is None else stop
         for first in range(start, stop, size):
             yield first, self.range(first, min(first + size, stop))
+
+
+def _ids_name(name: str) -> str:
+    return name.removesuffix(".npy") + ".ids.parquet"

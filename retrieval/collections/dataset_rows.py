@@ -5,8 +5,10 @@ Texts are kept as they are, empty ones too: whoever hands them over expects a re
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,14 +21,16 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _ROWS_AT_ONCE = 1_000
+_NOT_IN_RUNS = re.compile(r"[\s%]")
 
 
 class DatasetRows:
     """A ``collection.Source`` with the rows of one data set as its documents, or as its queries; no judgments.
 
-    Columns: ``id`` and ``text``, strings; of documents also ``title``, where there is one. ``name``: what the data set
-    is, for messages. Memory: the ids and one batch. Raises ``UserError`` where a column is absent or holds something
-    else, for a null, and for an id that comes again.
+    Columns: ``id`` and ``text``, strings; of documents also ``title``, where there is one. Ids are stored as
+    ``stored_id`` says. ``name``: what the data set is, for messages. Memory: the ids and one batch. Raises
+    ``UserError`` where a column is absent or holds something else, for a row without id or text, and for an id that
+    comes again.
     """
 
     def __init__(self, dataset: "Dataset", part: TextPart, name: str) -> None:
@@ -43,13 +47,14 @@ class DatasetRows:
 
     def documents(self) -> Iterator[pa.RecordBatch]:
         """The rows, if they are documents, in their order; a title that is null is empty."""
-        rows = ((row["id"], row.get("title") or "", row["text"], "") for row in self._read("documents"))
+        rows = ((stored_id(row["id"]), row.get("title") or "", row["text"], "") for row in self._read("documents"))
         return record_batches(rows, DOCUMENTS)
 
     def queries(self) -> Iterator[pa.RecordBatch]:
         """The rows, if they are queries, in their order."""
         no_answers: list[str] = []
-        return record_batches(((row["id"], row["text"], "", no_answers) for row in self._read("queries")), QUERIES)
+        rows = ((stored_id(row["id"]), row["text"], "", no_answers) for row in self._read("queries"))
+        return record_batches(rows, QUERIES)
 
     def judgments(self) -> Iterator[pa.RecordBatch]:
         """None."""
@@ -67,8 +72,8 @@ class DatasetRows:
         for table in self._rows.iter(_ROWS_AT_ONCE) if part == self._part else ():
             for row in table.to_pylist():
                 number += 1
-                if row["id"] is None or row["text"] is None:
-                    raise UserError(f"{self._name}, row {number} has a null as its id or text. Give it strings.")
+                if not row["id"] or row["text"] is None:
+                    raise UserError(f"{self._name}, row {number} has no id or no text (null). Give it both.")
                 yield row
 
     def _require_strings(self, column: str) -> None:
@@ -87,3 +92,13 @@ class DatasetRows:
                 f"{self._name}: id {repeated[0]['values'].as_py()!r} stands in {repeated[0]['counts']} rows. Scores are"
                 " told apart by id, so ids must be unique: drop all rows but one, or give them ids of their own."
             )
+
+
+def stored_id(given: str) -> str:
+    """An id with its whitespace and % written as in URLs (%20), because a TREC run holds no whitespace in ids."""
+    return _NOT_IN_RUNS.sub(lambda found: quote(found[0]), given)
+
+
+def given_id(stored: str) -> str:
+    """The inverse of ``stored_id``."""
+    return unquote(stored)

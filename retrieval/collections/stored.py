@@ -75,6 +75,15 @@ class StoredCollection(Artifact):
         """What an encoder reads: a query's text; a document's title and text, or its text alone."""
         return texts_of(self.rows_of(part).take(rows, text_columns(part)), part, with_title=with_title)
 
+    def query_rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """The row of each query id. Raises ``UserError`` naming the first that is not there."""
+        known = self.rows_of("queries").read(["id"])["id"].combine_chunks()
+        rows = pc.index_in(pa.array(ids, known.type), known)
+        if rows.null_count:
+            missing = ids[rows.is_null().index(True).as_py()]
+            raise UserError(f"{self.uri} has no query {missing!r}. Do both come from the same collection?")
+        return rows.to_numpy().astype(np.int64)
+
     def answers(self) -> dict[str, list[str]]:
         """Strings that answer each query, for those that have some."""
         table = self.rows_of("queries").read(["id", "answers"])

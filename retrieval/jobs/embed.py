@@ -25,8 +25,10 @@ from raytriever.retrieval.encoders.specification import (
 from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.progress import say
-from raytriever.retrieval.vectors import VECTORS
+from raytriever.retrieval.runs import StoredRun
+from raytriever.retrieval.vectors import ROW, VECTORS
 
 ON_CPU = {"texts_per_shard": 1_024, "token_budget": 2_048}
 ON_GPU = {"texts_per_shard": 16_384, "token_budget": 32_768}
@@ -38,6 +40,8 @@ class EmbedConfig(StageConfig):
     collection: InputPath
     encoder: EncoderSettings
     parts: tuple[TextPart, ...] = ("documents", "queries")
+    run: InputPath | None = None  # only its queries and the documents it found, for ranking them anew
+    depth: int = Field(default=100, gt=0)  # how many of the run's documents of each query
     with_title: bool = True  # whether a document's title is read before its text
     # 0: what suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off.
     texts_per_shard: int = Field(default=0, ge=0)
@@ -76,19 +80,22 @@ class Embed(Stage[EmbedConfig]):
 
     def input_fingerprints(self) -> dict[str, str]:
         """The collection's and the encoder's."""
-        return {
+        found = {
             "collection": StoredCollection(self.config.collection).fingerprint,
             "encoder.model": self._located().fingerprint,
         }
+        return found | ({"run": StoredRun(self.config.run).fingerprint} if self.config.run else {})
 
     def plan(self) -> list[Shard]:
         """Ranges of rows of each part."""
         say(f"  encoder: {self.config.encoder.model} from {self._located().origin}, {self.config.encoder.dtype}")
         collection = StoredCollection(self.config.collection)
+        if self.config.run:
+            require_same_origin("collection", collection, StoredRun(self.config.run))
         size = self.config.texts_per_shard
         shards = []
         for part in self.config.parts:
-            total = collection.count(part)
+            total = len(self._chosen(part))
             if not total:
                 raise UserError(
                     f"{collection.uri} has no {part} to embed. Leave them out of parts, or check the source."
@@ -103,14 +110,29 @@ class Embed(Stage[EmbedConfig]):
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Texts of all parts."""
+        return sum(len(self._chosen(part)) for part in self.config.parts)
+
+    def _chosen(self, part: TextPart) -> NDArray[np.int64]:
+        """The rows to embed, ascending: all, or those of the run."""
         collection = StoredCollection(self.config.collection)
-        return sum(collection.count(part) for part in self.config.parts)
+        if self.config.run is None:
+            return np.arange(collection.count(part), dtype=np.int64)
+        run = StoredRun(self.config.run)
+        if part == "queries":
+            return np.sort(collection.query_rows(run.query_ids()))
+        found = np.unique(run.ranking().rows[:, : self.config.depth])
+        return found[found >= 0]
 
     def load(self) -> None:
         """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
         settings, gpu = self.config.encoder, bool(self.config.resources.gpus_per_worker)
-        dtype = resolve_dtype(settings.dtype)
-        require_dtype(dtype, socket.gethostname(), gpu=gpu)
+        dtype, host = resolve_dtype(settings.dtype), socket.gethostname()
+        if gpu and not torch.cuda.is_available():
+            raise UserError(
+                f"gpus_per_worker is {self.config.resources.gpus_per_worker}, but torch finds no GPU on {host}. Install"
+                " a torch built for CUDA there, or set resources.gpus_per_worker to 0."
+            )
+        require_dtype(dtype, host, gpu=gpu)
         located = self._located()
         encoder = load_encoder(settings, located.path, located.fingerprint).eval()
         self._encoder = encoder.to(device="cuda" if gpu else "cpu", dtype=getattr(torch, dtype))
@@ -122,14 +144,15 @@ class Embed(Stage[EmbedConfig]):
         if encoder is None:
             raise RuntimeError("load() comes before make()")
         part = shard.description["part"]
-        rows = np.arange(*shard.description["rows"], dtype=np.int64)
+        rows = self._chosen(part)[slice(*shard.description["rows"])]
         table = self._rows[part].take(rows, ["id", *text_columns(part)])
         texts = texts_of(table, part, with_title=self.config.with_title)
         role: Role = "query" if part == "queries" else "document"
         vectors = encode_texts(encoder, texts, role, token_budget=self.config.token_budget)
         name = f"{part}/{shard.description['number']:05d}"
         np.save(writer.path(f"{name}.npy"), _in_half_precision(vectors, table["id"], self.config.encoder.model))
-        pq.write_table(pa.table({"id": table["id"]}), writer.path(f"{name}.ids.parquet"), compression="zstd")
+        ids = pa.table({"id": table["id"]} | ({ROW: rows} if self.config.run else {}))
+        pq.write_table(ids, writer.path(f"{name}.ids.parquet"), compression="zstd")
         writer.add(f"{name}.npy")
         writer.add(f"{name}.ids.parquet")
         contract = encoder.contract.model_dump()

@@ -74,6 +74,7 @@ class Index(Stage[IndexConfig]):
         if isinstance(settings, LexicalIndexSettings):
             return [Shard("00000", {"start": 0, "stop": StoredCollection(settings.collection).count("documents")})]
         vectors = StoredVectors(settings.vectors).part("documents")
+        vectors.require_all()
         total = len(vectors)
         if settings.shards and settings.shards > total:
             raise UserError(f"{settings.shards} index shards were asked for, but there are only {total} documents.")

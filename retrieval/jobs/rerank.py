@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
@@ -22,7 +19,7 @@ from raytriever.retrieval.vectors import StoredVectors
 
 
 class RerankConfig(StageConfig):
-    """Which run, and the vectors by which its candidates are scored: those of an index's codes, or another encoder's."""
+    """Which run, and the vectors by which its candidates are scored: those behind its index, or another encoder's."""
 
     run: InputPath
     vectors: InputPath
@@ -67,19 +64,10 @@ class Rerank(Stage[RerankConfig]):
         block = slice(shard.description["start"], shard.description["start"] + self.config.queries_per_shard)
         candidates = Ranking(run.ranking().rows[block, :width], run.ranking().scores[block, :width])
         vectors = StoredVectors(self.config.vectors)
-        queries = vectors.part("queries").gather(self._query_rows(query_ids[block]))
+        query_rows = StoredCollection(self.config.collection).query_rows(query_ids[block])
+        queries = vectors.part("queries").gather(query_rows)
         write_ranking(writer, shard.name, rerank(candidates, queries, vectors.part("documents").gather, width))
         return writer.commit(0)
-
-    def _query_rows(self, ids: list[str]) -> Any:
-        known = StoredCollection(self.config.collection).rows_of("queries").read(["id"])["id"].combine_chunks()
-        rows = pc.index_in(pa.array(ids, known.type), known)
-        if rows.null_count:
-            raise UserError(
-                f"{self.config.run} answers query {ids[rows.is_null().index(True).as_py()]!r}, which"
-                f" {self.config.collection} doesn't hold. Name the collection and the vectors of the searched queries."
-            )
-        return rows.to_numpy(zero_copy_only=False).astype(np.int64)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the run uses, and what made it."""

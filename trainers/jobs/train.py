@@ -65,7 +65,8 @@ class Train(Stage[TrainConfig]):
 
     def _located(self) -> LocatedModel:
         if self._model is None:
-            self._model = locate_model(self.config.encoder.model, self.config.encoder.revision)
+            encoder = self.config.encoder
+            self._model = locate_model(encoder.model, encoder.revision, encoder.base_model)
         return self._model
 
     def __getstate__(self) -> dict[str, Any]:

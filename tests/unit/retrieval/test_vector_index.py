@@ -222,7 +222,7 @@ def test_a_graph_over_codes_compares_by_inner_product(factory: str, vectors: NDA
 
 
 def test_indexes_by_other_distances_are_refused() -> None:
-    with pytest.raises(UserError, match="'LSH' makes no index of dimension 32. FAISS says"):
+    with pytest.raises(UserError, match=r"'LSH' makes no index of dimension 32\. FAISS says"):
         index_factory.empty_index(DIMENSION, "LSH")
 
 

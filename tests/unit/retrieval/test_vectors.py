@@ -71,6 +71,22 @@ def test_a_text_may_have_several_vectors(tmp_path: Path) -> None:
     assert [(start, block.shape) for start, block in rows.blocks(2, 1, 4)] == [(1, (2, 2, 3)), (3, (1, 2, 3))]
 
 
+def test_vectors_of_some_rows_alone(tmp_path: Path) -> None:
+    files = {
+        "documents/00000.npy": VALUES[:2],
+        "documents/00000.ids.parquet": pa.table({"id": ["d3", "d9"], "row": [3, 9]}),
+        "documents/00001.npy": VALUES[2:3],
+        "documents/00001.ids.parquet": pa.table({"id": ["d40"], "row": [40]}),
+    }
+    artifact = make_artifact(tmp_path / "v", "vectors", {}, {"encoder": CONTRACT}, files, 3)
+    rows = StoredVectors(artifact).part("documents")
+    np.testing.assert_array_equal(rows.gather(np.array([40, 3, 40])), VALUES[[2, 0, 2]].astype(np.float32))
+    with pytest.raises(UserError, match=r"holds no vector of row 41 \(2 of 3 are missing\)"):
+        rows.gather(np.array([9, 41, 0]))
+    with pytest.raises(UserError, match="a run's texts alone"):
+        rows.require_all()
+
+
 def test_shards_are_mapped_not_read(rows: VectorRows) -> None:
     assert all(isinstance(array, np.memmap) for array in rows._maps)
 

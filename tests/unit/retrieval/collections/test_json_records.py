@@ -46,6 +46,7 @@ def test_a_list_with_a_piece_cut_out_is_refused_or_read_as_json_loads_does(
     folder = tmp_path_factory.mktemp("cut")
     try:
         expected = json.loads(text)
+        json.dumps(expected, ensure_ascii=False).encode()  # an escape cut out may leave half a surrogate pair
     except ValueError:
         expected = None
     with pytest.MonkeyPatch.context() as patch:

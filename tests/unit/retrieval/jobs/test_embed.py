@@ -193,6 +193,9 @@ def test_a_gpu_is_asked_where_workers_have_one(
     assert job.config.encoder.dtype == "bfloat16"
     assert (job.config.texts_per_shard, job.config.token_budget) == (16_384, 500)
     assert stage(collection, model, tmp_path / "out", {"dtype": "auto"}).config.encoder.dtype == "float32"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"gpus_per_worker is 1.0, but torch finds no GPU on"):
+        job.load()
 
 
 def test_bfloat16_is_what_is_computed_in(collection: str, model: Path, tmp_path: Path) -> None:

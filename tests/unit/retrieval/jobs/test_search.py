@@ -173,12 +173,12 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
     lexical = make(Index(IndexConfig(index=settings, output=str(tmp_path / "bm25"))))
     run = search(tmp_path, index=lexical, collection=collection, top_k=20, queries_per_shard=4)
     assert run.system["index"] == "BM25"
-    assert list(read_run(run.path("run.trec"))["q7"])[0] == "d7"  # the only one with t7 in its title
+    assert next(iter(read_run(run.path("run.trec"))["q7"])) == "d7"  # the only one with t7 in its title
     untitled = LexicalIndexSettings(collection=collection, with_title=False)
     index = make(Index(IndexConfig(index=untitled, output=str(tmp_path / "untitled"))))
     without = search(tmp_path / "without", index=index, collection=collection, top_k=20)
     assert without.system["with_title"] is False
-    assert list(read_run(without.path("run.trec"))["q7"])[0] != "d7"
+    assert next(iter(read_run(without.path("run.trec"))["q7"])) != "d7"
     config = RerankConfig(run=run.uri, vectors=vectors, collection=collection, output=str(tmp_path / "anew"))
     reranked = StoredRun(make(Rerank(config.model_copy(update={"queries_per_shard": 6}))))
     before, after = (read_run(each.path("run.trec")) for each in (run, reranked))
@@ -201,4 +201,33 @@ def test_rerank_refuses_another_collections_run(tmp_path: Path, collection: str,
     foreign = make_artifact(tmp_path / "f", "vectors", {"collection": "0" * 64}, {"encoder": CONTRACT}, {}, 0)
     config = RerankConfig(run=run.uri, vectors=foreign, collection=collection, output=str(tmp_path / "o"))
     with pytest.raises(UserError, match="don't come from the same collection"):
+        make(Rerank(config))
+
+
+def test_the_queries_of_another_collection(tmp_path: Path, collection: str, vectors: str) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "other", "text": "no matter"}\n')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "x", "text": "shock of t4"}\n{"_id": "y", "text": "t7"}\n')
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\ny\tother\t1\n")
+    source = BeirFolder(path=str(tmp_path))
+    others = make(Collect(CollectConfig(source=source, output=str(tmp_path / "others"))))
+    settings = LexicalIndexSettings(collection=collection)
+    lexical = make(Index(IndexConfig(index=settings, output=str(tmp_path / "bm25"))))
+    run = search(tmp_path / "lexical", index=lexical, collection=collection, queries=others, split=None, top_k=5)
+    found = read_run(run.path("run.trec"))
+    assert {query: next(iter(documents)) for query, documents in found.items()} == {"x": "d4", "y": "d7"}
+    judged = search(tmp_path / "judged", index=lexical, collection=collection, queries=others, top_k=5)
+    assert judged.query_ids() == ["y"]
+    two = np.random.default_rng(2).standard_normal((2, DIMENSION)).astype(np.float16)
+    files = {"queries/00000.npy": two, "queries/00000.ids.parquet": pa.table({"id": ["x", "y"]})}
+    inputs = {"collection": StoredCollection(others).fingerprint}
+    asked = make_artifact(tmp_path / "asked", "vectors", inputs, {"encoder": CONTRACT}, files, 2)
+    searched = {"index": make_index(tmp_path, vectors), "collection": collection, "split": None, "top_k": 9}
+    run = search(tmp_path / "dense", queries=others, vectors=asked, **searched)
+    np.testing.assert_array_equal(run.ranking().rows, exact_top_k(two, values(vectors, "documents"), 9).rows)
+    assert run.manifest["inputs"]["queries"] == StoredCollection(others).fingerprint
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        search(tmp_path / "mixed", queries=others, vectors=vectors, **searched)
+    config = RerankConfig(run=run.uri, vectors=vectors, collection=collection, output=str(tmp_path / "anew"))
+    with pytest.raises(UserError, match="has no query 'x'"):
         make(Rerank(config))
