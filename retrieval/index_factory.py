@@ -73,7 +73,11 @@ def bytes_per_vector(factory: str, dimension: int) -> int:
 
 
 def prepare_training(index: "Index", seed: int) -> None:
-    """Sets what every k-means starts from, and lets small samples train without a warning for each of them."""
+    """Sets what every k-means starts from, and lets small samples train without a warning for each of them.
+
+    Codes are left unordered: by default FAISS spends minutes on ordering them for a filter (polysemous codes) that no
+    search here uses.
+    """
     faiss = import_faiss()
     whole = faiss.downcast_index(index)
     if isinstance(whole, faiss.IndexPreTransform):
@@ -88,6 +92,8 @@ def prepare_training(index: "Index", seed: int) -> None:
         inner = faiss.downcast_index(inner.storage)
     if isinstance(inner, faiss.IndexIVF):
         _prepare_clustering(inner.cp, seed)
+    if hasattr(inner, "do_polysemous_training"):
+        inner.do_polysemous_training = False
     if hasattr(inner, "pq"):
         _prepare_clustering(inner.pq.cp, seed)
 

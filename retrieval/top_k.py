@@ -215,7 +215,8 @@ def best_candidates(scores: NDArray[np.float32], rows: NDArray[np.int64], k: int
         order = np.lexsort((rows, -scores), axis=1)[:, :k]
         ordered = Ranking(np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1))
     else:
-        keys = _order_keys(torch.from_numpy(np.ascontiguousarray(scores)), torch.from_numpy(np.ascontiguousarray(rows)))
+        writeable = [torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in (scores, rows)]
+        keys = _order_keys(*writeable)
         keys[torch.from_numpy(rows < 0)] = _ABSENT
         descending = np.sort(keys.numpy(), axis=1)[:, ::-1][:, :k]
         ordered = _ranking_of_keys(torch.from_numpy(descending.copy()), 0)

@@ -1,21 +1,19 @@
 """Settings that say which tables hold a collection, and what their columns are called."""
 
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from raytriever.retrieval.collections.records import Policies
+from raytriever.retrieval.collections.text_lines import FileNames
 from raytriever.retrieval.configuration import Settings
-
-# what makes up one table: a name or a list of names
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
 
 class DocumentTable(Settings):
     """The table of the documents. A title, text or domain of null is an empty one."""
 
-    table: Names = Field(min_length=1)
+    table: FileNames = Field(min_length=1)
     id: str = "id"
     title: str | None = None  # None: they have none
     text: str = "text"
@@ -25,7 +23,7 @@ class DocumentTable(Settings):
 class QueryTable(Settings):
     """The table of the queries."""
 
-    table: Names = Field(min_length=1)
+    table: FileNames = Field(min_length=1)
     id: str = "id"
     text: str = "text"
     domain: str | None = None
@@ -35,8 +33,8 @@ class QueryTable(Settings):
 class SplitTables(Settings):
     """Where rows are that belong to splits: a table for each split, or one table with a column that names it."""
 
-    splits: dict[str, Names] | None = Field(default=None, min_length=1)  # split to its table
-    table: Names | None = Field(default=None, min_length=1)
+    splits: dict[str, FileNames] | None = Field(default=None, min_length=1)  # split to its table
+    table: FileNames | None = Field(default=None, min_length=1)
     split: str | None = None  # the column of ``table``
 
     @model_validator(mode="after")
@@ -50,7 +48,7 @@ class SplitTables(Settings):
             raise ValueError("splits and table exclude each other, as do splits and split; give one of them")
         return self
 
-    def tables(self) -> Iterator[tuple[str | None, Names]]:
+    def tables(self) -> Iterator[tuple[str | None, FileNames]]:
         """Each split, by name, and its table; None where a column tells the split."""
         if self.splits is not None:
             yield from sorted(self.splits.items())

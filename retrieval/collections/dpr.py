@@ -21,7 +21,7 @@ from raytriever.retrieval.collections.records import (
     text_id,
 )
 from raytriever.retrieval.collections.tables import FileTable
-from raytriever.retrieval.collections.text_lines import find_files, numbered_lines, plain_name
+from raytriever.retrieval.collections.text_lines import FileNames, find_files, numbered_lines, plain_name
 from raytriever.retrieval.collections.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
@@ -34,7 +34,6 @@ from raytriever.retrieval.collections.training_examples import (
     objects,
     texts,
 )
-from raytriever.retrieval.collections.trec_files import FileNames
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder

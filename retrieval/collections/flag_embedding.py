@@ -8,7 +8,7 @@ from pydantic import Field
 from raytriever.retrieval.collections.checked_source import CheckedSource
 from raytriever.retrieval.collections.json_fields import optional_string, required, string
 from raytriever.retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, text_id
-from raytriever.retrieval.collections.text_lines import json_objects, plain_name
+from raytriever.retrieval.collections.text_lines import FileNames, json_objects, plain_name
 from raytriever.retrieval.collections.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
@@ -18,7 +18,6 @@ from raytriever.retrieval.collections.training_examples import (
     files_of_splits,
     texts,
 )
-from raytriever.retrieval.collections.trec_files import FileNames
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.storage import Folder
 

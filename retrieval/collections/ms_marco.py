@@ -20,10 +20,9 @@ from raytriever.retrieval.collections.records import (
     describe_files,
     text_id,
 )
-from raytriever.retrieval.collections.text_lines import find_files, json_lists, tab_separated
+from raytriever.retrieval.collections.text_lines import FileNames, find_files, json_lists, tab_separated
 from raytriever.retrieval.collections.trec_files import (
     DocumentColumns,
-    FileNames,
     checked_id,
     qrels_judgments,
     tsv_documents,

@@ -13,7 +13,7 @@ from raytriever.retrieval.collections.checked_source import CheckedSource
 from raytriever.retrieval.collections.json_fields import optional_string, required, string
 from raytriever.retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, text_id
 from raytriever.retrieval.collections.tables import FileTable
-from raytriever.retrieval.collections.text_lines import find_files, json_objects, plain_name
+from raytriever.retrieval.collections.text_lines import FileNames, find_files, json_objects, plain_name
 from raytriever.retrieval.collections.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
@@ -22,7 +22,6 @@ from raytriever.retrieval.collections.training_examples import (
     example_of,
     texts,
 )
-from raytriever.retrieval.collections.trec_files import FileNames
 from raytriever.retrieval.configuration import InputPath, did_you_mean
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder

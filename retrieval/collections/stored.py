@@ -82,7 +82,8 @@ class StoredCollection(Artifact):
         if rows.null_count:
             missing = ids[rows.is_null().index(True).as_py()]
             raise UserError(f"{self.uri} has no query {missing!r}. Do both come from the same collection?")
-        return rows.to_numpy().astype(np.int64)
+        numbers: NDArray[np.int64] = rows.to_numpy().astype(np.int64)
+        return numbers
 
     def answers(self) -> dict[str, list[str]]:
         """Strings that answer each query, for those that have some."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from raytriever.retrieval.collections.checked_source import CheckedSource
 from raytriever.retrieval.collections.json_fields import identifier, identifier_of, optional_string, string
 from raytriever.retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, describe_files
-from raytriever.retrieval.collections.text_lines import find_files, json_objects
+from raytriever.retrieval.collections.text_lines import FileNames, find_files, json_objects
 from raytriever.retrieval.collections.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
@@ -20,7 +20,6 @@ from raytriever.retrieval.collections.training_examples import (
     first_of_each_id,
     objects,
 )
-from raytriever.retrieval.collections.trec_files import FileNames
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder

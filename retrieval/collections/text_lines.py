@@ -4,12 +4,16 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import pyarrow as pa
+from pydantic import BeforeValidator
 
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder
+
+# what a setting that names files takes: one name or several, which may hold *
+FileNames = Annotated[tuple[str, ...], BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)]
 
 _BUFFER_BYTES = 8 << 20  # one request to an object store each
 _SHOWN_CHARACTERS = 60

@@ -15,10 +15,9 @@ from raytriever.retrieval.collections.records import (
     QueryRecord,
     describe_files,
 )
-from raytriever.retrieval.collections.text_lines import find_files, json_objects, plain_name
+from raytriever.retrieval.collections.text_lines import FileNames, find_files, json_objects, plain_name
 from raytriever.retrieval.collections.trec_files import (
     DocumentColumns,
-    FileNames,
     TopicField,
     checked_id,
     marked_up_documents,

@@ -6,9 +6,9 @@ Judgments are in ``qrels``. Wrong lines raise ``UserError`` with file and line.
 import html
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 
 from raytriever.retrieval.collections.qrels import read_trec_qrels
 from raytriever.retrieval.collections.records import DocumentRecord, JudgmentRecord, Place, QueryRecord
@@ -19,10 +19,6 @@ from raytriever.retrieval.storage import Folder
 TopicField = Literal["title", "desc", "narr"]
 
 
-def _tuple_of_names(names: Any) -> Any:
-    return (names,) if isinstance(names, str) else names
-
-
 def _checked_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
     named = [column for column in columns if column != "-"]
     if len(set(named)) < len(named) or not {"id", "text"} <= set(named):
@@ -30,7 +26,6 @@ def _checked_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
-FileNames = Annotated[tuple[str, ...], BeforeValidator(_tuple_of_names)]  # one name or several; may hold *
 DocumentColumns = Annotated[tuple[Literal["id", "title", "text", "-"], ...], AfterValidator(_checked_columns)]
 
 # what may stand before a field's text, and says the same as its tag

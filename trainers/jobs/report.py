@@ -13,6 +13,7 @@ from raytriever.pipelines.data_report import clusters_section, data_section
 from raytriever.pipelines.jobs.pack import PACKING
 from raytriever.pipelines.pairs import PAIRS
 from raytriever.retrieval.artifacts import LOG, Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.candidates import CANDIDATES, StoredCandidates
 from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
 from raytriever.retrieval.configuration import InputPath, did_you_mean, input_paths
 from raytriever.retrieval.errors import UserError
@@ -20,6 +21,7 @@ from raytriever.retrieval.evaluation import EVALUATION
 from raytriever.retrieval.evaluation_report import Evaluated, result_section
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.mining_report import mining_section
 from raytriever.retrieval.provenance_report import provenance_section
 from raytriever.retrieval.report import Section, render
 from raytriever.retrieval.storage import absolute
@@ -40,6 +42,7 @@ class ReportConfig(StageConfig):
     packing: InputPath | None = None
     batches: InputPath | None = None
     model: InputPath | None = None
+    candidates: InputPath | None = None
     evaluation: InputPath | None = None
     title: str | None = None  # None: the name of the folder that holds the output, which is the run's
     baseline: str | None = None  # the system that others are compared with; None: the evaluation's first
@@ -63,6 +66,7 @@ _KINDS = {
     "packing": PACKING,
     "batches": BATCHES,
     "model": MODEL,
+    "candidates": CANDIDATES,
     "evaluation": EVALUATION,
 }
 
@@ -132,6 +136,7 @@ class Report(Stage[ReportConfig]):
             data_section(collection, pairs, found.values()),
             clusters_section(clusters, _batch_size(packing or found.get("batches"))) if clusters else None,
             batches_section(packing, pairs, vectors, clusters, batches, self.config.sampled_batches, self.config.seed),
+            mining_section(StoredCandidates(paths["candidates"]).audit()) if "candidates" in paths else None,
             _training(found.get("model")),
             provenance_section(found),
         ]

@@ -9,6 +9,12 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.mteb_encoder import RaytrieverEncoder, load_described
+from raytriever.retrieval.vectors import StoredVectors
+from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     mteb = pytest.importorskip("mteb", reason="MTEB is not installed")
@@ -88,6 +94,29 @@ class FlightTalk(Flight):
 class FlightTwice(Flight):
     metadata = metadata("FlightTwice")
     repeated_id = True
+
+
+def save_encoder(folder: Path) -> str:
+    """A tiny encoder, the same every time, as a sentence-transformers folder with both prompts."""
+    model = str(save_tiny_model("bert", folder / "plain"))
+    prompts = {"query_prompt": "the index of ", "document_prompt": "return "}
+    load_described(EncoderSettings(model=model, pooling="mean", normalize=True, **prompts)).save(folder / "tiny")
+    return str(folder / "tiny")
+
+
+class StoredEncoder(RaytrieverEncoder):
+    """The vectors that a search has stored, by their texts."""
+
+    def __init__(self, encoder: str, folder: Path) -> None:
+        super().__init__(encoder, device="cpu")
+        self._vectors: dict[str, Any] = {}
+        for part, vectors in (("documents", "document_vectors"), ("queries", "query_vectors")):
+            collection, stored = StoredCollection(str(folder / part)), StoredVectors(str(folder / vectors)).part(part)
+            texts = collection.texts(part, np.arange(len(stored)))
+            self._vectors |= dict(zip(texts, stored.range(0, len(stored)), strict=True))
+
+    def encode(self, inputs: Any, **_: Any) -> Any:
+        return np.stack([self._vectors[text] for batch in inputs for text in batch["text"]])
 
 
 def evaluate(model: Any, task: Any, folder: Path | None = None) -> dict[str, float]:

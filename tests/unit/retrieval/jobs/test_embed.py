@@ -19,7 +19,11 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs import embed
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
+from raytriever.retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
+from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
+from raytriever.retrieval.jobs.search import Search, SearchConfig
 from raytriever.retrieval.jobs.stage import Resources, run_stage
+from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.tiny_models import SENTENCES, load_tiny, save_tiny_model
 from tests.unit.small_run import make
@@ -108,6 +112,24 @@ def test_the_vectors_of_every_text_are_stored_in_order(
     assert vectors.contract.append_eos
     assert np.load(tmp_path / "out" / "documents" / "00000.npy").dtype == np.float16
     assert [record.rows for record in artifact.shards] == [7, 7, 7, 2, 5]
+
+
+def test_a_run_s_texts_alone_rank_it_as_all_texts_do(collection: str, model: Path, tmp_path: Path) -> None:
+    index = make(Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "index"))))
+    first = make(Search(SearchConfig(index=index, collection=collection, split=None, output=str(tmp_path / "first"))))
+    reranked = []
+    for name, chosen in (("all", {}), ("few", {"run": first, "depth": 3, "texts_per_shard": 2})):
+        run(stage(collection, model, tmp_path / name, **chosen))
+        config = {"run": first, "collection": collection, "vectors": str(tmp_path / name), "depth": 3}
+        reranked.append(make(Rerank(RerankConfig(output=str(tmp_path / f"{name}-run"), **config))))
+    everything, few = (StoredRun(path) for path in reranked)
+    assert StoredVectors(str(tmp_path / "few")).part("documents").ids().to_pylist() != [name for name, *_ in DOCUMENTS]
+    assert 0 < len(StoredVectors(str(tmp_path / "few")).part("documents")) <= 15
+    np.testing.assert_array_equal(few.ranking().rows, everything.ranking().rows)
+    np.testing.assert_allclose(few.ranking().scores, everything.ranking().scores, atol=5e-3)
+    settings = VectorIndexSettings(vectors=str(tmp_path / "few"))
+    with pytest.raises(UserError, match="vectors of a run's texts alone"):
+        make(Index(IndexConfig(index=settings, output=str(tmp_path / "no"))))
 
 
 def test_a_restart_continues_and_ends_in_the_same_bytes(collection: str, model: Path, tmp_path: Path) -> None:

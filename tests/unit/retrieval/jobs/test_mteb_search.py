@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from datasets import Dataset
 
 from raytriever.retrieval.artifacts import ShardRecord
 from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.mteb_search import RaytrieverSearch, candidate_rows, scores_by_id
 from raytriever.retrieval.jobs.stage import Shard, Stage
-from raytriever.retrieval.mteb_encoder import RaytrieverEncoder, load_described, result_name
+from raytriever.retrieval.mteb_encoder import RaytrieverEncoder, result_name
 from raytriever.retrieval.top_k import Ranking
-from raytriever.retrieval.vectors import StoredVectors
 from tests.unit.retrieval.mteb_tasks import (
     DOCUMENTS,
     QUERIES,
@@ -25,15 +24,17 @@ from tests.unit.retrieval.mteb_tasks import (
     FlightReranking,
     FlightTalk,
     FlightTwice,
+    StoredEncoder,
     evaluate,
     predictions,
+    save_encoder,
 )
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
 
 @pytest.fixture(autouse=True)
-def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def execute(self: Stage[Any], pending: list[Shard], *_: Any) -> Iterator[ShardRecord]:
         if pending:
             self.load()
@@ -41,37 +42,20 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
             yield self.make_shard(shard)
 
     monkeypatch.setattr(Stage, "execute", execute)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more are slower for a model this small
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
-def encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny encoder as a sentence-transformers folder, with both prompts."""
-    folder = tmp_path_factory.mktemp("exported") / "tiny"
-    settings = EncoderSettings(
-        model=str(tiny_encoder), pooling="mean", normalize=True, query_prompt="def: ", document_prompt="return "
-    )
-    load_described(settings).save(folder)
-    return str(folder)
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 def searching(folder: Path, encoder: str, **settings: Any) -> RaytrieverSearch:
     embed = {"encoder": {"model": encoder, "dtype": "float32"}, "texts_per_shard": 50}
     return RaytrieverSearch(str(folder), embed=embed, **settings)
-
-
-class StoredEncoder(RaytrieverEncoder):
-    """The vectors that a search has stored, by their texts."""
-
-    def __init__(self, encoder: str, folder: Path) -> None:
-        super().__init__(encoder, device="cpu")
-        self._vectors: dict[str, Any] = {}
-        for part, vectors in (("documents", "document_vectors"), ("queries", "query_vectors")):
-            collection, stored = StoredCollection(str(folder / part)), StoredVectors(str(folder / vectors)).part(part)
-            texts = collection.texts(part, np.arange(len(stored)))
-            self._vectors |= dict(zip(texts, stored.range(0, len(stored)), strict=True))
-
-    def encode(self, inputs: Any, **_: Any) -> Any:
-        return np.stack([self._vectors[text] for batch in inputs for text in batch["text"]])
 
 
 @pytest.mark.parametrize("task", [Flight(), FlightReranking()], ids=["retrieval", "re-ranking"])
@@ -101,7 +85,6 @@ def test_the_encoder_alone_the_exported_one_and_the_search(encoder: str, tmp_pat
     }
     scores = {name: evaluate(model, task, tmp_path / name) for name, model in models.items()}
     assert scores["exported"]["ndcg_at_10"] == pytest.approx(scores["encoder"]["ndcg_at_10"], abs=1e-6)
-    assert scores["search"]["ndcg_at_10"] == pytest.approx(scores["encoder"]["ndcg_at_10"], abs=1e-2)
     expected = predictions(tmp_path / "encoder", task.metadata.name)
     for name, tolerance in (("exported", 1e-5), ("search", 2e-3)):  # a search stores vectors in half precision
         found = predictions(tmp_path / name, task.metadata.name)
@@ -143,11 +126,11 @@ def test_bm25_needs_no_encoder(tmp_path: Path) -> None:
 def test_what_mteb_is_told_of_the_model(encoder: str, tmp_path: Path) -> None:
     meta = searching(tmp_path, encoder).mteb_model_meta
     assert meta.name == "raytriever/tiny"
-    assert (meta.embed_dim, meta.max_tokens, meta.similarity_fn_name.value) == (32, 64, "cosine")
+    assert (meta.embed_dim, meta.max_tokens, meta.similarity_fn_name.value) == (32, 48, "cosine")
     assert meta.n_parameters == RaytrieverEncoder(encoder).mteb_model_meta.n_parameters > 10_000
     assert meta.use_instructions
     assert meta.training_datasets is None
-    assert meta.experiment_kwargs["query_prompt"] == "def: "
+    assert meta.experiment_kwargs["query_prompt"] == "the index of "
     cut = searching(tmp_path, encoder, index={"index": {"kind": "vectors", "factory": "IVF4,Flat"}})
     few = searching(tmp_path, encoder, search={"search_parameters": "nprobe=2"}, name="our/name")
     names = {model.mteb_model_meta.experiment_name for model in (searching(tmp_path, encoder), cut, few)}
@@ -161,18 +144,17 @@ def test_a_text_without_a_role_has_no_prompt(encoder: str) -> None:
     from mteb.types import PromptType
     from sentence_transformers import SentenceTransformer
 
-    ours, exported = (
-        RaytrieverEncoder(encoder, device="cpu", dtype="float32"),
-        SentenceTransformer(encoder, device="cpu"),
-    )
+    ours = RaytrieverEncoder(encoder, device="cpu", dtype="float32")
+    exported = SentenceTransformer(encoder, device="cpu")
     texts = ["the wing of a plane", "heat"]
     for role, prompt in ((None, None), (PromptType.query, "query"), (PromptType.document, "document")):
         task = {"task_metadata": Flight.metadata, "hf_split": "test", "hf_subset": "default"}
         found = ours.encode([{"text": texts[:1]}, {"text": texts[1:]}], prompt_type=role, **task)
-        np.testing.assert_allclose(
-            found, exported.encode(texts, prompt_name=prompt, prompt=None if prompt else ""), atol=1e-6
-        )
-    np.testing.assert_allclose(ours.similarity(found, found).diagonal(), ours.similarity_pairwise(found, found))
+        expected = exported.encode(texts, prompt_name=prompt, prompt=None if prompt else "")
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        ours.similarity(found, found).diagonal(), ours.similarity_pairwise(found, found), rtol=1e-6
+    )
     with pytest.raises(UserError, match="precision 'int8' is not supported"):
         ours.encode([], prompt_type=None, precision="int8", **task)
 
