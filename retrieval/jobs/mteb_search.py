@@ -89,7 +89,7 @@ class RaytrieverSearch:
         self._session = session or RaySession()
         self._name = name
         self._indexed = ""
-        for job, settings in (*self._settings.items(), ("index.index", index.get("index", {}))):
+        for job, settings in (*self._settings.items(), ("index.index", index.get("index") or {})):
             settled = [key for key in _SETTLED[job] if key in settings]
             if settled:
                 raise UserError(f"{job}: '{settled[0]}' follows from MTEB's task; leave it out.")

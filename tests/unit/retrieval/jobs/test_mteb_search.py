@@ -1,5 +1,6 @@
 """Our stages and our encoder as models of MTEB, on tasks made here: its own search is the oracle. No Ray."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ def test_a_text_without_a_role_has_no_prompt(encoder: str) -> None:
         ({"search": {"top_k": 5}}, "search: 'top_k' follows from MTEB's task"),
         ({"index": {"index": {"kind": "vectors", "vectors": "x"}}}, "index.index: 'vectors' follows"),
         ({"index": {"factory": "Flat"}}, "index.index is None"),
+        ({"index": {"index": "Flat"}}, "index.index is 'Flat'; give a mapping"),
         ({"index": {"index": {"kind": "lexical"}}, "embed": {}}, "leave 'embed' out"),
         ({"index": {"index": {"kind": "lexicall"}}}, "Did you mean 'lexical'"),
     ],
@@ -176,6 +178,13 @@ def test_settings_that_are_none_are_named(tmp_path: Path, settings: dict[str, An
     with pytest.raises(UserError) as refused:
         RaytrieverSearch(str(tmp_path), **settings)
     assert expected in str(refused.value)
+
+
+def test_without_mteb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    for make in (lambda: RaytrieverSearch(str(tmp_path)), lambda: RaytrieverEncoder("org/name")):
+        with pytest.raises(UserError, match=r"pip install 'raytriever\[mteb\]'"):
+            make()
 
 
 def test_what_is_refused_while_searching(encoder: str, tmp_path: Path) -> None:

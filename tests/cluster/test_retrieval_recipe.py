@@ -1,0 +1,127 @@
+"""The recipe ``retrieval`` on real collections, its means checked by trec_eval and by formulas written out here."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.run_files import read_run
+from raytriever.retrieval.runs import StoredRun
+from raytriever.retrieval.top_k import exact_top_k
+from raytriever.retrieval.vectors import StoredVectors
+
+pytest.importorskip("faiss", reason="FAISS is not installed")
+
+ROOT = Path(__file__).parents[2]
+RUNS = {
+    "BM25": "bm25_run",
+    "dense, exact": "exact_run",
+    "dense, IVF-PQ": "ivf_pq_run",
+    "dense, HNSW-PQ re-ranked": "hnsw_pq_run",
+    "BM25 + dense, fused": "fused_run",
+    "BM25 re-ranked": "reranked_run",
+}
+COLLECTIONS = ("cacm", "cystic_fibrosis")  # documents without texts; grades 1 to 3
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
+    """The folder in which the recipe has run over the collections, with a tiny encoder and small codes."""
+    data = os.environ.get("RAYTRIEVER_TEST_DATA")
+    if not data:
+        pytest.skip("RAYTRIEVER_TEST_DATA does not name a folder of BEIR collections")
+    folder = tmp_path_factory.mktemp("retrieval")
+    settings = {
+        "vectors.encoder.model": str(tiny_encoder),
+        "vectors.encoder.pooling": "mean",
+        "vectors.encoder.normalize": "true",
+        "vectors.encoder.max_length": "32",
+        "vectors.encoder.dtype": "float32",
+        "ivf_pq_index.index.factory": "OPQ8,IVF16,PQ8x4",
+        "hnsw_pq_index.index.factory": "HNSW32_PQ16x6",
+    }
+    overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    each = "corpus.source.path=" + ",".join(f"{data}/{name}" for name in COLLECTIONS)
+    command = [sys.executable, str(ROOT / "raytriever.py"), "run", "retrieval", "--each", each, *overrides]
+    done = subprocess.run([*command, "--output", str(folder)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "nDCG@10 by collection" in done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_means_are_those_of_trec_eval(output: Path, name: str) -> None:
+    qrels = qrels_of(output / name)
+    means = Artifact(str(output / name / "evaluation")).read_json("metrics.json")["means"]
+    names = {"nDCG@10": "ndcg_cut_10", "AP": "map", "R@100": "recall_100"}
+    judge = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map", "recall.100"})
+    for system, folder in RUNS.items():
+        run = read_run(StoredRun(str(output / name / folder)).path("run.trec"))
+        values = judge.evaluate(run)
+        for ours, theirs in names.items():
+            # trec_eval -c: a judged query that the run lacks counts 0
+            mean = sum(found[theirs] for found in values.values()) / len(qrels)
+            assert means[system][ours] == pytest.approx(mean, abs=1e-6), (system, ours)
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_means_are_those_of_the_formulas(output: Path, name: str) -> None:
+    qrels = qrels_of(output / name)
+    means = Artifact(str(output / name / "evaluation")).read_json("metrics.json")["means"]
+    for system, folder in RUNS.items():
+        run = read_run(StoredRun(str(output / name / folder)).path("run.trec"))
+        gain, reciprocal, recall, judged = [], [], [], []
+        for query, grades in qrels.items():
+            scores = {document: np.float32(score) for document, score in run.get(query, {}).items()}
+            ranked = sorted(scores, key=lambda document: (scores[document], document), reverse=True)
+            ideal = sorted(grades.values(), reverse=True)[:10]
+            best = sum(grade / math.log2(rank + 1) for rank, grade in enumerate(ideal, 1))
+            found = sum(grades.get(document, 0) / math.log2(rank + 1) for rank, document in enumerate(ranked[:10], 1))
+            hits = [rank for rank, document in enumerate(ranked, 1) if grades.get(document, 0) > 0]
+            gain.append(found / best)
+            reciprocal.append(1 / hits[0] if hits and hits[0] <= 10 else 0.0)
+            recall.append(sum(rank <= 100 for rank in hits) / sum(grade > 0 for grade in grades.values()))
+            judged.append(sum(document in grades for document in ranked[:10]) / 10)
+        expected = {"nDCG@10": gain, "RR@10": reciprocal, "R@100": recall, "Judged@10": judged}
+        for measure, values in expected.items():
+            assert means[system][measure] == pytest.approx(float(np.mean(values)), abs=1e-6), (system, measure)
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(output: Path, name: str) -> None:
+    folder = output / name
+    collection, vectors = StoredCollection(str(folder / "corpus")), StoredVectors(str(folder / "vectors"))
+    exact, coded = StoredRun(str(folder / "exact_run")), StoredRun(str(folder / "hnsw_pq_run"))
+    queries = vectors.part("queries").gather(collection.query_rows(exact.query_ids()))
+    documents = vectors.part("documents")
+    expected = exact_top_k(queries, documents.range(0, len(documents)), 200)
+    np.testing.assert_array_equal(exact.ranking().rows, expected.rows)
+    np.testing.assert_array_equal(exact.ranking().scores, expected.scores)
+    pairs = zip(expected.rows[:, :10].tolist(), coded.ranking().rows[:, :10].tolist(), strict=True)
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in pairs]) > 0.9
+
+
+def qrels_of(folder: Path) -> dict[str, dict[str, int]]:
+    table = StoredCollection(str(folder / "corpus")).judgments("test")
+    qrels: dict[str, dict[str, int]] = {}
+    for row in table.to_pylist():
+        qrels.setdefault(row["query_id"], {})[row["document_id"]] = row["relevance"]
+    return qrels
+
+
+def test_every_run_says_what_made_it(output: Path) -> None:
+    systems = {name: StoredRun(str(output / "cacm" / folder)).system for name, folder in RUNS.items()}
+    assert systems["BM25"]["k1"] == 0.9
+    assert systems["dense, IVF-PQ"]["search_parameters"] == "nprobe=8"
+    assert systems["BM25 re-ranked"]["reranked"] == 100
+    assert all(system["with_title"] is True for system in systems.values())
+    manifest = json.loads((output / "cacm" / "evaluation" / "manifest.json").read_text())
+    assert manifest["facts"]["systems"]["BM25"]["index"] == "BM25"
