@@ -131,12 +131,12 @@ def import_faiss() -> Any:
     """The module. Raises ``UserError`` where it, or a CUDA library that its GPU form needs, is not installed."""
     try:
         import faiss
-    except ImportError as error:
-        if "libcu" in str(error):
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) or "libcu" in str(error):
             raise UserError(
-                f"FAISS for GPUs is installed, but a CUDA library that it needs is not: {error}. Its wheels are built"
-                f" for CUDA 12.6; torch {torch.__version__} brings CUDA {torch.version.cuda or 'none'}."
-                " Install nvidia-cuda-runtime-cu12 and nvidia-cublas-cu12 beside it, or use the extra raytriever[cpu]."
+                f"FAISS for GPUs is installed, but can't be loaded: {error}. Its wheels are built for CUDA 12.6,"
+                f" whatever CUDA torch brings (here {torch.version.cuda or 'none'}): their libraries are installed side by side,"
+                " as raytriever[gpu] does. Without a GPU use raytriever[cpu]."
             ) from error
         raise UserError(
             "FAISS is not installed, and indexes need it. Install one of two extras, raytriever[cpu] or"

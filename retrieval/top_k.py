@@ -97,6 +97,7 @@ class _Selection:
         self._filled = torch.full((queries,), k, device=device)
         self._is_better = torch.empty((queries, _DOCUMENT_TILE), dtype=torch.bool, device=device)
         self._numbers = torch.arange(queries * _DOCUMENT_TILE, device=device)
+        self._row_starts = torch.arange(queries, device=device) * self._keys.shape[1]
 
     def begin(self, best: torch.Tensor) -> None:
         """Starts with the keys ``best`` (queries, k) int64; what was added before ``settle`` must have been read."""
@@ -111,14 +112,15 @@ class _Selection:
         self._is_empty = False
         # an equal score has a higher row and so comes after; nothing equal to the k-th best has to be kept
         torch.gt(scores, self._threshold, out=self._is_better)
-        place = _places_of_true(self._is_better)
-        if not len(place):
+        query, document = _places_of_true(self._is_better)
+        if not len(query):
             return
-        query = place // scores.shape[1]
         added = torch.bincount(query, minlength=len(self._keys))
-        column = self._numbers[: len(place)] - (added.cumsum(0) - added - self._filled)[query]
-        rows = place - query * scores.shape[1] + first_row
-        self._keys[query, column] = _order_keys(scores.view(-1)[place], rows)
+        # survivors of a query stand together: its next free place, counted on from its first survivor
+        free = self._row_starts + self._filled - (added.cumsum(0) - added)
+        place = free[query].add_(self._numbers[: len(query)])
+        keys = _order_keys(scores.view(-1)[query * scores.shape[1] + document], document + first_row)
+        self._keys.view(-1)[place] = keys
         self._filled += added
         if int(self._filled.max()) > 2 * self._k:  # a sharper threshold is worth a sort
             self.settle()
@@ -137,12 +139,11 @@ class _Selection:
         return _scores_of_keys(self._keys[:, : self._k].min(dim=1, keepdim=True).values)
 
 
-def _places_of_true(mask: torch.Tensor) -> torch.Tensor:
-    """Where a flattened mask is true; looks at eight elements at a time, as nearly all are false."""
-    eights = mask.view(-1, 8)
-    word = eights.view(torch.int64).view(-1).nonzero().view(-1)
-    inside = eights[word].nonzero()
-    return word[inside[:, 0]] * 8 + inside[:, 1]
+def _places_of_true(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of what is true, row by row; looks at eight elements at a time, as nearly all are false."""
+    row, word = mask.view(torch.int64).nonzero(as_tuple=True)
+    inside, place = mask.view(-1, 8)[row * (mask.shape[1] // 8) + word].nonzero(as_tuple=True)
+    return row[inside], word[inside] * 8 + place
 
 
 def _just_below(scores: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,8 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
     options: dict[str, Any] = {"num_cpus": resources.cpus}
     if resources.gpus_per_worker:
         options["num_gpus"] = resources.gpus_per_worker
-    if stage.keeps_state:
+    # a worker with a GPU is an actor of its own: CUDA starts once, and libraries built for different CUDAs don't meet
+    if stage.keeps_state or resources.gpus_per_worker:
 
         class Maker(_ShardMaker):
             def __init__(self) -> None:

@@ -294,3 +294,11 @@ def test_faiss_is_imported_when_used_and_missed_by_name(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match=r"raytriever\[cpu\] or raytriever\[gpu\]"):
         vector_index.train(np.ones((1, 2), dtype=np.float32), "Flat", seed=0)
+
+
+def test_a_gpu_build_that_lacks_its_libraries_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faiss.py").write_text("raise RuntimeError('nvidia-cuda-runtime-cu12 is missing')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "faiss")
+    with pytest.raises(UserError, match=r"can't be loaded: nvidia-cuda-runtime-cu12 is missing.*CUDA 12\.6"):
+        index_factory.import_faiss()
