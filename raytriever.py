@@ -131,6 +131,9 @@ def _run(recipes: dict[str, Any], until: str | None, print_config: bool) -> None
             shown = {name: {"job": s.command} | s.config.model_dump(mode="json") for name, s in stages[variant].items()}
             typer.echo(yaml.safe_dump({"output": recipe.output, "stages": shown}, sort_keys=False, allow_unicode=True))
         return
+    for of_variant in stages.values():
+        for stage in of_variant.values():
+            stage.check_source()
     finished: dict[str, list[tuple[Any, Any]]] = {}
     with RaySession() as session:
         for variant, of_variant in stages.items():

@@ -135,8 +135,8 @@ def import_faiss() -> Any:
         if isinstance(error, RuntimeError) or "libcu" in str(error):
             raise UserError(
                 f"FAISS for GPUs is installed, but can't be loaded: {error}. Its wheels are built for CUDA 12.6,"
-                f" whatever CUDA torch brings (here {torch.version.cuda or 'none'}): their libraries are installed side by side,"
-                " as raytriever[gpu] does. Without a GPU use raytriever[cpu]."
+                f" whatever CUDA torch brings (here {torch.version.cuda or 'none'}): both sets of libraries are"
+                " installed side by side, as raytriever[gpu] does. Without a GPU use raytriever[cpu]."
             ) from error
         raise UserError(
             "FAISS is not installed, and indexes need it. Install one of two extras, raytriever[cpu] or"

@@ -71,8 +71,15 @@ class RaySession:
         else:
             # Ray's native layer warns of its own actor pools; its errors reach the user as exceptions all the same
             os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-            with _native_stderr_closed():  # else it reports that it read the line above
-                ray.init(**_local_arguments(self._cpus))
+            try:
+                with _native_stderr_closed():  # else it reports that it read the line above
+                    ray.init(**_local_arguments(self._cpus))
+            except Exception as error:  # Ray raises a plain one where its processes are too slow to come up
+                raise UserError(
+                    f"Ray can't be started on this machine: {(str(error).strip().splitlines() or [repr(error)])[0]} Is"
+                    " the machine overloaded, or out of memory or room in /tmp? Run the same command again; finished"
+                    " work is kept."
+                ) from error
             say(
                 f"Ray: local instance on {int(ray.cluster_resources().get('CPU', 0))} CPUs"
                 f" ({format_seconds(time.monotonic() - started)})"

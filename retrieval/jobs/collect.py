@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, Source
 from raytriever.retrieval.collections.columns import ColumnFiles
@@ -62,6 +62,11 @@ class Collect(Stage[CollectConfig]):
     def source(self) -> Source:
         """The reader of the configured source."""
         return self.config.source.open()
+
+    def check_source(self) -> None:
+        """Opens the source, which names a missing folder, file or split."""
+        if not is_artifact(self.config.output):
+            self.source()
 
     def input_fingerprints(self) -> dict[str, str]:
         """One hash over what the source says of its own bytes."""

@@ -1,6 +1,10 @@
 """`raytriever export`: writes a collection, its judgments or candidates in another tool's format."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
+
+from pydantic import Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.candidates import StoredCandidates
@@ -16,7 +20,7 @@ EXPORT = "export"
 
 # what holds a whole collection, and what holds the training examples of one split
 _COLLECTIONS = {"beir": beir.write, "mteb": mteb.write, "trec": trec.write}
-_EXAMPLES = {
+_EXAMPLES: dict[str, Callable[..., list[str]]] = {
     "dpr": dpr.write,
     "flag_embedding": flag_embedding.write,
     "sentence_transformers": sentence_transformers.write,
@@ -31,6 +35,7 @@ class ExportConfig(StageConfig):
     format: Literal["beir", "mteb", "trec", "dpr", "flag_embedding", "sentence_transformers", "tevatron"]
     split: str | None = None  # of training examples; whole collections have all splits
     candidates: InputPath | None = None  # mined ones: hard negatives in place of those that the split judges
+    negatives: int | None = Field(default=None, ge=0)  # of every example of sentence_transformers; None: the fewest
 
 
 class Export(Stage[ExportConfig]):
@@ -48,6 +53,11 @@ class Export(Stage[ExportConfig]):
             raise UserError(
                 f"format {config.format} holds the whole collection: leave out split and candidates, which belong to"
                 f" formats of training examples ({', '.join(_EXAMPLES)})."
+            )
+        if config.negatives is not None and config.format != "sentence_transformers":
+            raise UserError(
+                f"format {config.format} holds as many negatives as a query has: leave 'negatives' out, which is for"
+                " format sentence_transformers."
             )
         if config.format in _EXAMPLES and config.split is None:
             raise UserError(
@@ -77,7 +87,10 @@ class Export(Stage[ExportConfig]):
             names = _COLLECTIONS[config.format](collection, folder)
         else:
             mined = MinedNegatives(StoredCandidates(config.candidates)) if config.candidates else None
-            names = _EXAMPLES[config.format](collection, config.split, folder, mined)
+            write = _EXAMPLES[config.format]
+            if config.format == "sentence_transformers":
+                write = partial(sentence_transformers.write, negatives=config.negatives)
+            names = write(collection, config.split, folder, mined)
         for name in names:
             writer.add(name)
         return writer.commit(len(names))

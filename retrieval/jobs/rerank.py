@@ -25,6 +25,7 @@ class RerankConfig(StageConfig):
     vectors: InputPath
     collection: InputPath
     depth: int = Field(default=100, gt=0)  # candidates read of each query; the others are left out
+    top_k: int | None = Field(default=None, gt=0)  # how many of them the run keeps; None: all
     queries_per_shard: int = Field(default=1024, gt=0)
     tag: str = "reranked"
 
@@ -55,14 +56,15 @@ class Rerank(Stage[RerankConfig]):
         """Scores one block of queries, or joins all blocks."""
         run = StoredRun(self.config.run)
         query_ids = run.query_ids()
-        width = min(self.config.depth, run.ranking().rows.shape[1])
+        depth = min(self.config.depth, run.ranking().rows.shape[1])
+        width = min(depth, self.config.top_k or depth)
         if shard.name == "run":
             blocks: Iterator[Ranking] = (
                 read_ranking(writer, f"partial-{number:05d}") for number in range(shard.description["blocks"])
             )
             return write_stored_run(writer, query_ids, run.document_ids(), blocks, width, self.config.tag)
         block = slice(shard.description["start"], shard.description["start"] + self.config.queries_per_shard)
-        candidates = Ranking(run.ranking().rows[block, :width], run.ranking().scores[block, :width])
+        candidates = Ranking(run.ranking().rows[block, :depth], run.ranking().scores[block, :depth])
         vectors = StoredVectors(self.config.vectors)
         query_rows = StoredCollection(self.config.collection).query_rows(query_ids[block])
         queries = vectors.part("queries").gather(query_rows)
@@ -75,6 +77,7 @@ class Rerank(Stage[RerankConfig]):
         contract = vectors.contract.model_dump(exclude={"model", "dimension"})
         first_stage = {key: value for key, value in run.system.items() if key not in contract}
         system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
+        system["top_k"] = self.config.top_k or self.config.depth
         return {"origins": {"collection": require_same_origin("collection", run, vectors)}, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002

@@ -85,6 +85,9 @@ class Stage(Generic[Config]):
         """Dotted name of each input to its fingerprint; raises ``UserError`` where one is absent."""
         return {key: Artifact(path).fingerprint for key, path in input_paths(self.config).items()}
 
+    def check_source(self) -> None:
+        """Looks for what comes from outside a run, before any stage of it begins. Raises ``UserError``."""
+
     def plan(self) -> list[Shard]:
         """Checks the inputs and lists the shards in order; raises ``UserError`` before anything is written."""
         return [Shard("all")]

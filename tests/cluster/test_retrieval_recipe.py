@@ -23,10 +23,10 @@ pytest.importorskip("faiss", reason="FAISS is not installed")
 ROOT = Path(__file__).parents[2]
 RUNS = {
     "BM25": "bm25_run",
-    "dense, exact": "exact_run",
-    "dense, IVF-PQ": "ivf_pq_run",
-    "dense, HNSW-PQ re-ranked": "hnsw_pq_run",
-    "BM25 + dense, fused": "fused_run",
+    "dense exact": "exact_run",
+    "dense IVF-PQ": "ivf_pq_run",
+    "dense HNSW-PQ re-ranked": "hnsw_pq_run",
+    "BM25 + dense fused": "fused_run",
     "BM25 re-ranked": "reranked_run",
 }
 COLLECTIONS = ("cacm", "cystic_fibrosis")  # documents without texts; grades 1 to 3
@@ -120,7 +120,7 @@ def qrels_of(folder: Path) -> dict[str, dict[str, int]]:
 def test_every_run_says_what_made_it(output: Path) -> None:
     systems = {name: StoredRun(str(output / "cacm" / folder)).system for name, folder in RUNS.items()}
     assert systems["BM25"]["k1"] == 0.9
-    assert systems["dense, IVF-PQ"]["search_parameters"] == "nprobe=8"
+    assert systems["dense IVF-PQ"]["search_parameters"] == "nprobe=8"
     assert systems["BM25 re-ranked"]["reranked"] == 100
     assert all(system["with_title"] is True for system in systems.values())
     manifest = json.loads((output / "cacm" / "evaluation" / "manifest.json").read_text())

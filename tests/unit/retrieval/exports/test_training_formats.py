@@ -16,6 +16,7 @@ from raytriever.retrieval.collections.flag_embedding import FlagEmbedding
 from raytriever.retrieval.collections.records import text_id
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.collections.tevatron import Tevatron
+from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.exports import dpr, flag_embedding, sentence_transformers, tevatron
 from tests.unit.retrieval.collections.contents import contents
 from tests.unit.retrieval.exports.made_up import Rows, collections, stored
@@ -109,9 +110,6 @@ def test_sentence_transformers_has_a_row_for_each_positive(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
 ) -> None:
     folder = tmp_path_factory.mktemp("sentence_transformers")
-    (name,) = sentence_transformers.write(stored(folder / "c", *rows), "train", folder)
-    assert name == "train-00000-of-00001.parquet"
-    table = pq.read_table(folder / name)
     queries, judged = exported(rows)
     text_of = {row["id"]: passage_text(row["title"], row["text"]) for row in rows[0]}
     lists = {
@@ -121,7 +119,17 @@ def test_sentence_transformers_has_a_row_for_each_positive(
         ]
         for query in queries
     }
-    fewest = min(len(negatives) for _, negatives in lists.values())
+    counts = [len(negatives) for _, negatives in lists.values()]
+    fewest = min(counts)
+    if fewest < max(counts):
+        with pytest.raises(UserError, match=rf"no query of split 'train' has more than {max(counts)}"):
+            sentence_transformers.write(stored(folder / "more", *rows), "train", folder, negatives=max(counts) + 1)
+        fewest = max(counts)  # queries with fewer are left out
+        lists = {query: chosen for query, chosen in lists.items() if len(chosen[1]) >= fewest}
+        queries = [query for query in queries if query["id"] in lists]
+    (name,) = sentence_transformers.write(stored(folder / "c", *rows), "train", folder, negatives=fewest)
+    assert name == "train-00000-of-00001.parquet"
+    table = pq.read_table(folder / name)
     assert table.column_names == ["anchor", "positive", *(f"negative_{n + 1}" for n in range(fewest))]
     assert sorted(tuple(row.values()) for row in table.to_pylist()) == sorted(
         (query["text"], positive, *lists[query["id"]][1][:fewest])
@@ -141,6 +149,19 @@ HARD_NEGATIVES = {f"q{n}": [f"d{8 - k}" for k in range(n + 2)] for n in range(4)
 @pytest.fixture
 def small(tmp_path: Path) -> StoredCollection:
     return stored(tmp_path / "c", DOCUMENTS, QUERIES, JUDGMENTS)
+
+
+def test_sentence_transformers_asks_where_some_have_no_negative(small: StoredCollection, tmp_path: Path) -> None:
+    some = {"q1": ["d7", "d8"], "q2": ["d6"]}
+    with pytest.raises(UserError, match=r"2 of the 4 queries of split 'train' have no hard negative.* Set negatives"):
+        sentence_transformers.write(small, "train", tmp_path, some)
+    sentence_transformers.write(small, "train", tmp_path, some, negatives=1)
+    assert pq.read_table(tmp_path / "train-00000-of-00001.parquet")["anchor"].to_pylist() == ["query 1", "query 2"]
+    sentence_transformers.write(small, "train", tmp_path, some, negatives=0)
+    assert pq.read_table(tmp_path / "train-00000-of-00001.parquet").num_rows == 4
+    (tmp_path / "even").mkdir()
+    sentence_transformers.write(small, "train", tmp_path / "even", {f"q{n}": ["d8", "d7"] for n in range(4)})
+    assert len(pq.read_schema(tmp_path / "even" / "train-00000-of-00001.parquet")) == 4
 
 
 @WRITERS

@@ -58,7 +58,7 @@ def mined(folder: Path, collection: StoredCollection, **settings: Any) -> str:
         ({"format": "trec"}, ["documents.tsv", "topics.tsv", "qrels.test.txt", "qrels.train.txt"]),
         ({"format": "dpr", "split": "train"}, ["train.json"]),
         ({"format": "flag_embedding", "split": "train"}, ["train.jsonl"]),
-        ({"format": "sentence_transformers", "split": "train"}, ["train-00000-of-00001.parquet"]),
+        ({"format": "sentence_transformers", "split": "train", "negatives": 1}, ["train-00000-of-00001.parquet"]),
         ({"format": "tevatron", "split": "train"}, ["train.jsonl", "corpus.jsonl"]),
         (
             {"format": "mteb"},
