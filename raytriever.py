@@ -169,7 +169,7 @@ def compare(
     systems: Annotated[list[str] | None, typer.Argument(metavar="[NAME=]EVALUATION[:SYSTEM] or [NAME=]RUN ...")] = None,
     seeds: Annotated[list[str] | None, typer.Option(metavar="NAME=A,B,C", help="One system's runs by seed.")] = None,
     collection: Annotated[str | None, typer.Option(help="Judges runs; gives the texts of queries.")] = None,
-    split: Annotated[str, typer.Option(help="Which judgments of the collection.")] = "test",
+    split: Annotated[str | None, typer.Option(help="Which judgments of the collection; test.")] = None,
     qrels: Annotated[str | None, typer.Option(help="Judges runs: a TREC or BEIR qrels file.")] = None,
     measure: Annotated[list[str] | None, typer.Option(help="Such as nDCG@10; may be repeated.")] = None,
     like: Annotated[str | None, typer.Option(help="Whose conventions: trec, beir, mteb or coir.")] = None,

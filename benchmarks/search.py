@@ -1,4 +1,5 @@
-"""Exact search over two shards, merged, against one FAISS Flat index over all vectors, with the same threads.
+"""Exact search over shards, a worker with one thread each as the job has it, against one FAISS Flat index over all
+vectors with as many threads.
 
     python -m benchmarks.search --documents 100000 --queries 1000 --k 100
 
@@ -7,11 +8,13 @@ Prints the ratio of queries a second (rounds alternate between the two) and whet
 
 import argparse
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import faiss
 import numpy as np
 
-from raytriever.retrieval.top_k import merge_rankings
+from raytriever.retrieval.top_k import Ranking, merge_rankings
 from raytriever.retrieval.vector_index import build_shard, search_shard, set_threads, train
 
 
@@ -30,29 +33,34 @@ def main() -> None:
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     queries = generator.standard_normal((arguments.queries, arguments.dimension), dtype=np.float32)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
-    set_threads(arguments.threads)
     whole = faiss.IndexFlatIP(arguments.dimension)
     whole.add(vectors)
-    half = arguments.documents // 2
+    bounds = np.linspace(0, arguments.documents, arguments.threads + 1, dtype=int)
     empty = train(vectors[:1], "Flat", seed=0)
     shards = [
-        (first, build_shard([part], "Flat", trained=empty))
-        for first, part in zip((0, half), np.split(vectors, [half]), strict=True)
+        (first, build_shard([vectors[first:last]], "Flat", trained=empty)) for first, last in pairwise(bounds.tolist())
     ]
+    workers = ThreadPoolExecutor(arguments.threads, initializer=set_threads, initargs=(1,))
 
+    def search_shards() -> Ranking:
+        found = workers.map(lambda shard: search_shard(shard[1], queries, arguments.k, shard[0]), shards)
+        return merge_rankings(list(found), arguments.k)
+
+    search_shards()
+    faiss.omp_set_num_threads(arguments.threads)  # of this thread; a worker's calls keep to one
     seconds: list[tuple[float, float]] = []
     for _ in range(arguments.rounds + 1):
         started = time.perf_counter()
         _, rows = whole.search(queries, arguments.k)
         between = time.perf_counter()
-        found = merge_rankings([search_shard(s, queries, arguments.k, first) for first, s in shards], arguments.k)
+        found = search_shards()
         seconds.append((between - started, time.perf_counter() - between))
     ratios = sorted(flat / ours for flat, ours in seconds[1:])  # the first round warms up
     flat, ours = (min(column) for column in zip(*seconds[1:], strict=True))
     same = float(np.mean(found.rows == rows))
     print(
         f"{arguments.queries:,} queries, {arguments.documents:,} x {arguments.dimension}, k {arguments.k}: FAISS Flat"
-        f" {flat:.3f} s, two shards merged {ours:.3f} s"
+        f" {flat:.3f} s, {len(shards)} shards merged {ours:.3f} s"
     )
     print(
         f"queries a second, ratio: median {ratios[len(ratios) // 2]:.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f});"

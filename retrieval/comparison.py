@@ -1,6 +1,5 @@
 """`raytriever compare`: systems tested against one another query by query, from evaluations or from runs."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -11,7 +10,7 @@ import numpy as np
 from raytriever.retrieval.answer_accuracy import rows_by_id
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.comparison_sources import ComparisonSettings, load
-from raytriever.retrieval.evaluation import compare_systems, metrics_of
+from raytriever.retrieval.evaluation import compare_systems, metrics_of, strict_json
 from raytriever.retrieval.measures import PerQuery
 
 
@@ -44,7 +43,7 @@ class Compared:
 
     def to_json(self) -> bytes:
         """What is written as ``comparisons.json``."""
-        return (json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode()
+        return strict_json(asdict(self))
 
 
 def compare_sources(settings: ComparisonSettings) -> Compared:

@@ -29,7 +29,7 @@ class ComparisonSettings(Settings):
     seeds: tuple[str, ...] = ()
     collection: str | None = None
     qrels: str | None = None
-    split: str = "test"
+    split: str | None = None  # None: test
     measures: tuple[str, ...] = ()  # none: those of the evaluations
     like: Like | None = None  # none: that of the evaluations, else trec
     baseline: str | None = None  # with one, only pairs with it are tested
@@ -88,7 +88,8 @@ def _sources(settings: ComparisonSettings) -> dict[str, list[_Source]]:
             systems = ", ".join(str(source.system) for source in sources)
             raise UserError(f"{rest} has {len(sources)} systems: {systems}. Choose one: {name}={rest}:SYSTEM.")
         for source in sources:
-            add(name or source.system or Path(source.path.rstrip("/")).stem, [source])
+            path = Path(source.path.rstrip("/"))
+            add(name or source.system or (path.name if is_artifact(source.path) else path.stem), [source])
     for argument in settings.seeds:
         name, rest = _name_and_rest(argument)
         if name is None:
@@ -128,9 +129,10 @@ def _evaluated(settings: ComparisonSettings, sources: dict[str, list[_Source]]) 
     for other in others:
         _require_alike(first, other)
     how = next(iter(metrics.values()))
-    if settings.qrels is not None or settings.like not in (None, how["like"]):
+    if settings.qrels is not None or settings.split is not None or settings.like not in (None, how["like"]):
         raise UserError(
-            f"{first.uri} was evaluated like '{how['like']}' already; --qrels and --like are for runs: name those."
+            f"{first.uri} was evaluated like '{how['like']}' by {how['judgments']} already; --qrels, --split and --like"
+            " are for runs: name those."
         )
     if settings.collection is not None:  # for the texts of queries
         require_same_origin("collection", StoredCollection(settings.collection), *artifacts.values())
@@ -165,7 +167,7 @@ def _judged(settings: ComparisonSettings, sources: dict[str, list[_Source]]) -> 
         raise UserError("Runs are judged by either --collection (with --split) or --qrels: name one of the two.")
     measures = list(settings.measures or _DEFAULT_MEASURES)
     if settings.collection is not None:
-        judgments = collection_judgments(settings.collection, settings.split, measures)
+        judgments = collection_judgments(settings.collection, settings.split or "test", measures)
     else:
         judgments = file_judgments(str(settings.qrels), measures)
     like: Like = settings.like or "trec"
@@ -182,5 +184,5 @@ def _judged(settings: ComparisonSettings, sources: dict[str, list[_Source]]) -> 
     found = judge_runs(paths, judgments, measures, conventions)
     runs = {name: [found[label] for label in labels[name]] for name in sources}
     made = {name: made_with(several[0].path) for name, several in sources.items()}
-    judges = f"split '{settings.split}'" if settings.collection is not None else "the qrels file"
+    judges = f"split '{settings.split or 'test'}'" if settings.collection is not None else "the qrels file"
     return Loaded(runs, measures, how_it_was_measured(judges, like, conventions, {}, made))

@@ -1,5 +1,7 @@
 """Several systems judged by the same queries: means, tests of their differences corrected for their number, a table."""
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -181,3 +183,21 @@ def better_than(comparisons: Sequence[Mapping[str, Any]], name: str, measure: st
         if comparison["b"] == name and difference < 0:
             worse.append(str(comparison["a"]))
     return worse
+
+
+def strict_json(value: Any) -> bytes:
+    """JSON that every parser reads, keys in their order: infinite statistics (of constant differences) are strings.
+
+    They are those that ``float`` takes back: "Infinity" and "-Infinity".
+    """
+    return (json.dumps(_without_infinities(value), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_infinities(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinities(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -71,7 +71,7 @@ def difference_from(comparison: Comparison, baseline: str) -> Difference:
         difference=sign * details["mean_difference"],
         low=low,
         high=high,
-        effect_size=sign * details["effect_size"],
+        effect_size=sign * float(details["effect_size"]),
         t_test=comparison["holm"]["t_test"],
         t_test_bonferroni=comparison["bonferroni"]["t_test"],
         permutation=comparison["holm"]["permutation"],

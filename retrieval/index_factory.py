@@ -49,9 +49,11 @@ def _compare_by_inner_product(index: "Index", graph: Any) -> "Index":
 
 
 def innermost(index: "Index") -> Any:
-    """The index behind rotations and projections."""
+    """The index behind refinements, rotations and projections."""
     faiss = import_faiss()
     inner = faiss.downcast_index(index)
+    if isinstance(inner, faiss.IndexRefine):
+        inner = faiss.downcast_index(inner.base_index)
     return faiss.downcast_index(inner.index) if isinstance(inner, faiss.IndexPreTransform) else inner
 
 
@@ -63,13 +65,15 @@ def bytes_per_vector(factory: str, dimension: int) -> int:
     faiss = import_faiss()
     whole = empty_index(dimension, factory)  # it owns the parts looked at below
     index = innermost(whole)
+    outer = faiss.downcast_index(whole)
+    refined = int(outer.sa_code_size() - outer.base_index.sa_code_size()) if isinstance(outer, faiss.IndexRefine) else 0
     links = 0
     if isinstance(index, faiss.IndexHNSW):
         # the ground floor's links, the vector's level and offset; the floors above hold few
         links = 4 * (index.hnsw.nb_neighbors(0) + 2) + 8
         index = faiss.downcast_index(index.storage)
     ids = _LIST_ID_BYTES if isinstance(index, faiss.IndexIVF) else 0
-    return int(getattr(index, "code_size", 4 * dimension)) + ids + links
+    return int(getattr(index, "code_size", 4 * dimension)) + ids + links + refined
 
 
 def prepare_training(index: "Index", seed: int) -> None:

@@ -17,7 +17,7 @@ from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.collections.text_lines import numbered_lines
 from raytriever.retrieval.conventions import Conventions
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.lineage import require_own_queries, require_same_origin
 from raytriever.retrieval.measures import PerQuery, evaluate, parse_measure
 from raytriever.retrieval.run_files import read_ms_marco_run, read_run
 from raytriever.retrieval.runs import StoredRun
@@ -151,6 +151,7 @@ def _check_documents(path: str, run: Run, judgments: Judgments) -> None:
     if judgments.collection is not None:
         if is_artifact(path):
             require_same_origin("collection", judgments.collection, StoredRun(path))
+            require_own_queries(judgments.collection, StoredRun(path))
         else:
             rows_by_id(judgments.collection, "documents", {name for found in run.values() for name in found})
         return

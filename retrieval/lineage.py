@@ -12,6 +12,16 @@ def origin(artifact: Artifact, name: str) -> str | None:
     return str(found) if found else None
 
 
+def require_own_queries(collection: Artifact, run: Artifact) -> None:
+    """Raises ``UserError`` where the run answers another collection's queries, whose ids and rows may mean others."""
+    asked = run.manifest["facts"].get("origins", {}).get("queries")
+    if asked and asked != collection.fingerprint:
+        raise UserError(
+            f"{run.uri} answers the queries of another collection ({asked[:12]}), not those of {collection.uri}"
+            f" ({collection.fingerprint[:12]}). Judge it by a qrels file, or search with this collection's queries."
+        )
+
+
 def require_same_origin(name: str, *artifacts: Artifact) -> str:
     """Fingerprint of the one ``name`` (a collection, pairs) that all artifacts come from.
 

@@ -21,6 +21,7 @@ from raytriever.retrieval.top_k import (
     check_finite,
     check_vectors,
     exact_top_k,
+    query_blocks,
 )
 
 if TYPE_CHECKING:
@@ -184,30 +185,38 @@ def search_shard(
         found = exact_top_k(queries, vectors.reshape(-1, flat.d), wanted, device="cuda" if gpu else "cpu")
     else:
         check_finite(queries, "queries")
-        if gpu and wanted < _GPU_MOST_RESULTS:
-            index = to_gpu(index)
-        found = _search_with_ties(index, np.ascontiguousarray(queries, dtype=np.float32), wanted)
+        on_gpu = to_gpu(index) if gpu else None
+        found = _search_with_ties(index, np.ascontiguousarray(queries, dtype=np.float32), wanted, on_gpu)
     if vectors_per_document > 1:
         found = best_of_documents(found, vectors_per_document, k)
     found.rows[found.rows >= 0] += first_row
     return found
 
 
-def _search_with_ties(index: "Index", queries: NDArray[np.float32], k: int) -> Ranking:
-    """FAISS picks among equal scores as it likes: fetches on, past k, until no tie straddles the cut."""
-    index, queries = _rotated(index, queries)
+def _search_with_ties(index: "Index", queries: NDArray[np.float32], k: int, on_gpu: "Index | None" = None) -> Ranking:
+    """FAISS picks among equal scores as it likes: fetches on, past k, until no tie straddles the cut.
+
+    ``on_gpu``: the index there, which searches as long as a GPU can give that many results.
+    """
+    host, rotated = _rotated(index, queries)
+    device, _ = (host, rotated) if on_gpu is None else _rotated(on_gpu, queries[:0])
     rows = np.full((len(queries), k), -1, dtype=np.int64)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
     pending = np.arange(len(queries))
     fetch = min(k + 1, index.ntotal)
     while len(pending) and fetch:
-        found_scores, found_rows = index.search(queries[pending], fetch)
-        found_scores[found_rows < 0] = -np.inf
-        found = best_candidates(found_scores, found_rows, max(k, fetch))
-        rows[pending], scores[pending] = found.rows[:, :k], found.scores[:, :k]
+        straddling = []
+        searcher = device if fetch <= _GPU_MOST_RESULTS else host
+        for block in query_blocks(len(pending), fetch):
+            of_block = pending[block]
+            found_scores, found_rows = searcher.search(rotated[of_block], fetch)
+            found_scores[found_rows < 0] = -np.inf
+            found = best_candidates(found_scores, found_rows, max(k, fetch))
+            rows[of_block], scores[of_block] = found.rows[:, :k], found.scores[:, :k]
+            ties = (found.scores[:, -1] == found.scores[:, k - 1]) & (found.rows[:, -1] >= 0)
+            straddling.append(of_block[ties])
         if fetch == index.ntotal:
             break
-        straddles = (found.scores[:, -1] == found.scores[:, k - 1]) & (found.rows[:, -1] >= 0)
-        pending = pending[straddles]
+        pending = np.concatenate(straddling)
         fetch = min(2 * fetch, index.ntotal)
     return Ranking(rows, scores)

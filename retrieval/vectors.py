@@ -51,10 +51,10 @@ class VectorRows:
 
     def _read_chosen(self) -> NDArray[np.int64] | None:
         """The collection's rows that are here, ascending; None where all are."""
-        files = [pq.ParquetFile(self._artifact.path(_ids_name(name))) for name in self._names]
-        if ROW not in files[0].schema_arrow.names:
+        paths = [self._artifact.path(_ids_name(name)) for name in self._names]
+        if ROW not in pq.read_schema(paths[0]).names:
             return None
-        return np.concatenate([file.read(columns=[ROW])[ROW].to_numpy() for file in files])
+        return np.concatenate([pq.read_table(path, columns=[ROW])[ROW].to_numpy() for path in paths])
 
     def require_all(self) -> None:
         """Raises ``UserError`` where only the texts of a run were embedded."""

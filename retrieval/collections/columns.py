@@ -120,7 +120,8 @@ class ColumnsFormat:
 class PairsFormat:
     """Rows with a query, a document and maybe negatives, all as texts; a ``records.Format``.
 
-    Ids are hashes of the texts, so a text that comes again is the same query or document.
+    Ids are hashes of the texts, and of the domain where a column has one: a text that comes again in its domain is the
+    same query or document.
     """
 
     repeats = True
@@ -145,29 +146,33 @@ class PairsFormat:
         ):
             title, domain = _text(title, names.title, place), _text(domain, names.domain, place)
             text = _text(document, names.document, place)
-            yield DocumentRecord(place, text_id(title, text), title, text, domain)
+            yield DocumentRecord(place, self._id(domain, title, text), title, text, domain)
             for negative in self._negatives(negatives, place):
-                yield DocumentRecord(place, text_id("", negative), "", negative, domain)
+                yield DocumentRecord(place, self._id(domain, "", negative), "", negative, domain)
 
     def queries(self) -> Iterator[QueryRecord]:
         """Each row's query."""
         names = self._columns
         for _, (place, (query, domain)) in self._rows([names.query], [names.domain]):
-            text = _text(query, names.query, place)
-            yield QueryRecord(place, text_id(text), text, _text(domain, names.domain, place))
+            text, domain = _text(query, names.query, place), _text(domain, names.domain, place)
+            yield QueryRecord(place, self._id(domain, text), text, domain)
 
     def judgments(self) -> Iterator[JudgmentRecord]:
         """Each row's document with its relevance, then its negatives with 0."""
         names = self._columns
-        optional = [names.title, names.relevance, names.split, *names.negatives]
+        optional = [names.title, names.domain, names.relevance, names.split, *names.negatives]
         for split, (place, values) in self._rows([names.query, names.document], optional):
-            query, document, title, relevance, named_split, *negatives = values
+            query, document, title, domain, relevance, named_split, *negatives = values
             split = split or identifier_of(named_split, str(names.split), place)
-            query_id = text_id(_text(query, names.query, place))
-            document_id = text_id(_text(title, names.title, place), _text(document, names.document, place))
+            domain = _text(domain, names.domain, place)
+            query_id = self._id(domain, _text(query, names.query, place))
+            document_id = self._id(domain, _text(title, names.title, place), _text(document, names.document, place))
             yield JudgmentRecord(place, query_id, document_id, _grade(relevance, names.relevance, place), split)
             for negative in self._negatives(negatives, place):
-                yield JudgmentRecord(place, query_id, text_id("", negative), 0, split)
+                yield JudgmentRecord(place, query_id, self._id(domain, "", negative), 0, split)
+
+    def _id(self, domain: str, *texts: str) -> str:
+        return text_id(domain, *texts) if self._columns.domain else text_id(*texts)
 
     def _rows(self, required: Sequence[str], optional: Sequence[str | None]) -> Iterator[tuple[str | None, Row]]:
         for split, table in self._splits:

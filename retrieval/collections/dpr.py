@@ -177,7 +177,7 @@ def _answers(literal: str, place: Place) -> list[str]:
             warnings.simplefilter("ignore")  # answers that are regular expressions hold escapes unknown to Python
             answers = texts(ast.literal_eval(literal), "answers", place)
         "".join(answers).encode()  # half a surrogate pair is no text
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise UserError(
             f"{place}: the answers are {literal!r:.60}. They must be a list of strings such as ['one', 'another']."
         ) from error

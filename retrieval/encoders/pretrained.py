@@ -163,6 +163,7 @@ def _from_package(model: str, packaged: PackagedModel) -> Path:
 
 def _fingerprint(path: Path) -> str:
     """One hash over everything that loading reads: names and contents of weights, tokenizer and module settings."""
-    files = sorted(file for pattern in _LOADED_PATTERNS for file in path.glob(pattern))
+    # a model's own code, which trust_remote_code runs, is part of what it computes
+    files = sorted({file for pattern in (*_LOADED_PATTERNS, "*.py") for file in path.glob(pattern)})
     listing = {str(file.relative_to(path)): sha256_of(file) for file in files}
     return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()

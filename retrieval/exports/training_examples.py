@@ -56,7 +56,9 @@ class TrainingExamples:
         self._scratch = scratch
         require_name(split, collection)
         judged = collection.judgments(split)
-        positives = judged.filter(pc.greater(judged["relevance"], 0))
+        # candidates say from which grade on a document was no negative for them
+        minimum = getattr(hard_negatives, "minimum_relevance", 1)
+        positives = judged.filter(pc.greater_equal(judged["relevance"], minimum))
         if not len(positives):
             raise UserError(f"{collection.uri}: no query of split '{split}' has a positive, so there are no examples.")
         if hard_negatives is not None:

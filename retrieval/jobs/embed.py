@@ -25,7 +25,7 @@ from raytriever.retrieval.encoders.specification import (
 from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.lineage import require_own_queries, require_same_origin
 from raytriever.retrieval.progress import say
 from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.vectors import ROW, VECTORS
@@ -68,9 +68,15 @@ class Embed(Stage[EmbedConfig]):
         )
         self._model: LocatedModel | None = None
         self._encoder: TextEncoder | None = None
+        self._chosen_rows: dict[TextPart, NDArray[np.int64]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "_model": None, "_encoder": None}  # workers find the model on their own disk
+        return {
+            "config": self.config,
+            "_model": None,
+            "_encoder": None,
+            "_chosen_rows": {},
+        }  # workers find the model on their own disk
 
     def _located(self) -> LocatedModel:
         if self._model is None:
@@ -92,6 +98,7 @@ class Embed(Stage[EmbedConfig]):
         collection = StoredCollection(self.config.collection)
         if self.config.run:
             require_same_origin("collection", collection, StoredRun(self.config.run))
+            require_own_queries(collection, StoredRun(self.config.run))
         size = self.config.texts_per_shard
         shards = []
         for part in self.config.parts:
@@ -112,8 +119,18 @@ class Embed(Stage[EmbedConfig]):
         """Texts of all parts."""
         return sum(len(self._chosen(part)) for part in self.config.parts)
 
+    def resolved(self) -> dict[str, Any]:
+        """Without ``depth`` where there is no run to which it would apply."""
+        values = super().resolved()
+        return values if self.config.run else {key: value for key, value in values.items() if key != "depth"}
+
     def _chosen(self, part: TextPart) -> NDArray[np.int64]:
-        """The rows to embed, ascending: all, or those of the run."""
+        """The rows to embed, ascending: all, or those of the run; found once a worker."""
+        if part not in self._chosen_rows:
+            self._chosen_rows[part] = self._choose(part)
+        return self._chosen_rows[part]
+
+    def _choose(self, part: TextPart) -> NDArray[np.int64]:
         collection = StoredCollection(self.config.collection)
         if self.config.run is None:
             return np.arange(collection.count(part), dtype=np.int64)

@@ -1,6 +1,5 @@
 """`raytriever evaluate`: measures runs on a split and tests their differences."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from raytriever.retrieval.evaluation import (
     how_it_was_measured,
     metrics_of,
     per_query_table,
+    strict_json,
 )
 from raytriever.retrieval.evaluation_notes import note_lines
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
@@ -158,6 +158,5 @@ def _file_fingerprint(key: str, path: str, what: str) -> str:
 
 
 def _write_json(writer: ShardWriter, name: str, value: Any) -> None:
-    text = json.dumps(value, indent=1, ensure_ascii=False)  # systems keep their order
-    writer.path(name).write_text(text + "\n", encoding="utf-8")
+    writer.path(name).write_bytes(strict_json(value))
     writer.add(name)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,9 +79,9 @@ class Index(Stage[IndexConfig]):
         total = len(vectors)
         if settings.shards and settings.shards > total:
             raise UserError(f"{settings.shards} index shards were asked for, but there are only {total} documents.")
-        size = math.ceil(total / settings.shards) if settings.shards else _rows_that_fit(settings, vectors)
-        size = math.ceil(total / math.ceil(total / size))  # shards of about one size
-        runs = [(start, min(start + size, total)) for start in range(0, total, size)]
+        count = settings.shards or math.ceil(total / _rows_that_fit(settings, vectors))
+        bounds = [total * number // count for number in range(count + 1)]
+        runs = list(pairwise(bounds))
         training = Shard("training", phase=0, intermediate=True)
         return [training] + [
             Shard(f"{number:05d}", {"start": start, "stop": stop}, phase=1) for number, (start, stop) in enumerate(runs)

@@ -16,7 +16,7 @@ from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.lineage import require_own_queries, require_same_origin
 from raytriever.retrieval.mining import KEPT, MiningRules, apply_rules, choose, sampling_keys, sampling_priorities
 from raytriever.retrieval.mining_audit import audit_lines, block_audit, merge_audits
 from raytriever.retrieval.mining_inputs import (
@@ -69,10 +69,12 @@ class Mine(Stage[MineConfig]):
         """Three phases; refuses inputs that don't belong together and settings that leave nothing."""
         config, run, collection = self.config, StoredRun(self.config.run), StoredCollection(self.config.collection)
         require_same_origin("collection", collection, run)
+        require_own_queries(collection, run)
+        collection.query_rows(run.query_ids())  # refused here where one is not there
         if config.vectors:
             vectors = StoredVectors(config.vectors)
             require_same_origin("collection", collection, vectors)
-            vectors.part("documents")
+            vectors.part("documents").require_all()
             if vectors.part("queries").vectors_per_text > 1:
                 raise UserError(f"{vectors.uri} has several vectors of a query; give vectors with one of each.")
         judgments, minimum = collection.judgments(config.split), config.rules.minimum_relevance

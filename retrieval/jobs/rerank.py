@@ -11,7 +11,7 @@ from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.search import read_ranking, write_ranking
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.lineage import require_own_queries, require_same_origin
 from raytriever.retrieval.rerank import rerank
 from raytriever.retrieval.runs import RUN, StoredRun, write_stored_run
 from raytriever.retrieval.top_k import Ranking
@@ -41,7 +41,9 @@ class Rerank(Stage[RerankConfig]):
     def plan(self) -> list[Shard]:
         """Blocks of queries, then one run; refuses a run or vectors of another collection."""
         run, vectors = StoredRun(self.config.run), StoredVectors(self.config.vectors)
-        require_same_origin("collection", StoredCollection(self.config.collection), run, vectors)
+        collection = StoredCollection(self.config.collection)
+        require_same_origin("collection", collection, run, vectors)
+        require_own_queries(collection, run)
         queries = len(run.ranking().rows)
         if not queries:
             raise UserError(f"{run.uri} answers no query; there is nothing to rank anew.")

@@ -64,6 +64,8 @@ class Search(Stage[SearchConfig]):
             require_same_origin("collection", asked, queries)
             contract = EncoderContract.model_validate(index.manifest["facts"]["encoder"])
             contract.require_same(queries.contract, index.uri, queries.uri)
+        if self.config.tag.split() != [self.config.tag]:
+            raise UserError(f"tag is {self.config.tag!r}; a run file separates columns by whitespace, so it has none.")
         blocks = range(-(-len(searched_queries(asked, self.config.split)) // self.config.queries_per_shard))
         partial = [
             Shard(_partial(record, block), {"shard": number, "block": block}, phase=0, intermediate=True)
@@ -132,7 +134,10 @@ class Search(Stage[SearchConfig]):
         else:
             system |= {"index": settings["factory"], "search_parameters": self.config.search_parameters}
             system |= {key: value for key, value in facts["encoder"].items() if key not in ("model", "dimension")}
-        return {"origins": {"collection": StoredCollection(self.config.collection).fingerprint}, "system": system}
+        origins = {"collection": StoredCollection(self.config.collection).fingerprint}
+        if self.config.queries:
+            origins["queries"] = self._asked().fingerprint
+        return {"origins": origins, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The run file."""

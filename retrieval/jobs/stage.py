@@ -24,7 +24,7 @@ _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
 
 
 class Resources(Settings):
-    """Where and how wide a job runs; no result depends on it."""
+    """Where and how wide a job runs; no result depends on it, but for the rounding of what OPQ and PCA learn."""
 
     workers: int | None = None  # None: as many as the cluster's CPUs (or GPUs) allow; training: one
     cpus_per_worker: float | None = None  # None: 1; training: an even share of all

@@ -97,7 +97,7 @@ class Report(Stage[ReportConfig]):
         """One shard; refuses artifacts that don't come from one another, and a baseline that was not evaluated."""
         found = self._artifacts()
         for name, users in (
-            ("collection", ("pairs", "vectors", "batches", "evaluation")),
+            ("collection", ("pairs", "vectors", "batches", "candidates", "evaluation")),
             ("pairs", ("clusters", "packing", "batches")),
             ("clusters", ("packing",)),
             ("packing", ("batches",)),

@@ -167,7 +167,11 @@ def test_what_is_printed_and_written(folder: Path, tmp_path: Path) -> None:
         (["%/a.trec:x", "%/b.trec"], "/a.trec:x' is no evaluation"),
         (["%/first", "--baseline", "aa"], "--baseline aa: no such system. Did you mean 'a'?"),
         (["%/first", "%/second", "--measure", "RR"], "--measure RR: not all were evaluated by it. Allowed: nDCG@10"),
-        (["%/first", "--like", "beir"], "/first was evaluated like 'trec' already; --qrels and --like are for runs"),
+        (
+            ["%/first", "--like", "beir"],
+            "like 'trec' by split 'test' already; --qrels, --split and --like are for runs",
+        ),
+        (["%/first", "--split", "dev"], "are for runs"),
         (["%/first", "--qrels", "%/qrels.txt"], "are for runs"),
         (["%/first", "--margin", "0"], "'margin': Input should be greater than 0 (given: 0.0)."),
         (["%/first", "--level", "1"], "'level': Input should be less than 1"),

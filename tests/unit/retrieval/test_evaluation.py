@@ -1,5 +1,6 @@
 """Comparisons of several systems against scipy and statsmodels, the stored form, the table, and the notes."""
 
+import json
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
@@ -19,6 +20,7 @@ from raytriever.retrieval.evaluation import (
     how_it_was_measured,
     metrics_of,
     per_query_table,
+    strict_json,
 )
 from raytriever.retrieval.evaluation_notes import note_lines, notes
 from raytriever.retrieval.measures import PerQuery
@@ -178,3 +180,13 @@ def test_every_convention_is_a_line() -> None:
 def test_comparisons_are_plain_values() -> None:
     found = compare_systems(systems("ab"), ["Success@5"], seed=0, margin=0.05)
     assert asdict(found[0])["details"]["two_proportions"].keys() == {"statistic", "p_value"}
+
+
+def test_infinite_statistics_leave_json_that_every_parser_reads() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    values = {"b": [1.5, float("inf")], "a": {"x": -float("inf")}}
+    read = json.loads(strict_json(values), parse_constant=refuse)
+    assert list(read) == ["b", "a"]
+    assert [float(read["b"][1]), float(read["a"]["x"])] == [float("inf"), -float("inf")]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from raytriever.retrieval import index_factory, vector_index
+from raytriever.retrieval import index_factory, top_k, vector_index
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.top_k import Ranking, exact_top_k, merge_rankings
 
@@ -162,7 +162,7 @@ def test_bytes_and_files_are_reproducible_and_give_the_same_answers(
         np.testing.assert_array_equal(found.scores, expected.scores)
 
 
-@pytest.mark.parametrize("factory", ["IVF16,Flat", "PQ8x4", "PCA16,IVF16,Flat"])
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "PQ8x4", "PCA16,IVF16,Flat", "IVF16,PQ8x4,RFlat"])
 def test_the_seed_starts_the_training(factory: str, vectors: NDArray[np.float32]) -> None:
     assert vector_index.train(vectors, factory, seed=1) != vector_index.train(vectors, factory, seed=2)
 
@@ -226,7 +226,7 @@ def test_indexes_by_other_distances_are_refused() -> None:
         index_factory.empty_index(DIMENSION, "LSH")
 
 
-@pytest.mark.parametrize("factory", [*FACTORIES, "OPQ16,HNSW32_PQ16x6"])
+@pytest.mark.parametrize("factory", [*FACTORIES, "OPQ16,HNSW32_PQ16x6", "IVF16,PQ8x4,RFlat"])
 def test_bytes_of_a_vector_are_foretold(factory: str, vectors: NDArray[np.float32]) -> None:
     trained = vector_index.train(vectors, factory, seed=0)
     empty = len(trained)
@@ -248,6 +248,17 @@ def test_a_document_of_several_vectors_has_its_best_score(factory: str) -> None:
             expected = sorted(range(60), key=lambda row: (-scores[query, row], row))[:k]
             assert found.rows[query].tolist() == [100 + row for row in expected] + [-1] * (k - len(expected))
             np.testing.assert_array_equal(found.scores[query, : len(expected)], scores[query, expected])
+
+
+def test_many_ties_are_fetched_a_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_k, "_CANDIDATES_AT_ONCE", 3000)
+    vectors = np.random.default_rng(8).standard_normal((900, 4)).astype(np.float32)
+    vectors[100:800] = vectors[100]
+    index = built(vectors, "IVF1,Flat")
+    queries = np.repeat(vectors[100:101], 30, axis=0)
+    found = vector_index.search_shard(index, queries, 5)
+    exact = exact_top_k(queries, vectors, 5)
+    np.testing.assert_array_equal(found.rows, exact.rows)
 
 
 def test_a_gpu_is_explained_where_there_is_none(vectors: NDArray[np.float32]) -> None:

@@ -152,7 +152,7 @@ def test_pairs_with_titles_domains_and_a_column_of_splits(tmp_path: Path) -> Non
     settings = {"table": "pairs.jsonl", "split": "s", "query": "q", "document": "d", "title": "t", "domain": "site"}
     found = contents(source(tmp_path, pairs=settings))
     assert [row[1:] for row in found.documents] == [("one", "x", "p"), ("two", "x", "r")]
-    assert [row[1:3] for row in found.queries] == [("a", "p")]  # the first one's domain
+    assert [row[1:3] for row in found.queries] == [("a", "p"), ("a", "r")]
     assert [row[2:] for row in found.judgments] == [(1, "train"), (1, "test")]
 
 

@@ -101,11 +101,12 @@ def test_mined_candidates_replace_judged_negatives(tmp_path: Path, collection: S
     assert [passage["docid"] for passage in first["negative_passages"]] == ["d2"]
 
 
-def test_what_is_relevant_in_the_split_is_never_a_negative(tmp_path: Path, collection: StoredCollection) -> None:
+def test_what_mining_took_for_relevant_is_positive_here_too(tmp_path: Path, collection: StoredCollection) -> None:
     candidates = mined(tmp_path, collection, rules={"minimum_relevance": 2})  # d1, of grade 1, is mined as a negative
     made = export(tmp_path, collection, format="tevatron", split="train", candidates=candidates)
     first = json.loads(made.path("train.jsonl").read_text().splitlines()[0])
-    assert [passage["docid"] for passage in first["negative_passages"]] == ["d3", "d4", "d2"]
+    assert [passage["docid"] for passage in first["positive_passages"]] == ["d0"]
+    assert [passage["docid"] for passage in first["negative_passages"]] == ["d3", "d4", "d1", "d2"]
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, collection: StoredCollection) -> None:

@@ -110,7 +110,10 @@ def make_vectors(folder: Path, collection: str, *vectors: np.ndarray) -> str:
         "model": "0123456789abcdef", "pooling": "mean", "normalize": False, "query_prompt": "", "document_prompt": "",
         "max_length": 16, "dtype": "float32", "dimension": 6,
     }  # fmt: skip
-    files = {f"{part}/00000.npy": values for part, values in zip(("queries", "documents"), vectors, strict=False)}
+    files: dict[str, Any] = {}
+    for part, values in zip(("queries", "documents"), vectors, strict=False):
+        ids = [f"{part[0]}{row}" for row in range(len(values))]
+        files |= {f"{part}/00000.npy": values, f"{part}/00000.ids.parquet": pa.table({"id": ids})}
     inputs = {"collection": StoredCollection(collection).fingerprint}
     return make_artifact(folder, "vectors", inputs, {"encoder": contract}, files, 1)
 

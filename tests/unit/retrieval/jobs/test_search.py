@@ -13,8 +13,10 @@ from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from raytriever.retrieval.jobs.fuse import Fuse, FuseConfig
 from raytriever.retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings, index_ids
+from raytriever.retrieval.jobs.mine import Mine, MineConfig
 from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
 from raytriever.retrieval.jobs.search import Search, SearchConfig
 from raytriever.retrieval.run_files import read_run
@@ -149,6 +151,18 @@ def test_the_memory_budget_sets_the_shards(tmp_path: Path, collection: str, vect
     assert collection
 
 
+@pytest.mark.parametrize("shards", [4, 7, 60, 90])
+def test_as_many_shards_as_asked_for(tmp_path: Path, vectors: str, shards: int) -> None:
+    rows = [shard.rows for shard in Artifact(make_index(tmp_path, vectors, shards=shards)).shards]
+    assert (len(rows), sum(rows)) == (shards, DOCUMENTS)
+    assert max(rows) - min(rows) <= 1
+
+
+def test_a_tag_that_breaks_run_files_is_refused_at_once(tmp_path: Path, collection: str, vectors: str) -> None:
+    with pytest.raises(UserError, match="tag is 'my run'"):
+        search(tmp_path, index=make_index(tmp_path, vectors), collection=collection, vectors=vectors, tag="my run")
+
+
 def test_a_damaged_or_missing_shard_is_named(tmp_path: Path, collection: str, vectors: str) -> None:
     index = make_index(tmp_path, vectors, shards=3)
     shard = Path(index) / "shards" / "00001.faiss"
@@ -229,5 +243,12 @@ def test_the_queries_of_another_collection(tmp_path: Path, collection: str, vect
     with pytest.raises(UserError, match="don't come from the same collection"):
         search(tmp_path / "mixed", queries=others, vectors=vectors, **searched)
     config = RerankConfig(run=run.uri, vectors=vectors, collection=collection, output=str(tmp_path / "anew"))
-    with pytest.raises(UserError, match="has no query 'x'"):
+    # an id of theirs may be another query here
+    with pytest.raises(UserError, match=r"answers the queries of another collection .* Judge it by a qrels file"):
         make(Rerank(config))
+    mine = MineConfig(run=run.uri, collection=collection, split="test", output=str(tmp_path / "mined"))
+    with pytest.raises(UserError, match="answers the queries of another collection"):
+        make(Mine(mine))
+    evaluate = EvaluateConfig(runs={"theirs": run.uri}, collection=collection, output=str(tmp_path / "evaluated"))
+    with pytest.raises(UserError, match="answers the queries of another collection"):
+        make(Evaluate(evaluate))
