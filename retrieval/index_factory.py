@@ -13,7 +13,7 @@ import torch
 from raytriever.retrieval.errors import UserError
 
 if TYPE_CHECKING:
-    from faiss import Index
+    from faiss import Index as Index
 
 _LIST_ID_BYTES = 8
 

@@ -25,7 +25,7 @@ from raytriever.retrieval.top_k import (
 )
 
 if TYPE_CHECKING:
-    from faiss import Index
+    from raytriever.retrieval.index_factory import Index
 
 _ROWS_AT_ONCE = 16384
 _GPU_MOST_RESULTS = 2048  # FAISS's limit on k for a GPU
