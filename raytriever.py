@@ -181,10 +181,10 @@ def compare(
 ) -> None:
     """Tests systems against one another, query by query."""
     with user_errors(traceback_wanted):
-        from raytriever.retrieval.comparison import compare_sources
-        from raytriever.retrieval.comparison_report import comparison_lines, write_comparison
-        from raytriever.retrieval.comparison_sources import ComparisonSettings
         from raytriever.retrieval.configuration import validate
+        from raytriever.retrieval.evaluation.comparison import compare_sources
+        from raytriever.retrieval.evaluation.comparison_report import comparison_lines, write_comparison
+        from raytriever.retrieval.evaluation.comparison_sources import ComparisonSettings
 
         values = {"collection": collection, "split": split, "qrels": qrels, "like": like, "baseline": baseline}
         lists = {"systems": systems or [], "seeds": seeds or [], "measures": measure or []}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raytriever.retrieval.candidates import StoredCandidates
+from raytriever.retrieval.mining.candidates import StoredCandidates
 
 
 class MinedNegatives(Mapping[str, list[str]]):

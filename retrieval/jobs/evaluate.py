@@ -12,9 +12,19 @@ from raytriever.retrieval.answers import Match
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import Input, InputPath
-from raytriever.retrieval.conventions import ConventionOverrides, Conventions, Like, resolve
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import (
+from raytriever.retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
+from raytriever.retrieval.evaluation.judging import (
+    Judgments,
+    collection_judgments,
+    file_judgments,
+    judge_runs,
+    made_with,
+)
+from raytriever.retrieval.evaluation.measures import at_levels
+from raytriever.retrieval.evaluation.notes import note_lines
+from raytriever.retrieval.evaluation.overview import overview_lines
+from raytriever.retrieval.evaluation.systems import (
     EVALUATION,
     compare_systems,
     format_table,
@@ -23,12 +33,8 @@ from raytriever.retrieval.evaluation import (
     per_query_table,
     strict_json,
 )
-from raytriever.retrieval.evaluation_notes import note_lines
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.judging import Judgments, collection_judgments, file_judgments, judge_runs, made_with
 from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.measures import at_levels
-from raytriever.retrieval.overview import overview_lines
 from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.storage import sha256_of
 

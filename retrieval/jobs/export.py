@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.candidates import StoredCandidates
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
@@ -15,6 +14,7 @@ from raytriever.retrieval.exports import beir, dpr, flag_embedding, mteb, senten
 from raytriever.retrieval.exports.mined_negatives import MinedNegatives
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.mining.candidates import StoredCandidates
 
 EXPORT = "export"
 

@@ -11,20 +11,20 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, to_json
-from raytriever.retrieval.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_own_queries, require_same_origin
-from raytriever.retrieval.mining import KEPT, MiningRules, apply_rules, choose, sampling_keys, sampling_priorities
-from raytriever.retrieval.mining_audit import audit_lines, block_audit, merge_audits
-from raytriever.retrieval.mining_inputs import (
+from raytriever.retrieval.mining.audit import audit_lines, block_audit, merge_audits
+from raytriever.retrieval.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
+from raytriever.retrieval.mining.inputs import (
     MiningInputs,
     document_text_keys,
     judged_table,
     query_table,
 )
+from raytriever.retrieval.mining.rules import KEPT, MiningRules, apply_rules, choose, sampling_keys, sampling_priorities
 from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.vectors import StoredVectors
 

@@ -13,15 +13,15 @@ from raytriever.pipelines.data_report import clusters_section, data_section
 from raytriever.pipelines.jobs.pack import PACKING
 from raytriever.pipelines.pairs import PAIRS
 from raytriever.retrieval.artifacts import LOG, Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.candidates import CANDIDATES, StoredCandidates
 from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
 from raytriever.retrieval.configuration import InputPath, did_you_mean, input_paths
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import EVALUATION
-from raytriever.retrieval.evaluation_report import Evaluated, result_section
+from raytriever.retrieval.evaluation.report_section import Evaluated, result_section
+from raytriever.retrieval.evaluation.systems import EVALUATION
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.mining_report import mining_section
+from raytriever.retrieval.mining.candidates import CANDIDATES, StoredCandidates
+from raytriever.retrieval.mining.report_section import mining_section
 from raytriever.retrieval.provenance_report import provenance_section
 from raytriever.retrieval.report import Section, render
 from raytriever.retrieval.storage import absolute

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation.measures import evaluate
 from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
-from raytriever.retrieval.measures import evaluate
 
 PLAIN = BM25Settings(stemmer=None, stop_words=None)
 TEXTS = [

@@ -10,7 +10,7 @@ import pytest
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import stored_values
+from raytriever.retrieval.evaluation.systems import stored_values
 from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.retrieval.judged import RUN, make_collection, make_run_artifact, write_qrels_file, write_run_file
 from tests.unit.small_run import make

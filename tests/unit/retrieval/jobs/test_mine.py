@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from raytriever.retrieval.answers import has_answer
-from raytriever.retrieval.candidates import CandidateList, StoredCandidates
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.mine import Mine, MineConfig
+from raytriever.retrieval.mining.candidates import CandidateList, StoredCandidates
 from tests.unit.small_run import make, make_artifact
 
 DOCUMENTS, QUERIES, DEPTH = 24, 12, 16

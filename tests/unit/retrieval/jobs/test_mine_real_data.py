@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.retrieval.candidates import StoredCandidates
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.mine import Mine, MineConfig
 from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
+from raytriever.retrieval.mining.candidates import StoredCandidates
 from tests.unit.retrieval.jobs.test_mine import make_run
 from tests.unit.retrieval.test_answers import literal_has_answer
 from tests.unit.small_run import make

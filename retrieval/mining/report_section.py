@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from raytriever.retrieval.mining import RULES
-from raytriever.retrieval.mining_audit import COUNTS, Audit, noteworthy, rules_of
+from raytriever.retrieval.mining.audit import COUNTS, Audit, noteworthy, rules_of
+from raytriever.retrieval.mining.rules import RULES
 from raytriever.retrieval.report import Block, Details, Section, Table
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.retrieval.evaluation import better_than, letters_of
-from raytriever.retrieval.evaluation_notes import convention_lines, notes
+from raytriever.retrieval.evaluation.notes import convention_lines, notes
+from raytriever.retrieval.evaluation.systems import better_than, letters_of
 from raytriever.retrieval.plots import Interval, interval_panels
 from raytriever.retrieval.report import Block, Cell, Details, Plot, Section, Table
 

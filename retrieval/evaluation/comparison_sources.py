@@ -9,12 +9,12 @@ from pydantic import Field
 from raytriever.retrieval.artifacts import Artifact, is_artifact
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import Settings, did_you_mean
-from raytriever.retrieval.conventions import ConventionOverrides, Like, resolve
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import EVALUATION, how_it_was_measured, stored_values
-from raytriever.retrieval.judging import collection_judgments, file_judgments, judge_runs, made_with
+from raytriever.retrieval.evaluation.conventions import ConventionOverrides, Like, resolve
+from raytriever.retrieval.evaluation.judging import collection_judgments, file_judgments, judge_runs, made_with
+from raytriever.retrieval.evaluation.measures import PerQuery
+from raytriever.retrieval.evaluation.systems import EVALUATION, how_it_was_measured, stored_values
 from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.measures import PerQuery
 
 _DEFAULT_MEASURES = ("nDCG@10", "RR@10", "R@100")
 

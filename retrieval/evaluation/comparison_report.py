@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.retrieval.comparison import Compared, Extremes
-from raytriever.retrieval.evaluation import format_table, letters_of
-from raytriever.retrieval.evaluation_notes import note_lines
-from raytriever.retrieval.evaluation_report import Evaluated, result_section, signed
+from raytriever.retrieval.evaluation.comparison import Compared, Extremes
+from raytriever.retrieval.evaluation.notes import note_lines
+from raytriever.retrieval.evaluation.report_section import Evaluated, result_section, signed
+from raytriever.retrieval.evaluation.systems import format_table, letters_of
 from raytriever.retrieval.report import Block, Details, Section, Table, render
 from raytriever.retrieval.storage import Folder
 

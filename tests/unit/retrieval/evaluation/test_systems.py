@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from raytriever.retrieval.conventions import CONVENTIONS, Like
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import (
+from raytriever.retrieval.evaluation.conventions import CONVENTIONS, Like
+from raytriever.retrieval.evaluation.measures import PerQuery
+from raytriever.retrieval.evaluation.notes import note_lines, notes
+from raytriever.retrieval.evaluation.systems import (
     TESTS,
     compare_systems,
     format_table,
@@ -22,8 +24,6 @@ from raytriever.retrieval.evaluation import (
     per_query_table,
     strict_json,
 )
-from raytriever.retrieval.evaluation_notes import note_lines, notes
-from raytriever.retrieval.measures import PerQuery
 
 IDS = tuple(f"q{number:02d}" for number in range(60))
 

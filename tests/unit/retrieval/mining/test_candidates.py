@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
-from raytriever.retrieval.candidates import (
+from raytriever.retrieval.collections.stored import ParquetRows
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.mining.candidates import (
     SCHEMA,
     CandidateList,
     CandidateLists,
@@ -20,9 +22,7 @@ from raytriever.retrieval.candidates import (
     negative_lists,
     write_lists,
 )
-from raytriever.retrieval.collections.stored import ParquetRows
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.mining import UNJUDGED, JudgedPairs, Positives
+from raytriever.retrieval.mining.rules import UNJUDGED, JudgedPairs, Positives
 from tests.unit.small_run import make_artifact
 
 DOCUMENTS = 12
@@ -124,7 +124,7 @@ def shards() -> list[CandidateLists]:
 
 @pytest.fixture
 def stored(tmp_path: Path, shards: list[CandidateLists], monkeypatch: pytest.MonkeyPatch) -> StoredCandidates:
-    monkeypatch.setattr("raytriever.retrieval.candidates._CANDIDATES_OF_A_ROW_GROUP", 8)
+    monkeypatch.setattr("raytriever.retrieval.mining.candidates._CANDIDATES_OF_A_ROW_GROUP", 8)
     return write(tmp_path, shards)
 
 

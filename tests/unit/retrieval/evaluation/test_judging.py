@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.conventions import CONVENTIONS, ConventionOverrides, resolve
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.judging import (
+from raytriever.retrieval.evaluation.conventions import CONVENTIONS, ConventionOverrides, resolve
+from raytriever.retrieval.evaluation.judging import (
     collection_judgments,
     file_judgments,
     judge_runs,

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.conventions import Conventions
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.measures import PerQuery, parse_measure
-from raytriever.retrieval.significance import bonferroni, compare, holm
+from raytriever.retrieval.evaluation.conventions import Conventions
+from raytriever.retrieval.evaluation.measures import PerQuery, parse_measure
+from raytriever.retrieval.evaluation.significance import bonferroni, compare, holm
 
 EVALUATION = "evaluation"
 TESTS = ("t_test", "permutation", "equivalence", "two_proportions")

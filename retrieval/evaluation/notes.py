@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any
 
-from raytriever.retrieval.conventions import describe_system, title_warning
-from raytriever.retrieval.measures import parse_measure
+from raytriever.retrieval.evaluation.conventions import describe_system, title_warning
+from raytriever.retrieval.evaluation.measures import parse_measure
 
 Metrics = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raytriever.retrieval.mining import (
+from raytriever.retrieval.mining.rules import (
     ABSENT,
     KEPT,
     RULES,
@@ -307,7 +307,7 @@ def test_scores_of_pairs_don_t_depend_on_their_neighbours(
     np.testing.assert_allclose(scores, [np.max(products) for products in pairs], rtol=1e-5)
     alone = [exact_scores(*opened, left[n : n + 1], right[n : n + 1])[0] for n in range(101)]
     np.testing.assert_array_equal(scores, alone)
-    monkeypatch.setattr("raytriever.retrieval.mining._PAIRS_AT_ONCE", 7)
+    monkeypatch.setattr("raytriever.retrieval.mining.rules._PAIRS_AT_ONCE", 7)
     np.testing.assert_array_equal(exact_scores(*opened, left, right), scores)
     assert exact_scores(*opened, left[:0], right[:0]).shape == (0,)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.retrieval.answer_accuracy import rows_by_id
 from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.comparison_sources import ComparisonSettings, load
-from raytriever.retrieval.evaluation import compare_systems, metrics_of, strict_json
-from raytriever.retrieval.measures import PerQuery
+from raytriever.retrieval.evaluation.answer_accuracy import rows_by_id
+from raytriever.retrieval.evaluation.comparison_sources import ComparisonSettings, load
+from raytriever.retrieval.evaluation.measures import PerQuery
+from raytriever.retrieval.evaluation.systems import compare_systems, metrics_of, strict_json
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import ir_measures
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.retrieval.conventions import CONVENTIONS, Conventions, Ties
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation.conventions import CONVENTIONS, Conventions, Ties
 
 # Is a cutoff "@k" needed, possible or neither, and can "(rel=n)" set the lowest relevant grade?
 _FAMILIES = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.answers import Match, ranking_hits
 from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, text_columns, texts_of
-from raytriever.retrieval.mining import (
+from raytriever.retrieval.mining.rules import (
     Block,
     JudgedPairs,
     MiningRules,

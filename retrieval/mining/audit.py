@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.retrieval.mining import ABSENT, KEPT, RULES, MiningRules, reference_scores, sampling_keys
-from raytriever.retrieval.mining_inputs import QueryBlock
+from raytriever.retrieval.mining.inputs import QueryBlock
+from raytriever.retrieval.mining.rules import ABSENT, KEPT, RULES, MiningRules, reference_scores, sampling_keys
 
 EXAMPLES = 20  # at most, each of another query
 _SHOWN_CHARACTERS = 240

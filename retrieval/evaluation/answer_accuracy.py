@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.answers import Match, ranking_hits
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart
-from raytriever.retrieval.conventions import Conventions
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.measures import distinct_scores
+from raytriever.retrieval.evaluation.conventions import Conventions
+from raytriever.retrieval.evaluation.measures import distinct_scores
 
 
 def answer_accuracy(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.retrieval.conventions import (
+from raytriever.retrieval.evaluation.conventions import (
     CONVENTIONS,
     ConventionOverrides,
     Like,
@@ -17,8 +17,8 @@ from raytriever.retrieval.conventions import (
     resolve,
     title_warning,
 )
-from raytriever.retrieval.judging import file_judgments
-from raytriever.retrieval.measures import evaluate
+from raytriever.retrieval.evaluation.judging import file_judgments
+from raytriever.retrieval.evaluation.measures import evaluate
 
 pytrec_eval = pytest.importorskip("pytrec_eval")
 

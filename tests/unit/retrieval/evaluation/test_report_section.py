@@ -5,10 +5,10 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from raytriever.retrieval.conventions import CONVENTIONS
-from raytriever.retrieval.evaluation import compare_systems, how_it_was_measured, metrics_of
-from raytriever.retrieval.evaluation_report import Evaluated, difference_from, result_section
-from raytriever.retrieval.measures import PerQuery
+from raytriever.retrieval.evaluation.conventions import CONVENTIONS
+from raytriever.retrieval.evaluation.measures import PerQuery
+from raytriever.retrieval.evaluation.report_section import Evaluated, difference_from, result_section
+from raytriever.retrieval.evaluation.systems import compare_systems, how_it_was_measured, metrics_of
 from raytriever.retrieval.report import Cell, Details, Plot, Table
 
 QUERIES = 40

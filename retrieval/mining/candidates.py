@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.stored import ParquetRows
-from raytriever.retrieval.mining import UNJUDGED, Positives
+from raytriever.retrieval.mining.rules import UNJUDGED, Positives
 
 CANDIDATES = "candidates"
 Form = Literal["hard_negatives", "labelled_lists"]
@@ -153,6 +153,6 @@ class StoredCandidates(Artifact):
                 yield row["query_id"], [id_ for id_, grade in judged if grade is None or grade < self.minimum_relevance]
 
     def audit(self) -> dict[str, Any]:
-        """What each rule dropped, with examples: ``audit.json``, as ``raytriever.retrieval.mining_audit`` describes."""
+        """What each rule dropped, with examples: ``audit.json``, as ``raytriever.retrieval.mining.audit`` describes."""
         found: dict[str, Any] = self.read_json("audit.json")
         return found

@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from raytriever.retrieval.mining import ABSENT, KEPT, RULES, UNJUDGED, Block, JudgedPairs, MiningRules, Positives
-from raytriever.retrieval.mining_audit import EXAMPLES, Audit, audit_lines, block_audit, merge_audits
-from raytriever.retrieval.mining_inputs import QueryBlock
-from raytriever.retrieval.mining_report import mining_section
+from raytriever.retrieval.mining.audit import EXAMPLES, Audit, audit_lines, block_audit, merge_audits
+from raytriever.retrieval.mining.inputs import QueryBlock
+from raytriever.retrieval.mining.report_section import mining_section
+from raytriever.retrieval.mining.rules import ABSENT, KEPT, RULES, UNJUDGED, Block, JudgedPairs, MiningRules, Positives
 from raytriever.retrieval.report import Details, Table, render
 
 QUERIES, K = 90, 7
