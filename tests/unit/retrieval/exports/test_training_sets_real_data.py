@@ -103,7 +103,7 @@ def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: 
 
     for written in (
         tevatron.write(collection, "train", tmp_path),
-        sentence_transformers.write(collection, "train", tmp_path),
+        sentence_transformers.write(collection, "train", tmp_path, negatives=0),  # some have none
     ):
         assert all((tmp_path / name).is_file() for name in written)
     read = contents(Tevatron(path=str(tmp_path), examples={"train": "train.jsonl"}, corpus="corpus.jsonl").open())
@@ -120,4 +120,8 @@ def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: 
     assert {(texts[row[0]], texts[row[1]]) for row in read.judgments if not row[2]} == negative - positive
 
     pairs = pq.read_table(tmp_path / "train-00000-of-00001.parquet")
-    assert {tuple(row.values())[:2] for row in pairs.to_pylist()} == positive
+    assert {tuple(row.values()) for row in pairs.to_pylist()} == positive
+    sentence_transformers.write(collection, "train", tmp_path, negatives=1)
+    triples = [tuple(row.values()) for row in pq.read_table(tmp_path / "train-00000-of-00001.parquet").to_pylist()]
+    assert {row[:2] for row in triples} < positive
+    assert {(row[0], row[2]) for row in triples} <= negative
