@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 from raytriever.retrieval.encoders.specification import Role
 from raytriever.retrieval.encoders.text_encoder import TextEncoder
 
+# padded tokens in one forward pass that suit the processor
+TOKENS_ON_CPU = 2_048
+TOKENS_ON_GPU = 32_768
+
 _PIECE = 2048  # texts that are tokenized while a GPU computes the vectors of the piece before
 
 
@@ -29,7 +33,12 @@ def token_budget_batches(lengths: Sequence[int], budget: int) -> list[NDArray[np
 
 @torch.inference_mode()
 def encode_texts(
-    encoder: TextEncoder, texts: Sequence[str], role: Role, *, token_budget: int = 2048, piece_size: int | None = None
+    encoder: TextEncoder,
+    texts: Sequence[str],
+    role: Role,
+    *,
+    token_budget: int = TOKENS_ON_CPU,
+    piece_size: int | None = None,
 ) -> NDArray[np.float32]:
     """Vectors (n, dimension) float32 of ``texts`` in their order; equal texts are encoded once.
 

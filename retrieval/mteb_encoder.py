@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
 from raytriever.retrieval.encoders.pretrained import locate_model
 from raytriever.retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
 from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
@@ -66,7 +66,7 @@ class RaytrieverEncoder:
         self._without_prompts = TextEncoder(
             self._encoder.transformer, self._encoder.tokenizer, list(self._encoder.dense), without_prompts
         ).eval()
-        self._token_budget = token_budget or (2_048 if place.type == "cpu" else 32_768)
+        self._token_budget = token_budget or (TOKENS_ON_CPU if place.type == "cpu" else TOKENS_ON_GPU)
 
     def encode(
         self,

@@ -13,7 +13,7 @@ from pydantic import Field
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart, text_columns, texts_of
 from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
 from raytriever.retrieval.encoders.specification import (
     EncoderContract,
@@ -30,8 +30,8 @@ from raytriever.retrieval.progress import say
 from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.vectors import ROW, VECTORS
 
-ON_CPU = {"texts_per_shard": 1_024, "token_budget": 2_048}
-ON_GPU = {"texts_per_shard": 16_384, "token_budget": 32_768}
+ON_CPU = {"texts_per_shard": 1_024, "token_budget": TOKENS_ON_CPU}
+ON_GPU = {"texts_per_shard": 16_384, "token_budget": TOKENS_ON_GPU}
 
 
 class EmbedConfig(StageConfig):

@@ -29,11 +29,10 @@ _DOCUMENTS_AT_ONCE = 8192
 def query_table(collection: StoredCollection, run: StoredRun) -> pa.Table:
     """Of each query of the run, in its order: its ``row`` in the collection and the ``own_row`` of the document that
     has the same id (-1: none), both int64."""
-    ids = pq.read_table(run.path("queries.parquet"))["id"]
-    queries = collection.rows_of("queries").read(["id"])["id"].combine_chunks()
+    ids = run.query_ids()
     documents = collection.rows_of("documents").read(["id"])["id"].combine_chunks()
-    rows, own_rows = pc.index_in(ids, value_set=queries), pc.index_in(ids, value_set=documents)
-    return pa.table({"row": rows.cast(pa.int64()), "own_row": own_rows.cast(pa.int64()).fill_null(-1)})
+    own_rows = pc.index_in(pa.array(ids, documents.type), value_set=documents)
+    return pa.table({"row": collection.query_rows(ids), "own_row": own_rows.cast(pa.int64()).fill_null(-1)})
 
 
 def judged_table(collection: StoredCollection, run: StoredRun, split: str) -> pa.Table:
