@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.retrieval.top_k import exact_top_k
+from raytriever.retrieval.exact_search import search_stored
 
 Vectors = NDArray[np.float32]
 
@@ -62,7 +62,7 @@ def main() -> None:
     times: dict[str, list[float]] = {"blocks": [], "product": [], "sum": []}
     for number in range(3):
         started = time.perf_counter()
-        ranking = exact_top_k(queries, documents, arguments.k)
+        ranking = search_stored(queries, documents, arguments.k)
         times["blocks"].append((time.perf_counter() - started) / len(queries))
         sample = slice(number * arguments.sample, (number + 1) * arguments.sample)
         for name, search in (("product", by_product), ("sum", by_sum)):

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.exact_search import search_stored
 from raytriever.retrieval.index_factory import empty_index, explaining, import_faiss, prepare_training, to_gpu
 from raytriever.retrieval.top_k import (
     Ranking,
@@ -34,8 +35,7 @@ _GPU_MOST_RESULTS = 2048  # FAISS's limit on k for a GPU
 def set_threads(threads: int) -> None:
     """Sets the threads of training, building and searching in this process.
 
-    A worker calls it with the CPUs that it was given: FAISS, and torch, which searches ``Flat``, would take
-    every core of the machine.
+    A worker calls it with the CPUs that it was given: FAISS and torch would take every core of the machine.
     """
     if threads < 1:
         raise UserError(f"{threads} threads were asked for; at least 1 is needed.")
@@ -182,7 +182,8 @@ def search_shard(
     if isinstance(flat, faiss.IndexFlat):
         stored = flat.ntotal * flat.d
         vectors = faiss.rev_swig_ptr(flat.get_xb(), stored) if stored else np.zeros(0, dtype=np.float32)
-        found = exact_top_k(queries, vectors.reshape(-1, flat.d), wanted, device="cuda" if gpu else "cpu")
+        vectors = vectors.reshape(-1, flat.d)
+        found = exact_top_k(queries, vectors, wanted, device="cuda") if gpu else search_stored(queries, vectors, wanted)
     else:
         check_finite(queries, "queries")
         on_gpu = to_gpu(index) if gpu else None
