@@ -28,6 +28,7 @@ class _Ids:
     def __init__(self) -> None:
         self.all = DigestSet()
         self.empty = DigestSet()
+        self.repeated = 0  # records left out because they came before
 
 
 class CheckedSource:
@@ -35,10 +36,11 @@ class CheckedSource:
 
     Streams: what stays in memory is eight bytes for each id and each judged pair. Judgments need the ids, so read
     ``documents`` and ``queries`` to their ends before; what was not is read then. Raises ``UserError`` with file and
-    line for whatever the policies don't allow.
+    line for whatever the policies don't allow. ``left_out``: what the format leaves out by itself, reason to number,
+    which the format fills while its documents are read.
     """
 
-    def __init__(self, format_: Format, policies: Policies) -> None:
+    def __init__(self, format_: Format, policies: Policies, left_out: dict[str, int] | None = None) -> None:
         self._format = format_
         self._policies = policies
         self._documents: _Ids | None = None  # None until all were read
@@ -46,6 +48,7 @@ class CheckedSource:
         self.facts: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
+        self._left_out = {} if left_out is None else left_out
 
     def fingerprint(self) -> dict[str, Any]:
         """What the format says of its input."""
@@ -69,6 +72,9 @@ class CheckedSource:
         for record in self._leave_out_empty(records, ids, "documents", _passage):
             yield record.id, record.title, record.text, record.domain
         self._finish(ids, "documents")
+        self.dropped |= self._left_out
+        if ids.repeated and self._format.judgments() is None:  # training sets repeat by nature, a corpus does not
+            self.dropped["repeated_documents"] = ids.repeated
         self._documents = ids
 
     def _query_rows(self) -> Iterator[Row]:
@@ -97,6 +103,7 @@ class CheckedSource:
                     f"{repeated.place}: id {repeated.id!r} is already that of {earlier}{other}. Ids must be unique:"
                     " drop one of the two, or give it another id."
                 )
+            ids.repeated += int((~new).sum())
             yield from compress(chunk, new)
 
     def _leave_out_empty(

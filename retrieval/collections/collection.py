@@ -25,12 +25,17 @@ class Source(Protocol):
     Order is a function of the input alone. All methods raise ``UserError`` for input that breaks the format.
     """
 
-    counts: dict[str, int]
-    """Facts worth recording about what was read; complete once all three were read to the end."""
-    facts: dict[str, Any]
-    """What the manifest is to say of the input: an interpreter's version, say."""
-    dropped: dict[str, int]
-    """What was left out: reason to number; complete once all three were read to the end."""
+    @property
+    def counts(self) -> dict[str, int]:
+        """Facts worth recording about what was read; complete once all three were read to the end."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the manifest is to say of the input: an interpreter's version, say."""
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What was left out: reason to number; complete once all three were read to the end."""
 
     def documents(self) -> Iterator[pa.RecordBatch]:
         """The documents, in batches of schema ``DOCUMENTS``."""

@@ -14,10 +14,19 @@ class DocumentTable(Settings):
     """The table of the documents. A title, text or domain of null is an empty one."""
 
     table: FileNames = Field(min_length=1)
-    id: str = "id"
+    id: str | None = "id"  # None: made from title and text, so that equal texts are one document
     title: str | None = None  # None: they have none
     text: str = "text"
     domain: str | None = None
+    # a column: neighbouring rows with the same value in it are one document, with the id of the first; the rows' texts
+    # are joined by a space (passages of 100 words, as wikipedia-nq-corpus has them, by title)
+    join_by: str | None = None
+
+    @model_validator(mode="after")
+    def _check_join(self) -> Self:
+        if self.join_by is not None and self.id is None:
+            raise ValueError("join_by takes the id of the first row; name the column of the ids")
+        return self
 
 
 class QueryTable(Settings):
@@ -83,6 +92,7 @@ class Columns(Policies):
     queries: QueryTable | None = None
     judgments: JudgmentTables | None = None
     pairs: PairTables | None = None
+    domain: str | None = Field(default=None, min_length=1)  # of documents and queries that have none of their own
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
@@ -97,3 +107,8 @@ class Columns(Policies):
             raise ValueError("documents are missing; give documents and maybe queries and judgments, or give pairs")
         if self.judgments is not None and self.queries is None:
             raise ValueError("judgments need queries; give their table")
+        made = self.documents is not None and (self.documents.id is None or self.documents.join_by is not None)
+        if self.judgments is not None and made:
+            raise ValueError(
+                "judgments name documents by the ids of their rows; give documents.id, and leave documents.join_by out"
+            )

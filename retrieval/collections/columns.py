@@ -5,6 +5,7 @@ Either documents, and with them queries and judgments where there are some; or p
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 from raytriever.retrieval.collections.checked_source import CheckedSource
@@ -24,6 +25,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
+_LONGEST_JOINED = 64 << 20  # characters of one document: the wrong column must not gather a whole corpus
 _INT32 = range(-(2**31), 2**31)
 
 
@@ -45,16 +47,15 @@ class ColumnFiles(Columns):
 
 def format_of(columns: Columns, tables: Tables) -> Format:
     """The collection whose columns are these, in whatever the tables are."""
-    return PairsFormat(columns.pairs, tables) if columns.pairs else ColumnsFormat(columns, tables)
+    return PairsFormat(columns.pairs, tables, columns.domain or "") if columns.pairs else ColumnsFormat(columns, tables)
 
 
 class ColumnsFormat:
     """Documents, queries and judgments in tables of their own; a ``records.Format``."""
 
-    repeats = False
-
     def __init__(self, columns: Columns, tables: Tables) -> None:
         assert columns.documents is not None
+        self.repeats = columns.documents.id is None
         self._columns = columns
         self._tables = tables
         self._documents = tables.open(columns.documents.table)
@@ -71,17 +72,27 @@ class ColumnsFormat:
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents in their table's order."""
+        assert self._columns.documents is not None
+        if self._columns.documents.join_by is None:
+            yield from (record for record, _ in self._document_rows())
+            return
+        # an empty value joins nothing
+        for _, rows in groupby(self._document_rows(), lambda row: row[1] or object()):
+            yield _joined(record for record, _ in rows)
+
+    def _document_rows(self) -> Iterator[tuple[DocumentRecord, Any]]:
+        """Each row's document and what it is joined by."""
         names = self._columns.documents
         assert names is not None
-        rows = self._documents.rows([names.id, names.text], [names.title, names.domain])
-        for place, (id_, text, title, domain) in rows:
-            yield DocumentRecord(
-                place,
-                identifier_of(id_, names.id, place),
-                _text(title, names.title, place),
-                _text(text, names.text, place),
-                _text(domain, names.domain, place),
+        # ids that are made need no column: the text's stands in
+        columns = [names.id or names.text, names.text]
+        for place, (id_, *texts, key) in self._documents.rows(columns, [names.title, names.domain, names.join_by]):
+            text, title, domain = (
+                _text(value, column, place)
+                for value, column in zip(texts, (names.text, names.title, names.domain), strict=True)
             )
+            id_ = text_id(title, text) if names.id is None else identifier_of(id_, names.id, place)
+            yield DocumentRecord(place, id_, title, text, domain or self._columns.domain or ""), key
 
     def queries(self) -> Iterator[QueryRecord]:
         """The queries in their table's order."""
@@ -94,7 +105,7 @@ class ColumnsFormat:
                 place,
                 identifier_of(id_, names.id, place),
                 _text(text, names.text, place),
-                _text(domain, names.domain, place),
+                _text(domain, names.domain, place) or self._columns.domain or "",
                 tuple(_texts(answers, names.answers, place)),
             )
 
@@ -126,8 +137,9 @@ class PairsFormat:
 
     repeats = True
 
-    def __init__(self, columns: PairTables, tables: Tables) -> None:
+    def __init__(self, columns: PairTables, tables: Tables, domain: str = "") -> None:
         self._columns = columns
+        self._domain = domain  # of rows without one
         self._tables = tables
         self._splits = [(split, tables.open(names)) for split, names in columns.tables()]
         self.documents_name = self.queries_name = self.judgments_name = ", ".join(
@@ -146,16 +158,17 @@ class PairsFormat:
         ):
             title, domain = _text(title, names.title, place), _text(domain, names.domain, place)
             text = _text(document, names.document, place)
-            yield DocumentRecord(place, self._id(domain, title, text), title, text, domain)
+            shown = domain or self._domain
+            yield DocumentRecord(place, self._id(domain, title, text), title, text, shown)
             for negative in self._negatives(negatives, place):
-                yield DocumentRecord(place, self._id(domain, "", negative), "", negative, domain)
+                yield DocumentRecord(place, self._id(domain, "", negative), "", negative, shown)
 
     def queries(self) -> Iterator[QueryRecord]:
         """Each row's query."""
         names = self._columns
         for _, (place, (query, domain)) in self._rows([names.query], [names.domain]):
             text, domain = _text(query, names.query, place), _text(domain, names.domain, place)
-            yield QueryRecord(place, self._id(domain, text), text, domain)
+            yield QueryRecord(place, self._id(domain, text), text, domain or self._domain)
 
     def judgments(self) -> Iterator[JudgmentRecord]:
         """Each row's document with its relevance, then its negatives with 0."""
@@ -181,6 +194,22 @@ class PairsFormat:
     def _negatives(self, values: Sequence[Any], place: Place) -> Iterator[str]:
         for column, value in zip(self._columns.negatives, values, strict=True):
             yield from filter(None, _texts(value, column, place))
+
+
+def _joined(records: Iterator[DocumentRecord]) -> DocumentRecord:
+    """One document of several: the first, with the texts of all."""
+    first = next(records)
+    texts, characters = [first.text], len(first.text)
+    for record in records:
+        texts.append(record.text)
+        characters += len(record.text)
+        if characters > _LONGEST_JOINED:
+            raise UserError(
+                f"{record.place}: the rows from {first.place.unit} {first.place.line} on are one document by join_by,"
+                f" and it has more than {_LONGEST_JOINED:,} characters by now. Is that the column that tells documents"
+                " apart?"
+            )
+    return first._replace(text=" ".join(texts))
 
 
 def _text(value: Any, column: str | None, place: Place) -> str:

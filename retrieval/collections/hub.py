@@ -66,7 +66,7 @@ class HubDataset(Columns):
         if self.layout == "columns":
             return CheckedSource(format_of(self, tables), self)
         columns = find_columns(tables.layout(), tables, tables.name, self.subset, self.splits)
-        return CheckedSource(ColumnsFormat(columns, tables), self)
+        return CheckedSource(ColumnsFormat(columns.model_copy(update={"domain": self.domain}), tables), self)
 
 
 class HubTables:

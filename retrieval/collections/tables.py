@@ -7,15 +7,16 @@ that begins with a quote is refused.
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from itertools import chain, islice
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raytriever.retrieval.collections.file_patterns import matches
 from raytriever.retrieval.collections.json_records import json_records
 from raytriever.retrieval.collections.records import Place, describe_files
+from raytriever.retrieval.collections.table_schemas import require_one_schema
 from raytriever.retrieval.collections.text_lines import numbered_lines, plain_name
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder
@@ -66,14 +67,14 @@ class FileTable:
         self._folder = folder
         self._files = files
         self._quotes = quotes
+        self._has_one_schema = False  # not looked at so far
         self.name = ", ".join(map(folder.describe, files[:3])) + (", …" if len(files) > 3 else "")
 
     def columns(self) -> list[str]:
         """Columns of the first file; for JSON, the keys of its first thousand records."""
         folder, name = self._folder, self._files[0]
         if name.endswith(".parquet"):
-            with _open_parquet(folder, name) as file:
-                return list(file.schema_arrow.names)
+            return list(_schema(folder, name).names)
         if plain_name(name).endswith(_JSON_ENDINGS):
             records = islice(json_records(folder, name), _RECORDS_LOOKED_AT)
             return list(dict.fromkeys(key for _, record in records for key in record))
@@ -81,6 +82,7 @@ class FileTable:
 
     def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Row]:
         """As ``Table`` says, file after file."""
+        self._require_one_schema()
         named = [*required, *filter(None, optional)]
         unseen = set(filter(None, optional))
         place = None
@@ -95,6 +97,12 @@ class FileTable:
                 yield place, tuple(values)
         if unseen and place:
             raise _no_column(self.name, min(map(str, unseen)), self.columns())
+
+    def _require_one_schema(self) -> None:
+        parquet = [name for name in self._files if name.endswith(".parquet")]
+        if len(parquet) > 1 and not self._has_one_schema:
+            require_one_schema((self._folder.describe(name), _schema(self._folder, name)) for name in parquet)
+        self._has_one_schema = True
 
     def _records(self, name: str, columns: Sequence[str]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
         if name.endswith(".parquet"):
@@ -226,6 +234,11 @@ def _open_parquet(folder: Folder, name: str) -> pq.ParquetFile:
         raise _not_parquet(folder, name, error) from error
 
 
+def _schema(folder: Folder, name: str) -> pa.Schema:
+    with _open_parquet(folder, name) as file:
+        return file.schema_arrow
+
+
 def _parquet_records(folder: Folder, name: str, columns: Sequence[str]) -> Iterator[tuple[Place, dict[str, Any]]]:
     path = folder.describe(name)
     with _open_parquet(folder, name) as file:
@@ -263,7 +276,7 @@ def _find_files(folder: Folder, pattern: str) -> list[str]:
         fixed = next((place for place, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
         start = "".join(f"{part}/" for part in parts[:fixed])
         wanted = parts[fixed:] or ["**"]
-        names = [start + name for name in (folder / start).files() if _matches(name.split("/"), wanted)]
+        names = [start + name for name in (folder / start).files() if matches(name, "/".join(wanted))]
     tables = [name for name in names if is_table(name)]
     if not tables:
         raise UserError(
@@ -271,12 +284,3 @@ def _find_files(folder: Folder, pattern: str) -> list[str]:
             f" kinds {', '.join(_ENDINGS)}; all but parquet may have .gz or .zst behind the name."
         )
     return tables
-
-
-def _matches(name: list[str], pattern: list[str]) -> bool:
-    """Whether the parts of a name are those of a glob; ``**`` stands for any number of parts."""
-    if not pattern:
-        return not name
-    if pattern[0] == "**":
-        return any(_matches(name[start:], pattern[1:]) for start in range(len(name) + 1))
-    return bool(name) and fnmatchcase(name[0], pattern[0]) and _matches(name[1:], pattern[1:])

@@ -4,27 +4,16 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
-from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, Source
-from raytriever.retrieval.collections.columns import ColumnFiles
-from raytriever.retrieval.collections.dpr import Dpr
-from raytriever.retrieval.collections.flag_embedding import FlagEmbedding
-from raytriever.retrieval.collections.hub import HubDataset
-from raytriever.retrieval.collections.ms_marco import MsMarco
-from raytriever.retrieval.collections.mteb import MtebFolder
-from raytriever.retrieval.collections.nomic import Nomic
-from raytriever.retrieval.collections.python_functions import PythonFunctions
+from raytriever.retrieval.collections.sources import AnySource
 from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
-from raytriever.retrieval.collections.tevatron import Tevatron
-from raytriever.retrieval.collections.trec import TrecFiles
-from raytriever.retrieval.collections.tripclick import TripClick
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
@@ -33,21 +22,7 @@ _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 class CollectConfig(StageConfig):
     """Which source becomes the collection."""
 
-    source: Annotated[
-        PythonFunctions
-        | BeirFolder
-        | MtebFolder
-        | ColumnFiles
-        | HubDataset
-        | MsMarco
-        | TrecFiles
-        | TripClick
-        | Dpr
-        | Tevatron
-        | FlagEmbedding
-        | Nomic,
-        Field(discriminator="kind"),
-    ]
+    source: AnySource
     rows_per_file: int = Field(default=50_000, gt=0)
 
 

@@ -1,0 +1,205 @@
+"""Posts of Stack Exchange's data dumps, gathered into threads in bounded memory.
+
+``Posts.xml`` holds one ``<row …/>`` a line, in the order of the posts' ids, so a question's answers may be anywhere
+behind it. The posts that are kept go into a temporary SQLite database on disk (about the size of their texts, in the
+folder that TMPDIR names), whose index by question then gives thread after thread.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
+from xml.etree import ElementTree
+
+from raytriever.retrieval.collections.html_text import html_to_text
+from raytriever.retrieval.collections.records import Place
+from raytriever.retrieval.collections.text_lines import numbered_lines
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import Folder
+
+_QUESTION, _ANSWER = "1", "2"
+_CACHE_KIB = 64 << 10
+
+
+class Post(NamedTuple):
+    """A question or an answer."""
+
+    question: int  # the id of the question; of a question, its own
+    is_answer: bool
+    id: int
+    line: int
+    score: int
+    accepted: int | None  # of a question: the id of the accepted answer
+    is_closed: bool
+    title: str
+    text: str
+
+
+class Thread(NamedTuple):
+    """A question and its answers, the best score first, of equal ones the earlier."""
+
+    question: Post
+    answers: list[Post]
+
+
+class PostChoice(NamedTuple):
+    """Which posts are kept."""
+
+    closed_questions: Literal["keep", "drop"]
+    damaged_rows: Literal["refuse", "drop"]
+    minimum_score: int | None  # of answers
+
+
+class PostFile:
+    """The threads of one site's ``Posts.xml``, plain, .gz or .zst.
+
+    ``left_out``: why posts are in no thread, and how many; complete when all threads were read. Raises ``UserError``
+    with file and line for what is no row of a dump, and for a file that is cut off.
+    """
+
+    def __init__(self, folder: Folder, name: str, choice: PostChoice) -> None:
+        self._folder = folder
+        self._name = name
+        self._choice = choice
+        self._kept: sqlite3.Connection | None = None
+        self._left_out_reading = Counter[str]()
+        self.name = folder.describe(name)
+        self.left_out: dict[str, int] = {}
+
+    def threads(self) -> Iterator[Thread]:
+        """Thread after thread, by the question's id."""
+        if self._kept is None:
+            self._left_out_reading.clear()
+            self._kept = self._store()
+        left_out = self._left_out_reading.copy()
+        rows = self._kept.execute("SELECT * FROM posts ORDER BY question, is_answer, score DESC, id")
+        for _, posts in groupby(map(Post._make, rows), lambda post: post.question):
+            if thread := self._thread(list(posts), left_out):
+                yield thread
+        self.left_out = dict(sorted((+left_out).items()))
+
+    def place(self, post: Post) -> Place:
+        """Where the post was read."""
+        return Place(self.name, post.line)
+
+    def _thread(self, posts: list[Post], left_out: Counter[str]) -> Thread | None:
+        lines: dict[int, int] = {}
+        for post in posts:
+            if post.id in lines:
+                raise UserError(
+                    f"{self.name}, line {max(post.line, lines[post.id])}: post {post.id} is there already, in line"
+                    f" {min(post.line, lines[post.id])}. A dump holds each post once: drop one of the two."
+                )
+            lines[post.id] = post.line
+        if posts[0].is_answer:
+            left_out["answers_without_their_question"] += len(posts)
+            return None
+        if posts[0].is_closed and self._choice.closed_questions == "drop":
+            left_out["closed_questions"] += 1
+            left_out["answers_of_closed_questions"] += len(posts) - 1
+            return None
+        return Thread(posts[0], posts[1:])
+
+    def _store(self) -> sqlite3.Connection:
+        """All posts that are kept. The database's file has no name, so it is gone whenever the process ends."""
+        database = sqlite3.connect("", isolation_level=None)
+        for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
+            database.execute(f"PRAGMA {setting}")
+        database.execute(
+            "CREATE TABLE posts (question INTEGER, is_answer INTEGER, id INTEGER, line INTEGER, score INTEGER,"
+            " accepted INTEGER, is_closed INTEGER, title TEXT, text TEXT)"
+        )
+        # made first, not last: answers mostly come soon after their question, and sorting would need space of its own
+        database.execute("CREATE INDEX threads ON posts (question, is_answer, score DESC, id)")
+        database.execute("BEGIN")
+        database.executemany("INSERT INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._posts())
+        database.execute("COMMIT")
+        return database
+
+    def _posts(self) -> Iterator[Post]:
+        for line, row in self._rows():
+            values = _Row(row, Place(self.name, line))
+            kind = values.text("PostTypeId", required=True)
+            reason = self._reason(kind, values)
+            post = None if reason else self._post(kind == _ANSWER, values)
+            if post is None or (post.is_answer and not post.text):
+                self._left_out_reading[reason or "answers_without_text"] += 1
+            else:
+                yield post
+
+    def _reason(self, kind: str, values: "_Row") -> str:
+        """Why a post is not kept; '' where it is."""
+        if kind not in (_QUESTION, _ANSWER):
+            return "posts_of_other_types"
+        if values.text("DeletionDate"):
+            return "deleted_posts"
+        if kind == _ANSWER:
+            if not values.text("ParentId"):
+                return "answers_without_a_parent"
+            if self._choice.minimum_score is not None and values.integer("Score") < self._choice.minimum_score:
+                return "answers_below_the_minimum_score"
+        return ""
+
+    def _post(self, is_answer: bool, values: "_Row") -> Post:
+        id_ = values.integer("Id")
+        return Post(
+            question=values.integer("ParentId") if is_answer else id_,
+            is_answer=is_answer,
+            id=id_,
+            line=values.place.line,
+            score=values.integer("Score"),
+            accepted=values.integer("AcceptedAnswerId") if values.text("AcceptedAnswerId") else None,
+            is_closed=bool(values.text("ClosedDate")),
+            title=" ".join(values.text("Title").split()),
+            text=html_to_text(values.text("Body")),
+        )
+
+    def _rows(self) -> Iterator[tuple[int, Mapping[str, str]]]:
+        """Line and attributes of every row."""
+        number, is_whole = 0, False
+        for number, text in numbered_lines(self._folder, self._name):
+            line = text.strip()
+            if not line or line.startswith(("<?xml", "<posts>")):
+                continue
+            if line == "</posts>":
+                is_whole = True
+                continue
+            try:
+                if not line.startswith("<row "):
+                    raise UserError(
+                        f"{self.name}, line {number} is {line[:60]!r}. In Posts.xml every line between <posts> and"
+                        " </posts> is one <row …/>. Is it the right file?"
+                    )
+                yield number, ElementTree.fromstring(line).attrib
+            except ElementTree.ParseError as error:
+                if self._choice.damaged_rows == "refuse":
+                    raise UserError(
+                        f"{self.name}, line {number} is no XML ({error}): {line[:60]!r}. If the file is not damaged"
+                        " elsewhere, set damaged_rows to 'drop' to leave such rows out."
+                    ) from error
+                self._left_out_reading["damaged_rows"] += 1
+        if not is_whole:
+            raise UserError(f"{self.name} ends at line {number} without </posts>. It is not whole: fetch it again.")
+
+
+class _Row:
+    """The attributes of a row, with errors that name its line."""
+
+    def __init__(self, attributes: Mapping[str, str], place: Place) -> None:
+        self._attributes = attributes
+        self.place = place
+
+    def text(self, name: str, *, required: bool = False) -> str:
+        """The attribute, '' where there is none."""
+        value = self._attributes.get(name, "")
+        if required and not value:
+            raise UserError(f"{self.place}: the row has no {name}. Is it a Posts.xml of Stack Exchange's dump?")
+        return value
+
+    def integer(self, name: str) -> int:
+        """The attribute as an integer of 64 bits."""
+        value: Any = self.text(name, required=True)
+        if not value.removeprefix("-").isdecimal() or len(value) > 18:
+            raise UserError(f"{self.place}: {name} is {value[:60]!r}. It must be an integer.")
+        return int(value)

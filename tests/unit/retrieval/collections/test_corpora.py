@@ -1,0 +1,199 @@
+"""Corpora as they are published, laid out here in small: what settings read them, and that their domains stay."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raytriever.retrieval.collections import columns, hub
+from raytriever.retrieval.collections.checked_source import CheckedSource
+from raytriever.retrieval.collections.columns import ColumnFiles
+from raytriever.retrieval.collections.hub import HubDataset
+from raytriever.retrieval.collections.records import text_id
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from tests.unit.retrieval.collections.contents import Contents, contents
+from tests.unit.retrieval.collections.packed_files import write_files
+
+Rows = list[dict[str, Any]]
+
+
+def source(folder: Path | str, documents: dict[str, Any], **settings: Any) -> CheckedSource:
+    values = {"kind": "columns", "path": str(folder), "documents": documents, **settings}
+    return validate(ColumnFiles, values, "Source").open()
+
+
+def lines(rows: Rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+WIKIPEDIA: Rows = [
+    {"id": "12", "url": "https://simple.wikipedia.org/wiki/April", "title": "April", "text": "Ärly.\n\nHistory\n\nx"},
+    {"id": "39", "url": "https://simple.wikipedia.org/wiki/August", "title": "August", "text": "Late."},
+]
+ARTICLES = [(row["id"], row["title"], row["text"], "wikipedia") for row in WIKIPEDIA]
+
+
+@pytest.fixture
+def wikipedia(tmp_path: Path) -> Path:
+    """A snapshot of wikimedia/wikipedia: a folder for each language, several files of parquet in it."""
+    (tmp_path / "20231101.simple").mkdir()
+    schema = pa.schema([(name, pa.string()) for name in WIKIPEDIA[0]])
+    for number, row in enumerate(WIKIPEDIA):
+        path = tmp_path / "20231101.simple" / f"train-{number:05d}-of-00002.parquet"
+        pq.write_table(pa.Table.from_pylist([row], schema), path)
+    configurations = "[{config_name: 20231101.simple, data_files: [{split: train, path: 20231101.simple/*}]}]"
+    (tmp_path / "README.md").write_text(f"---\nconfigs: {configurations}\n---\n")
+    return tmp_path
+
+
+def test_wikipedia_on_disk(wikipedia: Path) -> None:
+    found = contents(source(wikipedia, {"table": "20231101.simple", "title": "title"}, domain="wikipedia"))
+    assert found == Contents(ARTICLES, [], [])
+
+
+def test_wikipedia_from_the_hub(wikipedia: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_path_of", {"wikimedia/wikipedia": str(wikipedia)}.__getitem__)
+    settings = {
+        "kind": "hub", "dataset": "wikimedia/wikipedia", "revision": "0" * 40, "domain": "wikipedia",
+        "documents": {"table": "20231101.simple/train", "title": "title"},
+    }  # fmt: skip
+    assert contents(validate(HubDataset, settings, "Source").open()) == Contents(ARTICLES, [], [])
+
+
+PASSAGES: Rows = [
+    {"docid": "1", "title": "Aaron", "text": "Aaron is a prophet"},
+    {"docid": "2", "title": "Aaron", "text": "and a priest."},
+    {"docid": "3", "title": "Abacus", "text": "It counts."},
+    {"docid": "4", "title": "", "text": "no title"},
+    {"docid": "5", "title": "", "text": "none here"},
+    {"docid": "6", "title": "Aaron", "text": "Another."},
+]
+
+
+def test_the_passages_of_wikipedia_nq_corpus_one_by_one_or_as_articles(tmp_path: Path) -> None:
+    write_files(str(tmp_path), {"corpus.jsonl": lines(PASSAGES)}, ".gz")
+    documents = {"table": "corpus.jsonl.gz", "id": "docid", "title": "title"}
+    one_by_one = contents(source(tmp_path, documents)).documents
+    assert one_by_one == [(row["docid"], row["title"], row["text"], "") for row in PASSAGES]
+    articles = contents(source(tmp_path, documents | {"join_by": "title"})).documents
+    assert articles == [
+        ("1", "Aaron", "Aaron is a prophet and a priest.", ""), *one_by_one[2:5], ("6", "Aaron", "Another.", "")
+    ]  # fmt: skip
+
+
+def test_joining_by_the_wrong_column_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_LONGEST_JOINED", 50)
+    rows = [{"id": number, "text": "x" * 10, "language": "en"} for number in range(10)]
+    write_files(str(tmp_path), {"a.jsonl": lines(rows)})
+    message = r"a\.jsonl, line 6: the rows from line 1 on are one document by join_by, and it has more than 50 char"
+    with pytest.raises(UserError, match=message):
+        contents(source(tmp_path, {"table": "a.jsonl", "join_by": "language"}))
+
+
+# the columns of the code-rag-bench data sets, and the settings that read them
+CODE_RAG_BENCH: list[tuple[str, Rows, dict[str, Any], list[tuple[str, str, str, str]]]] = [
+    (
+        "programming_solutions.json",
+        [{"title": "", "text": "def f():\n    pass", "meta": {"task_name": "humaneval", "task_id": "HumanEval/0"}}],
+        {"id": "meta.task_id", "title": "title", "domain": "meta.task_name"},
+        [("HumanEval/0", "", "def f():\n    pass", "humaneval")],
+    ),
+    (
+        "online_tutorials.json",
+        [{"title": "Sort a list", "text": "Use sorted.", "parsed": [["p", "Use sorted."]]}] * 2,
+        {"id": None, "title": "title"},
+        [(text_id("Sort a list", "Use sorted."), "Sort a list", "Use sorted.", "code")],
+    ),
+    (
+        "library_documentation.json",
+        [{"doc_id": "numpy.sum", "doc_content": "numpy.sum(a)\nSum."}],
+        {"id": "doc_id", "title": "doc_id", "text": "doc_content"},
+        [("numpy.sum", "numpy.sum", "numpy.sum(a)\nSum.", "code")],
+    ),
+    (
+        "stackoverflow_0000.jsonl",
+        [{"text": "Q: why?\nA: so.", "meta": {"source": "stackexchange"}}, {"text": "Q: how?", "meta": None}],
+        {"id": None},
+        [(text_id("", text), "", text, "code") for text in ("Q: why?\nA: so.", "Q: how?")],
+    ),
+    (
+        "filtered_0.sampled.jsonl",
+        [{"text": "import os\n", "meta": {"path": "a.py", "repo_name": "x/y"}}],
+        {"id": None, "title": "meta.path", "domain": "meta.repo_name"},
+        [(text_id("a.py", "import os\n"), "a.py", "import os\n", "x/y")],
+    ),
+]
+
+
+@pytest.mark.parametrize("layout", ["lines", "list", "parquet"])
+@pytest.mark.parametrize(("name", "rows", "documents", "expected"), CODE_RAG_BENCH)
+def test_code_rag_bench(
+    tmp_path: Path, layout: str, name: str, rows: Rows, documents: dict[str, Any], expected: list[tuple[str, ...]]
+) -> None:
+    if layout == "parquet":  # as the hub converts them
+        name = "0000.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+    else:
+        write_files(str(tmp_path), {name: lines(rows) if layout == "lines" else json.dumps(rows)})
+    opened = source(tmp_path, {"table": name, **documents}, domain="code")
+    assert contents(opened).documents == expected
+    assert opened.dropped == ({"repeated_documents": 1} if len(rows) > len(expected) else {})
+
+
+@pytest.mark.parametrize(
+    ("documents", "more", "message"),
+    [
+        ({"id": None, "join_by": "title"}, {}, r"join_by takes the id of the first row; name the column of the ids"),
+        ({"id": None}, {"queries": {"table": "q.jsonl"}, "judgments": {"splits": {"a": "j.jsonl"}}},
+         r"judgments name documents by the ids of their rows; give documents\.id"),
+        ({"join_by": "title"}, {"queries": {"table": "q.jsonl"}, "judgments": {"splits": {"a": "j.jsonl"}}},
+         r"judgments name documents by the ids of their rows; .*leave documents\.join_by out"),
+        ({}, {"domain": ""}, r"'domain'"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_corpus_are_refused(
+    tmp_path: Path, documents: dict[str, Any], more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        source(tmp_path, {"table": "a.jsonl", **documents}, **more)
+
+
+def test_a_domain_of_their_own_goes_before_that_of_the_settings(tmp_path: Path) -> None:
+    pairs = [{"query": "a", "document": "x", "site": "p"}, {"query": "b", "document": "y", "site": None}]
+    write_files(str(tmp_path), {"pairs.jsonl": lines(pairs)})
+    settings = {"splits": {"train": "pairs.jsonl"}, "domain": "site", "negatives": []}
+    values = {"kind": "columns", "path": str(tmp_path), "pairs": settings}
+    with_default, without = (
+        contents(validate(ColumnFiles, {**values, **more}, "Source").open()) for more in ({"domain": "rest"}, {})
+    )
+    assert [row[3] for row in with_default.documents] == [row[2] for row in with_default.queries] == ["p", "rest"]
+    assert [row[3] for row in without.documents] == ["p", ""]
+    assert [row[0] for row in with_default.documents] == [row[0] for row in without.documents]
+    assert with_default.judgments == without.judgments
+
+
+RAW = [
+    ("raw_wikipedia", {}, 256, {"wikipedia": 256}),
+    ("raw_techdocs", {"domain": "metadata.source"}, 2029, {"peps": 732, "rust-book": 107, "celery": 31}),
+    ("raw_stackexchange_threads", {"domain": "metadata.site"}, 2262, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "columns", "number", "domains"), RAW)
+def test_real_corpora(name: str, columns: dict[str, Any], number: int, domains: dict[str, int]) -> None:
+    data = os.environ.get("RAYTRIEVER_TEST_DATA")
+    if not data:
+        pytest.skip("RAYTRIEVER_TEST_DATA does not name a folder of raw corpora")
+    opened = source(Path(data) / name, {"table": "docs.jsonl", "title": "title", **columns}, domain="wikipedia")
+    documents = contents(opened).documents
+    counts = Counter(row[3] for row in documents)
+    assert len(documents) == number
+    assert counts | domains == counts
+    assert len(counts) == {"raw_wikipedia": 1, "raw_techdocs": 11, "raw_stackexchange_threads": 7}[name]
+    assert opened.dropped == {}
