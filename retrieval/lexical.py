@@ -56,10 +56,7 @@ class LexicalIndex:
         """``scorer``: a ``bm25s.BM25`` that holds an index; use ``build`` or ``load``."""
         self.settings = settings
         self._scorer = scorer
-        self._tokenizer = _tokenizer(settings)
-        vocabulary = scorer.vocab_dict
-        self._tokenizer.stem_to_sid = vocabulary
-        self._tokenizer.word_to_id = {} if settings.stemmer else vocabulary
+        self._tokenizer = tokenizer_of(settings, scorer.vocab_dict)
 
     @property
     def documents(self) -> int:
@@ -74,7 +71,7 @@ class LexicalIndex:
         avgdl))``, idf ``ln(1 + (N - df + 0.5) / (df + 0.5))``, a word being two or more word characters in
         lower case. Raises ``UserError`` where there is no text.
         """
-        tokenizer = _tokenizer(settings)
+        tokenizer = tokenizer_of(settings)
         tokens = tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False)
         documents = [array("i", ids) for ids in tokens]
         if not documents:
@@ -123,9 +120,18 @@ class LexicalIndex:
         return tokens
 
 
-def _tokenizer(settings: BM25Settings) -> Any:
+def tokenizer_of(settings: BM25Settings, vocabulary: dict[str, int] | None = None) -> Any:
+    """bm25s's tokenizer; it knows the terms of ``vocabulary`` (term to number), none by default.
+
+    ``streaming_tokenize(texts, update_vocab=…, allow_empty=False)`` yields the numbers of a text's terms, with
+    ``update_vocab=False`` of the known ones alone; ``get_vocab_dict()`` is the vocabulary.
+    """
     stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
-    return Tokenizer(lower=True, stopwords=settings.stop_words, stemmer=stemmer)
+    tokenizer = Tokenizer(lower=True, stopwords=settings.stop_words, stemmer=stemmer)
+    if vocabulary is not None:
+        tokenizer.stem_to_sid = vocabulary
+        tokenizer.word_to_id = {} if settings.stemmer else vocabulary
+    return tokenizer
 
 
 def _best(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -8,6 +8,7 @@ from raytriever.retrieval.errors import UserError
 Pooling = Literal["mean", "cls", "last_token"]
 Role = Literal["query", "document"]
 Dtype = Literal["float32", "bfloat16"]
+Head = Literal["full", "pooled"]
 
 
 class EncoderSettings(Settings):
@@ -17,6 +18,9 @@ class EncoderSettings(Settings):
     revision: str | None = None
     base_model: InputPath | None = None  # of a LoRA adapter, instead of the one that its folder names
     pooling: Literal[Pooling, "auto"] = "auto"
+    # 'pooled': vectors as the pooling leaves them, without the folder's dense layers and normalisation: how the
+    # authors of CDE use GTR (Morris & Rush 2024, released code)
+    head: Head = "full"
     normalize: bool | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
@@ -34,10 +38,11 @@ class EncoderContract(Settings):
     model: str  # fingerprint of weights (a LoRA adapter's base included), tokenizer and module settings
     revision: str | None = None  # as it was asked for; not compared, as ``model`` says exactly which files were loaded
     pooling: Pooling
+    head: Head = "full"  # 'pooled' where the folder has dense layers and they were left out
     normalize: bool
     query_prompt: str
     document_prompt: str
-    max_length: int
+    max_length: int  # tokens; 0: texts are read whole, which only latent semantic analysis can
     append_eos: bool = False  # whether every text ends in the tokenizer's end-of-sequence token
     dtype: Dtype
     dimension: int

@@ -125,7 +125,8 @@ def load_encoder(settings: EncoderSettings, path: Path, fingerprint: str, dropou
         tokenizer_folder = adapter if has_tokenizer(adapter) else base.transformer
         modules = modules if modules.pooling else base
     tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, modules.lower_case)
-    dense = [load_dense(folder) for folder in modules.dense]
+    pooled_only = settings.head == "pooled"
+    dense = [] if pooled_only else [load_dense(folder) for folder in modules.dense]
     config: Any = transformer.config
     pooling = read_pooling(modules.pooling, path) if settings.pooling == "auto" else settings.pooling
     unsaid = modules.pooling is None  # a sentence-transformers folder says by its tokenizer whether texts end in EOS
@@ -133,7 +134,8 @@ def load_encoder(settings: EncoderSettings, path: Path, fingerprint: str, dropou
         model=fingerprint,
         revision=settings.revision,
         pooling=pooling,
-        normalize=modules.normalize if settings.normalize is None else settings.normalize,
+        head="pooled" if pooled_only and modules.dense else "full",
+        normalize=modules.normalize and not pooled_only if settings.normalize is None else settings.normalize,
         query_prompt=_first(settings.query_prompt, modules.query_prompt, ""),
         document_prompt=_first(settings.document_prompt, modules.document_prompt, ""),
         max_length=settle_length(

@@ -1,5 +1,6 @@
 """Every architecture gives the vectors of sentence-transformers, and of transformers used literally, in float32."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer
 
 from raytriever.retrieval.embedding import encode_texts
 from raytriever.retrieval.encoders.specification import Pooling
+from raytriever.retrieval.errors import UserError
 from tests.unit.retrieval.encoders.tiny_models import (
     ARCHITECTURES,
     DECODERS,
@@ -78,6 +80,35 @@ def test_gtr_has_a_dense_layer_without_bias(bases: dict[str, Path], tmp_path: Pa
     contract = load_tiny(folder).contract
     assert (contract.dimension, contract.normalize, contract.pooling) == (24, True, "mean")
     assert_sentence_transformers_agrees(folder)
+
+
+def test_a_pooled_head_is_the_mean_of_the_last_hidden_states(bases: dict[str, Path], tmp_path: Path) -> None:
+    """GTR as the authors of CDE use it: neither its dense layer nor unit length."""
+    torch.manual_seed(0)
+    dense = Dense(WIDTH, 24, bias=False, activation_function=torch.nn.Identity())
+    folder = save_sentence_transformer(bases["t5"], tmp_path / "model", extra=[dense, Normalize()])
+    load_tiny(folder).save(tmp_path / "hub")  # the older layout, as the hub has GTR
+    modules = json.loads((tmp_path / "hub" / "modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling", "Dense", "Normalize"]
+    encoder = load_tiny(tmp_path / "hub", head="pooled")
+    contract = encoder.contract
+    assert (contract.dimension, contract.normalize, contract.head) == (WIDTH, False, "pooled")
+    expected = literal_vectors("t5", bases["t5"], "mean", append_eos=False)
+    np.testing.assert_allclose(encode_texts(encoder, TEXTS, "document"), expected, atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match=r"head 'pooled' against 'full'; normalize False against True"):
+        contract.require_same(load_tiny(tmp_path / "hub").contract, "one", "two")
+    assert_sentence_transformers_agrees(tmp_path / "hub")
+    unit = encode_texts(load_tiny(folder, head="pooled", normalize=True), TEXTS, "document")
+    lengths = np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(unit, expected / lengths, atol=1e-5, rtol=0)
+
+
+def test_a_pooled_head_of_a_folder_without_dense_layers_is_only_not_normalised(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = save_sentence_transformer(bases["bert"], tmp_path / "model", extra=[Normalize()])
+    pooled, unnormalised = load_tiny(folder, head="pooled"), load_tiny(folder, normalize=False)
+    assert pooled.contract == unnormalised.contract
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

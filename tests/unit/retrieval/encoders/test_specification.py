@@ -18,6 +18,7 @@ CONTRACT = EncoderContract(
     model="a" * 64,
     revision="main",
     pooling="mean",
+    head="full",
     normalize=True,
     query_prompt="query: ",
     document_prompt="",
@@ -29,6 +30,7 @@ CONTRACT = EncoderContract(
 OTHERS: dict[str, Any] = {
     "model": "b" * 64,
     "pooling": "last_token",
+    "head": "pooled",
     "normalize": False,
     "query_prompt": "q: ",
     "document_prompt": "d: ",

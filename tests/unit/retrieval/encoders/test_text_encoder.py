@@ -175,6 +175,7 @@ def test_a_real_encoder_equals_sentence_transformers(minilm: tuple[Path, TextEnc
     path, encoder = minilm
     assert encoder.contract.model_dump(exclude={"model", "revision"}) == {
         "pooling": "mean",
+        "head": "full",
         "normalize": True,
         "query_prompt": "",
         "document_prompt": "",
