@@ -13,9 +13,9 @@ import pytrec_eval
 
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.exact_search import search_stored
 from raytriever.retrieval.run_files import read_run
 from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.top_k import exact_top_k
 from raytriever.retrieval.vectors import StoredVectors
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -102,7 +102,7 @@ def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(outpu
     exact, coded = StoredRun(str(folder / "exact_run")), StoredRun(str(folder / "hnsw_pq_run"))
     queries = vectors.part("queries").gather(collection.query_rows(exact.query_ids()))
     documents = vectors.part("documents")
-    expected = exact_top_k(queries, documents.range(0, len(documents)), 200)
+    expected = search_stored(queries, documents.range(0, len(documents)), 200)
     np.testing.assert_array_equal(exact.ranking().rows, expected.rows)
     np.testing.assert_array_equal(exact.ranking().scores, expected.scores)
     pairs = zip(expected.rows[:, :10].tolist(), coded.ranking().rows[:, :10].tolist(), strict=True)

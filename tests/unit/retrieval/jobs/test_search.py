@@ -12,6 +12,7 @@ from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.exact_search import search_stored
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from raytriever.retrieval.jobs.fuse import Fuse, FuseConfig
@@ -21,7 +22,6 @@ from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
 from raytriever.retrieval.jobs.search import Search, SearchConfig
 from raytriever.retrieval.run_files import read_run
 from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.top_k import exact_top_k
 from tests.unit.small_run import make, make_artifact
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -102,7 +102,7 @@ def test_the_run_does_not_depend_on_how_the_work_is_cut(
         top_k=30,
         queries_per_shard=queries_per_shard,
     )
-    exact = exact_top_k(values(vectors, "queries"), values(vectors, "documents"), 30)
+    exact = search_stored(values(vectors, "queries"), values(vectors, "documents").astype(np.float32), 30)
     np.testing.assert_array_equal(run.ranking().rows, exact.rows)
     np.testing.assert_array_equal(run.ranking().scores, exact.scores)
     assert run.query_ids() == [f"q{row}" for row in range(QUERIES)]
@@ -238,7 +238,9 @@ def test_the_queries_of_another_collection(tmp_path: Path, collection: str, vect
     asked = make_artifact(tmp_path / "asked", "vectors", inputs, {"encoder": CONTRACT}, files, 2)
     searched = {"index": make_index(tmp_path, vectors), "collection": collection, "split": None, "top_k": 9}
     run = search(tmp_path / "dense", queries=others, vectors=asked, **searched)
-    np.testing.assert_array_equal(run.ranking().rows, exact_top_k(two, values(vectors, "documents"), 9).rows)
+    np.testing.assert_array_equal(
+        run.ranking().rows, search_stored(two, values(vectors, "documents").astype(np.float32), 9).rows
+    )
     assert run.manifest["inputs"]["queries"] == StoredCollection(others).fingerprint
     with pytest.raises(UserError, match="don't come from the same collection"):
         search(tmp_path / "mixed", queries=others, vectors=vectors, **searched)
