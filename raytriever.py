@@ -28,11 +28,22 @@ JOBS = {
         "Collect",
         "Read a source in any of many formats into a collection.",
     ),
+    "chunk": ("pipelines.jobs.chunk", "Chunk", "Cut documents into chunks: sentences, Markdown or source code."),
     "embed": ("retrieval.jobs.embed", "Embed", "Embed the documents and queries of a collection."),
+    "lsa": ("retrieval.jobs.lsa", "Lsa", "Vectors from TF-IDF or BM25 weights and an SVD, without an encoder."),
+    "queries": ("pipelines.jobs.queries", "Queries", "Make queries and judgments out of documents."),
     "pairs": ("pipelines.jobs.pairs", "Pairs", "Turn a split's judgments into training pairs."),
     "cluster": ("pipelines.jobs.cluster", "Cluster", "Cluster pairs within their domains."),
     "pack": ("pipelines.jobs.pack", "Pack", "Pack clusters into equal batches along a tour."),
-    "filter": ("pipelines.jobs.filter", "Filter", "Mask false negatives and write the training batches."),
+    "filter": (
+        "pipelines.jobs.filter",
+        "Filter",
+        "Mask false negatives, add hard negatives and write the training batches.",
+    ),
+    "group": ("pipelines.jobs.group", "Group", "Group chunks of a few documents into training batches."),
+    "lists": ("pipelines.jobs.lists", "Lists", "Make training batches of labelled candidate lists."),
+    "mix": ("pipelines.jobs.mix", "Mix", "Mix batches of several artifacts, all or by ratio."),
+    "publish": ("pipelines.jobs.publish", "Publish", "Write batches for the hub or for another trainer."),
     "train": ("trainers.jobs.train", "Train", "Train an encoder on stored batches."),
     "index": ("retrieval.jobs.index", "Index", "Build a sharded FAISS index, or a BM25 index."),
     "search": ("retrieval.jobs.search", "Search", "Search an index with a split's queries; writes a TREC run."),
@@ -158,7 +169,8 @@ def show(
 ) -> None:
     """Prints one stored batch so that a person can read it."""
     with user_errors(traceback_wanted):
-        from raytriever.pipelines.batches import BatchReader, describe_batch
+        from raytriever.pipelines.batch_description import describe_batch
+        from raytriever.pipelines.batches import BatchReader
 
         for line in describe_batch(BatchReader(batches), epoch, batch):
             typer.echo(line)

@@ -8,18 +8,15 @@ Linux only.
 """
 
 import argparse
-import os
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.process_memory import watched
 from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
 from raytriever.retrieval.collections.beir import BeirFolder
@@ -62,7 +59,7 @@ def main() -> None:
         )
         for stage in (index, search):
             started = time.monotonic()
-            with _watched() as peak:
+            with watched() as peak:
                 run_stage(stage, session)
             print(
                 f"{stage.command}: {arguments.documents:,} x {arguments.dimension}, {arguments.factory}:"
@@ -107,54 +104,6 @@ def _make_vectors(folder: Path, collection: Artifact, arguments: argparse.Namesp
                 shard.add(f"{name}.ids.parquet")
                 records.append(shard.commit(size))
     return writer.finish(records, {"encoder": contract}, {}).uri
-
-
-@contextmanager
-def _watched() -> Iterator[dict[str, int]]:
-    """The largest sums so far, in KiB, over this process and all that it started."""
-    peak = {"Pss": 0, "Pss_Anon": 0}
-    finished = threading.Event()
-
-    def watch() -> None:
-        while not finished.wait(0.2):
-            now = _memory_of_all()
-            for key, value in now.items():
-                peak[key] = max(peak[key], value)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    yield peak
-    finished.set()
-    thread.join()
-
-
-def _memory_of_all() -> dict[str, int]:
-    total = {"Pss": 0, "Pss_Anon": 0}
-    for process in _descendants(os.getpid()):
-        try:
-            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue  # it ended meanwhile
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name in total:
-                total[name] += int(value.split()[0])
-    return total
-
-
-def _descendants(root: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = [root]
-    for process in found:
-        found += parents.get(process, [])
-    return found
 
 
 if __name__ == "__main__":

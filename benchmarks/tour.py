@@ -1,17 +1,24 @@
 """The greedy tour through neighbour lists, against one matrix-vector product a step, in one process.
 
     python -m benchmarks.tour --clusters 16384 --dimension 384
+    python -m benchmarks.tour --clusters 262144 --dimension 128 --rounds 0
 
-Prints the ratio of times and whether both walks are the same.
+Prints the ratio of times in rounds of both, and whether both walks are the same; with ``--rounds 0`` the tour alone
+with its peak of memory. The products of the literal walk use as many threads as NumPy's BLAS takes.
 """
 
 import argparse
+import resource
 import time
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from raytriever.pipelines.tour import find_neighbours, greedy_tour
+from raytriever.pipelines.packing.neighbours import EXACT_UP_TO, find_neighbours
+from raytriever.pipelines.packing.tour import Tour, greedy_tour, tour_length
+
+CLUSTERS_OF_A_BLOB = 64
 
 
 def greedy_by_products(centroids: NDArray[np.float32], start: int) -> NDArray[np.int64]:
@@ -27,26 +34,59 @@ def greedy_by_products(centroids: NDArray[np.float32], start: int) -> NDArray[np
     return np.array(order)
 
 
+def blobs(clusters: int, dimension: int) -> NDArray[np.float32]:
+    """Centroids in random blobs."""
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(max(1, clusters // CLUSTERS_OF_A_BLOB), dimension))
+    found = np.empty((clusters, dimension), dtype=np.float32)
+    for begin in range(0, clusters, 16_384):
+        part = found[begin : begin + 16_384]
+        part[:] = centres[generator.integers(len(centres), size=len(part))]
+        part += 0.5 * generator.normal(size=part.shape)
+    return found
+
+
+def by_lists(centroids: NDArray[np.float32], exact_up_to: int) -> tuple[Tour, float, float]:
+    """The tour, the seconds of its lists and those of its walk."""
+    started = time.perf_counter()
+    neighbours = find_neighbours(centroids, exact_up_to)
+    listed = time.perf_counter()
+    tour = greedy_tour(neighbours, 0)
+    return tour, listed - started, time.perf_counter() - listed
+
+
 def main() -> None:
     """Measures both on clustered random centroids."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clusters", type=int, default=16_384)
     parser.add_argument("--dimension", type=int, default=384)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--exact-up-to", type=int, default=EXACT_UP_TO, help="clusters; beyond, an HNSW graph")
     arguments = parser.parse_args()
-    generator = np.random.default_rng(0)
-    centres = generator.normal(size=(arguments.clusters // 64, arguments.dimension))
-    noise = 0.5 * generator.normal(size=(arguments.clusters, arguments.dimension))
-    centroids = (centres[generator.integers(len(centres), size=arguments.clusters)] + noise).astype(np.float32)
-
-    started = time.perf_counter()
-    literal = greedy_by_products(centroids, 0)
-    literal_seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    order = greedy_tour(find_neighbours(centroids), 0)
-    seconds = time.perf_counter() - started
-    same = bool((order == literal).all())
-    print(f"{arguments.clusters} clusters: products {literal_seconds:.2f} s, neighbour lists {seconds:.2f} s,")
-    print(f"ratio {literal_seconds / seconds:.1f}, the same tour: {same}")
+    centroids = blobs(arguments.clusters, arguments.dimension)
+    by_lists(centroids[:1024], arguments.exact_up_to)  # the first products start threads
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    ratios = []
+    tour, listing, walking = by_lists(centroids, arguments.exact_up_to)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    for _ in range(arguments.rounds):
+        tour, listing, walking = by_lists(centroids, arguments.exact_up_to)
+        started = time.perf_counter()
+        literal = greedy_by_products(centroids, 0)
+        seconds = time.perf_counter() - started
+        ratios.append(seconds / (listing + walking))
+        same = bool((tour.order == literal).all())
+        print(f"products {seconds:.2f} s, lists {listing:.2f} s + walk {walking:.2f} s, the same tour: {same}")
+    size = arguments.clusters
+    print(
+        f"{size:,} clusters of dimension {arguments.dimension}, {torch.get_num_threads()} threads: lists"
+        f" {listing:.2f} s, walk {walking:.2f} s; dead ends {tour.dead_ends / size:.2%}, rows scanned"
+        f" {tour.rows_scanned / size**2:.3%} of K²; peak memory {peak:.2f} GiB ({before:.2f} before)"
+    )
+    random = tour_length(centroids, np.random.default_rng(0).permutation(size))
+    print(f"length {tour_length(centroids, tour.order):,.0f}, of a random order {random:,.0f}")
+    if ratios:
+        print(f"ratio {np.median(ratios):.1f} (median of {len(ratios)} rounds)")
 
 
 if __name__ == "__main__":

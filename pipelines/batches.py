@@ -1,35 +1,62 @@
 """The contract between batch construction and training: batches stored as data.
 
-One row is one example, one row group is one batch, so batch i is one seek. Shards are
-``epoch=<epoch>/batches-<number>.parquet``; every epoch has its own packing and its own masks.
+One row is one example, one row group is one batch, so batch i is one seek. Files are
+``epoch=<epoch>/batches-<number>.parquet``; every epoch has its own batches and its own masks. What a row is, the
+manifest's fact ``layout`` says; ``SCHEMAS`` has the columns of each.
 """
 
-import textwrap
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.errors import UserError
 
 BATCHES = "batches"
+Layout = Literal["pairs", "chunks", "candidates"]
 
-SCHEMA = pa.schema(
-    [
-        pa.field("query_id", pa.string(), nullable=False),
-        pa.field("query", pa.string(), nullable=False),
-        pa.field("document_id", pa.string(), nullable=False),
-        pa.field("document", pa.string(), nullable=False),
-        pa.field("hard_negative_ids", pa.list_(pa.string()), nullable=False),
-        pa.field("hard_negatives", pa.list_(pa.string()), nullable=False),
+_STRINGS, _INTEGERS, _FLOATS = pa.list_(pa.string()), pa.list_(pa.int32()), pa.list_(pa.float32())
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in columns.items()])
+
+
+SCHEMAS: dict[Layout, pa.Schema] = {
+    # a query with its document and hard negatives
+    "pairs": _schema(
+        query_id=pa.string(),
+        query=pa.string(),
+        document_id=pa.string(),
+        document=pa.string(),
+        hard_negative_ids=_STRINGS,
+        hard_negatives=_STRINGS,
         # columns left out of this row's softmax: over the batch's documents, then all its hard negatives, in row order
-        pa.field("masked", pa.list_(pa.int32()), nullable=False),
-        pa.field("domain", pa.string(), nullable=False),
-        pa.field("cluster", pa.int32(), nullable=False),
-    ]
-)
+        masked=_INTEGERS,
+        domain=pa.string(),
+        cluster=pa.int32(),  # -1: of no clustering
+    ),
+    # a chunk of a source document; the batch has consecutive chunks of a few
+    "chunks": _schema(
+        document_id=pa.string(),  # the chunk's own
+        document=pa.string(),
+        source_id=pa.string(),
+        number=pa.int32(),  # its place in the source, from 0
+        domain=pa.string(),
+    ),
+    # a query with a ranked or labelled list of documents, whose texts or vectors are elsewhere
+    "candidates": _schema(
+        query_id=pa.string(),
+        query=pa.string(),
+        candidate_ids=_STRINGS,
+        candidate_relevance=_INTEGERS,  # null: not judged
+        candidate_scores=_FLOATS,  # null: unknown
+        domain=pa.string(),
+    ),
+}
 
 _OPEN_FILES = 8
 
@@ -37,18 +64,21 @@ _OPEN_FILES = 8
 class BatchReader:
     """Reads stored batches by (epoch, number), from any process, in any order.
 
-    Raises ``UserError`` where the artifact holds no batches. ``columns`` are what every batch has, ``fingerprint``
-    names the exact batches a training run consumed.
+    Raises ``UserError`` where the artifact holds no batches, or batches of a layout that this version doesn't know.
+    ``columns`` are what every batch has, ``fingerprint`` names the exact batches a training run consumed.
     """
 
     def __init__(self, uri: str) -> None:
         self.artifact = Artifact(uri, BATCHES)
         self.uri = self.artifact.uri
         self.fingerprint = self.artifact.fingerprint
-        self.columns = tuple(SCHEMA.names)
+        self.layout: Layout = _layout_of(self.artifact)
+        self.columns = tuple(SCHEMAS[self.layout].names)
         self._shards: dict[int, list[tuple[int, str]]] = {}  # epoch: (first batch, file) in order
         self._counts: dict[int, int] = {}
         for shard in self.artifact.shards:
+            if "batches" not in shard.facts:
+                continue  # what was written beside the batches: an audit
             epoch, batches = int(shard.facts["epoch"]), int(shard.facts["batches"])
             first = self._counts.get(epoch, 0)
             self._shards.setdefault(epoch, []).append((first, shard.files[0].name))
@@ -59,6 +89,11 @@ class BatchReader:
     def epochs(self) -> int:
         """Number of epochs stored."""
         return len(self._counts)
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of every batch."""
+        return int(self.artifact.shards[0].facts["batch_size"])
 
     def number_of_batches(self, epoch: int) -> int:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
@@ -88,28 +123,54 @@ class BatchReader:
         return self._open[name]
 
 
-def describe_batch(reader: BatchReader, epoch: int, index: int) -> Iterator[str]:
-    """The batch as lines for a person: domain and clusters, then each example with what its row leaves out."""
-    batch = reader.read(epoch, index).to_pylist()
-    domains = sorted({row["domain"] for row in batch})
-    clusters = sorted({row["cluster"] for row in batch})
-    masked = sum(len(row["masked"]) for row in batch)
-    cells = len(batch) * (len(batch) - 1 + sum(len(row["hard_negatives"]) for row in batch))
-    yield f"batch {index} of epoch {epoch} ({reader.number_of_batches(epoch)} batches), {len(batch)} examples"
-    yield f"domains: {', '.join(domains)}; clusters: {', '.join(map(str, clusters))}"
-    yield f"masked: {masked} of {cells} negatives ({masked / max(cells, 1):.1%})"
-    for number, row in enumerate(batch):
-        yield ""
-        yield f"[{number}] {row['domain']} / cluster {row['cluster']} / {row['document_id']}"
-        yield _shorten("query:    ", row["query"], 2)
-        yield _shorten("document: ", row["document"], 4)
-        for negative in row["hard_negatives"]:
-            yield _shorten("negative: ", negative, 2)
-        if row["masked"]:
-            yield f"    masked:   {', '.join(map(str, row['masked']))}"
+def _layout_of(artifact: Artifact) -> Layout:
+    layout = artifact.manifest["facts"].get("layout", "pairs")  # before there were layouts, all batches were pairs
+    if layout not in get_args(Layout):
+        raise UserError(
+            f"{artifact.uri} holds batches of layout {layout!r}; this version reads {', '.join(get_args(Layout))}."
+            " Update Raytriever, or make the batches again."
+        )
+    known: Layout = layout
+    return known
 
 
-def _shorten(label: str, text: str, lines: int) -> str:
-    shown = textwrap.wrap(text, 100)
-    more = " …" if len(shown) > lines else ""
-    return "    " + label + ("\n" + " " * (4 + len(label))).join(shown[:lines]) + more
+class BatchFile:
+    """Writes batches of one epoch to the one file of a shard, each as a row group.
+
+    Use as a context; ``commit`` comes after it.
+    """
+
+    def __init__(self, writer: ShardWriter, layout: Layout, epoch: int, number: int, batch_size: int) -> None:
+        self._writer = writer
+        self._schema = SCHEMAS[layout]
+        self._epoch = epoch
+        self._size = batch_size
+        self._name = f"epoch={epoch:05d}/batches-{number:05d}.parquet"
+        self._batches = 0
+        self._file = pq.ParquetWriter(writer.path(self._name), self._schema, compression="zstd")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._file.close()
+
+    def write(self, batch: pa.Table) -> None:
+        """Adds one batch; its columns, in any order, are those of the layout."""
+        if len(batch) != self._size:
+            raise ValueError(f"a batch of {len(batch)} rows among batches of {self._size}")
+        self._file.write_table(batch.select(self._schema.names).cast(self._schema), row_group_size=self._size)
+        self._batches += 1
+
+    def commit(
+        self,
+        counts: Mapping[str, int] | None = None,
+        dropped: Mapping[str, int] | None = None,
+        beside: Sequence[str] = (),
+    ) -> ShardRecord:
+        """Commits the shard with the facts that ``BatchReader`` needs; ``beside``: more files built for it."""
+        for name in [self._name, *beside]:
+            self._writer.add(name)
+        facts = {"epoch": self._epoch, "batches": self._batches, "batch_size": self._size}
+        counted = {"batches": self._batches, **(counts or {})}
+        return self._writer.commit(self._batches * self._size, counts=counted, dropped=dropped, facts=facts)

@@ -21,17 +21,25 @@ class DomainClusters:
     centroids: NDArray[np.float32]
 
 
+def read_domain(artifact: Artifact, number: int) -> DomainClusters:
+    """One domain of a clusters artifact; the centroids are memory-mapped."""
+    shard = artifact.shards[number]
+    table = pq.read_table(artifact.path(shard.files[0].name))
+    return DomainClusters(
+        str(shard.facts["domain"]),
+        table["pair"].to_numpy(),
+        table["cluster"].to_numpy(),
+        np.load(artifact.path(shard.files[1].name), mmap_mode="r"),
+    )
+
+
 def read_clusters(artifact: Artifact) -> list[DomainClusters]:
     """Every domain of a clusters artifact, in order."""
-    domains = []
-    for shard in artifact.shards:
-        table = pq.read_table(artifact.path(shard.files[0].name))
-        domains.append(
-            DomainClusters(
-                str(shard.facts["domain"]),
-                table["pair"].to_numpy(),
-                table["cluster"].to_numpy(),
-                np.load(artifact.path(shard.files[1].name), mmap_mode="r"),
-            )
-        )
-    return domains
+    return [read_domain(artifact, number) for number in range(len(artifact.shards))]
+
+
+def size_histogram(clusters: NDArray[np.int32]) -> list[int]:
+    """How many clusters have 1, 2–3, 4–7, 8–15, … pairs: entry i counts those with 2^i to 2^(i+1) - 1."""
+    sizes = np.bincount(clusters)
+    powers = np.frexp(sizes[sizes > 0])[1] - 1
+    return [int(count) for count in np.bincount(powers)]

@@ -23,6 +23,8 @@ GREY = "#9aa5ae"
 BLUE = "#1f5a94"
 ORANGE = "#c8642b"
 
+_LINES = ((BLUE, "-"), (ORANGE, "-"), (INK, "-"), (BLUE, "--"), (ORANGE, "--"), (GREY, "-"))
+
 _WIDTH = 9.6  # inches; the page is as wide
 _MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
 
@@ -82,11 +84,11 @@ class Curve:
     smoothed: bool = True
 
 
-def ridgelines(distributions: Sequence[Distribution], label: str, description: str) -> str:
-    """One histogram below the other over common bins, each as high as the next, with a line at its mean."""
+def ridgelines(distributions: Sequence[Distribution], label: str, description: str, *, whole: bool = False) -> str:
+    """Histograms below one another over common bins, equally high, with lines at means; ``whole``: integers."""
     everything = np.concatenate([distribution.values for distribution in distributions])
     largest = max(len(distribution.values) for distribution in distributions)
-    edges = np.histogram_bin_edges(everything, bins=_most_bins(largest))
+    edges = _whole_bins(everything) if whole else np.histogram_bin_edges(everything, bins=_most_bins(largest))
     names = [distribution.name for distribution in distributions]
 
     def draw(figure: Figure) -> None:
@@ -120,19 +122,50 @@ def histogram(
 ) -> str:
     """Counts of ``values``, which are ``counted`` ("clusters"); ``marks``: vertical lines; ``whole``: integers."""
 
+    bins = _whole_bins(values) if whole else np.histogram_bin_edges(values, bins=_most_bins(len(values)))
+    counts, edges = np.histogram(values, bins)
+    return counted_bars(edges, counts, label, counted, description, marks)
+
+
+def counted_bars(
+    edges: Sequence[float] | NDArray[np.float64],
+    counts: Sequence[int] | NDArray[np.int64],
+    label: str,
+    counted: str,
+    description: str,
+    marks: Mapping[str, float] | None = None,
+) -> str:
+    """``histogram`` of what was counted before: ``counts`` (n,) between ``edges`` (n + 1,)."""
+
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        bins = _whole_bins(values) if whole else np.histogram_bin_edges(values, bins=_most_bins(len(values)))
-        axes.stairs(*np.histogram(values, bins), fill=True, color=BLUE, alpha=0.75, linewidth=0)
+        axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.75, linewidth=0)
         for number, (name, place) in enumerate((marks or {}).items()):
             axes.axvline(place, color=ORANGE, linewidth=1.4, linestyle=("-", "--", ":")[number % 3], label=_name(name))
         if marks:
             axes.legend(frameon=False, fontsize=8.5)
         axes.grid(axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlim(left=min(0.0, float(values.min())))
+        axes.set_xlim(left=min(0.0, float(edges[0])))
         axes.set_xlabel(_name(label, 70))
         axes.set_ylabel(counted)
+
+    return _svg(draw, 2.5, description)
+
+
+def overlaid_curves(curves: Mapping[str, NDArray[np.float64]], label: str, measured: str, description: str) -> str:
+    """Curves by name over 0, 1, 2, … (``label``), all in one panel; at most six."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for (name, values), (color, style) in zip(curves.items(), _LINES, strict=False):
+            axes.plot(np.arange(len(values)), values, color=color, linestyle=style, linewidth=1.6, label=_name(name))
+            axes.plot(len(values) - 1, values[-1], "o", color=color, markersize=4)
+        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        axes.grid()
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel(_name(label, 70))
+        axes.set_ylabel(measured)
 
     return _svg(draw, 2.5, description)
 

@@ -1,63 +1,129 @@
-"""`raytriever filter`: masks false negatives and writes the batches that training reads."""
+"""`raytriever filter`: masks false negatives, adds hard negatives and writes the batches that training reads."""
 
-import hashlib
-from collections.abc import Sequence
+import json
+from collections import Counter
+from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from raytriever.pipelines.batches import BATCHES, SCHEMA
-from raytriever.pipelines.false_negatives import FalseNegativeSettings, false_negative_mask, positive_keys, to_columns
+from raytriever.pipelines.batches import BATCHES, BatchFile
+from raytriever.pipelines.candidate_lists import judged_lists, mined_lists
+from raytriever.pipelines.filtering.false_negatives import FalseNegativeSettings
+from raytriever.pipelines.filtering.hard_negatives import Choice, NegativeDraw, TooFew
+from raytriever.pipelines.filtering.mask_audit import MaskAudit, audit_lines, merge_audits
+from raytriever.pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
+from raytriever.pipelines.jobs.filter_lookups import (
+    NEGATIVES_SHARD,
+    PAIRS_SHARD,
+    AskedNegatives,
+    make_negatives,
+    make_pairs,
+    open_negatives,
+    open_pairs,
+    text_tables,
+)
+from raytriever.pipelines.jobs.lookups import open_parts, part_shards, write_part
 from raytriever.pipelines.jobs.pack import PACKING
-from raytriever.pipelines.pairs import PAIRS, read_pairs
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.pipelines.pairs import PAIRS
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, to_json
+from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection
 from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.mining.candidates import StoredCandidates
 from raytriever.retrieval.vectors import StoredVectors
 
 
 class FilterConfig(StageConfig):
-    """What the batches are made of. ``vectors`` are the surrogate's, which judges what is a false negative."""
+    """What the batches are made of. ``vectors`` are the surrogate's, which judges what is a false negative.
+
+    Hard negatives come from ``negatives``, mined candidates, or are the documents that the collection's split
+    ``judged_negatives`` judges as not relevant; every example has ``negatives_per_example`` of its query's, the first
+    or a sample of each epoch's own. ``too_few_negatives``: "refuse"; "repeat" those there are, in turn; "random" fills
+    up with random documents of the collection that are no known positives. "repeat" does so, too, where a query has
+    none at all.
+    """
 
     packing: InputPath
     pairs: InputPath
     collection: InputPath
-    vectors: InputPath
+    vectors: InputPath | None = None
+    negatives: InputPath | None = None
+    judged_negatives: str | None = None
+    negatives_per_example: int = Field(default=1, gt=0)
+    choose_negatives: Choice = "sample"
+    too_few_negatives: TooFew = "refuse"
+    seed: int = 0  # of the sample
+    with_title: bool = True
     false_negatives: FalseNegativeSettings = FalseNegativeSettings()
     batches_per_shard: int = Field(default=1_000, gt=0)
 
+    @property
+    def has_negatives(self) -> bool:
+        """Whether examples have hard negatives."""
+        return bool(self.negatives or self.judged_negatives)
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        if self.negatives and self.judged_negatives:
+            raise ValueError("hard negatives come from 'negatives' or from 'judged_negatives'; give one of them")
+        if self.false_negatives.surrogate_score and not self.vectors:
+            raise ValueError(
+                "'false_negatives.surrogate_score' needs 'vectors': of an encoder that judges what is a"
+                " false negative, or set it to false"
+            )
+        return self
+
 
 class Filter(Stage[FilterConfig]):
-    """A shard is a run of batches of one epoch: their texts, their mask, one row group each."""
+    """First what all batches look up (texts, pairs, hard negatives), then runs of batches of an epoch, then the audit.
+
+    A run of batches has one row group for each, and its own audit.
+    """
 
     command = "filter"
     kind = BATCHES
+    algorithm_version = 2
     config_class = FilterConfig
     unit = "examples"
 
     def plan(self) -> list[Shard]:
-        """Runs of batches; refuses inputs that don't belong together."""
-        packing = Artifact(self.config.packing, PACKING)
-        pairs = Artifact(self.config.pairs, PAIRS)
+        """Three phases; refuses inputs that don't belong together."""
+        config = self.config
+        packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
+        collection = StoredCollection(config.collection)
         require_same_origin("pairs", packing, pairs)
-        require_same_origin(
-            "collection", StoredCollection(self.config.collection), pairs, StoredVectors(self.config.vectors)
-        )
+        require_same_origin("collection", collection, pairs)
+        if config.vectors:
+            vectors = StoredVectors(config.vectors)
+            require_same_origin("collection", collection, vectors)
+            for part in ("queries", "documents"):
+                if vectors.part(part).vectors_per_text > 1:
+                    raise UserError(f"{vectors.uri} has several vectors for one of the {part}; give one for each.")
+        if config.negatives:
+            require_same_origin("collection", collection, StoredCandidates(config.negatives))
+        if config.judged_negatives:
+            collection.judgments(config.judged_negatives)
+        queries = part_shards("queries", collection, "queries/")
+        documents = part_shards("documents", collection, "documents/")
+        names = [PAIRS_SHARD, NEGATIVES_SHARD] if config.has_negatives else [PAIRS_SHARD]
+        lookups = [Shard(name, {"make": name}, intermediate=True) for name in names]
+        parts = {"queries": len(queries), "documents": len(documents)}
+        batches = self._runs_of_batches(packing, parts)
+        audit = Shard("audit", {"make": "audit", "of": [shard.name for shard in batches]}, phase=2)
+        return [*lookups, *queries, *documents, *batches, audit]
+
+    def _runs_of_batches(self, packing: Artifact, parts: dict[str, int]) -> list[Shard]:
         shards = []
         for record in packing.shards:
             epoch, size = record.facts["epoch"], record.facts["batch_size"]
-            starts = range(0, record.rows // size, self.config.batches_per_shard)
-            shards += [
-                Shard(
-                    f"epoch={epoch:05d}-{number:05d}", {"epoch": epoch, "number": number, "first": first, "size": size}
-                )
-                for number, first in enumerate(starts)
-            ]
+            files = [file.name for file in record.files]
+            for number, first in enumerate(range(0, record.rows // size, self.config.batches_per_shard)):
+                description = {"epoch": epoch, "number": number, "first": first, "size": size, "files": files}
+                described = {"make": "batches", "parts": parts, **description}
+                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", described, phase=1))
         return shards
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
@@ -65,62 +131,73 @@ class Filter(Stage[FilterConfig]):
         return Artifact(self.config.packing, PACKING).rows
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Writes one file of batches."""
-        epoch, size = shard.description["epoch"], shard.description["size"]
-        packed = pq.read_table(Artifact(self.config.packing, PACKING).path(f"epoch={epoch:05d}/packing.parquet"))
-        packed = packed.slice(shard.description["first"] * size, self.config.batches_per_shard * size)
-        columns = ["query_id", "document_id", "query_row", "document_row"]
-        all_pairs = read_pairs(Artifact(self.config.pairs, PAIRS), columns)
-        known_positives = positive_keys(all_pairs["query_row"].to_numpy(), all_pairs["document_row"].to_numpy())
-        pairs = all_pairs.take(packed["pair"])
-        collection, vectors = StoredCollection(self.config.collection), StoredVectors(self.config.vectors)
-        query_rows, document_rows = pairs["query_row"].to_numpy(), pairs["document_row"].to_numpy()
-        queries = collection.texts("queries", query_rows)
-        documents = collection.texts("documents", document_rows)
-        query_part, document_part = vectors.part("queries"), vectors.part("documents")
+        """One of the shards that ``plan`` lists."""
+        config = self.config
+        match shard.description["make"]:
+            case "queries" | "documents" as part:
+                rows = ParquetRows(StoredCollection(config.collection), shard.description["files"])
+                return write_part(writer, shard, TEXT_ROWS, text_tables(rows, part, with_title=config.with_title))
+            case "pairs":
+                return make_pairs(writer, Artifact(config.pairs, PAIRS))
+            case "negatives":
+                return self._make_negatives(writer)
+            case "batches":
+                return self._make_batches(shard, writer)
+        audits = [json.loads(writer.read(_audit_name(name))) for name in shard.description["of"]]
+        writer.path("audit.json").write_bytes(to_json(merge_audits(audits)))
+        writer.add("audit.json")
+        return writer.commit(0)
 
-        masked: list[NDArray[np.int32]] = []
-        removed: dict[str, int] = {}
-        for start in range(0, len(packed), size):
-            batch = slice(start, start + size)
-            mask, counts = false_negative_mask(
-                query_part.gather(query_rows[batch]),
-                document_part.gather(document_rows[batch]),
-                self.config.false_negatives,
-                queries=query_rows[batch],
-                documents=document_rows[batch],
-                query_texts=_hashes(queries[batch]),
-                document_texts=_hashes(documents[batch]),
-                known_positives=known_positives,
-            )
-            masked.extend(to_columns(mask))
-            for rule, count in counts.items():
-                removed[rule] = removed.get(rule, 0) + count
+    def _make_negatives(self, writer: ShardWriter) -> ShardRecord:
+        config, collection = self.config, StoredCollection(self.config.collection)
+        packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
+        asked = AskedNegatives(packing, pairs, collection, config.negatives_per_example, config.too_few_negatives)
+        if config.negatives:
+            return make_negatives(writer, mined_lists(StoredCandidates(config.negatives)), asked)
+        assert config.judged_negatives
+        return make_negatives(writer, judged_lists(collection, config.judged_negatives), asked)
 
-        name = f"epoch={epoch:05d}/batches-{shard.description['number']:05d}.parquet"
-        empty = pa.array([[]] * len(packed), pa.list_(pa.string()))
-        table = pa.table(
-            {
-                "query_id": pairs["query_id"],
-                "query": queries,
-                "document_id": pairs["document_id"],
-                "document": documents,
-                "hard_negative_ids": empty,
-                "hard_negatives": empty,
-                "masked": pa.array(masked, pa.list_(pa.int32())),
-                "domain": packed["domain"].cast(pa.string()),
-                "cluster": packed["cluster"],
-            }
-        ).cast(SCHEMA)
-        pq.write_table(table, writer.path(name), row_group_size=size, compression="zstd")
-        writer.add(name)
-        batches = len(table) // size
-        counts = {f"masked by {rule}": count for rule, count in removed.items()}
-        return writer.commit(
-            len(table),
-            counts={"batches": batches, "negatives": batches * size * (size - 1), **counts},
-            facts={"epoch": epoch, "batches": batches, "batch_size": size},
+    def _make_batches(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """``epoch=<e>/batches-<n>.parquet`` and ``audits/<name>.json``."""
+        epoch, size, first = (shard.description[name] for name in ("epoch", "size", "first"))
+        packing = ParquetRows(Artifact(self.config.packing, PACKING), shard.description["files"])
+        stop = min(first + self.config.batches_per_shard, len(packing) // size)
+        packed = packing.take(np.arange(first * size, stop * size), ["pair", "cluster", "domain"])
+        audit, counts = MaskAudit(), Counter[str]()
+        with BatchFile(writer, "pairs", epoch, shard.description["number"], size) as file:
+            for batch, audited in self._batches(shard.description["parts"]).make(packed, epoch, first, size, counts):
+                file.write(batch)
+                audit.add(audited)
+        found = audit.to_json()
+        masked = {f"masked by {rule}": of_rule["negatives"] for rule, of_rule in found["rules"].items()}
+        name = _audit_name(shard.name)
+        writer.path(name).write_bytes(to_json(found))
+        return file.commit({"negatives": found["negatives"], **counts, **masked}, beside=[name])
+
+    def _batches(self, parts: dict[str, int]) -> PairBatches:
+        config, output = self.config, self.config.output
+        queries, documents = (open_parts(output, part, parts[part]) for part in ("queries", "documents"))
+        vectors = StoredVectors(config.vectors) if config.vectors else None
+        draw = None
+        if config.has_negatives:
+            lists, number = open_negatives(output), config.negatives_per_example
+            choose, too_few = config.choose_negatives, config.too_few_negatives
+            draw = NegativeDraw(lists, len(documents), number, choose, too_few, config.seed)
+        return PairBatches(
+            queries,
+            documents,
+            open_pairs(output),
+            config.false_negatives,
+            (vectors.part("queries"), vectors.part("documents")) if vectors else None,
+            draw,
         )
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
+        """The layout, and how many hard negatives an example has."""
+        return {
+            "layout": "pairs",
+            "negatives_per_example": self.config.negatives_per_example if self.config.has_negatives else 0,
+        }
 
     def summary(self, artifact: Artifact) -> str:
         """Batches and the share of negatives left out."""
@@ -128,8 +205,14 @@ class Filter(Stage[FilterConfig]):
         masked = sum(count for name, count in counts.items() if name.startswith("masked by"))
         return f"{counts['batches']:,} batches, {masked / max(counts['negatives'], 1):.2%} of negatives masked"
 
+    def announce(self, artifact: Artifact) -> list[str]:
+        """The audit's table."""
+        return ["", *audit_lines(artifact.read_json("audit.json"))]
 
-def _hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
-    """64 bits of each text's hash: equal texts are found without comparing them."""
-    digests = b"".join(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
-    return np.frombuffer(digests, dtype=np.uint64)
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The audit with its examples."""
+        return ["audit.json"]
+
+
+def _audit_name(shard: str) -> str:
+    return f"audits/{shard}.json"

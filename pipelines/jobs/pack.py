@@ -1,4 +1,7 @@
-"""`raytriever pack`: clusters to equal batches within one domain, a new packing for every epoch."""
+"""`raytriever pack`: pairs to equal batches within one domain, a new packing for every epoch."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -6,99 +9,201 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raytriever.pipelines.clusters import CLUSTERS, read_clusters
-from raytriever.pipelines.packing import PackingSettings, pack
+from raytriever.pipelines.clusters import CLUSTERS, read_domain
+from raytriever.pipelines.jobs.lookups import add_array, map_array
+from raytriever.pipelines.packing.domains import (
+    NO_CLUSTER,
+    PackedTogether,
+    clustered,
+    domains_of,
+    groups_of,
+    mixed,
+    unclustered,
+)
+from raytriever.pipelines.packing.facts import packing_facts
+from raytriever.pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
+from raytriever.pipelines.packing.pack import GroupPacking, PackingSettings, SmallDomains, pack_group
+from raytriever.pipelines.packing.polish import VectorsOf
 from raytriever.pipelines.pairs import PAIRS, read_pairs
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.vector_index import set_threads
 from raytriever.retrieval.vectors import StoredVectors
 
 PACKING = "packing"
+SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
+_ROW_GROUP = 1 << 17
+_STORED_FROM = 2048  # clusters of a domain; the lists of fewer are made in less time than they are read
 
 
 class PackConfig(StageConfig):
-    """How clusters become batches. ``pairs`` and ``vectors`` are needed for the swap polish alone."""
+    """How pairs become batches. Without ``clusters`` they are random ones of ``pairs``; ``small_domains`` says then
+    what becomes of domains with fewer pairs than a batch. The swap polish needs ``pairs`` and ``vectors``."""
 
-    clusters: InputPath
+    clusters: InputPath | None = None
     pairs: InputPath | None = None
     vectors: InputPath | None = None
     packing: PackingSettings
+    small_domains: SmallDomains = "refuse"
     epochs: int = Field(default=1, gt=0)
     seed: int = 0
 
 
 class Pack(Stage[PackConfig]):
-    """A shard is an epoch."""
+    """A shard is an epoch; before them, one for each large domain lists the neighbours that all epochs' tours need."""
 
     command = "pack"
     kind = PACKING
+    algorithm_version = 2
     config_class = PackConfig
     unit = "examples"
 
     def plan(self) -> list[Shard]:
-        """One shard an epoch; refuses a polish without the vectors it needs."""
-        Artifact(self.config.clusters, CLUSTERS)
-        if self.config.packing.polish_sweeps and not (self.config.vectors and self.config.pairs):
-            raise UserError("packing.polish_sweeps needs 'pairs' and 'vectors'. Name both artifacts, or set it to 0.")
-        return [Shard(f"epoch={epoch:05d}", {"epoch": epoch}) for epoch in range(self.config.epochs)]
+        """The lists, then the epochs; refuses settings that don't go together and inputs that don't."""
+        config = self.config
+        _check_settings(config)
+        lists: list[Shard] = []
+        if config.clusters:
+            clusters = Artifact(config.clusters, CLUSTERS)
+            _check_clusters(clusters, config)
+            sizes = [int(shard.counts["clusters"]) for shard in clusters.shards]
+            if config.packing.order == "tour":
+                large = [number for number, size in enumerate(sizes) if size >= _STORED_FROM]
+                lists = [Shard(_lists_shard(number), {"lists": number}, intermediate=True) for number in large]
+        if config.pairs:
+            self._check_pairs(Artifact(config.pairs, PAIRS))
+        return lists + [Shard(f"epoch={epoch:05d}", {"epoch": epoch}, phase=1) for epoch in range(config.epochs)]
+
+    def _check_pairs(self, pairs: Artifact) -> None:
+        config = self.config
+        if config.clusters:
+            require_same_origin("pairs", Artifact(config.clusters, CLUSTERS), pairs)
+        elif not config.packing.mix_domains:
+            groups_of(pairs, config.packing.batch_size, config.small_domains)
+        if config.vectors:
+            require_same_origin("collection", pairs, StoredVectors(config.vectors))
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Packs one epoch; a row of the file is an example, ``batch_size`` rows after one another are a batch."""
-        epoch = shard.description["epoch"]
-        clusters = Artifact(self.config.clusters, CLUSTERS)
-        domains = read_clusters(clusters)
-        pairs = np.concatenate([domain.pairs for domain in domains])
-        assignments = np.concatenate([domain.clusters for domain in domains])
-        labels = np.repeat(np.arange(len(domains)), [len(domain.pairs) for domain in domains])
-        packing = pack(
-            assignments,
-            labels,
-            [np.asarray(domain.centroids) for domain in domains],
-            self.config.packing,
-            self.config.seed,
-            epoch,
-            vectors=self._vectors(pairs) if self.config.packing.polish_sweeps else None,
-        )
-        rows = packing.batches.ravel()
-        names = pa.array([domain.name for domain in domains])
-        table = pa.table(
-            {
-                "pair": pairs[rows],
-                "cluster": assignments[rows].astype(np.int32),
-                "domain": pa.DictionaryArray.from_arrays(pa.array(labels[rows], pa.int32()), names),
-            }
-        )
+        """One of the shards that ``plan`` lists."""
+        if "lists" in shard.description:
+            return self._make_lists(shard, writer)
+        return self._make_epoch(shard, writer)
+
+    def _make_lists(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        number = shard.description["lists"]
+        assert self.config.clusters is not None
+        centroids = read_domain(Artifact(self.config.clusters, CLUSTERS), number).centroids
+        if len(centroids) > self.config.packing.exact_neighbours_up_to:
+            set_threads(max(1, int(self.config.resources.cpus)))
+        neighbours = find_neighbours(centroids, self.config.packing.exact_neighbours_up_to)
+        for name in LISTS:
+            add_array(writer, _list_file(number, name), getattr(neighbours, name))
+        return writer.commit(0)
+
+    def _make_epoch(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Packs one epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch."""
+        epoch, config = shard.description["epoch"], self.config
         name = f"{shard.name}/packing.parquet"
-        pq.write_table(table, writer.path(name), compression="zstd")
+        read = self._vectors() if config.packing.polish_sweeps else None
+        parts: list[GroupPacking] = []
+        rows = left_out = 0
+        with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as file:
+            for number, domain in enumerate(self._domains()):
+                clusters = np.zeros(len(domain.pairs), np.int32) if domain.clusters is None else domain.clusters
+                part = pack_group(
+                    clusters,
+                    domain.centroids,
+                    config.packing,
+                    config.seed,
+                    epoch,
+                    number,
+                    vectors=_of_domain(read, domain.pairs) if read else None,
+                    neighbours=self._stored_neighbours(number, domain),
+                    names=domain.pairs,
+                )
+                file.write_table(self._table(domain, part.batches.ravel()), row_group_size=_ROW_GROUP)
+                rows, left_out = rows + part.batches.size, left_out + len(domain.pairs) - part.batches.size
+                parts.append(part)
         writer.add(name)
-        left_out = len(pairs) - len(rows)
         return writer.commit(
-            len(rows),
-            counts={"batches": len(packing.batches)},
-            dropped={"pairs that fill no batch of their domain in an epoch": left_out} if left_out else {},
+            rows,
+            counts={"batches": rows // config.packing.batch_size},
+            dropped=self._dropped(left_out),
             facts={
                 "epoch": epoch,
-                "batch_size": self.config.packing.batch_size,
-                "origins": {"pairs": clusters.manifest["inputs"]["pairs"]},
+                "batch_size": config.packing.batch_size,
+                "origins": {"pairs": self._pairs_fingerprint()},
+                **packing_facts(parts, config.packing.batch_size),
             },
         )
 
-    def _vectors(self, pairs: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _domains(self) -> Iterator[PackedTogether]:
+        config = self.config
+        if config.clusters:
+            return clustered(Artifact(config.clusters, CLUSTERS))
+        assert config.pairs is not None
+        pairs = Artifact(config.pairs, PAIRS)
+        if config.packing.mix_domains:
+            return mixed(pairs.rows)
+        return unclustered(groups_of(pairs, config.packing.batch_size, config.small_domains))
+
+    def _table(self, domain: PackedTogether, chosen: NDArray[np.int64]) -> pa.Table:
+        pairs = domain.pairs[chosen]
+        if domain.clusters is None:
+            clusters = np.full(len(pairs), NO_CLUSTER, dtype=np.int32)
+        else:
+            clusters = domain.clusters[chosen].astype(np.int32)
+        if domain.name is None:
+            assert self.config.pairs is not None
+            names = domains_of(Artifact(self.config.pairs, PAIRS)).take(pa.array(pairs))
+        else:
+            names = pa.repeat(pa.scalar(domain.name, pa.string()), len(pairs))
+        return pa.table({"pair": pairs, "cluster": clusters, "domain": names}, schema=SCHEMA)
+
+    def _stored_neighbours(self, number: int, domain: PackedTogether) -> Neighbours | None:
+        if self.config.packing.order != "tour" or len(domain.centroids) < _STORED_FROM:
+            return None
+        shard = _lists_shard(number)
+        lists = [map_array(self.config.output, shard, _list_file(number, name)) for name in LISTS]
+        exact = len(domain.centroids) <= self.config.packing.exact_neighbours_up_to
+        return Neighbours(domain.centroids, exact, *lists)
+
+    def _vectors(self) -> VectorsOf:
+        """Reads the vectors of pairs by number, those of a few at a time."""
         assert self.config.pairs is not None
         assert self.config.vectors is not None
-        artifact, vectors = Artifact(self.config.pairs, PAIRS), StoredVectors(self.config.vectors)
-        require_same_origin("pairs", Artifact(self.config.clusters, CLUSTERS), artifact)
-        require_same_origin("collection", artifact, vectors)
-        rows = read_pairs(artifact, ["query_row", "document_row"]).take(pa.array(pairs))
-        documents = vectors.part("documents").gather(rows["document_row"].to_numpy())
-        return documents, vectors.part("queries").gather(rows["query_row"].to_numpy())
+        rows = read_pairs(Artifact(self.config.pairs, PAIRS), ["query_row", "document_row"])
+        query_rows, document_rows = rows["query_row"].to_numpy(), rows["document_row"].to_numpy()
+        vectors = StoredVectors(self.config.vectors)
+        queries, documents = vectors.part("queries"), vectors.part("documents")
+        return lambda pairs: (documents.gather(document_rows[pairs]), queries.gather(query_rows[pairs]))
 
-    def facts(self, records: list[ShardRecord]) -> dict[str, object]:
-        """Which pairs the numbers mean."""
-        return {"origins": records[0].facts["origins"]}
+    def _dropped(self, left_out: int) -> dict[str, int]:
+        dropped = {"pairs that fill no batch of their domain in an epoch": left_out} if left_out else {}
+        if self.config.clusters is None and not self.config.packing.mix_domains:
+            assert self.config.pairs is not None
+            pairs = Artifact(self.config.pairs, PAIRS)
+            groups = groups_of(pairs, self.config.packing.batch_size, self.config.small_domains)
+            if groups.dropped:
+                dropped["pairs of small domains"] = sum(groups.dropped.values())
+        return dropped
+
+    def _pairs_fingerprint(self) -> str:
+        if self.config.clusters:
+            return str(Artifact(self.config.clusters, CLUSTERS).manifest["inputs"]["pairs"])
+        assert self.config.pairs is not None
+        return Artifact(self.config.pairs, PAIRS).fingerprint
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
+        """Which pairs the numbers mean, and how the tours' neighbours were found."""
+        found: dict[str, Any] = {"origins": records[0].facts["origins"]}
+        if self.config.clusters and self.config.packing.order == "tour":
+            most = max(int(shard.counts["clusters"]) for shard in Artifact(self.config.clusters, CLUSTERS).shards)
+            found["neighbours"] = "exact" if most <= self.config.packing.exact_neighbours_up_to else "hnsw"
+        return found
 
     def summary(self, artifact: Artifact) -> str:
         """Batches and epochs."""
@@ -106,4 +211,48 @@ class Pack(Stage[PackConfig]):
         return (
             f"{artifact.manifest['counts']['batches']:,} batches of {config['packing']['batch_size']} in"
             f" {config['epochs']} epoch{'s' if config['epochs'] > 1 else ''}"
+        )
+
+
+def _of_domain(read: VectorsOf, pairs: NDArray[np.int64]) -> VectorsOf:
+    return lambda items: read(pairs[items])
+
+
+def _lists_shard(number: int) -> str:
+    return f"neighbours-{number:05d}"
+
+
+def _list_file(number: int, name: str) -> str:
+    return f"neighbours/{number:05d}.{name}.npy"
+
+
+def _check_settings(config: PackConfig) -> None:
+    packing = config.packing
+    if packing.polish_sweeps and not (config.vectors and config.pairs):
+        raise UserError("packing.polish_sweeps needs 'pairs' and 'vectors'. Name both artifacts, or set it to 0.")
+    if not config.clusters and not config.pairs:
+        raise UserError("There is nothing to pack: name 'clusters', or 'pairs' alone for random batches.")
+    if not config.clusters and packing.order != "random":
+        raise UserError(
+            f"packing.order is {packing.order}, which orders clusters, but no 'clusters' are named. Name them, or set"
+            " packing.order to random."
+        )
+    if config.clusters and config.small_domains != "refuse":
+        raise UserError(
+            f"small_domains is {config.small_domains}, but that was settled when the pairs were clustered: set it (and"
+            " smallest_domain) for 'cluster', or leave 'clusters' out."
+        )
+    if packing.mix_domains and (config.clusters or packing.order != "random"):
+        raise UserError(
+            "packing.mix_domains makes random batches across domains, which needs packing.order random and no"
+            " 'clusters'. Name 'pairs' alone, or set mix_domains to false."
+        )
+
+
+def _check_clusters(clusters: Artifact, config: PackConfig) -> None:
+    sides = clusters.manifest["facts"].get("sides", "both")
+    if config.packing.order == "topics" and sides != "queries":
+        raise UserError(
+            f"packing.order topics draws every batch from one cluster of queries, but {clusters.uri} clusters pairs."
+            " Cluster with kmeans.sides queries, or set packing.order to tour or random."
         )

@@ -1,53 +1,211 @@
-"""`raytriever pairs`: the judged positives of a collection's split as training pairs."""
+"""`raytriever pairs`: the judged positives of a collection's splits as training pairs, each once."""
 
+import io
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import Field
 
+from raytriever.pipelines.duplicates import PARTS, DuplicateSettings, NearTexts, near_repeats, near_texts, text_blocks
+from raytriever.pipelines.near_duplicates import band_keys, first_of_equal, shingle_hashes
 from raytriever.pipelines.pairs import PAIRS, pairs_from_judgments
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.collections.stored import StoredCollection, TextPart
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.mining.rules import text_keys
+
+_ROW_COLUMNS: dict[TextPart, str] = {"queries": "query_row", "documents": "document_row"}
+_EXAMPLES = 5
 
 
 class PairsConfig(StageConfig):
-    """Which judgments become pairs."""
+    """Which judgments become pairs, and what becomes of those that repeat one another."""
 
     collection: InputPath
-    split: str = "train"
+    split: str | Annotated[tuple[str, ...], Field(min_length=1)] = "train"
     minimum_relevance: int = 1
+    duplicates: DuplicateSettings = DuplicateSettings()
+    rows_per_file: int = Field(default=1_000_000, gt=0)
+    texts_per_shard: int = Field(default=100_000, gt=0)  # rows of the collection whose texts one worker hashes
 
 
 class Pairs(Stage[PairsConfig]):
-    """qrels to pairs."""
+    """qrels to pairs. Hashes of texts are made by stretches of the collection; no text stays in memory."""
 
     command = "pairs"
     kind = PAIRS
+    algorithm_version = 2
     config_class = PairsConfig
     unit = "pairs"
 
     def plan(self) -> list[Shard]:
-        """One shard; refuses a split that isn't there."""
-        StoredCollection(self.config.collection).judgments(self.config.split)
-        return [Shard("all")]
-
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
-        """Writes ``pairs/00000.parquet``."""
+        """What was judged, hashes of its texts, the pairs; refuses a split that isn't there."""
         collection = StoredCollection(self.config.collection)
+        for split in self._splits():
+            collection.judgments(split)
+        if not self.config.duplicates.needs_texts:
+            return [Shard("all", {"make": "pairs"})]
+        judged = Shard("judged", {"make": "judged"}, intermediate=True)
+        keys = [
+            Shard(f"keys-{part}-{number:05d}", {"make": "keys", "part": part, "number": number}, 1, intermediate=True)
+            for part in PARTS
+            for number in range(len(self._stretches(collection, part)))
+        ]
+        return [judged, *keys, Shard("all", {"make": "pairs"}, phase=2)]
+
+    def _splits(self) -> tuple[str, ...]:
+        split = self.config.split
+        return (split,) if isinstance(split, str) else tuple(dict.fromkeys(split))
+
+    def _stretches(self, collection: StoredCollection, part: TextPart) -> range:
+        """The first row of each."""
+        return range(0, collection.count(part), self.config.texts_per_shard)
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """One of the shards that ``plan`` lists."""
+        collection = StoredCollection(self.config.collection)
+        match shard.description["make"]:
+            case "judged":
+                return self._make_judged(collection, writer)
+            case "keys":
+                return self._make_keys(collection, shard.description["part"], shard.description["number"], writer)
+        if not self.config.duplicates.needs_texts:
+            return self._write(self._judged(collection), writer, {}, {}, {})
+        return self._make_distinct(collection, writer)
+
+    def _judged(self, collection: StoredCollection) -> pa.Table:
         documents = collection.rows_of("documents").read(["id", "domain"])
-        table = pairs_from_judgments(
-            collection.judgments(self.config.split),
+        return pairs_from_judgments(
+            pa.concat_tables(collection.judgments(split) for split in self._splits()),
             collection.rows_of("queries").read(["id"])["id"].combine_chunks(),
             documents["id"].combine_chunks(),
             documents["domain"].combine_chunks(),
             self.config.minimum_relevance,
         )
-        name = "pairs/00000.parquet"
-        pq.write_table(table, writer.path(name), compression="zstd")
+
+    def _make_judged(self, collection: StoredCollection, writer: ShardWriter) -> ShardRecord:
+        """All pairs, and the rows of the collection whose texts they have."""
+        table = self._judged(collection)
+        pq.write_table(table, writer.path("judged.parquet"), compression="zstd")
+        np.save(writer.path("queries.npy"), np.unique(table["query_row"].to_numpy()))
+        np.save(writer.path("documents.npy"), np.unique(table["document_row"].to_numpy()))
+        for name in ("judged.parquet", "queries.npy", "documents.npy"):
+            writer.add(name)
+        return writer.commit(0)
+
+    def _make_keys(self, collection: StoredCollection, part: TextPart, number: int, writer: ShardWriter) -> ShardRecord:
+        """For each used row of a stretch a hash of its text, and its buckets where near duplicates are wanted."""
+        start = self._stretches(collection, part)[number]
+        used = _array(writer, f"{part}.npy")
+        used = used[(used >= start) & (used < start + self.config.texts_per_shard)]
+        settings = self.config.duplicates
+        keys = [np.empty((0, self._columns()), dtype=np.uint64)]
+        for texts in text_blocks(collection.rows_of(part), part, used):
+            columns = [text_keys(texts)[:, None]]
+            if settings.near != "off":
+                columns.append(band_keys(*shingle_hashes(texts, settings.words(part)), settings.similarity))
+            keys.append(np.concatenate(columns, axis=1))
+        name = f"keys/{part}-{number:05d}.npy"
+        np.save(writer.path(name), np.concatenate(keys))
         writer.add(name)
-        counts = {"queries": len(table["query_row"].unique()), "documents": len(table["document_row"].unique())}
-        return writer.commit(len(table), counts=counts)
+        return writer.commit(0)
+
+    def _columns(self) -> int:
+        settings = self.config.duplicates
+        return 1 + (settings.similarity.bands if settings.near != "off" else 0)
+
+    def _make_distinct(self, collection: StoredCollection, writer: ShardWriter) -> ShardRecord:
+        """The pairs without those that repeat an earlier one."""
+        settings = self.config.duplicates
+        table = pq.read_table(pa.BufferReader(writer.read("judged.parquet")))
+        used = {part: _array(writer, f"{part}.npy") for part in PARTS}
+        keys = {part: self._gather_keys(collection, part, len(used[part]), writer) for part in PARTS}
+        texts = {part: np.searchsorted(used[part], table[column].to_numpy()) for part, column in _ROW_COLUMNS.items()}
+        first = first_of_equal(*(keys[part][0][texts[part]] for part in PARTS))
+        repeats = first != np.arange(len(first))
+        counts, dropped = {"pairs with both texts of an earlier one": int(repeats.sum())}, {}
+        facts = {"exact_duplicates": _examples(table, first)}
+        kept = np.arange(len(table))
+        if settings.exact == "drop":
+            dropped["exact duplicates"] = int(repeats.sum())
+            kept = kept[~repeats]
+        if settings.near != "off":
+            near: dict[TextPart, NearTexts] = {}
+            for part in PARTS:
+                scratch = writer.path(f"{part}.shingles")
+                near[part] = near_texts(collection.rows_of(part), part, used[part], keys[part], settings, scratch)
+                counts[f"{part} with nearly the text of an earlier one"] = near[part].repeats
+            similar = near_repeats({part: texts[part][kept] for part in PARTS}, near, settings)
+            repeats = similar != np.arange(len(similar))
+            counts["pairs with nearly both texts of an earlier one"] = int(repeats.sum())
+            facts["near_duplicates"] = _examples(table.take(pa.array(kept)), similar)
+            if settings.near == "drop":
+                dropped["near duplicates"] = int(repeats.sum())
+                kept = kept[~repeats]
+        return self._write(table.take(pa.array(kept)), writer, counts, dropped, facts)
+
+    def _gather_keys(
+        self, collection: StoredCollection, part: TextPart, texts: int, writer: ShardWriter
+    ) -> NDArray[np.uint64]:
+        """(1 + bands, texts), on disk."""
+        path = writer.path(f"{part}.keys.npy")
+        keys = np.lib.format.open_memmap(path, "w+", np.uint64, (self._columns(), texts))
+        start = 0
+        for number in range(len(self._stretches(collection, part))):
+            piece = _array(writer, f"keys/{part}-{number:05d}.npy")
+            keys[:, start : start + len(piece)] = piece.T
+            start += len(piece)
+        return keys
+
+    def _write(
+        self,
+        table: pa.Table,
+        writer: ShardWriter,
+        counts: dict[str, int],
+        dropped: dict[str, int],
+        facts: dict[str, Any],
+    ) -> ShardRecord:
+        """Writes ``pairs/00000.parquet`` and on."""
+        size = self.config.rows_per_file
+        for number, start in enumerate(range(0, len(table), size)):
+            name = f"pairs/{number:05d}.parquet"
+            pq.write_table(table.slice(start, size), writer.path(name), compression="zstd")
+            writer.add(name)
+        counts = {
+            "queries": len(table["query_row"].unique()),
+            "documents": len(table["document_row"].unique()),
+            **counts,
+        }
+        dropped = {reason: count for reason, count in dropped.items() if count}
+        return writer.commit(len(table), counts=counts, dropped=dropped, facts=facts)
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
+        """Some duplicates, by the ids of both pairs."""
+        return records[0].facts
 
     def summary(self, artifact: Artifact) -> str:
-        """Pairs, distinct queries, distinct documents."""
-        counts = artifact.manifest["counts"]
-        return f"{artifact.rows:,} pairs of {counts['queries']:,} queries and {counts['documents']:,} documents"
+        """Pairs, distinct queries, distinct documents, what was dropped."""
+        counts, dropped = artifact.manifest["counts"], artifact.manifest["dropped"]
+        pairs = f"{artifact.rows:,} pairs of {counts['queries']:,} queries and {counts['documents']:,} documents"
+        return "; ".join([pairs, *(f"{count:,} {reason} dropped" for reason, count in dropped.items())])
+
+
+def _array(writer: ShardWriter, name: str) -> NDArray[Any]:
+    """An array that a shard of an earlier phase wrote."""
+    array: NDArray[Any] = np.load(io.BytesIO(writer.read(name)))
+    return array
+
+
+def _examples(table: pa.Table, first: NDArray[np.int64]) -> list[dict[str, list[str]]]:
+    """The ids of the first few pairs that repeat one, and of the one they repeat."""
+    later = np.flatnonzero(first != np.arange(len(first)))[:_EXAMPLES]
+    ids = table.select(["query_id", "document_id"])
+    repeated, earlier = ids.take(pa.array(later)).to_pylist(), ids.take(pa.array(first[later])).to_pylist()
+    return [
+        {"pair": list(pair.values()), "repeats": list(other.values())}
+        for pair, other in zip(repeated, earlier, strict=True)
+    ]

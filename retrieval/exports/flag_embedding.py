@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from raytriever.retrieval.collections.collection import passage_text
 from raytriever.retrieval.collections.stored import StoredCollection
@@ -25,13 +26,15 @@ def write(
     examples = TrainingExamples(collection, split, hard_negatives, folder)
     with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
         for example in examples:
-            record = {
-                "query": example.query,
-                "pos": list(map(_text, example.positives)),
-                "neg": list(map(_text, example.hard_negatives)),
-            }
+            positives, negatives = map(_text, example.positives), map(_text, example.hard_negatives)
+            record = training_record(example.query, list(positives), list(negatives))
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     return [name]
+
+
+def training_record(query: str, positives: list[str], negatives: list[str]) -> dict[str, Any]:
+    """One example."""
+    return {"query": query, "pos": positives, "neg": negatives}
 
 
 def _text(document: Document) -> str:

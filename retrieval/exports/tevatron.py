@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.exports.rows import rows
@@ -27,17 +28,24 @@ def write(
     examples = TrainingExamples(collection, split, hard_negatives, folder)
     with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
         for example in examples:
-            record = {
-                "query_id": example.query_id,
-                "query": example.query,
-                "positive_passages": list(map(_passage, example.positives)),
-                "negative_passages": list(map(_passage, example.hard_negatives)),
-            }
+            record = training_record(example.query_id, example.query, example.positives, example.hard_negatives)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     with (folder / _CORPUS).open("w", encoding="utf-8", newline="\n") as file:
         for id_, title, text in rows(collection, "documents", "id", "title", "text"):
             file.write(json.dumps({"docid": id_, "title": title, "text": text}, ensure_ascii=False) + "\n")
     return [name, _CORPUS]
+
+
+def training_record(
+    query_id: str, query: str, positives: Sequence[Document], negatives: Sequence[Document]
+) -> dict[str, Any]:
+    """One example, its passages written out."""
+    return {
+        "query_id": query_id,
+        "query": query,
+        "positive_passages": list(map(_passage, positives)),
+        "negative_passages": list(map(_passage, negatives)),
+    }
 
 
 def _passage(document: Document) -> dict[str, str]:

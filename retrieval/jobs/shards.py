@@ -52,7 +52,7 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
     """Makes ``shards`` on the cluster; yields their records as they finish. Raises the first ``UserError``."""
     stage = stage.for_workers()
     resources = stage.config.resources
-    workers = resources.workers or _workers_that_fit(resources.cpus, resources.gpus_per_worker)
+    workers = resources.workers or workers_that_fit(resources.cpus, resources.gpus_per_worker)
     workers = max(1, min(workers, len(shards)))
     rows = [{"shard": json.dumps(asdict(shard))} for shard in shards]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
@@ -80,7 +80,8 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
         yield ShardRecord.from_json(json.loads(row["record"]))
 
 
-def _workers_that_fit(cpus: float, gpus: float) -> int:
+def workers_that_fit(cpus: float, gpus: float) -> int:
+    """How many workers of this size the cluster has room for."""
     available = ray.cluster_resources()
     by_cpu = int(available.get("CPU", 1) / cpus) if cpus else len(ray.nodes())
     return min(by_cpu, int(available.get("GPU", 0) / gpus)) if gpus else by_cpu

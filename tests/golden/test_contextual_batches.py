@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raytriever.pipelines.false_negatives import score_mask
-from raytriever.pipelines.hardness import pair_similarity
-from raytriever.pipelines.lloyd import ConcatenatedPairs, concatenated, lloyd, midpoints
-from raytriever.pipelines.nearest_centroids import most_similar_centroids, nearest_centroids
-from raytriever.pipelines.packing import cut_into_batches, items_in_order
-from raytriever.pipelines.tour import find_neighbours, greedy_tour
+from raytriever.pipelines.clustering.lloyd import lloyd
+from raytriever.pipelines.clustering.nearest_centroids import most_similar_centroids, nearest_centroids
+from raytriever.pipelines.clustering.pair_vectors import ArrayPairs, BothWays
+from raytriever.pipelines.clustering.parts import LocalParts
+from raytriever.pipelines.clustering.points import ConcatenatedPairs, concatenated, midpoints
+from raytriever.pipelines.filtering.false_negatives import score_mask
+from raytriever.pipelines.packing.hardness import pair_similarity
+from raytriever.pipelines.packing.neighbours import find_neighbours
+from raytriever.pipelines.packing.pack import cut_into_batches, items_in_order
+from raytriever.pipelines.packing.tour import greedy_tour
 
 Case = dict[str, NDArray[np.generic]]
 
@@ -40,10 +44,10 @@ def test_squared_eq3_is_similarity_of_concatenations(case: Case) -> None:
 
 
 def test_six_lloyd_steps_of_concatenated_pairs(case: Case) -> None:
-    points = ConcatenatedPairs(case["i_D"], case["i_Q"])
-    found = lloyd(points, case["i_lloyd_init"], iterations=6, tolerance=-1.0)
+    points = ConcatenatedPairs(BothWays(ArrayPairs(case["i_D"], case["i_Q"])))
+    found = lloyd(LocalParts([points]), case["i_lloyd_init"], iterations=6, tolerance=-1.0)
     np.testing.assert_allclose(found.centroids, case["i_lloyd_centroids"], atol=1e-5)
-    np.testing.assert_array_equal(found.assignment.clusters[: len(case["i_D"])], case["i_lloyd_assign"])
+    np.testing.assert_array_equal(found.clusters[0][: len(case["i_D"])], case["i_lloyd_assign"])
     np.testing.assert_allclose(len(points) - np.array(found.objective[:6]), case["i_lloyd_obj"], rtol=5e-7)
     assert found.refilled == 0
 
@@ -82,7 +86,7 @@ def test_tours_and_batches_of_each_domain(case: Case) -> None:
     size, batches = int(case["iv_batch_size"]), []
     for domain in range(3):
         centroids, start = case[f"iv_centroids_{domain}"], int(case[f"iv_start_{domain}"])
-        order = greedy_tour(find_neighbours(centroids), start)
+        order = greedy_tour(find_neighbours(centroids), start).order
         np.testing.assert_array_equal(order, case[f"iv_order_{domain}"])
         items = np.flatnonzero(case["iv_item_domain"] == domain)
         flat = items_in_order(items, case["iv_item_cluster"][items], order, generator=None)

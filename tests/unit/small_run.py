@@ -13,7 +13,7 @@ from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
 from raytriever.pipelines.jobs.filter import Filter, FilterConfig
 from raytriever.pipelines.jobs.pack import Pack, PackConfig
 from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.packing import PackingSettings
+from raytriever.pipelines.packing.pack import PackingSettings
 from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
 from raytriever.retrieval.collections.beir import BeirFolder

@@ -6,12 +6,15 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from raytriever.pipelines.batch_report import batches_section
 from raytriever.pipelines.batches import BATCHES, BatchReader
 from raytriever.pipelines.clusters import CLUSTERS
-from raytriever.pipelines.data_report import clusters_section, data_section
 from raytriever.pipelines.jobs.pack import PACKING
 from raytriever.pipelines.pairs import PAIRS
+from raytriever.pipelines.reports.batches import batches_section
+from raytriever.pipelines.reports.chunks import chunks_section
+from raytriever.pipelines.reports.clusters import clusters_section
+from raytriever.pipelines.reports.data import data_section
+from raytriever.pipelines.reports.left_out import left_out_section
 from raytriever.retrieval.artifacts import LOG, Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
 from raytriever.retrieval.configuration import InputPath, did_you_mean, input_paths
@@ -19,7 +22,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.evaluation.report_section import Evaluated, result_section
 from raytriever.retrieval.evaluation.systems import EVALUATION
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.lineage import origin, require_same_origin
 from raytriever.retrieval.mining.candidates import CANDIDATES, StoredCandidates
 from raytriever.retrieval.mining.report_section import mining_section
 from raytriever.retrieval.provenance_report import provenance_section
@@ -33,9 +36,14 @@ REPORT = "report.html"
 
 
 class ReportConfig(StageConfig):
-    """What the report is about: any of the artifacts, at least one; what is absent is left out of it."""
+    """What the report is about: any of the artifacts, at least one; what is absent is left out of it.
+
+    ``chunks``: the collection that `raytriever chunk` made, of ``collection`` or what ``collection`` was made from.
+    ``batches``: of any layout.
+    """
 
     collection: InputPath | None = None
+    chunks: InputPath | None = None
     pairs: InputPath | None = None
     vectors: InputPath | None = None
     clusters: InputPath | None = None
@@ -46,7 +54,7 @@ class ReportConfig(StageConfig):
     evaluation: InputPath | None = None
     title: str | None = None  # None: the name of the folder that holds the output, which is the run's
     baseline: str | None = None  # the system that others are compared with; None: the evaluation's first
-    sampled_batches: int = Field(default=1_000, gt=0)  # at most, for hardness and masks
+    sampled_batches: int = Field(default=1_000, gt=0)  # at most, for what is measured batch by batch
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
@@ -60,6 +68,7 @@ class ReportConfig(StageConfig):
 # what each input must be; in the order of a run
 _KINDS = {
     "collection": COLLECTION,
+    "chunks": COLLECTION,
     "vectors": VECTORS,
     "pairs": PAIRS,
     "clusters": CLUSTERS,
@@ -70,9 +79,20 @@ _KINDS = {
     "evaluation": EVALUATION,
 }
 
+# which others must come from each
+_USERS = {
+    "collection": ("pairs", "vectors", "batches", "candidates", "evaluation"),
+    "pairs": ("clusters", "packing", "batches"),
+    "clusters": ("packing",),
+    "packing": ("batches",),
+    "candidates": ("batches",),
+    "batches": ("model",),
+}
+
 # what the rows of some of them are, for the line below the title
 _COUNTED = {
     "collection": "documents",
+    "chunks": "chunks",
     "pairs": "training pairs",
     "batches": "batches",
     "model": "examples trained on",
@@ -96,16 +116,11 @@ class Report(Stage[ReportConfig]):
     def plan(self) -> list[Shard]:
         """One shard; refuses artifacts that don't come from one another, and a baseline that was not evaluated."""
         found = self._artifacts()
-        for name, users in (
-            ("collection", ("pairs", "vectors", "batches", "candidates", "evaluation")),
-            ("pairs", ("clusters", "packing", "batches")),
-            ("clusters", ("packing",)),
-            ("packing", ("batches",)),
-            ("batches", ("model",)),
-        ):
-            related = [found[key] for key in (name, *users) if key in found]
+        for name, users in _USERS.items():
+            related = [found[key] for key in (name, *users) if key in found and not _is_free(found, key, name)]
             if len(related) > 1:
                 require_same_origin(name, *related)
+        _check_chunks(found)
         if self.config.baseline is not None and "evaluation" in found:
             systems = list(found["evaluation"].read_json("metrics.json")["means"])
             if self.config.baseline not in systems:
@@ -133,9 +148,11 @@ class Report(Stage[ReportConfig]):
         pairs, clusters, packing = found.get("pairs"), found.get("clusters"), found.get("packing")
         sections = [
             self._result(found.get("evaluation")),
-            data_section(collection, pairs, found.values()),
+            data_section(collection, pairs),
+            chunks_section(StoredCollection(paths["chunks"])) if "chunks" in paths else None,
             clusters_section(clusters, _batch_size(packing or found.get("batches"))) if clusters else None,
             batches_section(packing, pairs, vectors, clusters, batches, self.config.sampled_batches, self.config.seed),
+            left_out_section(found.values()),
             mining_section(StoredCandidates(paths["candidates"]).audit()) if "candidates" in paths else None,
             _training(found.get("model")),
             provenance_section(found),
@@ -156,6 +173,45 @@ class Report(Stage[ReportConfig]):
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The report's file."""
         return [REPORT]
+
+
+def _is_free(found: Mapping[str, Artifact], key: str, name: str) -> bool:
+    """Whether this artifact need not come from the one called ``name``."""
+    if key != "batches" or name == "batches":
+        return False
+    batches = found["batches"]
+    if batches.manifest["stage"] == "mix":  # of several sources; what they don't share it can't name
+        return origin(batches, name) is None
+    layout = batches.manifest["facts"].get("layout", "pairs")
+    if name == "collection":
+        return bool(layout == "chunks" and "chunks" in found)  # they come from these
+    return bool(layout != ("candidates" if name == "candidates" else "pairs"))
+
+
+def _check_chunks(found: Mapping[str, Artifact]) -> None:
+    """Raises ``UserError`` where chunks, and batches of chunks, and the collection have nothing to do with another."""
+    chunks, collection, batches = found.get("chunks"), found.get("collection"), found.get("batches")
+    if chunks is None:
+        return
+    if "words_per_chunk" not in chunks.manifest["facts"]:
+        raise UserError(
+            f"chunks is {chunks.uri}, a collection that `raytriever {chunks.manifest['stage']}` made. Name the one that"
+            " `raytriever chunk` made, or leave it out."
+        )
+    if collection is not None:
+        pair = (collection, chunks), (chunks, collection)
+        if all(made.manifest["inputs"].get("collection") != source.fingerprint for source, made in pair):
+            raise UserError(
+                f"{chunks.uri} are no chunks of {collection.uri}, nor was that made from them. Name the collection that"
+                " was cut, or one that queries were made for out of the chunks."
+            )
+    if batches is not None and batches.manifest["facts"].get("layout") == "chunks":
+        source = origin(batches, "collection")
+        if source is not None and source != chunks.fingerprint:
+            raise UserError(
+                f"{batches.uri} has chunks of another collection ({source[:12]}), not those of {chunks.uri}"
+                f" ({chunks.fingerprint[:12]}). Name the collection that the batches were made from."
+            )
 
 
 def _subtitle(found: Mapping[str, Artifact]) -> str:

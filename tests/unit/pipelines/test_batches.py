@@ -1,13 +1,13 @@
 """The batch contract: batch i of an epoch is the same rows whatever was read before it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from raytriever.pipelines.batches import SCHEMA, BatchReader, describe_batch
+from raytriever.pipelines.batch_description import describe_batch
+from raytriever.pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout
 from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import Derivation, ShardWriter
 from raytriever.retrieval.errors import UserError
@@ -17,52 +17,76 @@ BATCHES_OF_SHARDS = {0: (2, 2, 1), 1: (3,)}  # epoch: batches of each shard
 ROWS = 3
 
 
-def batch(epoch: int, index: int) -> pa.Table:
-    rows: list[dict[str, Any]] = [
-        {
-            "query_id": f"q{epoch}-{index}-{row}",
-            "query": f"query {row} of batch {index}",
-            "document_id": f"d{epoch}-{index}-{row}",
-            "document": "word " * (100 * row + 1),
-            "hard_negative_ids": [f"n{row}"] * row,
-            "hard_negatives": [f"negative {row}"] * row,
-            "masked": [2, 3] if row == 1 else [],
-            "domain": f"domain {index % 2}",
-            "cluster": index,
+def row_of(layout: Layout, epoch: int, index: int, row: int) -> dict[str, Any]:
+    domain = f"domain {index % 2}"
+    query = {"query_id": f"q{epoch}-{index}-{row}", "query": f"query {row} of batch {index}"}
+    if layout == "candidates":
+        return {
+            **query,
+            "candidate_ids": [f"d{place}" for place in range(15)],
+            "candidate_relevance": [2, None, 0] + 11 * [None] + [1],
+            "candidate_scores": [None, 0.25, -7.0] + 12 * [0.125],
+            "domain": domain,
         }
-        for row in range(ROWS)
-    ]
-    return pa.Table.from_pylist(rows, SCHEMA)
+    if layout == "chunks":
+        number = 3 - row if index % 2 else 5 * row
+        source = "ab"[row == 2]
+        return {
+            "document_id": f"{source}#{number}",
+            "document": f"text of chunk {number}",
+            "source_id": source,
+            "number": number,
+            "domain": "",
+        }
+    return {
+        **query,
+        "document_id": f"d{epoch}-{index}-{row}",
+        "document": "word " * (100 * row + 1),
+        "hard_negative_ids": [f"n{row}"] * row,
+        "hard_negatives": [f"negative {row}"] * row,
+        "masked": [2, 3, 5] if row == 1 else [],
+        "domain": domain,
+        "cluster": index,
+    }
 
 
-def make(uri: str) -> BatchReader:
+def batch(epoch: int, index: int, layout: Layout = "pairs") -> pa.Table:
+    return pa.Table.from_pylist([row_of(layout, epoch, index, row) for row in range(ROWS)], SCHEMAS[layout])
+
+
+def make(uri: str, layout: Layout = "pairs", facts: dict[str, Any] | None = None) -> BatchReader:
     writer = ArtifactWriter(uri, Derivation("batches", "made up", 1, {}, {}))
     writer.begin()
     records = []
     for epoch, shards in BATCHES_OF_SHARDS.items():
         first = 0
         for number, batches in enumerate(shards):
-            name = f"epoch={epoch:05d}/batches-{number:05d}.parquet"
             with writer.folder.scratch() as scratch:
                 shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
-                with pq.ParquetWriter(shard.path(name), SCHEMA) as file:
+                with BatchFile(shard, layout, epoch, number, ROWS) as file:
                     for index in range(first, first + batches):
-                        file.write_table(batch(epoch, index), row_group_size=ROWS)
-                shard.add(name)
-                records.append(shard.commit(ROWS * batches, facts={"epoch": epoch, "batches": batches}))
+                        table = batch(epoch, index, layout)
+                        file.write(table.select(table.column_names[::-1]))
+                records.append(file.commit())
             first += batches
-    return BatchReader(writer.finish(records, {}, {}).uri)
+    with writer.folder.scratch() as scratch:
+        records.append(ShardWriter(writer.folder, "audit", scratch).commit(0))
+    return BatchReader(writer.finish(records, {"layout": layout} if facts is None else facts, {}).uri)
 
 
-def test_batches_are_read_in_any_order(place: str) -> None:
-    reader = make(place)
+@pytest.mark.parametrize("layout", get_args(Layout))
+def test_batches_are_read_in_any_order(place: str, layout: Layout) -> None:
+    reader = make(place, layout)
+    assert reader.layout == layout
     assert reader.epochs == 2
+    assert reader.batch_size == ROWS
     assert [reader.number_of_batches(epoch) for epoch in (0, 1)] == [5, 3]
-    assert set(SCHEMA.names) == set(reader.columns)
+    assert reader.artifact.rows == 8 * ROWS
+    assert reader.columns == tuple(SCHEMAS[layout].names)
     for epoch, index in [(0, 4), (0, 0), (1, 2), (0, 3), (0, 0), (1, 0), (0, 2), (0, 1), (1, 1)]:
         found = reader.read(epoch, index)
-        assert found.schema == SCHEMA
-        assert found.equals(batch(epoch, index))
+        assert found.schema == SCHEMAS[layout]
+        assert found.equals(batch(epoch, index, layout))
 
 
 def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,16 +109,54 @@ def test_what_is_not_stored_is_named(tmp_path: Path) -> None:
         BatchReader(other)
 
 
-def test_a_batch_is_shown_to_a_person(tmp_path: Path) -> None:
+def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
+    assert make(str(tmp_path / "old"), facts={}).layout == "pairs"
+    with pytest.raises(UserError, match="layout 'images'; this version reads pairs, chunks, candidates"):
+        make(str(tmp_path / "new"), facts={"layout": "images"})
+
+
+def test_only_whole_batches_of_the_layout_are_written(tmp_path: Path) -> None:
+    shard = ShardWriter(ArtifactWriter(str(tmp_path), Derivation("batches", "", 1, {}, {})).folder, "s", tmp_path)
+    with BatchFile(shard, "pairs", 0, 0, ROWS) as file:
+        with pytest.raises(ValueError, match="a batch of 2 rows among batches of 3"):
+            file.write(batch(0, 0).slice(1))
+        with pytest.raises(KeyError, match="query_id"):
+            file.write(batch(0, 0, "chunks"))
+
+
+def test_pairs_are_shown_to_a_person(tmp_path: Path) -> None:
     lines = list(describe_batch(make(str(tmp_path / "b")), 0, 1))
-    assert lines[:3] == [
+    assert lines[:4] == [
         "batch 1 of epoch 0 (5 batches), 3 examples",
-        "domains: domain 1; clusters: 1",
-        "masked: 2 of 15 negatives (13.3%)",  # 3 rows of 2 other documents and 3 hard negatives
+        "domains: domain 1",
+        "clusters: 1",
+        "masked: 3 of 15 negatives (20.0%)",  # 3 rows of 2 other documents and 3 hard negatives
     ]
     text = "\n".join(lines)
-    assert "[1] domain 1 / cluster 1 / d0-1-1\n    query:    query 1 of batch 1\n    document: word word" in text
-    assert "    negative: negative 1\n    masked:   2, 3" in text
-    last = text.split("[2]")[1].split("    negative:")[0].splitlines()
+    assert "[1] query q0-1-1, document d0-1-1\n    query:      query 1 of batch 1\n    document:   word word" in text
+    assert "    negative 0: negative 1\n    masked:     [2], [1] negative 0, [2] negative 1" in text
+    last = text.split("[2] query")[1].split("    negative")[0].splitlines()
     assert len(last) == 6  # heading, query, four of the document's eleven lines
     assert last[-1].endswith(" word …")
+
+
+def test_chunks_are_shown_by_source(tmp_path: Path) -> None:
+    reader = make(str(tmp_path / "b"), "chunks")
+    lines = list(describe_batch(reader, 0, 1))
+    assert lines[1:5] == ["domains: (none)", "sources: 2", "    a: 2 chunks, 2 to 3", "    b: 1 chunks, 1"]
+    assert [line for line in lines if line.startswith("[")] == ["[1] a, chunk 2", "[0] a, chunk 3", "[2] b, chunk 1"]
+    assert "    text of chunk 3" in lines
+    assert "    a: 2 chunks, 0, 5" in list(describe_batch(reader, 0, 0))
+
+
+def test_of_candidates_the_relevant_and_the_first_are_shown(tmp_path: Path) -> None:
+    lines = list(describe_batch(make(str(tmp_path / "b"), "candidates"), 0, 0))
+    assert lines[2] == "candidates: 15 to 15 a query; 6 of 45 relevant"
+    shown = lines[lines.index("[1] query q0-0-1") :][:14]
+    assert shown[1:5] == [
+        "    query: query 1 of batch 0",
+        "       1. d0  relevance 2",
+        "       2. d1  not judged, score 0.25",
+        "       3. d2  relevance 0, score -7",
+    ]
+    assert shown[12:14] == ["      15. d14  relevance 1, score 0.125", "          … 4 more"]

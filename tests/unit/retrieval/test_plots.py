@@ -12,9 +12,11 @@ from raytriever.retrieval.plots import (
     Curve,
     Distribution,
     Interval,
+    counted_bars,
     curve_panels,
     histogram,
     interval_panels,
+    overlaid_curves,
     running_mean,
     steps_of_mean,
     thin,
@@ -43,7 +45,15 @@ def curves(name: str) -> str:
     return curve_panels(STEPS, [Curve(name, VALUES), Curve("rate", VALUES, smoothed=False)], f"curves {name}", [25.5])
 
 
-PLOTS = pytest.mark.parametrize("plot", [ridgelines, bars, intervals, curves])
+def overlaid(name: str) -> str:
+    return overlaid_curves({name: VALUES, "other": VALUES[:9]}, name, "share", f"overlaid {name}")
+
+
+def counted(name: str) -> str:
+    return counted_bars([0, 5, 10], [3, 0], name, "chunks", f"counted {name}", {name: 5.0})
+
+
+PLOTS = pytest.mark.parametrize("plot", [ridgelines, bars, intervals, curves, overlaid, counted])
 
 
 @PLOTS
@@ -79,7 +89,10 @@ def test_same_numbers_same_bytes_and_the_users_style_is_left_alone(plot: Callabl
 
 
 def test_two_plots_on_a_page_share_no_id() -> None:
-    ids = [set(re.findall(r'\bid="([^"]*)"', plot("name"))) for plot in (ridgelines, bars, intervals, curves)]
+    ids = [
+        set(re.findall(r'\bid="([^"]*)"', plot("name")))
+        for plot in (ridgelines, bars, intervals, curves, overlaid, counted)
+    ]
     assert len(set.union(*ids)) == sum(map(len, ids))
 
 
@@ -89,6 +102,8 @@ def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
         histogram(values, "x", "y", "one"),
         histogram(values, "x", "y", "whole", whole=True),
         draw_ridgelines([Distribution("a", values)], "x", "two"),
+        draw_ridgelines([Distribution("a", values)], "x", "integers", whole=True),
+        overlaid_curves({"a": values}, "x", "y", "overlaid"),
         curve_panels(np.arange(len(values)), [Curve("a", values)], "three"),
     ):
         ElementTree.fromstring(svg)

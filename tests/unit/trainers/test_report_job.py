@@ -6,6 +6,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from raytriever.pipelines.grouping import GroupingSettings
+from raytriever.pipelines.jobs.chunk import Chunk, ChunkConfig
+from raytriever.pipelines.jobs.group import Group, GroupConfig
+from raytriever.pipelines.jobs.mix import Mix, MixConfig
+from raytriever.pipelines.jobs.queries import Queries, QueriesConfig
+from raytriever.pipelines.queries.crops import CropQueries
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
@@ -33,13 +39,13 @@ def sections(html: str) -> list[str]:
 def test_the_whole_report(run: dict[str, str]) -> None:
     folder = Path(run["evaluation"]).parent
     html = report(run, folder)
-    assert sections(html) == ["Result", "Data", "Clusters", "Batches", "Training", "Provenance"]
+    assert sections(html) == ["Result", "Data", "Clusters", "Batches", "Left out", "Training", "Provenance"]
     assert "<h1>my run &amp; I</h1>" in html
     assert len(html) < 1_000_000
     assert not re.search("https?://", html.replace('xmlns="http://www.w3.org/2000/svg"', ""))
     assert "<script" not in html
     assert ODD_DOMAIN.split("(")[0] not in html
-    assert html.count("<svg") == 5
+    assert html.count("<svg") == 6
     for name, path in run.items():
         artifact = Artifact(path)
         assert artifact.fingerprint[:12] in html, name
@@ -58,10 +64,10 @@ def test_the_same_inputs_give_the_same_page(run: dict[str, str], tmp_path: Path)
     [
         (("evaluation",), ["Result", "Provenance"]),
         (("model",), ["Training", "Provenance"]),
-        (("collection",), ["Data", "Provenance"]),
+        (("collection",), ["Data", "Left out", "Provenance"]),
         (("vectors",), ["Provenance"]),
-        (("pairs", "vectors", "clusters", "packing"), ["Data", "Clusters", "Batches", "Provenance"]),
-        (("batches",), ["Batches", "Provenance"]),
+        (("pairs", "vectors", "clusters", "packing"), ["Data", "Clusters", "Batches", "Left out", "Provenance"]),
+        (("batches",), ["Batches", "Left out", "Provenance"]),
     ],
 )
 def test_what_is_absent_is_left_out(
@@ -71,7 +77,9 @@ def test_what_is_absent_is_left_out(
 
 
 def test_a_report_of_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match=r"at least one artifact\. Name one or more of: collection, vectors, pairs"):
+    with pytest.raises(
+        UserError, match=r"at least one artifact\. Name one or more of: collection, chunks, vectors, pairs"
+    ):
         validate(ReportConfig, {"output": "somewhere"}, "Settings of report")
     with pytest.raises(ValidationError):
         ReportConfig(output="somewhere")
@@ -102,3 +110,41 @@ def test_title_and_baseline_are_the_users(run: dict[str, str], tmp_path: Path) -
     html = report({"evaluation": run["evaluation"]}, tmp_path, title="Ours", baseline="trained")
     assert "<h1>Ours</h1>" in html
     assert "Mean difference from &#x27;trained&#x27;" in html
+
+
+def test_chunks_come_before_or_after_the_collection(tmp_path: Path) -> None:
+    """Of documents that were cut; and of queries that were made out of chunks."""
+    collection = make_collection(tmp_path / "long", word=" ".join(f"word{number}" for number in range(60)))
+    chunks = make(Chunk(ChunkConfig(collection=collection, output=str(tmp_path / "chunks"))))
+    asked = make(Queries(QueriesConfig(collection=chunks, queries=CropQueries(), output=str(tmp_path / "asked"))))
+    grouping = GroupingSettings(batch_size=2, documents_per_batch=2)
+    batches = make(Group(GroupConfig(collection=chunks, grouping=grouping, output=str(tmp_path / "batches"))))
+    before = report({"collection": collection, "chunks": chunks, "batches": batches}, tmp_path / "1")
+    assert sections(before) == ["Data", "Chunks", "Batches", "Left out", "Provenance"]
+    after = report({"collection": asked, "chunks": chunks}, tmp_path / "2")
+    assert sections(after) == ["Data", "Chunks", "Left out", "Provenance"]
+
+    def plan(**inputs: str) -> None:
+        Report(ReportConfig(**inputs, output=str(tmp_path / "report"))).plan()
+
+    other = make_collection(tmp_path / "other", word="word")
+    others = make(Chunk(ChunkConfig(collection=other, output=str(tmp_path / "others"))))
+    with pytest.raises(UserError, match="are no chunks of"):
+        plan(collection=collection, chunks=others)
+    with pytest.raises(UserError, match="has chunks of another collection"):
+        plan(chunks=others, batches=batches)
+    with pytest.raises(UserError, match="Name the one that `raytriever chunk` made"):
+        plan(chunks=collection)
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        plan(collection=collection, batches=batches)
+
+
+def test_mixed_batches_need_not_be_of_one_packing(run: dict[str, str], tmp_path: Path) -> None:
+    mixed = make(Mix(MixConfig(sources={"a": run["batches"], "b": run["batches"]}, output=str(tmp_path / "mixed"))))
+    inputs = {name: run[name] for name in ("collection", "pairs", "vectors", "clusters", "packing")}
+    html = report(inputs | {"batches": mixed}, tmp_path)
+    assert "The batches are mixed from 2 sources" in html
+    assert "as packed, masked out" not in html  # whose order the mixed batches don't have
+    other = make_collection(tmp_path / "other", word="word")
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        Report(ReportConfig(collection=other, batches=mixed, output=str(tmp_path / "report"))).plan()

@@ -14,7 +14,7 @@ from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
 from raytriever.pipelines.jobs.filter import Filter, FilterConfig
 from raytriever.pipelines.jobs.pack import Pack, PackConfig
 from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.packing import PackingSettings
+from raytriever.pipelines.packing.pack import PackingSettings
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.errors import UserError

@@ -1,0 +1,152 @@
+"""From embeddings to packed, masked batches through the jobs: time and memory against the number of pairs.
+
+    python -m benchmarks.batch_construction --pairs 10000 100000 1000000
+
+Makes vectors of pairs that lie in topics, as an encoder would leave them, runs pairs, cluster, pack and filter on a
+local Ray, and prints for each size the seconds of every job and the largest sum of proportional set sizes over all
+processes; then, fitted over the sizes, the power of N that a job's time grows by. Linux only.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.process_memory import watched
+from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
+from raytriever.pipelines.jobs.filter import Filter, FilterConfig
+from raytriever.pipelines.jobs.pack import Pack, PackConfig
+from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
+from raytriever.pipelines.packing.pack import PackingSettings
+from raytriever.retrieval.artifact_writer import ArtifactWriter
+from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.jobs.stage import Stage, run_stage
+
+_ROWS_PER_SHARD = 100_000
+_PAIRS_OF_A_TOPIC = 40
+_PART_SEEDS = {"documents": 1, "queries": 2}
+_Figures = dict[str, tuple[float, float]]  # job: seconds, GiB
+
+
+def main() -> None:
+    """Measures every size, then fits."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--dimension", type=int, default=384)
+    parser.add_argument("--cluster-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--polish-sweeps", type=int, default=1)
+    arguments = parser.parse_args()
+    measured: dict[int, _Figures] = {}
+    for count in arguments.pairs:
+        with tempfile.TemporaryDirectory() as temporary:
+            measured[count] = _measure(Path(temporary), count, arguments)
+        _print_figures(count, measured[count])
+    if len(measured) > 1:
+        _print_growth(measured)
+
+
+def _measure(folder: Path, count: int, arguments: argparse.Namespace) -> _Figures:
+    with RaySession() as session:
+        _write_source(folder / "source", count)
+        source = CollectConfig(source=BeirFolder(path=str(folder / "source")), output=str(folder / "collection"))
+        collection = run_stage(Collect(source), session)
+        vectors = _make_vectors(folder / "vectors", collection, count, arguments.dimension)
+        stages = _stages(folder, collection.uri, vectors, arguments)
+        return {stage.command: _run(stage, session) for stage in stages}
+
+
+def _stages(folder: Path, collection: str, vectors: str, arguments: argparse.Namespace) -> list[Stage[Any]]:
+    pairs, clusters, packing = (str(folder / name) for name in ("pairs", "clusters", "packing"))
+    settings = PackingSettings(batch_size=arguments.batch_size, polish_sweeps=arguments.polish_sweeps)
+    polish = {"pairs": pairs, "vectors": vectors} if arguments.polish_sweeps else {}
+    return [
+        Pairs(PairsConfig(collection=collection, output=pairs)),
+        Cluster(ClusterConfig(pairs=pairs, vectors=vectors, cluster_size=arguments.cluster_size, output=clusters)),
+        Pack(PackConfig(clusters=clusters, packing=settings, output=packing, **polish)),
+        Filter(
+            FilterConfig(
+                packing=packing, pairs=pairs, collection=collection, vectors=vectors, output=str(folder / "batches")
+            )
+        ),
+    ]
+
+
+def _run(stage: Stage[Any], session: RaySession) -> tuple[float, float]:
+    started = time.monotonic()
+    with watched() as peak:
+        run_stage(stage, session)
+    return time.monotonic() - started, peak["Pss"] / 2**20
+
+
+def _write_source(folder: Path, count: int) -> None:
+    (folder / "qrels").mkdir(parents=True)
+    with (folder / "corpus.jsonl").open("w") as file:
+        file.writelines(f'{{"_id": "d{row}", "title": "", "text": "document {row}"}}\n' for row in range(count))
+    with (folder / "queries.jsonl").open("w") as file:
+        file.writelines(f'{{"_id": "q{row}", "text": "query {row}"}}\n' for row in range(count))
+    with (folder / "qrels" / "train.tsv").open("w") as file:
+        file.write("query-id\tcorpus-id\tscore\n")
+        file.writelines(f"q{row}\td{row}\t1\n" for row in range(count))
+
+
+def _make_vectors(folder: Path, collection: Artifact, count: int, dimension: int) -> str:
+    """Vectors in topics, topics in fields; the two sides a constant apart, as encoders leave them."""
+    contract = {
+        "model": "made up", "pooling": "mean", "normalize": True, "query_prompt": "", "document_prompt": "",
+        "max_length": 8, "dtype": "float32", "dimension": dimension,
+    }  # fmt: skip
+    inputs = {"collection": collection.fingerprint}
+    writer = ArtifactWriter(str(folder), Derivation("vectors", "made up", 1, {}, inputs))
+    writer.begin()
+    generator = np.random.default_rng(0)
+    topics = generator.standard_normal((max(1, count // _PAIRS_OF_A_TOPIC), dimension), dtype=np.float32)
+    topics += (
+        1.5 * generator.standard_normal((64, dimension), dtype=np.float32)[generator.integers(64, size=len(topics))]
+    )
+    topic_of = generator.integers(len(topics), size=count)
+    offset = 0.5 * generator.standard_normal(dimension, dtype=np.float32)
+    records = []
+    for part, seed in _PART_SEEDS.items():
+        for number, start in enumerate(range(0, count, _ROWS_PER_SHARD)):
+            rows = slice(start, min(start + _ROWS_PER_SHARD, count))
+            own = np.random.default_rng([seed, number])
+            values = topics[topic_of[rows]] + own.standard_normal((rows.stop - start, dimension), dtype=np.float32)
+            values += offset if part == "queries" else -offset
+            values /= np.linalg.norm(values, axis=1, keepdims=True)
+            with writer.folder.scratch() as scratch:
+                shard = ShardWriter(writer.folder, f"{part}-{number:05d}", scratch)
+                name = f"{part}/{number:05d}"
+                np.save(shard.path(f"{name}.npy"), values.astype(np.float16))
+                ids = pa.table({"id": [f"{part[0]}{row}" for row in range(start, rows.stop)]})
+                pq.write_table(ids, shard.path(f"{name}.ids.parquet"))
+                shard.add(f"{name}.npy")
+                shard.add(f"{name}.ids.parquet")
+                records.append(shard.commit(rows.stop - start))
+    return writer.finish(records, {"encoder": contract}, {}).uri
+
+
+def _print_figures(count: int, figures: _Figures) -> None:
+    told = ", ".join(f"{job} {seconds:.0f} s ({gib:.2f} GiB)" for job, (seconds, gib) in figures.items())
+    total, most = sum(seconds for seconds, _ in figures.values()), max(gib for _, gib in figures.values())
+    print(f"{count:,} pairs: {told}; in all {total:.0f} s, at most {most:.2f} GiB", flush=True)
+
+
+def _print_growth(measured: dict[int, _Figures]) -> None:
+    sizes = np.log(list(measured))
+    for job in next(iter(measured.values())):
+        seconds = np.log([figures[job][0] for figures in measured.values()])
+        power = np.diff(seconds) / np.diff(sizes)
+        print(f"{job}: time grows as N^{', N^'.join(f'{value:.2f}' for value in power)} from size to size")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Texts to chunks: consecutive stretches that together are the text, character by character."""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+from raytriever.pipelines.chunking.code import code_pieces, is_parsed
+from raytriever.pipelines.chunking.lines import line_pieces
+from raytriever.pipelines.chunking.markdown import markdown_pieces
+from raytriever.pipelines.chunking.pieces import Pieces, count_pieces, pack_pieces
+from raytriever.pipelines.chunking.sentences import sentence_ends
+from raytriever.pipelines.chunking.settings import ChunkingSettings
+from raytriever.pipelines.chunking.words import TextWords
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The chunks of one text, none for a text of white space alone.
+
+    ``starts``, ``ends``: offsets in characters; each chunk starts where the one before it ends. ``words``: of each
+    chunk. ``counts``: how the text was cut and what was met on the way, for the manifest.
+    """
+
+    starts: list[int]
+    ends: list[int]
+    words: list[int]
+    counts: dict[str, int]
+
+
+def chunk_text(text: str, settings: ChunkingSettings, source_id: str = "") -> Chunks:
+    """Cuts a text into chunks of at most ``max_words`` words; ``source_id`` says by its ending how, where kind asks.
+
+    White space belongs to the chunk before it (at the text's start, to the first). A sentence longer than a chunk is
+    cut by words; a line of code is not, and makes a longer chunk. Any ``str`` will do, half surrogate pairs too.
+    """
+    words = TextWords(text)
+    if words.first == words.length:
+        return Chunks([], [], [], {})
+    counts: Counter[str] = Counter()
+    pieces = _pieces(text, words, settings, source_id, counts)
+    counted = count_pieces(pieces, words, settings.max_words)
+    counts["sentences_cut_by_words"] += counted.cut
+    counts["lines_longer_than_a_chunk"] += counted.too_long
+    before: list[int] = counted.words.tolist()
+    stops = pack_pieces(before, counted.openings.tolist(), settings.max_words, settings.min_words)
+    ends: list[int] = counted.ends[[stop - 1 for stop in stops]].tolist()
+    in_chunk = [before[stop] - before[first] for first, stop in pairwise([0, *stops])]
+    return Chunks([0, *ends[:-1]], ends, in_chunk, dict(+counts))
+
+
+def _pieces(text: str, words: TextWords, settings: ChunkingSettings, source_id: str, counts: Counter[str]) -> Pieces:
+    kind, language = settings.way_of(source_id)
+    if language is not None and not is_parsed(text):
+        counts["sources_not_parsed"] += 1
+        kind, language = "lines", None
+    counts[f"sources_cut_as_{kind}"] += 1
+    if kind == "lines":
+        return line_pieces(text, words, settings.max_words)
+    if language is not None:
+        pieces, has_error = code_pieces(text, language, words, settings.max_words)
+        counts["sources_with_syntax_errors"] += has_error
+        return pieces
+    if kind == "markdown":
+        pieces, failures = markdown_pieces(text, words, settings.language, settings.max_words)
+    else:
+        ends, failures = sentence_ends(text, words, settings.language)
+        pieces = Pieces(words.settle(ends))
+    counts["windows_not_segmented"] += failures
+    return pieces

@@ -1,0 +1,123 @@
+"""Source code: functions, methods and classes where a chunk can hold them, else their statements, never half a line.
+
+The syntax tree says for every row how deep the outermost node is that begins there; a stretch that is too long for a
+chunk is cut before the rows where the least deep nodes begin, those parts again, and so on. Rows where no node begins
+(inside of a string, a closing brace) come last. A comment, a decorator or an attribute stays with what follows it on
+the next row. Where a file doesn't parse, the tree has gaps, so that lines decide there.
+"""
+
+import importlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from tree_sitter import Language as Grammar
+from tree_sitter import Node, Parser
+
+from raytriever.pipelines.chunking.lines import (
+    ANY,
+    cut_rows,
+    levels_by_blank_lines,
+    row_starts,
+    sealed_pieces,
+    words_before,
+)
+from raytriever.pipelines.chunking.pieces import Pieces
+from raytriever.pipelines.chunking.settings import Language
+from raytriever.pipelines.chunking.words import TextWords
+
+_DEEPEST = 64  # levels below are not told apart, so that time is linear in the rows
+_LARGEST = 1 << 20  # characters; larger files are generated or data
+_DEFINITION = re.compile(
+    r".*(definition|declaration|_item|_specifier)$|(method|singleton_method|class|module|export_statement)$"
+)
+_ATTACHED = re.compile(r".*comment|attribute_item$|inner_attribute_item$|decorator$")
+_MODULES: dict[Language, tuple[str, str]] = {
+    "csharp": ("tree_sitter_c_sharp", "language"),
+    "php": ("tree_sitter_php", "language_php"),
+    "tsx": ("tree_sitter_typescript", "language_tsx"),
+    "typescript": ("tree_sitter_typescript", "language_typescript"),
+}
+
+
+class _RowNode(NamedTuple):
+    """The outermost node that begins on a row, as its first characters; rows are the syntax tree's."""
+
+    first: int
+    last: int
+    depth: int
+    is_definition: bool
+    is_attached: bool
+
+
+def is_parsed(text: str) -> bool:
+    """Whether the text looks like source code that is worth a syntax tree: of no more than 1 MiB, and no binary."""
+    return len(text) <= _LARGEST and "\0" not in text
+
+
+def code_pieces(text: str, language: Language, words: TextWords, max_words: int) -> tuple[Pieces, bool]:
+    """Whole lines by the structure of the code; definitions open chunks. Also says whether there are syntax errors."""
+    rows = row_starts(text)
+    source = text.encode("utf-8", "surrogatepass")
+    tree = _parser(language).parse(source)
+    # the tree counts line feeds alone, so its rows are some of ours
+    line_feeds = np.flatnonzero(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") == ord("\n"))
+    own_rows = np.searchsorted(rows, np.append(0, line_feeds + 1)).tolist()
+    levels = levels_by_blank_lines(text, rows)
+    nodes = {node.first: node for node in _row_nodes(tree.root_node, source)}
+    for node in nodes.values():
+        levels[own_rows[node.first]] = node.depth
+    openings = _openings(nodes)
+    for node in sorted(nodes.values(), reverse=True):
+        following = nodes.get(node.last + 1)
+        if node.is_attached and following and node.depth <= following.depth:
+            levels[own_rows[following.first]] = ANY
+            if following.first in openings:
+                openings.remove(following.first)
+                openings.add(node.first)
+    opening_rows = [own_rows[row] for row in sorted(openings)]
+    sections = [row for row in opening_rows if row and levels[row] == 1]
+    firsts = rows[cut_rows(words_before(words, rows), levels, max_words, sections)]
+    pieces = sealed_pieces(firsts, words, rows, rows[np.array(opening_rows, np.int64)])
+    return pieces, tree.root_node.has_error
+
+
+def _row_nodes(root: Node, source: bytes) -> Iterator[_RowNode]:
+    """The outermost node of each row that has one, parents before what they hold."""
+    taken = set()
+    pending = [(root, 1)]
+    while pending:
+        parent, depth = pending.pop()
+        for node in parent.named_children:
+            (first, column), (last, last_column) = node.start_point, node.end_point
+            if last > first and last_column == 0:
+                last -= 1  # it ends with its line
+            if first not in taken and not source[node.start_byte - column : node.start_byte].strip():
+                taken.add(first)
+                is_definition = last > first and bool(_DEFINITION.match(node.type))
+                yield _RowNode(first, last, depth, is_definition, bool(_ATTACHED.match(node.type)))
+            if last > first:
+                pending.append((node, min(depth + 1, _DEEPEST)))
+
+
+def _openings(nodes: dict[int, _RowNode]) -> set[int]:
+    """Rows where a definition of several rows begins, and those of what comes next on its level."""
+    openings = set()
+    open_definitions: list[_RowNode] = []
+    for row in sorted(nodes):
+        node = nodes[row]
+        while open_definitions and open_definitions[-1].last < row:
+            if node.depth <= open_definitions.pop().depth:
+                openings.add(row)
+        if node.is_definition:
+            openings.add(row)
+            open_definitions.append(node)
+    return openings
+
+
+@cache
+def _parser(language: Language) -> Parser:
+    module, function = _MODULES.get(language, (f"tree_sitter_{language}", "language"))
+    return Parser(Grammar(getattr(importlib.import_module(module), function)()))

@@ -1,0 +1,178 @@
+"""Asymmetric k-means over (document, query) pairs: which pairs make each other hard.
+
+Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525), section 4.1: groups of pairs with large
+similarity between every document and every query of the group (Eq. 2) are sought by k-means over pairs (Eq. 3). Three
+readings of Eq. 3:
+
+``midpoint`` (the default): the bound behind Eq. 3 holds where a centroid's document and query are the same vector a.
+Then |d - a|² + |q - a|² = 2·|(d + q)/2 - a|² + |d - q|²/2: plain k-means on the mid-points.
+
+``concat`` (the paper's): spherical k-means on both orientations of the normalised concatenation [q; d], a pair's
+cluster being that of the unswapped one, as the authors' code has it. Where queries and documents lie apart, some
+clusters attract swapped vectors only; they are left out of the result.
+
+``swap``: the same with one vector a pair, in whichever orientation suits its centroid better. [q; d] in one and [d; q]
+in the other make the two pairs' d·q' large, which is what Eq. 2 asks for; no cluster holds swapped vectors only.
+
+``sides: queries`` clusters the queries alone, for topic-aware sampling (Hofstätter et al. 2021, arXiv:2104.06967).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from raytriever.pipelines.clustering.lloyd import SEEDING_SAMPLE, Solution, lloyd, seed_centroids
+from raytriever.pipelines.clustering.pair_vectors import ArrayPairs, BothWays, PairVectors
+from raytriever.pipelines.clustering.parts import LocalParts, Split, cut
+from raytriever.pipelines.clustering.points import ConcatenatedPairs, Frame, MidPoints, Points, TiedPairs
+from raytriever.pipelines.clustering.two_levels import Limits, cell_sample, lloyd_in_two_levels
+from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.errors import UserError
+
+Pairs = Literal["midpoint", "concat", "swap"]
+KINDS: dict[Pairs, type[Points]] = {"midpoint": MidPoints, "concat": ConcatenatedPairs, "swap": TiedPairs}
+SMALLEST_SAMPLE = 1024  # points that seeds are drawn from
+LARGEST_COORDINATE = 1e15  # squares and products stay far from float32's end
+
+
+class KMeansSettings(Settings):
+    """How pairs are clustered."""
+
+    sides: Literal["both", "queries"] = "both"  # queries: k-means on the queries' vectors alone
+    pairs: Pairs = "midpoint"
+    iterations: int = Field(default=50, ge=1)  # at most; each moves every centroid once
+    tolerance: float = Field(default=1e-4, ge=0)  # stop once the objective changes by less than this share
+    restarts: int = Field(default=1, ge=1)  # keep the best of so many seeds
+    two_level_above: int = Field(default=16384, ge=1)  # clusters; more are sought in √K cells first
+
+    @model_validator(mode="after")
+    def _queries_have_no_other_side(self) -> Self:
+        if self.sides == "queries" and self.pairs != "midpoint":
+            raise ValueError(f"sides: queries clusters one vector a pair; pairs: {self.pairs} needs both. Leave it out")
+        return self
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """A clustering of N pairs; every one of its clusters has a pair.
+
+    ``assignments``: (N,) int32. ``centroids``: (K, dimension) float32, or (K, 2·dimension) for ``concat`` and ``swap``,
+    the query's half first. ``objective``: the sum of the costs before the first iteration and after each: squared
+    distances of mid-points from centroids, or 1 - cosine of both orientations (``swap``: of the better one); it never
+    grows. ``refilled``: empty clusters that were given a point, over all iterations. ``left_out``: clusters asked for
+    that no pair fell into. ``zeros``: pairs with a vector of zeros on either side.
+    """
+
+    assignments: NDArray[np.int32]
+    centroids: NDArray[np.float32]
+    objective: tuple[float, ...]
+    iterations: int
+    refilled: int
+    left_out: int
+    zeros: int
+
+
+def number_of_clusters(n: int, cluster_size: int) -> int:
+    """K = ceil(n / cluster_size): ``cluster_size`` is the average size, not a bound."""
+    if n < 1 or cluster_size < 1:
+        raise UserError(f"{n} pairs in clusters of {cluster_size}: both must be at least 1.")
+    return -(-n // cluster_size)
+
+
+def cluster_pairs(
+    documents: NDArray[np.floating], queries: NDArray[np.floating], k: int, settings: KMeansSettings, seed: int
+) -> Clustering:
+    """Clusters N pairs of vectors into at most ``k`` clusters (of N < k pairs, or fewer distinct ones, fewer).
+
+    ``documents``, ``queries``: (N, dimension) float16 or float32, row i of both is pair i; may be memory-mapped, they
+    are read block by block. The result is a function of the arguments alone, whatever the number of threads. Raises
+    ``UserError`` where shapes or types don't fit, ``k`` is below 1 or a vector holds NaN or infinity.
+    """
+    if documents.ndim != 2 or documents.shape != queries.shape or 0 in documents.shape:
+        raise UserError(
+            f"Document vectors of shape {documents.shape} and query vectors of shape {queries.shape} are not pairs:"
+            " both must be (pairs, dimension), of one shape, and not empty."
+        )
+    for side, vectors in (("document", documents), ("query", queries)):
+        if vectors.dtype not in (np.float16, np.float32):
+            raise UserError(
+                f"The {side} vectors are {vectors.dtype}; float16 and float32 can be clustered. Convert them."
+            )
+    documents = queries if settings.sides == "queries" else documents
+    return cluster_in_parts(ArrayPairs(documents, queries), k, settings, seed)
+
+
+def cluster_in_parts(
+    pairs: PairVectors, k: int, settings: KMeansSettings, seed: int, split: Split = LocalParts, device: str = "cpu"
+) -> Clustering:
+    """``cluster_pairs`` of pairs that are read where ``split`` puts their parts; only a sample is read here.
+
+    The result does not depend on ``split`` and ``device``. Where ``settings.sides`` is queries, ``pairs`` must have
+    them on both sides.
+    """
+    if k < 1:
+        raise UserError(f"{k} clusters were asked for; there must be at least 1.")
+    k = min(k, len(pairs))
+    largest, zeros = _examine_all(pairs, split)
+    kind = KINDS[settings.pairs]
+    ways = BothWays(pairs) if settings.pairs == "concat" else pairs
+    two_levels = k > settings.two_level_above
+    size = min(len(ways), max(SMALLEST_SAMPLE, cell_sample(k) if two_levels else SEEDING_SAMPLE * k))
+    chosen = np.sort(np.random.default_rng(seed).choice(len(ways), size, replace=False))
+    raw = kind(ways.subset(chosen)).take(slice(None))
+    centre = None if kind.spherical else raw.mean(axis=0, dtype=np.float64).astype(np.float32)
+    frame = Frame.around(centre, 1.0 if kind.spherical else 2 * largest, len(ways))
+    points = kind(ways, frame, device)
+    sample = points.subset(chosen)
+    parts = None if two_levels else split(cut(points))
+    found: list[Solution] = []
+    for restart in range(settings.restarts):
+        if parts is None:
+            limits = Limits(settings.iterations, settings.tolerance)
+            found.append(lloyd_in_two_levels(points, split, sample, k, limits, (seed, restart)))
+        else:
+            seeds = seed_centroids(sample.take(slice(None)), k, np.random.default_rng((seed, restart)))
+            found.append(lloyd(parts, seeds, settings.iterations, settings.tolerance))
+    best = min(found, key=lambda solution: solution.objective[-1])  # the first of equals
+    # of concatenated pairs the unswapped come first
+    used, clusters = np.unique(np.concatenate(best.clusters)[: len(pairs)], return_inverse=True)
+    centroids = best.centroids[used] if centre is None else best.centroids[used] + centre
+    steps = len(best.objective) - 1
+    return Clustering(clusters.astype(np.int32), centroids, best.objective, steps, best.refilled, k - len(used), zeros)
+
+
+def examine(points: Points) -> tuple[float, int, tuple[int, str] | None]:
+    """The largest coordinate of a part's vectors, how many pairs have a zero vector, the first bad place and side."""
+    largest, zeros = 0.0, 0
+    for part in points.blocks():
+        is_zero = np.zeros(part.stop - part.start, dtype=bool)
+        for side, vectors in zip(("document", "query"), points.pairs.take(part), strict=True):
+            numbers = np.asarray(vectors, dtype=np.float32)
+            lengths = np.maximum(numbers.max(axis=1), -numbers.min(axis=1)).astype(np.float64)
+            good = lengths <= LARGEST_COORDINATE  # False for NaN
+            if not good.all():
+                return largest, zeros, (part.start + int(np.argmin(good)), side)
+            largest = max(largest, float(lengths.max()))
+            is_zero |= lengths == 0
+        zeros += int(is_zero.sum())
+    return largest, zeros, None
+
+
+def _examine_all(pairs: PairVectors, split: Split) -> tuple[float, int]:
+    """Raises ``UserError`` that names the first pair whose vectors can't be clustered."""
+    parts = split(cut(MidPoints(pairs)))
+    found: list[tuple[float, int, tuple[int, str] | None]] = [(0.0, 0, None)] * len(parts.points)
+    for number, values in parts.map(examine):
+        found[number] = values
+    begin = 0
+    for part, (_, _, bad) in zip(parts.points, found, strict=True):
+        if bad is not None:
+            raise UserError(
+                f"The {bad[1]} vector of {pairs.name(begin + bad[0])} holds a NaN, an infinity or a number beyond"
+                f" {LARGEST_COORDINATE:g}. Embed that text again, or leave the pair out."
+            )
+        begin += len(part)
+    return max(largest for largest, _, _ in found), sum(zeros for _, zeros, _ in found)

@@ -1,0 +1,189 @@
+"""The steps of k-means over points in parts: seeds, assignment, means, new places for empty clusters.
+
+Everything is a function of the vectors and the seed alone: assignments are exact (``nearest_centroids``), sums are
+exact (``points``), so neither parts nor workers nor threads matter. Memory here: the centroids, their sums, and 4 bytes
+a point; a part's own is that of one block, or of its points where they are held.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from raytriever.pipelines.clustering.nearest_centroids import inner_products, nearest_centroids
+from raytriever.pipelines.clustering.parts import Parts
+from raytriever.pipelines.clustering.points import BLOCK_ROWS, Points
+from raytriever.pipelines.clustering.refilling import Assignment, refill_empty
+
+SEEDING_SAMPLE = 4  # points looked at for each seed
+SEEDING_GROWTH = 2  # a round draws half as many seeds as there are
+SUMMED_ROWS = 2048  # whose float64 copies are made at once
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where Lloyd's algorithm ended: ``clusters`` of each part's points are to ``centroids``.
+
+    ``objective``: the sum of costs at the start and after each iteration; ``refilled``: empty clusters that were given
+    a point, over all iterations.
+    """
+
+    centroids: NDArray[np.float32]
+    clusters: list[NDArray[np.int32]]
+    objective: tuple[float, ...]
+    refilled: int
+
+
+def cluster_sums(points: NDArray[np.floating], clusters: NDArray[np.integer], k: int) -> NDArray[np.float64]:
+    """The sum of each cluster's points, float64 (k, width), added in the order of the points."""
+    sums = np.zeros((k, points.shape[1]))
+    for begin in range(0, len(points), max(SUMMED_ROWS, k)):
+        part = slice(begin, begin + max(SUMMED_ROWS, k))
+        chosen = clusters[part]
+        order = np.argsort(chosen, kind="stable")
+        offsets = np.concatenate(([0], np.cumsum(np.bincount(chosen, minlength=k))))
+        members = csr_array((np.ones(len(order)), order, offsets), shape=(k, len(order)))
+        sums += members @ points[part].astype(np.float64)
+    return sums
+
+
+@dataclass(frozen=True)
+class PartTask:
+    """What one part needs to know besides the centroids. ``near`` ascending: the clusters open to its points, else all.
+
+    ``before``: their clusters in the assignment whose sums are to be changed; None: sums begin at zero.
+    """
+
+    near: NDArray[np.int64] | None = None
+    before: NDArray[np.int32] | None = None
+
+
+def assign_part(
+    points: Points, centroids: NDArray[np.float32], task: PartTask
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]]:
+    """The cluster of each point, int32 (n,), and the change of sums: which clusters', (m,), and float64 (m, width)."""
+    search = points.search(centroids if task.near is None else centroids[task.near])
+    clusters = np.empty(len(points), dtype=np.int32)
+    for part in points.blocks():
+        clusters[part] = points.choose(points.take(part), search)
+    if task.near is not None:
+        clusters = task.near[clusters].astype(np.int32)
+    before = task.before if points.is_always_placed_alike else None
+    moved = np.arange(len(points)) if before is None else np.flatnonzero(clusters != before)
+    joined = clusters[moved]
+    left = joined[:0] if before is None else before[moved]
+    touched, rows = np.unique(np.concatenate((joined, left)), return_inverse=True)
+    changes = np.zeros((len(touched), centroids.shape[1]))
+    for begin in range(0, len(moved), BLOCK_ROWS):
+        part = slice(begin, begin + BLOCK_ROWS)
+        block = points.placed(points.take(moved[part]), centroids[joined[part]])
+        changes += cluster_sums(block, rows[: len(moved)][part], len(touched))
+        if before is not None:
+            changes -= cluster_sums(block, rows[len(moved) :][part], len(touched))
+    return clusters, touched.astype(np.int64), changes
+
+
+def assign(
+    parts: Parts,
+    centroids: NDArray[np.float32],
+    near: Sequence[NDArray[np.int64]] | None = None,
+    before: Assignment | None = None,
+) -> Assignment:
+    """The assignment step of Lloyd's algorithm; ``near``: the clusters open to the points of each part, else all.
+
+    ``before``: an assignment of the same points, used up: sums change by the points that move, which is quicker and,
+    sums being exact, makes no difference.
+    """
+    alike = parts.points[0].is_always_placed_alike
+    clusters = [np.empty(0, dtype=np.int32)] * len(parts.points)
+    counts = np.zeros(len(centroids), dtype=np.int64)
+    sums = np.zeros(centroids.shape) if before is None or not alike else before.sums
+    tasks = [
+        PartTask(None if near is None else near[number], None if before is None else before.clusters[number])
+        for number in range(len(parts.points))
+    ]
+    for number, (found, touched, changes) in parts.map(assign_part, centroids, each=tasks):
+        clusters[number] = np.array(found)  # what comes from a worker is read-only
+        counts += np.bincount(found, minlength=len(counts))
+        sums[touched] += changes
+    return Assignment(clusters, sums, counts)
+
+
+def objective(assignment: Assignment, centroids: NDArray[np.float32], squares: float, *, spherical: bool) -> float:
+    """The sum of all points' costs, from the sums alone; ``squares``: the sum of all ``Points.squares``.
+
+    Σ|x - c|² = Σ|x|² - 2·ΣS·c + Σn·|c|² with S and n a cluster's sum and number; spherical: Σ(1 - x·c) = N - ΣS·c.
+    """
+    products = inner_products(assignment.sums, centroids)
+    if spherical:
+        return squares - fsum(products)
+    lengths = inner_products(centroids, centroids)
+    return max(0.0, fsum([squares, *(-2 * products), *(assignment.counts * lengths)]))
+
+
+def means(sums: NDArray[np.float64], counts: NDArray[np.int64], *, spherical: bool) -> NDArray[np.float32]:
+    """The centroids that suit the sums best: means, of spherical points at unit length; float32 (K, width)."""
+    if spherical:
+        lengths = np.sqrt(inner_products(sums, sums))
+        return np.asarray(sums / np.maximum(lengths, np.finfo(np.float64).tiny)[:, None], dtype=np.float32)
+    return np.asarray(sums / np.maximum(counts, 1)[:, None], dtype=np.float32)
+
+
+def lloyd(
+    parts: Parts,
+    centroids: NDArray[np.float32],
+    iterations: int,
+    tolerance: float,
+    near: Sequence[NDArray[np.int64]] | None = None,
+) -> Solution:
+    """Lloyd's algorithm from ``centroids`` (K, width); ``near``: the clusters open to the points of each part.
+
+    Stops after ``iterations`` or once the objective falls by no more than ``tolerance`` of itself.
+    """
+    spherical = parts.points[0].spherical
+    squares = [0.0] * len(parts.points)
+    for number, value in parts.map(Points.squares):
+        squares[number] = value
+    costs: list[float] = []
+    refilled = 0
+    assignment = None
+    while True:
+        assignment = assign(parts, centroids, near, assignment)
+        cost = objective(assignment, centroids, fsum(squares), spherical=spherical)
+        moves = refill_empty(parts, assignment, centroids)
+        costs.append(cost - fsum(move.candidate.cost for move in moves))
+        refilled += len(moves)
+        if len(costs) > iterations or (len(costs) > 1 and costs[-2] - costs[-1] <= tolerance * costs[-2]):
+            break
+        centroids = means(assignment.sums, assignment.counts, spherical=spherical)
+    centroids = centroids.copy()
+    for move in moves:
+        centroids[move.cluster] = move.candidate.point
+    return Solution(centroids, assignment.clusters, tuple(costs), refilled)
+
+
+def seed_centroids(sample: NDArray[np.float32], k: int, random: np.random.Generator) -> NDArray[np.float32]:
+    """``k`` different rows of ``sample`` (n, width), k <= n, drawn by squared distance from those before.
+
+    k-means++ (Arthur & Vassilvitskii 2007) in rounds: each draws half as many seeds as there are, so the first
+    are drawn one by one and thousands take some tens of matrix products.
+    """
+    size = len(sample)
+    chosen = [int(random.integers(size))]
+    distances = np.full(size, np.inf)
+    newest = chosen
+    while len(chosen) < k:
+        distances = np.minimum(distances, nearest_centroids(sample, sample[newest])[1])
+        distances[newest] = 0
+        total = distances.sum()
+        wanted = min(k - len(chosen), max(1, len(chosen) // SEEDING_GROWTH))
+        if total > 0:
+            wanted = min(wanted, int(np.count_nonzero(distances)))
+            newest = random.choice(size, wanted, replace=False, p=distances / total).tolist()
+        else:  # no distinct points left in the sample: these clusters start empty
+            newest = np.setdiff1d(np.arange(size), chosen)[:wanted].tolist()
+        chosen += newest
+    return sample[chosen]

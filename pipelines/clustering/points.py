@@ -1,0 +1,196 @@
+"""What k-means clusters: a point for each pair, made from its vectors block by block.
+
+Points are rounded to a grid so fine that float32 keeps its precision and so coarse that float64 sums of as many points
+as there are hold every bit. Such sums don't depend on the order of additions, hence not on parts, workers or threads.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raytriever.pipelines.clustering.nearest_centroids import CentroidSearch, inner_products, squared_distances
+from raytriever.pipelines.clustering.pair_vectors import PairVectors, Places
+
+BLOCK_ROWS = 4096
+_FLOAT64_BITS = 53
+
+
+def midpoints(documents: NDArray[np.floating], queries: NDArray[np.floating]) -> NDArray[np.float32]:
+    """(d + q)/2, float32 (n, dimension): what Eq. 3 clusters where a centroid is one vector for both sides."""
+    points = documents.astype(np.float32)
+    points += queries
+    points *= 0.5
+    return points
+
+
+def concatenated(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float32]:
+    """[first; second] at unit length, float32 (n, 2·dimension); a zero vector stays zero.
+
+    [q; d] and the swapped [d; q] are the two vectors per pair of Morris & Rush 2024, section 4.1, after Eq. 3.
+    """
+    points = np.concatenate((first, second), axis=1, dtype=np.float32)
+    lengths = np.sqrt(inner_products(points, points))
+    points /= np.maximum(lengths, np.finfo(np.float64).tiny)[:, None]
+    return points
+
+
+@dataclass(frozen=True)
+class Frame:
+    """``centre`` float32 (width,): what points are measured from, if anything.
+
+    They are rounded to multiples of ``grid``, a power of two, if any.
+
+    Centring shrinks the error bounds of the coarse products; squared distances are the same.
+    """
+
+    centre: NDArray[np.float32] | None = None
+    grid: float | None = None
+
+    @staticmethod
+    def around(centre: NDArray[np.float32] | None, largest: float, count: int) -> "Frame":
+        """The finest grid in which ``count`` points with no coordinate beyond ``largest`` sum exactly in float64."""
+        bits = _FLOAT64_BITS - 1 - int(np.ceil(np.log2(max(count, 1))))
+        return Frame(centre, 2.0 ** (np.ceil(np.log2(largest if largest > 0 else 1.0)) - bits))
+
+    def apply(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Centres and rounds ``points``, in place, and returns them."""
+        if self.centre is not None:
+            points -= self.centre
+        if self.grid is not None:
+            points *= np.float32(1 / self.grid)
+            np.rint(points, out=points)
+            points *= np.float32(self.grid)
+        return points
+
+
+class Points:
+    """The points of some pairs. Pickled, they are a description; what is held in memory stays behind.
+
+    ``keep``: hold the points once made. ``device``: of the coarse products.
+    """
+
+    spherical: ClassVar[bool]  # centroids have unit length and costs are 1 - cosine, not squared distances
+    converged_cost: ClassVar[float]  # a point of no more cost sits on its centroid
+    is_always_placed_alike: ClassVar[bool] = True  # while it stays in its cluster
+
+    def __init__(self, pairs: PairVectors, frame: Frame | None = None, device: str = "cpu") -> None:
+        self.pairs, self.frame, self.device = pairs, frame or Frame(), device
+        self.keep = False
+        self._held: NDArray[np.float32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_held": None}
+
+    @property
+    def width(self) -> int:
+        """Length of a point."""
+        raise NotImplementedError
+
+    def _make(self, places: Places) -> NDArray[np.float32]:
+        raise NotImplementedError
+
+    def subset(self, places: Places) -> Self:
+        """Some of the points, numbered anew."""
+        return type(self)(self.pairs.subset(places), self.frame, self.device)
+
+    def take(self, places: Places) -> NDArray[np.float32]:
+        """The points at ``places``, float32 (n, width)."""
+        if self.keep and self._held is None:
+            held = np.empty((len(self), self.width), dtype=np.float32)
+            for part in self.blocks():
+                held[part] = self.frame.apply(self._make(part))
+            self._held = held
+        return self.frame.apply(self._make(places)) if self._held is None else self._held[places]
+
+    def blocks(self) -> Iterator[slice]:
+        """Consecutive stretches of at most ``BLOCK_ROWS`` points."""
+        for begin in range(0, len(self), BLOCK_ROWS):
+            yield slice(begin, min(begin + BLOCK_ROWS, len(self)))
+
+    def search(self, centroids: NDArray[np.float32]) -> CentroidSearch:
+        """``centroids`` made ready for ``choose``."""
+        return CentroidSearch(centroids, euclidean=not self.spherical, device=self.device)
+
+    def choose(self, points: NDArray[np.float32], search: CentroidSearch) -> NDArray[np.int32]:
+        """The cluster of each of these points, int32 (n,)."""
+        return search.assign(points)
+
+    def placed(self, points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG002
+        """These points as they count in the clusters with the centroids in their rows."""
+        return points
+
+    def costs(self, points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The cost, float64 (n,), of each of these points in the cluster with the centroid in its row."""
+        if self.spherical:
+            return 1 - inner_products(self.placed(points, centroids), centroids)
+        return squared_distances(points, centroids)
+
+    def squares(self) -> float:
+        """The sum of squared lengths; of spherical points, their number."""
+        if self.spherical:
+            return float(len(self))
+        total = 0.0
+        for part in self.blocks():
+            block = self.take(part)
+            total += float(inner_products(block, block).sum())
+        return total
+
+
+class MidPoints(Points):
+    """(d + q)/2 of each pair; clusters are means, costs squared Euclidean distances."""
+
+    spherical = False
+    converged_cost = 0.0
+
+    @property
+    def width(self) -> int:
+        """The vectors' dimension."""
+        return self.pairs.dimension
+
+    def _make(self, places: Places) -> NDArray[np.float32]:
+        return midpoints(*self.pairs.take(places))
+
+
+class ConcatenatedPairs(Points):
+    """[q; d] of each pair at unit length; costs are 1 - cosine, centroids have unit length."""
+
+    spherical = True
+    converged_cost = 1e-6  # float32 unit vectors have lengths of 1 ± 1e-7
+
+    @property
+    def width(self) -> int:
+        """Twice the vectors' dimension."""
+        return 2 * self.pairs.dimension
+
+    def _make(self, places: Places) -> NDArray[np.float32]:
+        documents, queries = self.pairs.take(places)
+        return concatenated(queries, documents)
+
+
+class TiedPairs(ConcatenatedPairs):
+    """[q; d] or [d; q] of each pair, whichever is nearer to its centroid: every cluster holds both orientations."""
+
+    is_always_placed_alike = False
+
+    def choose(self, points: NDArray[np.float32], search: CentroidSearch) -> NDArray[np.int32]:
+        """The cluster of the better orientation, of [q; d] where they are equal."""
+        turned = _turned(points)
+        straight, swapped = search.assign(points), search.assign(turned)
+        is_turned = search.costs(turned, swapped) < search.costs(points, straight)
+        return np.where(is_turned, swapped, straight)
+
+    def placed(self, points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.float32]:
+        """In the orientation nearer to the centroid."""
+        turned = _turned(points)
+        is_turned = inner_products(turned, centroids) > inner_products(points, centroids)
+        return np.where(is_turned[:, None], turned, points)
+
+
+def _turned(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.roll(points, points.shape[1] // 2, axis=1)

@@ -1,0 +1,213 @@
+"""False negatives: documents of a batch that answer a query as well as its own, left out of its softmax."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raytriever.pipelines.clustering.nearest_centroids import PAIRS_AT_ONCE, inner_products
+from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.errors import UserError
+
+MarginKind = Literal["absolute", "relative"]
+RULES = ("same document", "same text", "same query", "known positive", "surrogate score")
+
+
+class FalseNegativeSettings(Settings):
+    """Which rules leave a document out of a row's softmax; never the row's own positive.
+
+    A row's own hard negatives are not judged by the surrogate, as in the authors' code, unless
+    ``mask_own_hard_negatives``; the rules before it (same document, same text, …) hold for them too.
+    A positive ``margin`` also leaves out what scores nearly as high as the positive: ``absolute`` is
+    s_ij >= s_ii - margin, ``relative`` is s_ij >= s_ii - margin * |s_ii|. With a ``fixed_threshold`` the rule is
+    s_ij >= fixed_threshold, whatever the positive scores (an option of the authors' code, not in the paper).
+    """
+
+    same_document: bool = True
+    same_text: bool = True
+    same_query: bool = True
+    known_positive: bool = True
+    surrogate_score: bool = True
+    margin: float = 0.0
+    margin_kind: MarginKind = "absolute"
+    fixed_threshold: float | None = None
+    mask_own_hard_negatives: bool = False
+
+
+def score_mask(
+    query_vectors: NDArray[np.floating],
+    document_vectors: NDArray[np.floating],
+    own: NDArray[np.bool_],
+    margin: float = 0.0,
+    margin_kind: MarginKind = "absolute",
+    fixed_threshold: float | None = None,
+) -> NDArray[np.bool_]:
+    """S(q, d) = {d' : f(q, d') >= f(q, d)} (Contextual Document Embeddings, section 4.1, eq. 4) for every row.
+
+    ``query_vectors`` (B, d), ``document_vectors`` (M, d) of the surrogate f, their inner product; column i is row i's
+    positive. ``own`` (B, M): columns never left out: the positives, and, as the authors' code has it, the row's own
+    hard negatives. The comparison is that of float64: equal documents tie, whatever the order a product is added in.
+    Raises ``UserError`` where the shapes don't fit or a vector holds NaN or infinity.
+    """
+    _check_vectors(query_vectors, document_vectors)
+    size = len(query_vectors)
+    queries, documents = query_vectors.astype(np.float32), document_vectors.astype(np.float32)
+    positives = inner_products(queries, documents[:size])
+    slack = margin * np.abs(positives) if margin_kind == "relative" else margin
+    thresholds = positives - slack if fixed_threshold is None else np.full(size, fixed_threshold)
+    scores = queries @ documents.T
+    lengths = np.sqrt(inner_products(queries, queries))
+    longest = np.sqrt(inner_products(documents, documents).max())
+    rounding = (queries.shape[1] + 2) * 2.0**-23 * lengths * longest  # of a float32 product, twice its first order
+    above = scores >= thresholds[:, None]
+    near = ~own & (np.abs(scores - thresholds[:, None].astype(np.float32)) <= 2 * rounding[:, None].astype(np.float32))
+    rows, columns = np.nonzero(near)
+    for begin in range(0, len(rows), PAIRS_AT_ONCE):
+        row, column = rows[begin : begin + PAIRS_AT_ONCE], columns[begin : begin + PAIRS_AT_ONCE]
+        above[row, column] = inner_products(queries[row], documents[column]) >= thresholds[row]
+    return np.asarray(above & ~own)
+
+
+def _check_vectors(queries: NDArray[np.floating], documents: NDArray[np.floating]) -> None:
+    if queries.ndim != 2 or queries.shape[1:] != documents.shape[1:] or not 0 < len(queries) <= len(documents):
+        raise UserError(
+            f"Query vectors of shape {queries.shape} and document vectors of shape {documents.shape} are not a batch:"
+            " (B, dimension) and (M, dimension), M >= B > 0, are, the first B documents being the positives."
+        )
+    for side, vectors in (("query", queries), ("document", documents)):
+        finite = np.isfinite(vectors).all(axis=1)
+        if not finite.all():
+            raise UserError(
+                f"The {side} vector in row {int(np.argmin(finite))} of the batch holds a NaN or an infinity. Embed that"
+                " text again, or leave the pair out."
+            )
+
+
+def positive_keys(query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sorted distinct keys of (query, document) pairs, for ``known_positives``. Row numbers are below 2^31."""
+    return np.unique(pair_keys(query_rows, document_rows))
+
+
+def pair_keys(query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A number for each pair (n,), ascending in (query row, document row). Raises ``UserError`` beyond 2^31 rows."""
+    for rows in (query_rows, document_rows):
+        if rows.size and int(rows.max()) >= 2**31:
+            raise UserError(f"Row {int(rows.max())} is beyond the {2**31} texts a collection may hold for masks.")
+    return (query_rows.astype(np.int64) << 31) | document_rows.astype(np.int64)
+
+
+def own_columns(size: int, hard_negatives: int) -> NDArray[np.bool_]:
+    """(B, B + B·n): the columns of a row's own example, its positive and its n hard negatives."""
+    rows = np.eye(size, dtype=bool)
+    return np.concatenate([rows, np.repeat(rows, hard_negatives, axis=1)], axis=1)
+
+
+def false_negatives(
+    settings: FalseNegativeSettings,
+    *,
+    queries: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    query_texts: NDArray[np.uint64],
+    document_texts: NDArray[np.uint64],
+    known_positives: NDArray[np.int64],
+    vectors: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+    own: NDArray[np.bool_] | None = None,
+) -> NDArray[np.uint8]:
+    """Of every cell of a batch the rule that leaves it out, uint8 (B, M): its place in ``RULES`` from 1, 0 for none.
+
+    ``queries`` (B,), ``documents`` (M,): row numbers in the collection, the B positives first, then hard negatives;
+    ``query_texts``, ``document_texts``: a number for each text, equal for equal texts; ``known_positives``: sorted, as
+    of ``positive_keys``, repeats allowed; ``vectors``: of the surrogate encoder, (B, d) and (M, d), for the rule of
+    scores; ``own``: the columns that this rule leaves alone, by default the positives. Where several rules leave a
+    cell out, the first has it. A positive is never left out.
+    """
+    size, columns = len(queries), len(documents)
+    positives = np.eye(size, columns, dtype=bool)
+    by_rule: dict[str, NDArray[np.bool_]] = {}
+    if settings.same_document:
+        by_rule["same document"] = documents[:size, None] == documents[None, :]
+    if settings.same_text:
+        by_rule["same text"] = document_texts[:size, None] == document_texts[None, :]
+    if settings.same_query:
+        by_rule["same query"] = _positives_of_equal_queries(queries, documents, query_texts, document_texts)
+    if settings.known_positive:
+        by_rule["known positive"] = _known_positive_mask(queries, documents, known_positives)
+    if settings.surrogate_score:
+        if vectors is None:
+            raise UserError(
+                "surrogate_score needs vectors of the batch's queries and documents. Give them, or turn it off."
+            )
+        left_alone = positives if own is None else own
+        by_rule["surrogate score"] = score_mask(
+            *vectors, left_alone, settings.margin, settings.margin_kind, settings.fixed_threshold
+        )
+    charged = np.zeros((size, columns), dtype=np.uint8)
+    for number, rule in enumerate(RULES, 1):
+        if rule in by_rule:
+            charged[by_rule[rule] & (charged == 0) & ~positives] = number
+    return charged
+
+
+def count_rules(charged: NDArray[np.uint8]) -> dict[str, int]:
+    """How many cells each rule left out, of what ``false_negatives`` returned."""
+    counts = np.bincount(charged.ravel(), minlength=len(RULES) + 1)
+    return dict(zip(RULES, counts[1:].tolist(), strict=True))
+
+
+def _positives_of_equal_queries(
+    queries: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    query_texts: NDArray[np.uint64],
+    document_texts: NDArray[np.uint64],
+) -> NDArray[np.bool_]:
+    """(B, M): the columns that hold the positive, or its text, of a row with the same query."""
+    size = len(queries)
+    mask = np.zeros((size, len(documents)), dtype=bool)
+    equal = (queries[:, None] == queries) | (query_texts[:, None] == query_texts)
+    for row in np.flatnonzero(np.count_nonzero(equal, axis=1) > 1):
+        positives = np.flatnonzero(equal[row])
+        mask[row] = np.isin(documents, documents[positives]) | np.isin(document_texts, document_texts[positives])
+    return mask
+
+
+def positives_of(known_positives: NDArray[np.int64], queries: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The documents of each query (n,) that are known to answer it: n look-ups in the sorted keys."""
+    first = np.searchsorted(known_positives, queries << 31)
+    last = np.searchsorted(known_positives, (queries + 1) << 31)
+    bounds = zip(first.tolist(), last.tolist(), strict=True)
+    return [known_positives[begin:end] & (2**31 - 1) for begin, end in bounds]
+
+
+def _known_positive_mask(
+    queries: NDArray[np.int64], documents: NDArray[np.int64], known_positives: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """(B, M): the columns whose document is a known positive of the row's query."""
+    mask = np.zeros((len(queries), len(documents)), dtype=bool)
+    for row, positives in enumerate(positives_of(known_positives, queries)):
+        if len(positives) == 1:
+            mask[row] = documents == positives[0]
+        elif len(positives):
+            mask[row] = np.isin(documents, positives)
+    return mask
+
+
+def to_columns(mask: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
+    """For each row the columns that are left out, ascending: the form in which masks are stored."""
+    rows, columns = np.nonzero(mask)
+    bounds = np.searchsorted(rows, np.arange(1, len(mask)))
+    return np.split(columns.astype(np.int32), bounds)
+
+
+def from_columns(columns: Sequence[Sequence[int]] | Sequence[NDArray[np.int32]], width: int) -> NDArray[np.bool_]:
+    """The inverse of ``to_columns`` for ``width`` columns. Raises ``UserError`` for a column beyond them."""
+    mask = np.zeros((len(columns), width), dtype=bool)
+    for row, left_out in enumerate(columns):
+        places = np.asarray(left_out, dtype=np.int64)
+        if places.size and not 0 <= places.min() <= places.max() < width:
+            raise UserError(
+                f"Row {row} of the batch leaves out columns {places.min()} to {places.max()}, but there are {width},"
+                " counted from 0. The mask is of another batch; run the filter again."
+            )
+        mask[row, places] = True
+    return mask

@@ -1,0 +1,116 @@
+"""Which of a query's hard negatives go into a batch: a fixed number for every example, drawn anew in every epoch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raytriever.pipelines.filtering.false_negatives import positives_of
+from raytriever.pipelines.mapped_rows import MappedRows
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.mining.rules import sampling_keys, sampling_priorities
+
+Choice = Literal["sample", "first"]
+TooFew = Literal["refuse", "repeat", "random"]
+
+
+class NegativeLists:
+    """The hard negatives of every query that has some.
+
+    ``lists``: rows of one column, list<int64> of document rows; ``queries`` int64, ascending: the query row of each;
+    ``places`` int64: where its list is.
+    """
+
+    def __init__(self, lists: MappedRows, queries: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        self._lists = lists
+        self._queries = queries
+        self._places = places
+
+    def of(self, query_rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The document rows of each query's list; empty where it has none."""
+        at = np.searchsorted(self._queries, query_rows)
+        known = at < len(self._queries)
+        known[known] = self._queries[at[known]] == query_rows[known]
+        column = self._lists.take(self._places[at[known]]).column(0)
+        found = (values.values.to_numpy() for values in column)
+        return [next(found) if is_known else np.zeros(0, dtype=np.int64) for is_known in known]
+
+
+@dataclass(frozen=True)
+class NegativeDraw:
+    """Draws ``number`` of each query's ``lists`` by ``seed``; ``documents``: how many the collection has."""
+
+    lists: NegativeLists
+    documents: int
+    number: int
+    choose: Choice
+    too_few: TooFew
+    seed: int
+
+    def draw(
+        self,
+        epoch: int,
+        pairs: NDArray[np.int64],
+        query_rows: NDArray[np.int64],
+        known_positives: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], dict[str, int]]:
+        """Document rows (n, number) of pairs (n,), and how many were repeated or made up at random.
+
+        What a pair gets is a function of its own number, its query and the epoch, whatever batch it is in.
+        """
+        drawn = np.empty((len(pairs), self.number), dtype=np.int64)
+        repeated = at_random = 0
+        positives = positives_of(known_positives, query_rows)
+        keys = _keys(self.seed, epoch, pairs)
+        for place, available in enumerate(self.lists.of(query_rows)):
+            chosen = choose_negatives(available, self.number, self.choose, keys[place])
+            if len(chosen) < self.number:
+                if self.too_few == "refuse":
+                    raise UserError(
+                        f"Pair {pairs[place]} has {len(chosen)} hard negatives, {self.number} are asked for. Set"
+                        " too_few_negatives to repeat or random, or lower negatives_per_example."
+                    )
+                if self.too_few == "repeat" and len(chosen):
+                    repeated += self.number - len(chosen)
+                    chosen = np.resize(chosen, self.number)
+                else:
+                    at_random += self.number - len(chosen)
+                    chosen = fill_at_random(chosen, self.number, self.documents, positives[place], keys[place])
+            drawn[place] = chosen
+        return drawn, {"hard negatives repeated": repeated, "hard negatives drawn at random": at_random}
+
+
+def _keys(seed: int, epoch: int, pairs: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return sampling_keys(seed, (f"{epoch}\0{pair}" for pair in pairs.tolist()))
+
+
+def choose_negatives(available: NDArray[np.int64], number: int, choose: Choice, key: np.uint64) -> NDArray[np.int64]:
+    """At most ``number`` of the document rows ``available`` (n,): the first, or a sample by ``key``."""
+    if choose == "first":
+        return available[:number]
+    priorities = sampling_priorities(np.array([key]), available[None, :])[0]
+    return available[np.argsort(priorities, kind="stable")[:number]]
+
+
+def fill_at_random(
+    chosen: NDArray[np.int64], number: int, documents: int, excluded: NDArray[np.int64], key: np.uint64
+) -> NDArray[np.int64]:
+    """``chosen`` (n,) made ``number`` long by rows below ``documents``, each once, none of them ``excluded``.
+
+    Raises ``UserError`` where there are not so many.
+    """
+    taken = np.unique(np.concatenate([chosen, excluded]))
+    if documents - len(taken) < number - len(chosen):
+        raise UserError(
+            f"{number - len(chosen)} random documents are needed beside {len(taken)} that a query already has, but the"
+            f" collection has {documents}. Lower negatives_per_example."
+        )
+    generator = np.random.default_rng(int(key))
+    while len(chosen) < number:
+        drawn = int(generator.integers(documents))
+        place = int(np.searchsorted(taken, drawn))
+        if place == len(taken) or taken[place] != drawn:
+            taken = np.insert(taken, place, drawn)
+            chosen = np.append(chosen, drawn)
+    return chosen

@@ -1,0 +1,123 @@
+"""What each rule left out of the batches, with examples: counted file by file, then added up.
+
+An audit is plain JSON::
+
+    {"batches": …, "negatives": …,
+     "rules": {"same text": {"negatives": …, "batches": …, "examples": [{"epoch", "batch", "row", "column", "query_id",
+               "query", "positive_id", "positive", "document_id", "document", "positive_score", "score"}, …]}, …}}
+
+Scores are the surrogate's, null without vectors. The examples of a rule are of the first batches in which it left
+something out, the first such negative of each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raytriever.pipelines.filtering.false_negatives import RULES
+
+EXAMPLES = 10  # of a rule
+_SHOWN_CHARACTERS = 240
+
+Audit = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AuditedBatch:
+    """A batch as an audit sees it.
+
+    ``charged`` uint8 (B, M), of ``false_negatives``; ``queries`` (B rows) and ``documents`` (M rows) with columns id
+    and text; ``vectors`` of both, (B, d) and (M, d), or None.
+    """
+
+    epoch: int
+    number: int
+    charged: NDArray[np.uint8]
+    queries: pa.Table
+    documents: pa.Table
+    vectors: tuple[NDArray[np.float32], NDArray[np.float32]] | None
+
+
+class MaskAudit:
+    """Gathers the audit of one file of batches, in their order."""
+
+    def __init__(self) -> None:
+        self._batches = self._negatives = 0
+        self._rules: dict[str, Audit] = {rule: {"negatives": 0, "batches": 0, "examples": []} for rule in RULES}
+
+    def add(self, batch: AuditedBatch) -> None:
+        """Counts one batch; its texts are read where it has an example to give."""
+        size, columns = batch.charged.shape
+        self._batches += 1
+        self._negatives += size * (columns - 1)
+        counts = np.bincount(batch.charged.ravel(), minlength=len(RULES) + 1)
+        for number, rule in enumerate(RULES, 1):
+            if counts[number]:
+                found = self._rules[rule]
+                found["negatives"] += int(counts[number])
+                found["batches"] += 1
+                if len(found["examples"]) < EXAMPLES:
+                    row, column = divmod(int(np.argmax(batch.charged == number)), columns)
+                    found["examples"].append(_example(batch, row, column))
+
+    def to_json(self) -> Audit:
+        """The audit, as this module describes it."""
+        return {"batches": self._batches, "negatives": self._negatives, "rules": self._rules}
+
+
+def _example(batch: AuditedBatch, row: int, column: int) -> Audit:
+    def score(place: int) -> float | None:
+        if batch.vectors is None:
+            return None
+        queries, documents = batch.vectors
+        product = np.dot(queries[row].astype(np.float64), documents[place].astype(np.float64))
+        return round(float(product), 4)  # coarser by far than what the order of a sum may change
+
+    def shown(name: str, table: pa.Table, place: int) -> dict[str, str]:
+        text = table["text"][place].as_py()[:_SHOWN_CHARACTERS]
+        return {f"{name}_id": table["id"][place].as_py(), name: text}
+
+    return {
+        "epoch": batch.epoch,
+        "batch": batch.number,
+        "row": row,
+        "column": column,
+        **shown("query", batch.queries, row),
+        **shown("positive", batch.documents, row),
+        **shown("document", batch.documents, column),
+        "positive_score": score(row),
+        "score": score(column),
+    }
+
+
+def merge_audits(audits: Sequence[Audit]) -> Audit:
+    """One audit of all files, in their order: sums, and the first examples of each rule."""
+    rules = {}
+    for rule in RULES:
+        parts = [audit["rules"][rule] for audit in audits]
+        rules[rule] = {
+            "negatives": sum(part["negatives"] for part in parts),
+            "batches": sum(part["batches"] for part in parts),
+            "examples": [example for part in parts for example in part["examples"]][:EXAMPLES],
+        }
+    totals = {name: sum(audit[name] for audit in audits) for name in ("batches", "negatives")}
+    return {**totals, "rules": rules}
+
+
+def audit_lines(audit: Audit) -> list[str]:
+    """A plain-text table: of each rule how many negatives it masked, in how many batches."""
+    rows = [("rule", "masked", "share", "batches")]
+    for rule in RULES:
+        found = audit["rules"][rule]
+        share = found["negatives"] / max(audit["negatives"], 1)
+        rows.append((rule, f"{found['negatives']:,}", f"{share:.3%}", f"{found['batches']:,}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = []
+    for name, *numbers in rows:
+        padded = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        lines.append(f"  {name.ljust(widths[0])}  {'  '.join(padded)}")
+    return [f"{audit['negatives']:,} negatives in {audit['batches']:,} batches", *lines]

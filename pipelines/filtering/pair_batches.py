@@ -1,0 +1,148 @@
+"""Packed pairs to batches of layout ``pairs``: texts, hard negatives, masks. Nothing here knows of shards."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raytriever.pipelines.filtering.false_negatives import (
+    FalseNegativeSettings,
+    false_negatives,
+    own_columns,
+    to_columns,
+)
+from raytriever.pipelines.filtering.hard_negatives import NegativeDraw
+from raytriever.pipelines.filtering.mask_audit import AuditedBatch
+from raytriever.pipelines.mapped_rows import MappedRows
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.vectors import VectorRows
+
+# of the texts of queries and documents, in row order; equal texts have equal keys
+TEXT_ROWS = pa.schema([("id", pa.string()), ("text", pa.string()), ("key", pa.uint64())])
+
+_EXAMPLES_AT_ONCE = 2048
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The training pairs by number: rows of their query and document, int64 (pairs,), may be memory-mapped.
+
+    ``keys``: sorted, as of ``false_negatives.pair_keys``.
+    """
+
+    query_rows: NDArray[np.int64]
+    document_rows: NDArray[np.int64]
+    keys: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PairBatches:
+    """Makes batches of packed pairs.
+
+    ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``; ``vectors``: of both, by the
+    surrogate; ``negatives``: what hard negatives are drawn from.
+    """
+
+    queries: MappedRows
+    documents: MappedRows
+    pairs: Pairs
+    settings: FalseNegativeSettings
+    vectors: tuple[VectorRows, VectorRows] | None = None
+    negatives: NegativeDraw | None = None
+
+    def make(
+        self, packed: pa.Table, epoch: int, first: int, size: int, counts: Counter[str]
+    ) -> Iterator[tuple[pa.Table, AuditedBatch]]:
+        """Batch after batch, the first being number ``first`` of its epoch, each with what an audit wants of it.
+
+        ``packed``: columns pair, cluster and domain, ``size`` rows after one another are a batch. ``counts`` gains how
+        many hard negatives were repeated or made up. The texts of a few batches are held at a time.
+        """
+        at_once = size * max(1, _EXAMPLES_AT_ONCE // size)
+        for start in range(0, len(packed), at_once):
+            block = packed.slice(start, at_once)
+            pairs = block["pair"].to_numpy()
+            query_rows, document_rows = self.pairs.query_rows[pairs], self.pairs.document_rows[pairs]
+            hard = np.empty((len(pairs), 0), dtype=np.int64)
+            if self.negatives:
+                hard, filled = self.negatives.draw(epoch, pairs, query_rows, self.pairs.keys)
+                counts.update(filled)
+            queries = self.queries.take(query_rows)
+            documents = self.documents.take(document_rows)
+            hard_negatives = self.documents.take(hard.ravel())
+            per_row = hard.shape[1]
+            for begin in range(0, len(pairs), size):
+                rows = slice(begin, begin + size)
+                texts = _Texts(
+                    queries.slice(begin, size),
+                    documents.slice(begin, size),
+                    hard_negatives.slice(begin * per_row, size * per_row),
+                )
+                columns = np.concatenate([document_rows[rows], hard[rows].ravel()])
+                audited = self._masked(texts, query_rows[rows], columns, epoch, first + (start + begin) // size)
+                yield _table(texts, per_row, audited.charged, block.slice(begin, size)), audited
+
+    def _masked(
+        self, texts: "_Texts", queries: NDArray[np.int64], columns: NDArray[np.int64], epoch: int, number: int
+    ) -> AuditedBatch:
+        size = len(queries)
+        documents = pa.concat_tables([texts.documents, texts.hard_negatives])
+        vectors = None
+        if self.vectors and self.settings.surrogate_score:
+            vectors = self.vectors[0].gather(queries), self.vectors[1].gather(columns)
+            _require_finite("query", vectors[0], texts.queries)
+            _require_finite("document", vectors[1], documents)
+        own = None if self.settings.mask_own_hard_negatives else own_columns(size, len(columns) // size - 1)
+        charged = false_negatives(
+            self.settings,
+            queries=queries,
+            documents=columns,
+            query_texts=texts.queries["key"].to_numpy(),
+            document_texts=documents["key"].to_numpy(),
+            known_positives=self.pairs.keys,
+            vectors=vectors,
+            own=own,
+        )
+        return AuditedBatch(epoch, number, charged, texts.queries, documents, vectors)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Of one batch: B queries, B documents and B·n hard negatives, with columns ``TEXT_ROWS``."""
+
+    queries: pa.Table
+    documents: pa.Table
+    hard_negatives: pa.Table
+
+
+def _table(texts: _Texts, per_row: int, charged: NDArray[np.uint8], packed: pa.Table) -> pa.Table:
+    offsets = pa.array(np.arange(len(packed) + 1, dtype=np.int32) * per_row)
+
+    def lists(name: str) -> pa.Array:
+        return pa.ListArray.from_arrays(offsets, texts.hard_negatives[name].combine_chunks())
+
+    return pa.table(
+        {
+            "query_id": texts.queries["id"],
+            "query": texts.queries["text"],
+            "document_id": texts.documents["id"],
+            "document": texts.documents["text"],
+            "hard_negative_ids": lists("id"),
+            "hard_negatives": lists("text"),
+            "masked": pa.array(to_columns(charged > 0), pa.list_(pa.int32())),
+            "domain": packed["domain"].cast(pa.string()),
+            "cluster": packed["cluster"],
+        }
+    )
+
+
+def _require_finite(what: str, vectors: NDArray[np.float32], texts: pa.Table) -> None:
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        raise UserError(
+            f"The vector of {what} {texts['id'][int(np.argmin(finite))].as_py()!r} holds a NaN or an infinity, so it"
+            " can't say what is a false negative. Embed it again, or set false_negatives.surrogate_score to false."
+        )

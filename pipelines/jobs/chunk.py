@@ -1,0 +1,162 @@
+"""`raytriever chunk`: the documents of a collection in chunks, as a collection of their own."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from raytriever.pipelines.chunking.chunks import chunk_text
+from raytriever.pipelines.chunking.settings import ChunkingSettings
+from raytriever.pipelines.chunking.sources import (
+    Place,
+    SourceDocument,
+    Stretch,
+    articles_of,
+    documents_of,
+    stretches,
+    titles_that_come_again,
+)
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, record_batches
+from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
+from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+
+CHUNKS = pa.schema(
+    [
+        *DOCUMENTS,
+        pa.field("source_id", pa.string(), nullable=False),
+        pa.field("number", pa.int32(), nullable=False),  # of the chunk in its source, from 0
+        pa.field("start", pa.int64(), nullable=False),  # characters of the source's text
+        pa.field("end", pa.int64(), nullable=False),
+    ]
+)
+
+_ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
+_BINS = 24  # of the histogram, up to max_words
+_WITHOUT_TEXT = "documents without a text"
+
+
+class ChunkConfig(StageConfig):
+    """Which collection is cut, and how.
+
+    ``join_titles``: passages of one title that follow one another (wikipedia-nq-corpus) are joined with a space before;
+    ``source_id`` is then the first passage's id, and offsets are those of the joined text.
+    """
+
+    collection: InputPath
+    chunking: ChunkingSettings = ChunkingSettings()
+    join_titles: bool = False
+    megabytes_per_shard: float = Field(default=64, gt=0)  # of the collection, uncompressed
+
+
+class Chunk(Stage[ChunkConfig]):
+    """A shard is a stretch of source documents."""
+
+    command = "chunk"
+    kind = COLLECTION
+    config_class = ChunkConfig
+    unit = "chunks"
+
+    def plan(self) -> list[Shard]:
+        """Stretches of whole row groups, so that a shard depends on nothing but the collection."""
+        found = stretches(StoredCollection(self.config.collection), self.config.megabytes_per_shard * 1e6)
+        return [
+            Shard(f"{number:05d}", {"number": number, "first": stretch.first, "stop": stretch.stop})
+            for number, stretch in enumerate(found)
+        ]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Writes the chunks of one stretch; the first shard also what a collection has besides documents: none."""
+        collection = StoredCollection(self.config.collection)
+        stop = shard.description["stop"]
+        stretch = Stretch(Place(*shard.description["first"]), Place(*stop) if stop else None)
+        read = articles_of if self.config.join_titles else documents_of
+        tally = _Tally(self.config.chunking)
+        name = f"documents/{shard.name}.parquet"
+        options = {"compression": "zstd", "use_dictionary": ["title", "domain", "source_id"]}
+        with pq.ParquetWriter(writer.path(name), CHUNKS, **options) as file:
+            for batch in record_batches(tally.rows(read(collection, stretch)), CHUNKS):
+                file.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
+        writer.add(name)
+        if shard.description["number"] == 0:
+            for part, schema in (("queries", QUERIES), ("judgments", JUDGMENTS)):
+                pq.write_table(schema.empty_table(), writer.path(f"{part}/00000.parquet"), compression="zstd")
+                writer.add(f"{part}/00000.parquet")
+        counts = tally.counts | {"documents": tally.chunks, "queries": 0, "judgments": 0}
+        facts = {"words_per_chunk": tally.histogram.tolist()}
+        return writer.commit(tally.chunks, counts=counts, dropped=tally.dropped, facts=facts)
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
+        """The histogram of chunk lengths; of joined titles, how many were met again later. Refuses no chunks at all."""
+        if not any(record.rows for record in records):
+            raise UserError(f"{self.config.collection} has no document with a text, so there is nothing to cut.")
+        histogram = np.sum([record.facts["words_per_chunk"] for record in records], axis=0)
+        found: dict[str, Any] = {
+            "words_per_chunk": {
+                "up_to": upper_bounds(self.config.chunking.max_words),
+                "chunks": histogram[:-1].tolist(),
+                "longer": int(histogram[-1]),
+            }
+        }
+        if self.config.join_titles:
+            found["titles_that_come_again"] = titles_that_come_again(StoredCollection(self.config.collection))
+        return found
+
+    def summary(self, artifact: Artifact) -> str:
+        """Chunks, documents, words."""
+        counts = artifact.manifest["counts"]
+        return (
+            f"{artifact.rows:,} chunks of {counts['source_documents']:,} documents, on average"
+            f" {counts['words'] / artifact.rows:,.0f} words"
+        )
+
+    def announce(self, artifact: Artifact) -> list[str]:
+        """Says where joined titles are not whole."""
+        again = artifact.manifest["facts"].get("titles_that_come_again", 0)
+        if not again:
+            return []
+        return [
+            f"  {again:,} times a title came again after others: what doesn't follow on one another was not joined."
+            " If the passages were shuffled, sort them by title and number first."
+        ]
+
+
+def upper_bounds(max_words: int) -> list[int]:
+    """The largest number of words in each bin of the histogram of chunk lengths."""
+    width = -(-max_words // _BINS)
+    return [min(bound, max_words) for bound in range(width, max_words + width, width)]
+
+
+class _Tally:
+    """Chunks the documents of a shard and counts on the way."""
+
+    def __init__(self, settings: ChunkingSettings) -> None:
+        self._settings = settings
+        self._bounds = np.array(upper_bounds(settings.max_words))
+        self.histogram = np.zeros(len(self._bounds) + 1, np.int64)
+        self.chunks = 0
+        self.counts: Counter[str] = Counter(source_documents=0, words=0)
+        self.dropped: dict[str, int] = {}
+
+    def rows(self, documents: Iterator[SourceDocument]) -> Iterator[tuple[Any, ...]]:
+        """Rows of ``CHUNKS``."""
+        for document in documents:
+            chunks = chunk_text(document.text, self._settings, document.id)
+            if not chunks.ends:
+                self.dropped[_WITHOUT_TEXT] = self.dropped.get(_WITHOUT_TEXT, 0) + 1
+                continue
+            self.chunks += len(chunks.ends)
+            self.histogram += np.bincount(np.searchsorted(self._bounds, chunks.words), minlength=len(self.histogram))
+            self.counts.update(chunks.counts)
+            short = sum(words < self._settings.min_words for words in chunks.words)
+            self.counts.update(source_documents=1, words=sum(chunks.words), chunks_shorter_than_min_words=short)
+            for number, (start, end) in enumerate(zip(chunks.starts, chunks.ends, strict=True)):
+                text = document.text[start:end]
+                id_ = f"{document.id}#{number}"
+                yield id_, document.title, text, document.domain, document.id, number, start, end

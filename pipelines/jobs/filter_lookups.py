@@ -1,0 +1,138 @@
+"""What the batches of `raytriever filter` look up: texts with their keys, pairs by number, hard negatives by query."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raytriever.pipelines.candidate_lists import NegativesOfQueries
+from raytriever.pipelines.filtering.false_negatives import pair_keys
+from raytriever.pipelines.filtering.hard_negatives import NegativeLists, TooFew
+from raytriever.pipelines.filtering.pair_batches import TEXT_ROWS, Pairs
+from raytriever.pipelines.jobs.lookups import add_array, earlier_file, map_array
+from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.mining.rules import text_keys
+
+PAIRS_SHARD, NEGATIVES_SHARD = "pairs", "negatives"
+
+_PAIR_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy", "lookup/pair-keys.npy")
+_LISTS_FILE, _QUERIES_FILE, _PLACES_FILE = (
+    f"lookup/negatives-{name}" for name in ("lists.arrow", "queries.npy", "places.npy")
+)
+_LISTS = pa.schema([("document_rows", pa.list_(pa.int64()))])
+
+
+def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Iterator[pa.Table]:
+    """Ids, texts and text keys of queries or documents, in row order."""
+    for table in rows.tables(["id", *text_columns(part)]):
+        texts = texts_of(table, part, with_title=with_title)
+        yield pa.table([table["id"], pa.array(texts, pa.string()), text_keys(texts)], schema=TEXT_ROWS)
+
+
+def make_pairs(writer: ShardWriter, pairs: Artifact) -> ShardRecord:
+    """Query rows, document rows and sorted keys of all pairs as arrays, written through memory maps."""
+    rows = ParquetRows(pairs, pairs.names("pairs/"))
+    arrays = [
+        np.lib.format.open_memmap(writer.path(name), mode="w+", dtype=np.int64, shape=(len(rows),))
+        for name in _PAIR_FILES
+    ]
+    start = 0
+    for table in rows.tables(["query_row", "document_row"]):
+        queries, documents = table["query_row"].to_numpy(), table["document_row"].to_numpy()
+        for array, values in zip(arrays, (queries, documents, pair_keys(queries, documents)), strict=True):
+            array[start : start + len(table)] = values
+        start += len(table)
+    arrays[2].sort()
+    for name, array in zip(_PAIR_FILES, arrays, strict=True):
+        array.flush()
+        writer.add(name)
+    return writer.commit(0)
+
+
+def open_pairs(output: str) -> Pairs:
+    """What ``make_pairs`` wrote."""
+    return Pairs(*(map_array(output, PAIRS_SHARD, name) for name in _PAIR_FILES))
+
+
+def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], asked: "AskedNegatives") -> ShardRecord:
+    """The lists, and where each query's is; refused where pairs have too few."""
+    found: list[NDArray[np.int64]] = []
+    lengths = np.zeros(asked.queries, dtype=np.int32)
+
+    def tables() -> Iterator[pa.Table]:
+        for queries, of_queries in lists:
+            found.append(queries)
+            lengths[queries] = of_queries.value_lengths().to_numpy()
+            yield pa.table([of_queries], schema=_LISTS)
+
+    write_mapped_rows(writer.path(_LISTS_FILE), _LISTS, tables())
+    writer.add(_LISTS_FILE)
+    asked.check(lengths)
+    queries = np.concatenate(found)
+    places = np.argsort(queries, kind="stable")
+    add_array(writer, _QUERIES_FILE, queries[places])
+    add_array(writer, _PLACES_FILE, places)
+    return writer.commit(0)
+
+
+def open_negatives(output: str) -> NegativeLists:
+    """What ``make_negatives`` wrote."""
+    lists = MappedRows([earlier_file(output, NEGATIVES_SHARD, _LISTS_FILE)])
+    arrays = (map_array(output, NEGATIVES_SHARD, name) for name in (_QUERIES_FILE, _PLACES_FILE))
+    return NegativeLists(lists, *arrays)
+
+
+class AskedNegatives:
+    """Whether the packed pairs have the hard negatives that are asked for; ``queries``: how many the collection has."""
+
+    def __init__(
+        self, packing: Artifact, pairs: Artifact, collection: StoredCollection, number: int, too_few: TooFew
+    ) -> None:
+        self.queries = collection.count("queries")
+        self._packing = packing
+        self._pairs = ParquetRows(pairs, pairs.names("pairs/"))
+        self._number = number
+        self._too_few = too_few
+
+    def check(self, lengths: NDArray[np.int32]) -> None:
+        """Raises ``UserError`` where pairs have too few, by the ``lengths`` (queries,) of all queries' lists.
+
+        Whatever is to be done with few: where no pair has any, the negatives are of other queries.
+        """
+        packed = self._packed()
+        short = some = start = 0
+        first: str | None = None
+        for table in self._pairs.tables(["query_id", "query_row"]):
+            of_pairs = lengths[table["query_row"].to_numpy()]
+            here = packed[start : start + len(table)]
+            is_short = here & (of_pairs < self._number)
+            if is_short.any() and first is None:
+                place = int(np.argmax(is_short))
+                first = f"{table['query_id'][place].as_py()!r} ({of_pairs[place]})"
+            short, some, start = (
+                short + int(is_short.sum()),
+                some + int((here & (of_pairs > 0)).sum()),
+                start + len(table),
+            )
+        if not some:
+            raise UserError(
+                "No packed pair's query has a hard negative. Are they of the queries of these pairs' split?"
+            )
+        if short and self._too_few == "refuse":
+            raise UserError(
+                f"{short:,} of {int(packed.sum()):,} packed pairs have fewer than {self._number} hard negatives, the"
+                f" first of query {first}. Lower negatives_per_example, mine more, or set too_few_negatives to"
+                " 'repeat' or 'random'."
+            )
+
+    def _packed(self) -> NDArray[np.bool_]:
+        """Of each pair whether it is in a batch of any epoch."""
+        packed = np.zeros(len(self._pairs), dtype=bool)
+        for record in self._packing.shards:
+            for table in ParquetRows(self._packing, [file.name for file in record.files]).tables(["pair"]):
+                packed[table["pair"].to_numpy()] = True
+        return packed

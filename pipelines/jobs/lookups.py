@@ -1,0 +1,78 @@
+"""What all shards of a stage look rows up in: written once, by shards of a first phase, and removed at the end.
+
+Here a shard finds the files of an earlier phase as local paths, which it can map into memory.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
+from raytriever.retrieval.artifacts import RECORDS, Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.jobs.stage import Shard
+from raytriever.retrieval.storage import Folder
+
+_ROWS_OF_A_PART = 1 << 19
+
+
+def part_shards(what: str, artifact: Artifact, prefix: str) -> list[Shard]:
+    """Intermediate shards ``<what>-<number>`` over the artifact's parquet files: each has whole files, in order."""
+    parts: list[list[str]] = []
+    room = 0
+    for name in artifact.names(prefix, ".parquet"):
+        if room <= 0:
+            parts.append([])
+            room = _ROWS_OF_A_PART
+        parts[-1].append(name)
+        room -= int(pq.read_metadata(artifact.path(name)).num_rows)
+    return [
+        Shard(_shard(what, number), {"make": what, "files": files}, intermediate=True)
+        for number, files in enumerate(parts)
+    ]
+
+
+def write_part(writer: ShardWriter, shard: Shard, schema: pa.Schema, tables: Iterable[pa.Table]) -> ShardRecord:
+    """Makes one of ``part_shards``: the rows of all tables, to be read by ``open_parts``."""
+    name = _file(shard.name)
+    write_mapped_rows(writer.path(name), schema, tables)
+    writer.add(name)
+    return writer.commit(0)
+
+
+def open_parts(output: str, what: str, parts: int) -> MappedRows:
+    """The rows that the ``parts`` shards of ``part_shards(what, …)`` wrote, under one numbering."""
+    names = [_shard(what, number) for number in range(parts)]
+    return MappedRows([earlier_file(output, name, _file(name)) for name in names])
+
+
+def add_array(writer: ShardWriter, name: str, array: NDArray[Any]) -> None:
+    """Adds an array to a shard, to be read by ``map_array``."""
+    np.save(writer.path(name), array)
+    writer.add(name)
+
+
+def map_array(output: str, shard: str, name: str) -> NDArray[Any]:
+    """An array that a shard of an earlier phase wrote, memory-mapped."""
+    # as a plain array, whose slices cost less than those of a memmap
+    return np.asarray(np.load(earlier_file(output, shard, name), mmap_mode="r"))
+
+
+def earlier_file(output: str, shard: str, name: str) -> Path:
+    """A local path of a file that a shard of an earlier phase wrote: itself, or a copy where that is in a store."""
+    folder = Folder(output)
+    record = ShardRecord.from_json(json.loads(folder.read_bytes(f"{RECORDS}{shard}.json")))
+    return folder.local_path(name, next(file.sha256 for file in record.files if file.name == name))
+
+
+def _shard(what: str, number: int) -> str:
+    return f"{what}-{number:05d}"
+
+
+def _file(shard: str) -> str:
+    return f"lookup/{shard}.arrow"

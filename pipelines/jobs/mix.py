@@ -1,0 +1,174 @@
+"""`raytriever mix`: batches of several artifacts to one, all of them or by ratio."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat, model_validator
+
+from raytriever.pipelines.batches import BATCHES, SCHEMAS, BatchFile, BatchReader
+from raytriever.pipelines.jobs.lookups import add_array, map_array
+from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
+from raytriever.pipelines.mixing import mixed_order, shares
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.configuration import Input
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+
+
+class MixConfig(StageConfig):
+    """Which batches, by the name each has in the counts.
+
+    ``ratios``: of the numbers of batches, by the same names; without them an epoch has all batches of all. ``epochs``:
+    none given, as many as every source has; a source with fewer gives its own again, in turn.
+    """
+
+    sources: Annotated[dict[str, str], Input()] = Field(min_length=1)
+    ratios: dict[str, PositiveFloat] | None = None
+    epochs: int | None = Field(default=None, gt=0)
+    seed: int = Field(default=0, ge=0)
+    batches_per_shard: int = Field(default=1_000, gt=0)
+
+    @model_validator(mode="after")
+    def _ratios_are_of_the_sources(self) -> Self:
+        if self.ratios is not None and self.ratios.keys() != self.sources.keys():
+            raise ValueError(
+                f"ratios are given for {', '.join(sorted(self.ratios))}, sources are {', '.join(sorted(self.sources))};"
+                " give one for each"
+            )
+        return self
+
+
+class Mix(Stage[MixConfig]):
+    """First each epoch's order, then runs of its batches, copied as they are."""
+
+    command = "mix"
+    kind = BATCHES
+    config_class = MixConfig
+    unit = "examples"
+
+    def _sources(self) -> dict[str, BatchReader]:
+        """Raises ``UserError`` where they don't fit together."""
+        readers = {name: BatchReader(path) for name, path in sorted(self.config.sources.items())}
+        first = next(iter(readers.values()))
+        for other in readers.values():
+            for what, here, there in (
+                ("layout", first.layout, other.layout),
+                ("size", first.batch_size, other.batch_size),
+            ):
+                if here != there:
+                    raise UserError(
+                        f"{first.uri} has batches of {what} {here}, {other.uri} of {what} {there}: a training run can't"
+                        " read both. Make them alike."
+                    )
+        return readers
+
+    def _epochs(self, readers: dict[str, BatchReader]) -> int:
+        return self.config.epochs or min(reader.epochs for reader in readers.values())
+
+    def plan(self) -> list[Shard]:
+        """Two phases; refuses sources that don't fit together."""
+        readers = self._sources()
+        per_shard = self.config.batches_per_shard
+        shards = []
+        for epoch in range(self._epochs(readers)):
+            counts = _counts(readers, epoch)
+            used = shares(counts, self.config.ratios)
+            order = Shard(f"order-{epoch:05d}", {"make": "order", "epoch": epoch}, intermediate=True)
+            shards.append(order)
+            total = sum(used.values())
+            for number, first in enumerate(range(0, total, per_shard)):
+                description = {"make": "batches", "epoch": epoch, "number": number, "order": order.name}
+                description |= {"first": first, "batches": min(per_shard, total - first)}
+                if not number:  # what an epoch leaves out is counted with its first shard
+                    unused = {f"batches of {name} beyond its ratio": counts[name] - used[name] for name in used}
+                    description["dropped"] = {reason: count for reason, count in unused.items() if count}
+                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=1))
+        return shards
+
+    def total_rows(self, shards: list[Shard]) -> int:
+        """Examples of all batches."""
+        size = next(iter(self._sources().values())).batch_size
+        batches: int = sum(shard.description.get("batches", 0) for shard in shards)
+        return batches * size
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """One of the shards that ``plan`` lists."""
+        readers, epoch = self._sources(), shard.description["epoch"]
+        if shard.description["make"] == "batches":
+            return self._make_batches(shard, readers, writer)
+        counts = _counts(readers, epoch)
+        used = shares(counts, self.config.ratios)
+        there, wanted = (np.array([of_sources[name] for name in readers]) for of_sources in (counts, used))
+        add_array(writer, _order_name(shard.name), mixed_order(there, wanted, self.config.seed, epoch))
+        return writer.commit(0)
+
+    def _make_batches(self, shard: Shard, readers: dict[str, BatchReader], writer: ShardWriter) -> ShardRecord:
+        """The batches are read source by source, file by file, and written in the mixed order."""
+        described, epoch = shard.description, shard.description["epoch"]
+        first = next(iter(readers.values()))
+        size, layout = first.batch_size, first.layout
+        order = map_array(self.config.output, described["order"], _order_name(described["order"]))
+        order = order[described["first"] : described["first"] + described["batches"]]
+        by_file = np.lexsort((order[:, 1], order[:, 0]))
+        scratch = writer.path("read.arrow")
+        write_mapped_rows(scratch, SCHEMAS[layout], _read(list(readers.values()), order[by_file], epoch))
+        rows, place_of = MappedRows([scratch]), np.argsort(by_file)
+        names, counts = list(readers), Counter[str]()
+        with BatchFile(writer, layout, epoch, described["number"], size) as file:
+            for source, place in zip(order[:, 0].tolist(), place_of.tolist(), strict=True):
+                batch = rows.take(np.arange(place * size, (place + 1) * size))
+                counts[_of_source(names[source])] += 1
+                if layout == "pairs":
+                    counts.update(_masks(batch))
+                file.write(batch)
+        return file.commit(counts, described.get("dropped"))
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
+        """What all sources share: the layout and other facts, and what they come from."""
+        manifests = [reader.artifact.manifest for reader in self._sources().values()]
+        origins = _shared([manifest["inputs"] | manifest["facts"].get("origins", {}) for manifest in manifests])
+        origins.pop("packing", None)  # whose order this is not
+        return {"layout": "pairs"} | _shared([manifest["facts"] for manifest in manifests]) | {"origins": origins}
+
+    def summary(self, artifact: Artifact) -> str:
+        """Batches of each source."""
+        counts = artifact.manifest["counts"]
+        names = [key.removeprefix("sources.") for key in artifact.manifest["inputs"]]
+        return (
+            f"{counts['batches']:,} batches: {', '.join(f'{counts[_of_source(name)]:,} of {name}' for name in names)}"
+        )
+
+
+def _counts(readers: dict[str, BatchReader], epoch: int) -> dict[str, int]:
+    return {name: reader.number_of_batches(epoch % reader.epochs) for name, reader in readers.items()}
+
+
+def _read(readers: list[BatchReader], wanted: NDArray[np.int64], epoch: int) -> Iterator[pa.Table]:
+    for source, number in wanted.tolist():
+        yield readers[source].read(epoch % readers[source].epochs, number)
+
+
+def _masks(batch: pa.Table) -> dict[str, int]:
+    """Negatives and masked ones, counted as `raytriever filter` does; which rule masked one is not stored with it."""
+    size = len(batch)
+    hard_negatives = pc.sum(pc.list_value_length(batch["hard_negative_ids"])).as_py()
+    masked = pc.sum(pc.list_value_length(batch["masked"])).as_py()
+    return {"negatives": size * (size + hard_negatives - 1), "masked by any rule": masked}
+
+
+def _shared(mappings: list[dict[str, Any]]) -> dict[str, Any]:
+    first, *others = mappings
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+
+
+def _of_source(name: str) -> str:
+    return f"batches of {name}"
+
+
+def _order_name(shard: str) -> str:
+    return f"lookup/{shard}.npy"

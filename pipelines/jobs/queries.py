@@ -1,0 +1,141 @@
+"""`raytriever queries`: makes queries and judgments out of documents, so that a bare corpus trains a retriever."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field, model_validator
+
+from raytriever.pipelines.queries.crops import CropQueries
+from raytriever.pipelines.queries.docstring import DocstringQueries
+from raytriever.pipelines.queries.headings import HeadingQueries
+from raytriever.pipelines.queries.inverse_cloze import InverseClozeQueries
+from raytriever.pipelines.queries.part_writer import PartWriter
+from raytriever.pipelines.queries.sources import CHUNKED, COLUMNS, is_held_out, source_documents
+from raytriever.pipelines.queries.title import TitleQueries
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
+from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
+from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+
+_ROWS_AT_ONCE = 1_000
+HELD_OUT_SPLIT = "test"
+
+
+class QueriesConfig(StageConfig):
+    """How queries are made, and which split their judgments are of.
+
+    ``held_out`` is the share of source documents whose examples are of split ``test`` instead, chosen by a hash of
+    the document's id and ``seed``; no chunk or section of one is trained on.
+    """
+
+    collection: InputPath
+    queries: Annotated[
+        TitleQueries | HeadingQueries | InverseClozeQueries | CropQueries | DocstringQueries,
+        Field(discriminator="kind"),
+    ]
+    split: str = Field(default="train", min_length=1)
+    held_out: float = Field(default=0.0, ge=0, lt=1)
+    seed: int = 0
+    rows_per_shard: int = Field(default=50_000, gt=0)  # documents or chunks of the source collection
+
+    @model_validator(mode="after")
+    def _splits_differ(self) -> Self:
+        if self.held_out and self.split == HELD_OUT_SPLIT:
+            raise ValueError(f"split can't be '{HELD_OUT_SPLIT}' where a share is held out, whose split is that")
+        return self
+
+
+class Queries(Stage[QueriesConfig]):
+    """A shard is a stretch of source documents; what is made of one depends on it and the seed alone."""
+
+    command = "queries"
+    kind = COLLECTION
+    config_class = QueriesConfig
+    unit = "documents"
+
+    def plan(self) -> list[Shard]:
+        """Stretches of rows; chunks of one source are never in two."""
+        collection = StoredCollection(self.config.collection)
+        bounds = [*_shard_starts(collection, self.config.rows_per_shard), collection.count("documents")]
+        return [
+            Shard(f"{number:05d}", {"number": number, "rows": [bounds[number], bounds[number + 1]]})
+            for number in range(len(bounds) - 1)
+        ]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Writes one file of documents, one of queries, one of judgments."""
+        name = f"{shard.description['number']:05d}.parquet"
+        config, dropped, split_counts = self.config, Counter[str](), Counter[str]()
+        sources = 0
+        no_answers: list[str] = []
+        with (
+            PartWriter(writer, f"documents/{name}", DOCUMENTS) as documents,
+            PartWriter(writer, f"queries/{name}", QUERIES) as queries,
+            PartWriter(writer, f"judgments/{name}", JUDGMENTS) as judgments,
+        ):
+            for source in source_documents(self._tables(*shard.description["rows"])):
+                sources += 1
+                split = HELD_OUT_SPLIT if is_held_out(source.id, config.held_out, config.seed) else config.split
+                for example in config.queries.examples(source, config.seed, dropped):
+                    queries.add(example.query_id, example.query, source.domain, no_answers)
+                    split_counts[f"queries of split {split}"] += 1
+                    for document in example.documents:
+                        documents.add(document.id, document.title, document.text, source.domain)
+                        judgments.add(example.query_id, document.id, 1, split)
+        counts = {"documents": documents.rows, "queries": queries.rows, "judgments": judgments.rows}
+        counts |= {"source documents": sources, **split_counts}
+        return writer.commit(documents.rows, counts=counts, dropped=dropped)
+
+    def _tables(self, start: int, stop: int) -> Iterator[pa.Table]:
+        collection = StoredCollection(self.config.collection)
+        rows = collection.rows_of("documents")
+        columns = [*COLUMNS, *(CHUNKED if is_chunked(collection) else ())]
+        for first in range(start, stop, _ROWS_AT_ONCE):
+            yield rows.take(np.arange(first, min(first + _ROWS_AT_ONCE, stop)), columns)
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
+        """Which queries these are. Raises ``UserError`` where there is none, saying why."""
+        if not sum(record.counts["queries"] for record in records):
+            dropped: Counter[str] = Counter()
+            for record in records:
+                dropped.update(record.dropped)
+            reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "it is empty"
+            raise UserError(
+                f"No query of kind '{self.config.queries.kind}' can be made from the documents of"
+                f" {self.config.collection}: {reasons}. Choose another kind, or other settings of it."
+            )
+        return {"made_by": self.config.queries.kind}
+
+    def summary(self, artifact: Artifact) -> str:
+        """Queries, documents, and how many source documents they were made from."""
+        counts = artifact.manifest["counts"]
+        return (
+            f"{counts['queries']:,} queries and {counts['documents']:,} documents out of {counts['source documents']:,}"
+        )
+
+
+def is_chunked(collection: StoredCollection) -> bool:
+    """Whether its documents are chunks that know their sources."""
+    names = collection.names("documents/")
+    return set(CHUNKED) <= set(pq.read_schema(collection.path(names[0])).names)
+
+
+def _shard_starts(collection: StoredCollection, rows_per_shard: int) -> list[int]:
+    """The first row of each shard: every ``rows_per_shard``, moved on to where a source begins."""
+    total = collection.count("documents")
+    if not is_chunked(collection):
+        return list(range(0, total, rows_per_shard))
+    starts, wanted, row, before = [0], rows_per_shard, 0, None
+    for table in collection.rows_of("documents").tables(["source_id"]):
+        for source in table["source_id"].to_pylist():
+            if row >= wanted and source != before:
+                starts.append(row)
+                wanted = row + rows_per_shard
+            row, before = row + 1, source
+    return starts

@@ -1,0 +1,287 @@
+"""Packing: clusters to batches of equal size, each within one domain, a new packing for every epoch.
+
+Contextual Document Embeddings (Morris & Rush 2024, section 4.1): clusters of a domain are put in the order of a
+greedy tour over their centroids, and the list of their items is cut into batches, which splits large clusters and
+joins small ones with near ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import Field
+
+from raytriever.pipelines.packing.neighbours import EXACT_UP_TO, Neighbours, find_neighbours
+from raytriever.pipelines.packing.polish import Polished, VectorsOf, polish_batches
+from raytriever.pipelines.packing.topics import topic_batches
+from raytriever.pipelines.packing.tour import greedy_tour, tour_length
+from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.errors import UserError
+
+SmallDomains = Literal["refuse", "merge", "drop"]
+Order = Literal["tour", "random", "topics"]
+MERGED = "(merged)"
+_RANDOM_ORDER = 1  # tells the generator of the order that a tour is compared with from that of the packing
+
+
+class PackingSettings(Settings):
+    """``order``: of a domain's clusters; ``topics``: every batch of one cluster of queries (TAS-B).
+
+    ``polish_sweeps``: rounds of swaps that make near batches harder (eq. 2). ``mix_domains``: random batches across
+    domains, for comparison. ``exact_neighbours_up_to``: clusters of a domain; of more, an HNSW graph tells what's near.
+    """
+
+    batch_size: int = Field(gt=1)
+    order: Order = "tour"
+    polish_sweeps: int = Field(default=0, ge=0)
+    mix_domains: bool = False
+    exact_neighbours_up_to: int = Field(default=EXACT_UP_TO, gt=0)
+
+
+@dataclass(frozen=True)
+class DomainGroups:
+    """Which items are clustered and packed together.
+
+    ``labels`` int64 (N,): the group of each item, -1 where it is dropped; ``names`` of the groups; ``dropped``: items
+    of each domain that is in no group.
+    """
+
+    labels: NDArray[np.int64]
+    names: tuple[str, ...]
+    dropped: dict[str, int]
+
+
+@dataclass(frozen=True)
+class TourFigures:
+    """Of a domain's tour: its length and that of a random order (Euclidean), and what its walk took."""
+
+    length: float
+    random_length: float
+    steps: int
+    dead_ends: int
+    rows_scanned: int
+
+
+@dataclass(frozen=True)
+class GroupPacking:
+    """One domain's batches of one epoch: ``batches`` int64 (batches, batch_size), numbers of its items from 0."""
+
+    batches: NDArray[np.int64]
+    tour: TourFigures | None
+    polished: Polished | None
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One epoch's batches, group after group, along each group's tour.
+
+    ``batches`` int64 (batches, batch_size): item numbers; ``groups`` int64 (batches,): the domain of each;
+    ``left_out`` int64 (groups,): items of each domain in no batch of this epoch, fewer than ``batch_size``.
+    """
+
+    batches: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    left_out: NDArray[np.int64]
+    parts: tuple[GroupPacking, ...]
+
+
+def group_domains(
+    domains: Sequence[str] | NDArray[np.object_] | NDArray[np.str_] | pa.ChunkedArray,
+    smallest: int,
+    small_domains: SmallDomains,
+) -> DomainGroups:
+    """Which domains are clustered and packed alone, and what becomes of those with fewer than ``smallest`` items.
+
+    To be called before clustering, so that domains that are merged are clustered as one. ``merge``: all small ones
+    form one group, dropped where even that is too small; ``drop``: they are left out; ``refuse``: a ``UserError`` that
+    names them. Raises one, too, where nothing is left. Groups are in the order of their names, the merged one last.
+    """
+    names, codes = _numbered(domains)
+    number_of = {name: number for number, name in enumerate(names)}
+    counts = np.bincount(codes, minlength=len(names))
+    is_small = counts < smallest
+    if is_small.any() and small_domains == "refuse":
+        raise UserError(_small_domains_message(names, counts, smallest))
+    groups = [name for name, small in zip(names, is_small, strict=True) if not small]
+    group_of = np.full(len(names), -1, dtype=np.int64)
+    group_of[~is_small] = np.arange(len(groups))
+    if small_domains == "merge" and is_small.any() and counts[is_small].sum() >= smallest:
+        if MERGED in groups:
+            raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")
+        group_of[is_small] = len(groups)
+        groups.append(MERGED)
+    if not groups:
+        raise UserError(
+            f"No domain has {smallest} pairs, nor have all together ({len(codes)}): there is not one batch. Lower"
+            " smallest_domain and the batch size, or bring more pairs."
+        )
+    dropped = {name: int(counts[number_of[name]]) for name in names if group_of[number_of[name]] < 0}
+    return DomainGroups(group_of[codes], tuple(groups), dropped)
+
+
+def _numbered(domains: Sequence[str] | NDArray[np.generic] | pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
+    """Sorted names, and the number of each item's name."""
+    column = domains if isinstance(domains, pa.ChunkedArray) else pa.chunked_array([pa.array(domains, pa.string())])
+    encoded = column.combine_chunks().dictionary_encode()
+    found = encoded.dictionary.to_pylist()
+    names = sorted(found)
+    place = {name: number for number, name in enumerate(names)}
+    of_code = np.array([place[name] for name in found], dtype=np.int64)
+    return names, of_code[encoded.indices.to_numpy()]
+
+
+def _small_domains_message(names: list[str], counts: NDArray[np.int64], smallest: int) -> str:
+    small = [f"{name or '(none)'} ({count})" for name, count in zip(names, counts, strict=True) if count < smallest]
+    return (
+        f"{len(small)} domains have fewer than {smallest} pairs, so they can't fill a batch: {', '.join(small[:8])}"
+        f"{', …' if len(small) > 8 else ''}. Set small_domains to merge (pack them together) or drop, or lower"
+        " smallest_domain and the batch size."
+    )
+
+
+def pack(
+    assignments: NDArray[np.int32],
+    groups: NDArray[np.int64],
+    centroids: Sequence[NDArray[np.float32]],
+    settings: PackingSettings,
+    seed: int,
+    epoch: int,
+    vectors: tuple[NDArray[np.floating], NDArray[np.floating]] | None = None,
+    neighbours: Sequence[Neighbours] | None = None,
+) -> Packing:
+    """Packs N items into batches, a function of its arguments alone.
+
+    ``assignments`` (N,): the cluster of each item within its group; ``groups`` (N,): the domain of each, an index into
+    ``centroids``, whose entries are (K, d), or -1 for items to leave alone. ``vectors``: documents and queries (N, d),
+    for the polish. ``neighbours``: what ``find_neighbours`` returned for each of ``centroids``, which serves all
+    epochs; made here where absent. In every group fewer than ``batch_size`` items are left out; over epochs these
+    rotate through all of them. Raises ``UserError`` for a group smaller than a batch, a cluster without a centroid or
+    a polish without vectors.
+    """
+    if not centroids or assignments.shape != groups.shape:
+        raise UserError(
+            f"There are {len(centroids)} domains, {len(assignments)} clusters of items and {len(groups)} domains of"
+            " items: at least one domain, and one cluster and one domain for every item are needed."
+        )
+    if groups.max(initial=-1) >= len(centroids):
+        raise UserError(f"An item's domain is {groups.max()}, but there are {len(centroids)} domains, counted from 0.")
+    by_group = np.argsort(groups, kind="stable")
+    bounds = np.searchsorted(groups[by_group], np.arange(len(centroids) + 1))
+    packed, parts = [], []
+    for group, points in enumerate(centroids):
+        items = by_group[bounds[group] : bounds[group + 1]]
+        read = None if vectors is None else _vectors_of(items, *vectors)
+        near = neighbours[group] if neighbours else None
+        parts.append(pack_group(assignments[items], points, settings, seed, epoch, group, read, near, items))
+        packed.append(items[parts[-1].batches])
+    sizes = np.diff(bounds)
+    numbers = np.repeat(np.arange(len(centroids)), sizes // settings.batch_size)
+    return Packing(np.concatenate(packed), numbers, sizes % settings.batch_size, tuple(parts))
+
+
+def _vectors_of(items: NDArray[np.int64], documents: NDArray[np.floating], queries: NDArray[np.floating]) -> VectorsOf:
+    return lambda numbers: (documents[items[numbers]], queries[items[numbers]])
+
+
+def pack_group(
+    clusters: NDArray[np.int32],
+    centroids: NDArray[np.float32],
+    settings: PackingSettings,
+    seed: int,
+    epoch: int,
+    group: int,
+    vectors: VectorsOf | None = None,
+    neighbours: Neighbours | None = None,
+    names: NDArray[np.int64] | None = None,
+) -> GroupPacking:
+    """Packs one domain, number ``group`` of all: ``clusters`` (n,) of its items, ``centroids`` (K, d), as ``pack``.
+
+    ``vectors`` reads those of the given items, for the polish. ``names``: what errors call the items.
+    """
+    _check_group(clusters, len(centroids), settings, vectors, names)
+    generator = np.random.default_rng([seed, epoch, group])
+    packed = np.ones(len(clusters), dtype=bool)
+    packed[_left_out(len(clusters), settings.batch_size, seed, epoch, group)] = False
+    items, figures = np.flatnonzero(packed), None
+    if settings.order == "topics":
+        batches = topic_batches(clusters, items, settings.batch_size, generator)
+    else:
+        if settings.order == "tour":
+            near = neighbours or find_neighbours(centroids, settings.exact_neighbours_up_to)
+            order, figures = _tour(near, generator, np.random.default_rng([seed, epoch, group, _RANDOM_ORDER]))
+        else:
+            order = generator.permutation(len(centroids))
+        flat = items_in_order(items, clusters[items], order, generator)
+        batches = cut_into_batches(flat, settings.batch_size)
+    if not settings.polish_sweeps or vectors is None:
+        return GroupPacking(batches, figures, None)
+    polished = polish_batches(batches, vectors, settings.polish_sweeps)
+    return GroupPacking(polished.batches, figures, polished)
+
+
+def _tour(
+    neighbours: Neighbours, generator: np.random.Generator, other: np.random.Generator
+) -> tuple[NDArray[np.int64], TourFigures]:
+    centroids = neighbours.centroids
+    tour = greedy_tour(neighbours, int(generator.integers(len(centroids))))
+    random_length = tour_length(centroids, other.permutation(len(centroids)))
+    length = tour_length(centroids, tour.order)
+    return tour.order, TourFigures(length, random_length, len(centroids) - 1, tour.dead_ends, tour.rows_scanned)
+
+
+def items_in_order(
+    items: NDArray[np.int64],
+    clusters: NDArray[np.int32],
+    order: NDArray[np.int64],
+    generator: np.random.Generator | None,
+) -> NDArray[np.int64]:
+    """``items`` by the place of their cluster in ``order``, within a cluster shuffled, or as given without a generator.
+
+    The shuffle splits large clusters differently in every epoch.
+    """
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    shuffled = np.arange(len(items)) if generator is None else generator.permutation(len(items))
+    return items[shuffled[np.argsort(place[clusters[shuffled]], kind="stable")]]
+
+
+def cut_into_batches(flat: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+    """The list (n,) as (n // batch_size, batch_size); what is behind the last full batch is left out."""
+    count = len(flat) // batch_size
+    return flat[: count * batch_size].reshape(count, batch_size)
+
+
+def _left_out(count: int, batch_size: int, seed: int, epoch: int, group: int) -> NDArray[np.int64]:
+    """The items beyond the last full batch: the next run of one fixed shuffle, so that each has its turn.
+
+    Were it the end of the tour, which walks to what lies far from all else last, outliers would hardly be trained on.
+    """
+    remainder = count % batch_size
+    turn = np.random.default_rng([seed, group]).permutation(count)
+    return turn[(epoch * remainder + np.arange(remainder)) % count]
+
+
+def _check_group(
+    clusters: NDArray[np.int32],
+    count: int,
+    settings: PackingSettings,
+    vectors: VectorsOf | None,
+    names: NDArray[np.int64] | None,
+) -> None:
+    if settings.polish_sweeps and vectors is None:
+        raise UserError(f"polish_sweeps is {settings.polish_sweeps}, which needs vectors. Give them, or set it to 0.")
+    if len(clusters) < settings.batch_size:
+        raise UserError(
+            f"A domain has {len(clusters)} pairs, fewer than the batch_size of {settings.batch_size}. Cluster again"
+            " with smallest_domain set to the batch size, or lower the batch size."
+        )
+    strange = (clusters < 0) | (clusters >= count)
+    if strange.any():
+        item = int(strange.argmax())
+        raise UserError(
+            f"Item {item if names is None else names[item]} is in cluster {clusters[item]} of a domain with {count}"
+            " clusters, counted from 0. The assignments and the centroids are not of one clustering."
+        )

@@ -1,0 +1,176 @@
+"""The greedy nearest-neighbour tour over cluster centroids, exact, without reading every centroid at every step.
+
+Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525, section 4.1 "Packing" and "TSP Packing" of the
+appendix) packs clusters into batches along a greedy travelling-salesman tour: from the current cluster to the
+unvisited one with the nearest centroid. Taken literally, each of the K steps reads all K centroids.
+
+Here every cluster has a list of those near it; the walk takes the nearest unvisited one of the list, and where the
+list is used up it looks at all survivors once. The lists' nearness is coarse: an error bound tells which entries could
+be the nearest, and these few are compared in float64. So with exact lists the order is that of the literal walk, on
+any processor and any number of threads.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raytriever.pipelines.clustering.nearest_centroids import CACHED_ROWS, squared_distances
+from raytriever.pipelines.packing.neighbours import BLOCK_ROWS, Neighbours
+from raytriever.retrieval.errors import UserError
+
+SURVIVORS_SEEN = 1 << 14  # at a dead end of approximate lists
+TINY = 1e-30  # squared differences of this size may be lost
+
+
+@dataclass(frozen=True)
+class Tour:
+    """``order`` (K,) int64: the clusters as visited. ``dead_ends``: steps where the list did not tell the next one;
+    ``rows_scanned``: the survivors looked at in all of them."""
+
+    order: NDArray[np.int64]
+    dead_ends: int
+    rows_scanned: int
+
+
+def greedy_tour(neighbours: Neighbours, start: int) -> Tour:
+    """The tour in which a greedy walk from cluster ``start`` visits all clusters.
+
+    With exact lists the next cluster is the unvisited one at the smallest Euclidean distance (float64), the lowest
+    index on ties; with approximate ones it is so among the listed, and at a dead end among ``SURVIVORS_SEEN`` spread
+    over the survivors: no step is of the order of K. Raises ``UserError`` for a start outside 0..K-1.
+    """
+    size = len(neighbours.centroids)
+    if not 0 <= start < size:
+        raise UserError(f"The tour can't start at cluster {start}: there are {size}, counted from 0.")
+    walk = _Walk(neighbours)
+    order = np.empty(size, dtype=np.int64)
+    order[0] = current = start
+    walk.visit(start)
+    with np.errstate(over="ignore"):  # of float32 squares; an infinite one is looked at again in float64
+        for step in range(1, size):
+            order[step] = current = walk.next_after(current)
+            walk.visit(current)
+    return Tour(order, walk.dead_ends, walk.rows_scanned)
+
+
+def tour_length(centroids: NDArray[np.floating], order: NDArray[np.integer]) -> float:
+    """Sum of the Euclidean distances between consecutive clusters of ``order``; the tour isn't closed."""
+    total = 0.0
+    for begin in range(0, len(order) - 1, 4096):
+        stops = centroids[order[begin : begin + 4097]].astype(np.float64)
+        total += float(np.sqrt(np.square(np.diff(stops, axis=0)).sum(axis=1)).sum())
+    return total
+
+
+class _Walk:
+    """The clusters not yet visited."""
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        self.dead_ends = 0
+        self.rows_scanned = 0
+        self._centroids = neighbours.centroids
+        self._clusters = neighbours.clusters
+        self._nearness = neighbours.nearness
+        self._thresholds: list[float] = neighbours.thresholds.tolist()
+        self._errors: list[float] = neighbours.errors.tolist()
+        self._unvisited = np.ones(len(neighbours.centroids), dtype=bool)
+        self._survivors = _Survivors(neighbours.centroids, None if neighbours.exact else SURVIVORS_SEEN)
+
+    def visit(self, cluster: int) -> None:
+        self._unvisited[cluster] = False
+
+    def next_after(self, cluster: int) -> int:
+        """The unvisited cluster nearest to ``cluster``, the lowest index on ties."""
+        listed = self._clusters[cluster]
+        places = self._unvisited[listed].nonzero()[0]
+        if len(places):
+            nearness = self._nearness[cluster, places]
+            best, error = float(nearness[0]), self._errors[cluster]
+            if best - error > self._thresholds[cluster]:
+                lowest = best - 2 * error
+                if len(places) == 1 or nearness[1] < lowest:
+                    return int(listed[places[0]])
+                return _nearest(self._centroids, cluster, listed[places[nearness >= lowest]])
+        self.dead_ends += 1
+        contenders, seen = self._survivors.near(cluster, self._unvisited)
+        self.rows_scanned += seen
+        return _nearest(self._centroids, cluster, contenders)
+
+
+class _Survivors:
+    """The points not yet visited, looked at whole at a dead end; or, with a ``limit``, so many spread over them."""
+
+    def __init__(self, centroids: NDArray[np.floating], limit: int | None) -> None:
+        self._centroids = centroids
+        self._limit = limit
+        self._centre = centroids.mean(axis=0, dtype=np.float64)  # distances stay, rounding errors shrink
+        blocks = (centroids[begin : begin + BLOCK_ROWS] for begin in range(0, len(centroids), BLOCK_ROWS))
+        longest = max(float(np.linalg.norm(block - self._centre, axis=1).max()) for block in blocks)
+        self._unit = float(2.0 ** np.ceil(np.log2(longest))) if longest > 0 else 1.0
+        self._clusters = np.empty(0, dtype=np.int32)
+        self._points = np.empty((0, centroids.shape[1] + 1), dtype=np.float32)
+
+    def near(self, cluster: int, unvisited: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
+        """Unvisited clusters, of which one is the nearest to ``cluster``, and how many were looked at."""
+        kept = unvisited[self._clusters].nonzero()[0]
+        if 4 * len(kept) <= 3 * len(self._clusters):  # copying pays once a fourth is gone
+            if self._limit or not len(kept):
+                self._begin(np.flatnonzero(unvisited).astype(np.int32))
+            else:
+                self._clusters, self._points = self._clusters[kept], self._points[kept]
+            kept = np.arange(len(self._clusters))
+        query = self._centred(np.array([cluster]))[0]
+        query[-1] = 1
+        nearness = (self._points @ query)[kept]  # x·y - |y|²/2
+        clusters = self._clusters[kept]
+        nearest = self._centroids[clusters[nearness.argmax(), None]]
+        square = float(squared_distances(nearest, self._centroids[cluster])[0]) / self._unit**2
+        lowest = self._lower_bound(float(np.linalg.norm(query[:-1].astype(np.float64))), square)
+        return clusters[nearness >= lowest], len(self._points)
+
+    def _begin(self, clusters: NDArray[np.int32]) -> None:
+        if self._limit:
+            clusters = clusters[:: -(-len(clusters) // self._limit)]
+        self._clusters = clusters
+        self._points = np.empty((len(clusters), self._centroids.shape[1] + 1), dtype=np.float32)
+        for begin in range(0, len(clusters), BLOCK_ROWS):
+            part = slice(begin, begin + BLOCK_ROWS)
+            self._points[part] = self._centred(clusters[part])
+
+    def _centred(self, clusters: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Points in the unit, with -|y|²/2 behind."""
+        points = (self._centroids[clusters] - self._centre) / self._unit
+        squares = np.einsum("ij,ij->i", points, points)
+        return np.concatenate((points, -squares[:, None] / 2), axis=1).astype(np.float32)
+
+    def _lower_bound(self, norm: float, square: float) -> float:
+        """The smallest computed nearness to a point of that ``norm`` that a point within distance √``square`` can have.
+
+        Such a point's own norm is at most norm + √square. First-order rounding of both inputs and of the result, then
+        twice that of a float32 sum of dimension + 1 terms, which covers the centring and the second order.
+        """
+        other = norm + square**0.5
+        exact = (norm**2 - square) / 2
+        rounding = 2.0**-24 * (2 * norm * other + other**2 / 2 + abs(exact))
+        terms = self._points.shape[1] + 8
+        return float(exact - 1.01 * rounding - terms * 2.0**-23 * (norm + other) * other - 2.0**-100)
+
+
+def _nearest(centroids: NDArray[np.floating], cluster: int, others: NDArray[np.int32]) -> int:
+    """The one of ``others`` at the smallest distance (float64), the lowest index on ties.
+
+    A float32 sum of squared differences is off by less than dimension + 4 units of 2⁻²⁴: seldom are two that near.
+    """
+    if len(others) > CACHED_ROWS:
+        others = np.sort(others)
+        return int(others[squared_distances(centroids[others], centroids[cluster]).argmin()])
+    differences = centroids.take(others, axis=0).astype(np.float32, copy=False)
+    differences -= centroids[cluster]
+    squares = np.vecdot(differences, differences)
+    nearest = int(squares.argmin())
+    close = squares <= squares[nearest] * (1 + (centroids.shape[1] + 8) * 2.0**-22) + TINY
+    if np.count_nonzero(close) == 1:
+        return int(others[nearest])
+    others = np.sort(others[close])
+    return int(others[squared_distances(centroids[others], centroids[cluster]).argmin()])

@@ -1,0 +1,138 @@
+"""Heading to section: what an author called a part of a document finds that part."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from raytriever.pipelines.chunking.words import count_words
+from raytriever.pipelines.queries.sources import Example, MadeDocument, SourceDocument
+from raytriever.retrieval.configuration import Settings
+
+_MARKED = re.compile(r"(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
+_FENCE = re.compile(r" {0,3}(```+|~~~+)")
+_UNDERLINE = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}$")
+
+How = Literal["title and heading", "heading", "title and path"]
+
+
+class Section(NamedTuple):
+    """A stretch of text below a heading, up to the next one; ``start`` is behind the heading's line.
+
+    ``path``: the headings above it, outermost first, its own last; empty for what stands before the first heading.
+    """
+
+    path: tuple[str, ...]
+    start: int
+    end: int
+
+
+class _Heading(NamedTuple):
+    level: int
+    text: str
+    line: int  # where its first line starts
+    body: int  # where the line behind it starts
+
+
+class HeadingQueries(Settings):
+    """The query is title and heading, the documents are the section's own text, or the chunks in it.
+
+    A section ends at the next heading of any level that counts, so no text is in two.
+    """
+
+    kind: Literal["headings"] = "headings"
+    query: How = "title and heading"
+    minimum_words: int = Field(default=20, ge=1)  # a shorter section is dropped
+    introduction: bool = True  # what stands before the first heading is found by the title alone
+    deepest_level: int = Field(default=6, ge=1, le=6)  # deeper headings are text of the section they are in
+    # reStructuredText and Setext headings: a line with a line of one character below that is as long, or longer
+    underlined: bool = False
+    # a marked heading counts only between blank lines: for texts whose code blocks have lost their fences, in
+    # which a comment looks like a heading
+    blank_lines: bool = False
+
+    def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
+        """One example a section; ``dropped`` counts sections that are too short and introductions without a title."""
+        number = 0
+        found = sections(source.text, self.deepest_level, underlined=self.underlined, blank_lines=self.blank_lines)
+        for place, section in enumerate(found):
+            words = count_words(source.text[section.start : section.end])
+            if not section.path and not (self.introduction and words):
+                continue
+            query = self._query(source.title, section.path)
+            if not query:
+                dropped["introductions without a title"] += 1
+                continue
+            if words < self.minimum_words:
+                dropped["sections too short"] += 1
+                continue
+            made = []
+            for piece in _pieces(source, section):
+                made.append(MadeDocument(f"{source.id}#{number}", "", piece))
+                number += 1
+            yield Example(f"{source.id}#{place}", query, tuple(made))
+
+    def _query(self, title: str, path: tuple[str, ...]) -> str:
+        if not path:
+            return title
+        headings = path if self.query == "title and path" else path[-1:]
+        parts = headings if self.query == "heading" else (title, *headings)
+        return " ".join(dict.fromkeys(part for part in parts if part))  # a first heading often is the title
+
+
+def _pieces(source: SourceDocument, section: Section) -> Iterator[str]:
+    for passage in source.passages:
+        piece = source.text[max(passage.start, section.start) : min(passage.end, section.end)].strip()
+        if passage.start < section.end and passage.end > section.start and piece:
+            yield piece
+
+
+def sections(
+    text: str, deepest_level: int = 6, *, underlined: bool = False, blank_lines: bool = False
+) -> list[Section]:
+    """The text cut at its headings, in order; together with the heading lines they tile it."""
+    found: list[Section] = []
+    path: list[tuple[int, str]] = []
+    start = 0
+    for heading in _headings(text, underlined=underlined, blank_lines=blank_lines):
+        if heading.level > deepest_level:
+            continue
+        found.append(Section(tuple(name for _, name in path), start, heading.line))
+        path = [(level, name) for level, name in path if level < heading.level] + [(heading.level, heading.text)]
+        start = heading.body
+    return [*found, Section(tuple(name for _, name in path), start, len(text))]
+
+
+def _headings(text: str, *, underlined: bool, blank_lines: bool) -> Iterator[_Heading]:
+    lines = text.split("\n")
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+    starts[-1] = len(text)
+    blank = [not line.strip() for line in lines] + [True]  # the last is also what stands before the first
+    levels: dict[str, int] = {}  # of underlines, by their order of appearance
+    fence, used = "", -1  # the last line that is part of a heading or a fence
+    for number, line in enumerate(lines):
+        if (mark := _FENCE.match(line)) and (not fence or mark[1].startswith(fence)):
+            fence, used = "" if fence else mark[1], number
+        elif fence:
+            continue
+        elif (heading := _MARKED.match(line.rstrip("\r"))) and heading[2]:
+            if not blank_lines or (blank[number - 1] and blank[number + 1]):
+                yield _Heading(len(heading[1]), heading[2], starts[number], starts[number + 1])
+                used = number
+        elif underlined and number - 1 > used and _is_underline(line, lines[number - 1]):
+            ruler = line.rstrip()
+            overlined = number - 2 > used and lines[number - 2].rstrip() == ruler
+            style = ruler[0] * (1 + overlined)
+            level = levels.setdefault(style, len(levels) + 1)
+            yield _Heading(level, lines[number - 1].strip(), starts[number - 1 - overlined], starts[number + 1])
+            used = number
+
+
+def _is_underline(line: str, title: str) -> bool:
+    """Whether a line of one character underlines the one above."""
+    title = title.rstrip()
+    is_ruler = _UNDERLINE.match(line.rstrip()) is not None
+    return is_ruler and bool(title) and not _UNDERLINE.match(title) and len(title) <= len(line.rstrip())

@@ -1,0 +1,20 @@
+"""Texts and numbers as a report's sentences and examples show them."""
+
+import re
+
+_MOST = 240  # characters
+_LONG = re.compile(r"\S{24}(?=\S)")
+_MAY_BREAK = "\u200b"  # where a table's cell may break a long name or address; takes no room
+
+
+def excerpt(text: str, most: int = _MOST) -> str:
+    """The beginning of a text, on one line, at most so many characters; a cut is shown."""
+    read = text[: 4 * most]  # of a very long text no more is looked at
+    shown = " ".join(read.split())
+    is_whole = len(shown) <= most and len(read) == len(text)
+    return _LONG.sub(rf"\g<0>{_MAY_BREAK}", shown if is_whole else shown[: most - 1] + "…")
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """ "1 pair", "2 pairs"; ``many``: where an s behind ``one`` doesn't make it."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

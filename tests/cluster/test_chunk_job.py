@@ -1,0 +1,26 @@
+"""Chunking on Ray: the same bytes for one worker and for two."""
+
+from pathlib import Path
+
+from raytriever.pipelines.jobs.chunk import Chunk, ChunkConfig
+from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.jobs.stage import Resources, run_stage
+from tests.cluster.test_stages import hashes
+from tests.unit.pipelines.chunking.test_sources import passages, stored
+
+
+def test_bytes_do_not_depend_on_workers(session: RaySession, tmp_path: Path) -> None:
+    source = stored(tmp_path / "source", [passages(*"AAABBCDDDE"), passages("E", "", "F")])
+    found = []
+    for workers in (1, 2):
+        config = ChunkConfig(
+            collection=source.uri,
+            output=str(tmp_path / f"out-{workers}"),
+            join_titles=True,
+            megabytes_per_shard=1e-6,
+            resources=Resources(workers=workers),
+        )
+        run_stage(Chunk(config), session)
+        found.append(hashes(tmp_path / f"out-{workers}"))
+    assert found[0] == found[1]
+    assert sum(name.startswith("documents/") for name in found[0]) == 7

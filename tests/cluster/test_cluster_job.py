@@ -1,0 +1,116 @@
+"""Clustering a large domain on Ray: the same bytes for any number of workers, and when some of them die."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.pipelines.clustering import parts
+from raytriever.pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts
+from raytriever.pipelines.clustering.pair_vectors import PairVectors
+from raytriever.pipelines.clustering.parts import LocalParts, Split
+from raytriever.pipelines.clustering.stored_pairs import StoredPairs
+from raytriever.pipelines.jobs import cluster as job
+from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.stage import Resources, run_stage
+from raytriever.retrieval.vectors import StoredVectors
+from tests.unit.pipelines.jobs.paired_vectors import store, topics
+
+PAIRS = 1000
+KINDS = {
+    "flat": KMeansSettings(iterations=6, restarts=2),
+    "in two levels": KMeansSettings(two_level_above=5),
+    "concatenated": KMeansSettings(pairs="concat", iterations=3),
+    "tied": KMeansSettings(pairs="swap", iterations=3),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    domains = ["large"] * (PAIRS - 100) + ["small"] * 100
+    return store(tmp_path_factory.mktemp("inputs"), *topics(PAIRS, 16, 40), domains)
+
+
+def stored(inputs: dict[str, str]) -> StoredPairs:
+    return StoredPairs(StoredVectors(inputs["vectors"]), np.arange(PAIRS)[::-1], np.arange(PAIRS))
+
+
+def clustered(pairs: PairVectors, kind: str, split: Split) -> Clustering:
+    return cluster_in_parts(pairs, 50, KINDS[kind], 7, split)
+
+
+def values(clustering: Clustering) -> tuple[Any, ...]:
+    return (
+        clustering.assignments.tobytes(),
+        clustering.centroids.tobytes(),
+        tuple(f"{cost:.9g}" for cost in clustering.objective),  # as it is recorded
+        clustering.refilled,
+    )
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_clustering_does_not_depend_on_parts_and_workers(inputs, monkeypatch, workers):
+    from raytriever.pipelines.jobs.part_workers import PartWorkers
+
+    expected = {kind: values(clustered(stored(inputs), kind, LocalParts)) for kind in KINDS}
+    monkeypatch.setattr(parts, "PART_POINTS", 128)
+    with PartWorkers(Resources(workers=workers, cpus_per_worker=0.5)) as actors:
+        for kind, values_expected in expected.items():
+            assert values(clustered(stored(inputs), kind, actors.split)) == values_expected, kind
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "run.json"
+    }
+
+
+def run(session: Any, inputs: dict[str, str], folder: Path, kmeans: KMeansSettings, workers: int) -> dict[str, str]:
+    settings = {"output": str(folder), "cluster_size": 20, "kmeans": kmeans, "resources": Resources(workers=workers)}
+    run_stage(Cluster(ClusterConfig.model_validate(inputs | settings)), session)
+    return hashes(folder)
+
+
+def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch):
+    import ray
+
+    from raytriever.pipelines.jobs.part_workers import RayParts
+
+    kmeans = KINDS["in two levels"]
+    expected = run(session, inputs, tmp_path / "a task for each domain", kmeans, 2)
+    monkeypatch.setattr(job, "LARGE_DOMAIN", 500)
+    monkeypatch.setattr(parts, "PART_POINTS", 128)
+    passes: list[int] = []
+    map_parts = RayParts.map
+
+    def map_and_kill(self, *arguments, **named):
+        passes.append(len(self.points))
+        for place, found in enumerate(map_parts(self, *arguments, **named)):
+            if place == 1 and len(passes) in (1, 6):
+                ray.kill(self._actors[len(passes) % 2], no_restart=False)
+            yield found
+
+    monkeypatch.setattr(RayParts, "map", map_and_kill)
+    assert run(session, inputs, tmp_path / "all workers for one", kmeans, 2) == expected
+    assert len(passes) > 6
+
+
+@pytest.mark.usefixtures("session")
+def test_an_error_on_a_worker_is_shown_as_it_is(inputs, tmp_path):
+    from raytriever.pipelines.jobs.part_workers import PartWorkers
+
+    documents, queries = topics(PAIRS, 16, 40)
+    queries[7] = np.inf
+    bad = store(tmp_path, documents, queries, ["large"] * PAIRS)
+    with PartWorkers(Resources(workers=1)) as workers:
+        with pytest.raises(UserError, match="query vector of pair 7 "):
+            clustered(stored(bad), "flat", workers.split)
+        beyond = StoredPairs(StoredVectors(inputs["vectors"]), np.arange(PAIRS), np.arange(PAIRS))
+        with pytest.raises(UserError, match="A GPU was asked for"):
+            cluster_in_parts(beyond, 50, KINDS["flat"], 7, workers.split, device="cuda")

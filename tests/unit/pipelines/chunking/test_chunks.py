@@ -1,0 +1,95 @@
+"""Chunks of any text: lossless, within the limit, whole sentences, the same when cut again."""
+
+import pytest
+from hypothesis import given
+from pydantic import ValidationError
+from sentencex import get_sentence_boundaries
+
+from raytriever.pipelines.chunking.chunks import chunk_text
+from raytriever.pipelines.chunking.settings import ChunkingSettings, Kind
+from raytriever.pipelines.chunking.words import count_words
+from tests.unit.pipelines.chunking.texts import cut, limits, real_data, real_texts, texts, texts_of
+
+PROSE = "The first sentence has six words. Here are four. " * 4
+
+
+@pytest.mark.parametrize("kind", ["sentences", "markdown", "code", "lines"])
+@given(text=texts, limit=limits)
+def test_chunks_are_the_text(kind: Kind, text: str, limit: tuple[int, int]) -> None:
+    settings = ChunkingSettings(kind=kind, max_words=limit[0], min_words=limit[1])
+    chunks = chunk_text(text, settings, "a.py")
+    found = texts_of(text, chunks)
+    assert "".join(found) == (text if text.strip() else "")
+    assert all(chunk.strip() for chunk in found)
+    # Thai sentences that no space parts count their own words
+    assert all(count_words(chunk) <= words for chunk, words in zip(found, chunks.words, strict=True))
+    if kind == "sentences":
+        assert max(chunks.words, default=0) <= settings.max_words
+        assert not any(chunk[0].isspace() for chunk in found[1:])
+
+
+def test_sentences_are_gathered_up_to_the_limit() -> None:
+    assert (
+        cut(PROSE, max_words=21, min_words=0)
+        == ["The first sentence has six words. Here are four. The first sentence has six words. Here are four. "] * 2
+    )
+
+
+def test_an_over_long_sentence_is_cut_by_words() -> None:
+    text = " ".join(f"word{number}" for number in range(25)) + ". Next one."
+    chunks = chunk_text(text, ChunkingSettings(max_words=10, min_words=0))
+    assert chunks.words == [10, 10, 7]
+    assert chunks.counts == {"sentences_cut_by_words": 1, "sources_cut_as_sentences": 1}
+
+
+def test_a_short_tail_takes_sentences_from_before() -> None:
+    text = "One two three four. " * 5 + "Last."
+    assert chunk_text(text, ChunkingSettings(max_words=20, min_words=0)).words == [20, 1]
+    assert chunk_text(text, ChunkingSettings(max_words=20, min_words=4)).words == [16, 5]
+
+
+@pytest.mark.parametrize("unit", ["中", "ก", "あ。", "x", "word ", "😀", "\u0301", "a\n\n", "\ud800"])
+def test_texts_of_one_unit_are_bounded(unit: str) -> None:
+    text = unit * (300_000 // len(unit))
+    chunks = chunk_text(text, ChunkingSettings())
+    assert max(chunks.words) <= 120
+    assert max(len(chunk) for chunk in texts_of(text, chunks)) <= 120 * 33
+    assert "".join(texts_of(text, chunks)) == text
+
+
+def test_nothing_comes_of_nothing() -> None:
+    assert chunk_text(" \n\u2028\t", ChunkingSettings()).ends == chunk_text("", ChunkingSettings()).ends == []
+
+
+def test_min_words_must_leave_room() -> None:
+    with pytest.raises(ValidationError, match="lower it to 15 or less"):
+        ChunkingSettings(max_words=30, min_words=16)
+
+
+@real_data
+@pytest.mark.parametrize("corpus", ["raw_wikipedia", "raw_stackexchange_threads", "raw_techdocs"])
+@pytest.mark.parametrize("kind", ["sentences", "markdown"])
+def test_real_documents(corpus: str, kind: Kind) -> None:
+    settings = ChunkingSettings(kind=kind)
+    short = total = 0
+    for source_id, text in real_texts(corpus, 100):
+        chunks = chunk_text(text, settings, source_id)
+        found = texts_of(text, chunks)
+        assert "".join(found) == text
+        assert [count_words(chunk) for chunk in found] == chunks.words
+        assert max(chunks.words) <= 120 or kind == "markdown"
+        for chunk in found if kind == "sentences" else []:
+            assert len(chunk_text(chunk, settings).ends) == 1  # cut again, it stays
+        short += sum(words < 20 for words in chunks.words)
+        total += len(chunks.words)
+    assert short < (0.01 if kind == "sentences" else 0.15) * total
+
+
+@real_data
+def test_sentences_of_real_articles_are_cut_only_where_they_are_too_long() -> None:
+    for _, text in real_texts("raw_wikipedia", 40):
+        ends = set(chunk_text(text, ChunkingSettings()).ends)
+        for sentence in get_sentence_boundaries("en", text):
+            if count_words(sentence["text"]) <= 120:
+                inside = range(sentence["start_index"] + 1, sentence["start_index"] + len(sentence["text"].rstrip()))
+                assert not ends.intersection(inside)

@@ -1,0 +1,290 @@
+"""k-means over pairs: against a literal loop, and what must hold of every clustering."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from raytriever.pipelines.clustering import parts as parts_module
+from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
+from raytriever.pipelines.clustering.lloyd import assign, lloyd, objective, seed_centroids
+from raytriever.pipelines.clustering.pair_vectors import ArrayPairs
+from raytriever.pipelines.clustering.parts import LocalParts
+from raytriever.pipelines.clustering.points import MidPoints, midpoints
+from raytriever.pipelines.clustering.refilling import refill_empty
+from raytriever.pipelines.packing.hardness import pair_similarity
+from raytriever.retrieval.errors import UserError
+
+Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
+
+
+def mid_points(documents: NDArray[np.float32], queries: NDArray[np.float32]) -> LocalParts:
+    """Their mid-points, as one part."""
+    return LocalParts([MidPoints(ArrayPairs(documents, queries))])
+
+
+def topics(pairs: int, dimension: int, number: int, offset: float = 0.0, seed: int = 0) -> Pair:
+    """Unit vectors around random topics; queries lie ``offset`` away from documents, all in one direction."""
+    random = np.random.default_rng(seed)
+    centres = random.standard_normal((number, dimension))[random.integers(0, number, pairs)]
+    sides = [centres + 0.3 * random.standard_normal((pairs, dimension)) for _ in range(2)]
+    sides[1] += offset * random.standard_normal(dimension)
+    documents, queries = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
+    return documents.astype(np.float32), queries.astype(np.float32)
+
+
+def literal_lloyd(points: NDArray[Any], centroids: NDArray[Any], iterations: int) -> tuple[NDArray[Any], list[int]]:
+    """Lloyd's algorithm, one point and one cluster at a time."""
+    centroids = centroids.astype(np.float32)
+    for step in range(iterations + 1):
+        clusters = [
+            min(range(len(centroids)), key=lambda k: float(np.square(x.astype(float) - centroids[k]).sum()))
+            for x in points
+        ]
+        if step == iterations:
+            break
+        for k in range(len(centroids)):
+            members = [points[i].astype(float) for i in range(len(points)) if clusters[i] == k]
+            centroids[k] = sum(members) / len(members)
+    return centroids, clusters
+
+
+def test_lloyd_equals_the_literal_loop() -> None:
+    documents, queries = topics(120, 6, 5)
+    seeds = midpoints(documents, queries)[[3, 40, 77, 90, 110]]
+    expected, clusters = literal_lloyd(midpoints(documents, queries), seeds, 4)
+    found = lloyd(mid_points(documents, queries), seeds, 4, tolerance=-1.0)
+    np.testing.assert_allclose(found.centroids, expected, atol=1e-6)
+    assert found.clusters[0].tolist() == clusters
+    assert (len(found.objective), found.refilled) == (5, 0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from(["midpoint", "concat", "swap"]),
+    st.integers(1, 60),
+    st.integers(1, 70),
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.8]),
+    st.integers(0, 1000),
+)
+def test_every_clustering(pairs: Any, n: int, k: int, number: int, offset: float, seed: int) -> None:
+    documents, queries = topics(n, 5, number, offset, seed)
+    found = cluster_pairs(documents, queries, k, KMeansSettings(pairs=pairs), seed)
+    used = np.unique(found.assignments)
+    assert used.tolist() == list(range(len(found.centroids)))  # no cluster is empty
+    assert len(found.centroids) + found.left_out == min(k, n)
+    assert found.centroids.shape[1] == (5 if pairs == "midpoint" else 10)
+    assert (found.assignments.dtype, found.centroids.dtype) == (np.int32, np.float32)
+    assert np.all(np.diff(found.objective) <= 1e-5)
+    assert found.iterations == len(found.objective) - 1
+    if pairs != "concat":
+        assert found.left_out == 0
+    if pairs == "midpoint":
+        spread = np.square(midpoints(documents, queries) - found.centroids[found.assignments]).sum()
+        assert spread <= found.objective[-1] + 1e-4
+
+
+def test_pairs_are_in_the_cluster_with_the_nearest_centroid() -> None:
+    documents, queries = topics(3000, 12, 40, offset=0.5)
+    found = cluster_pairs(documents, queries, 47, KMeansSettings(), 1)
+    points = midpoints(documents, queries).astype(np.float64)
+    nearest = np.square(points[:, None] - found.centroids).sum(axis=2).argmin(axis=1)
+    np.testing.assert_array_equal(found.assignments, nearest)
+
+
+def test_the_result_depends_on_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents, queries = (side.astype(np.float16) for side in topics(20_000, 16, 30))
+    np.save(tmp_path / "documents.npy", documents)
+    mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
+    threads = torch.get_num_threads()
+    first = cluster_pairs(documents, queries, 60, KMeansSettings(iterations=5), 3)
+    torch.set_num_threads(1)
+    monkeypatch.setattr(parts_module, "HELD_BYTES", 0)
+    monkeypatch.setattr(parts_module, "PART_POINTS", 3000)
+    again = cluster_pairs(mapped, queries, 60, KMeansSettings(iterations=5), 3)
+    torch.set_num_threads(threads)
+    other = cluster_pairs(documents, queries, 60, KMeansSettings(iterations=5), 4)
+    assert first.centroids.tobytes() == again.centroids.tobytes()
+    assert first.assignments.tobytes() == again.assignments.tobytes()
+    assert first.objective == again.objective
+    assert first.assignments.tobytes() != other.assignments.tobytes()
+
+
+@pytest.mark.parametrize("pairs", ["midpoint", "concat", "swap"])
+def test_identical_vectors_are_one_cluster(pairs: Any) -> None:
+    ones = np.ones((100, 4), dtype=np.float16)
+    found = cluster_pairs(ones, ones, 5, KMeansSettings(pairs=pairs), 0)
+    assert (len(found.centroids), found.left_out) == (1, 4)
+    assert not found.assignments.any()
+
+
+def test_as_many_clusters_as_distinct_points() -> None:
+    distinct = np.eye(3, dtype=np.float32)[np.random.default_rng(0).integers(0, 3, 200)]
+    found = cluster_pairs(distinct, distinct, 10, KMeansSettings(), 0)
+    assert (len(found.centroids), found.left_out, found.objective[-1]) == (3, 7, 0.0)
+
+
+def test_fewer_pairs_than_clusters() -> None:
+    documents, queries = topics(7, 4, 3)
+    found = cluster_pairs(documents, queries, 50, KMeansSettings(), 0)
+    assert sorted(found.assignments.tolist()) == list(range(7))
+
+
+def test_an_empty_cluster_takes_the_costliest_point_of_the_largest() -> None:
+    line = np.array([[0.0], [1.0], [2.0], [9.0], [50.0], [51.0]], dtype=np.float32)
+    centroids = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
+    for parts in (
+        mid_points(line, line),
+        LocalParts([MidPoints(ArrayPairs(half, half)) for half in (line[:1], line[1:])]),
+    ):
+        assignment = assign(parts, centroids)
+        (move,) = refill_empty(parts, assignment, centroids)
+        assert (move.cluster, move.candidate.donor, move.candidate.cost) == (2, 0, 64.0)
+        assert move.candidate.point.tolist() == [9.0]
+        assert np.concatenate(assignment.clusters).tolist() == [0, 0, 0, 2, 1, 1]
+        assert assignment.counts.tolist() == [3, 2, 1]
+        assert assignment.sums.ravel().tolist() == [3.0, 101.0, 9.0]
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4), st.integers(0, 999))
+def test_refilling_as_one_would_by_hand(n: int, k: int, distinct: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    line = random.integers(0, 3 * distinct, (n, 1)).astype(np.float32)
+    centroids = random.integers(0, 12, (k, 1)).astype(np.float32)
+    points = MidPoints(ArrayPairs(line, line))
+    parts = LocalParts([points.subset(slice(0, n // 2)), points.subset(slice(n // 2, n))] if n > 1 else [points])
+    assignment = assign(parts, centroids)
+    expected = np.concatenate(assignment.clusters)
+    costs = np.square(line[:, 0] - centroids[expected, 0])
+    for empty in np.flatnonzero(np.bincount(expected, minlength=k) == 0):
+        for donor in np.argsort(-np.bincount(expected, minlength=k), kind="stable"):
+            members = np.flatnonzero(expected == donor)
+            if len(members) > 1 and costs[members].max() > 0:
+                point = members[costs[members].argmax()]
+                expected[point], costs[point] = empty, 0
+                break
+        else:
+            break
+    refill_empty(parts, assignment, centroids)
+    assert np.concatenate(assignment.clusters).tolist() == expected.tolist()
+    assert assignment.counts.tolist() == np.bincount(expected, minlength=k).tolist()
+    sums = [float(line[expected == cluster].sum()) for cluster in range(k)]
+    assert assignment.sums.ravel().tolist() == sums
+
+
+def test_a_cluster_refilled_last_has_its_point_as_centroid() -> None:
+    line = np.array([[0.0], [1.0], [2.0], [9.0], [50.0], [51.0]], dtype=np.float32)
+    seeds = np.array([[1.0], [50.0], [1000.0]], dtype=np.float32)
+    found = lloyd(mid_points(line, line), seeds, 0, 0.0)
+    assert found.centroids.ravel().tolist() == [1.0, 50.0, 9.0]
+    assert seeds.ravel().tolist() == [1.0, 50.0, 1000.0]
+    assert (found.refilled, found.objective) == (1, (3.0,))
+
+
+def test_points_choose_among_the_clusters_nearby() -> None:
+    line = np.array([[0.0], [4.0], [6.0], [10.0]], dtype=np.float32)
+    centroids = np.array([[0.0], [5.0], [10.0]], dtype=np.float32)
+    points = MidPoints(ArrayPairs(line, line))
+    parts = LocalParts([points.subset(np.array(places)) for places in ([0, 2], [1, 3])])
+    found = assign(parts, centroids, [np.array([0]), np.array([1, 2])])
+    assert [clusters.tolist() for clusters in found.clusters] == [[0, 0], [1, 2]]
+    assert found.sums.ravel().tolist() == [6, 4, 10]
+    assert found.counts.tolist() == [2, 1, 1]
+    squares = sum(points.squares() for points in parts.points)
+    assert objective(found, centroids, squares, spherical=False) == 37
+
+
+def test_seeds_are_different_points_far_apart() -> None:
+    documents, queries = topics(4000, 8, 6, seed=3)
+    parts, sample = mid_points(documents, queries), midpoints(documents, queries)
+
+    def cost(seeds: NDArray[np.float32]) -> float:
+        return objective(assign(parts, seeds), seeds, parts.points[0].squares(), spherical=False)
+
+    seeds = seed_centroids(sample, 6, np.random.default_rng(0))
+    random = sample[np.sort(np.random.default_rng(0).choice(4000, 6, replace=False))]
+    assert cost(seeds) < cost(random)
+    rows = seed_centroids(sample, 500, np.random.default_rng(0))
+    assert len(np.unique(rows, axis=0)) == 500
+
+
+def test_restarts_keep_the_best() -> None:
+    documents, queries = topics(300, 6, 20, seed=5)
+    for seed in range(4):
+        one, many = (cluster_pairs(documents, queries, 20, KMeansSettings(restarts=n), seed) for n in (1, 8))
+        assert many.objective[-1] <= one.objective[-1]
+    assert len({cluster_pairs(documents, queries, 20, KMeansSettings(), seed).objective[-1] for seed in range(4)}) > 1
+    assert many.objective[-1] < one.objective[-1]
+
+
+def test_clusters_are_harder_than_chance() -> None:
+    documents, queries = topics(2000, 16, 40, offset=0.3)
+    found = cluster_pairs(documents, queries, 40, KMeansSettings(), 0)
+    shuffled = np.random.default_rng(0).permutation(found.assignments)
+    ours, random = (pair_similarity(documents, queries, groups).sum() for groups in (found.assignments, shuffled))
+    assert ours > 5 * random
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_bad_vector_is_named(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "PART_POINTS", 16)
+    both = topics(50, 4, 3)
+    both[side][37, 2] = np.nan if side else np.inf
+    with pytest.raises(UserError, match=f"{('document', 'query')[side]} vector of pair 37 "):
+        cluster_pairs(*both, 4, KMeansSettings(), 0)
+
+
+def test_queries_alone() -> None:
+    documents, queries = topics(400, 6, 12, offset=0.4)
+    found = cluster_pairs(documents, queries, 15, KMeansSettings(sides="queries"), 2)
+    again = cluster_pairs(queries, queries, 15, KMeansSettings(), 2)
+    assert found.assignments.tobytes() == again.assignments.tobytes()
+    assert found.centroids.tobytes() == again.centroids.tobytes()
+
+
+def test_zero_vectors_are_clustered_and_counted() -> None:
+    documents, queries = topics(50, 4, 3)
+    documents[[3, 9]] = 0
+    queries[[9, 10, 11]] = 0
+    for pairs in ("midpoint", "concat", "swap"):
+        found = cluster_pairs(documents, queries, 5, KMeansSettings.model_validate({"pairs": pairs}), 0)
+        assert (found.zeros, len(found.assignments)) == (4, 50)
+        assert np.isfinite(found.centroids).all()
+
+
+def test_vectors_of_any_length() -> None:
+    documents, queries = topics(300, 6, 10)
+    small, large = (cluster_pairs(f * documents, f * queries, 12, KMeansSettings(), 0) for f in (2.0**-20, 2.0**30))
+    assert small.assignments.tobytes() == large.assignments.tobytes()
+    assert (small.centroids * np.float32(2.0**50)).tobytes() == large.centroids.tobytes()
+    documents[5, 1] = 1e20
+    with pytest.raises(UserError, match=r"pair 5 .* beyond 1e\+15"):
+        cluster_pairs(documents, queries, 12, KMeansSettings(), 0)
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    documents, queries = topics(10, 4, 2)
+    with pytest.raises(UserError, match=r"\(10, 4\).*\(9, 4\)"):
+        cluster_pairs(documents, queries[:9], 2, KMeansSettings(), 0)
+    with pytest.raises(UserError, match="0 clusters"):
+        cluster_pairs(documents, queries, 0, KMeansSettings(), 0)
+    with pytest.raises(UserError, match="float64"):
+        cluster_pairs(documents.astype(np.float64), queries, 2, KMeansSettings(), 0)
+    with pytest.raises(ValidationError, match="sides: queries"):
+        KMeansSettings.model_validate({"sides": "queries", "pairs": "concat"})
+    with pytest.raises(ValidationError, match="midpont"):
+        KMeansSettings.model_validate({"pairs": "midpont"})
+    with pytest.raises(UserError, match="clusters of 0"):
+        number_of_clusters(10, 0)
+
+
+@pytest.mark.parametrize(("n", "size", "k"), [(1, 64, 1), (64, 64, 1), (65, 64, 2), (10**9, 3, 333333334)])
+def test_number_of_clusters(n: int, size: int, k: int) -> None:
+    assert number_of_clusters(n, size) == k

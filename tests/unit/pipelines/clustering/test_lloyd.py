@@ -1,0 +1,201 @@
+"""The steps of k-means: sums that hold every bit, whatever the parts, and points that count in either orientation."""
+
+import tracemalloc
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from raytriever.pipelines.clustering import parts as parts_module
+from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
+from raytriever.pipelines.clustering.lloyd import assign, cluster_sums, lloyd
+from raytriever.pipelines.clustering.pair_vectors import ArrayPairs, BothWays
+from raytriever.pipelines.clustering.parts import LocalParts, cut
+from raytriever.pipelines.clustering.points import (
+    ConcatenatedPairs,
+    Frame,
+    MidPoints,
+    Points,
+    TiedPairs,
+    concatenated,
+    midpoints,
+)
+
+RANDOM = np.random.default_rng(11)
+
+
+def unit_rows(*shape: int) -> NDArray[np.float32]:
+    rows = RANDOM.standard_normal(shape)
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def framed(kind: type[Points], count: int, dimension: int = 7, largest: float = 1.0) -> Points:
+    documents, queries = largest * unit_rows(2, count, dimension)
+    centre = None if kind.spherical else midpoints(documents, queries).mean(axis=0)
+    frame = Frame.around(centre, 1.0 if kind.spherical else 2 * largest, count)
+    return kind(ArrayPairs(documents, queries), frame)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.floats(1e-6, 1e6), st.integers(0, 99))
+def test_sums_hold_every_bit(count: int, largest: float, seed: int) -> None:
+    values = framed(MidPoints, count, 3, np.float32(largest)).take(slice(None)).astype(np.float64)
+    shuffled = np.random.default_rng(seed).permutation(values)
+    forwards, backwards, shuffled_sum = values.sum(axis=0), values[::-1].cumsum(axis=0)[-1], shuffled.cumsum(axis=0)[-1]
+    assert forwards.tobytes() == backwards.tobytes() == shuffled_sum.tobytes()
+
+
+def test_the_grid_is_finer_than_the_vectors() -> None:
+    documents, queries = unit_rows(2, 1000, 16)
+    frame = Frame.around(None, 2.0, 1000)
+    points = MidPoints(ArrayPairs(documents, queries), frame).take(slice(None))
+    np.testing.assert_allclose(points, midpoints(documents, queries), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [MidPoints, ConcatenatedPairs, TiedPairs])
+def test_parts_make_no_difference(kind: type[Points], monkeypatch: pytest.MonkeyPatch) -> None:
+    points = framed(kind, 500)
+    seeds = points.take(slice(0, 12))
+    whole = lloyd(LocalParts([points]), seeds, 8, -1.0)
+    monkeypatch.setattr(parts_module, "PART_POINTS", 37)
+    pieces = LocalParts(cut(points))
+    assert len(pieces.points) == 14
+    found = lloyd(pieces, seeds, 8, -1.0)
+    assert found.centroids.tobytes() == whole.centroids.tobytes()
+    assert np.concatenate(found.clusters).tolist() == whole.clusters[0].tolist()
+    assert found.objective == pytest.approx(whole.objective, rel=1e-13)
+    assert all(later <= earlier + 1e-9 for earlier, later in pairwise(found.objective))
+
+
+@pytest.mark.parametrize("kind", [MidPoints, ConcatenatedPairs, TiedPairs])
+def test_sums_changed_by_what_moved_are_sums(kind: type[Points]) -> None:
+    points = framed(kind, 400)
+    parts = LocalParts([points.subset(slice(0, 150)), points.subset(slice(150, 400))])
+    first, second = points.take(slice(0, 9)), points.take(slice(20, 29))
+    expected = assign(parts, second)
+    found = assign(parts, second, before=assign(parts, first))
+    assert found.sums.tobytes() == expected.sums.tobytes()
+    assert found.counts.tolist() == expected.counts.tolist()
+    near = [np.array([1, 3, 4]), np.array([0, 2, 8])]
+    expected = assign(parts, second, near)
+    found = assign(parts, second, near, before=assign(parts, first))
+    assert found.sums.tobytes() == expected.sums.tobytes()
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 999))
+def test_cluster_sums_one_point_at_a_time(count: int, k: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    points = random.integers(-5, 6, (count, 3)).astype(np.float32)
+    clusters = random.integers(0, k, count)
+    expected = np.zeros((k, 3))
+    for point, cluster in zip(points, clusters, strict=True):
+        expected[cluster] += point
+    assert cluster_sums(points, clusters, k).tolist() == expected.tolist()
+
+
+def test_both_ways_are_not_copies_but_read_like_them() -> None:
+    documents, queries = unit_rows(2, 10, 3)
+    points = ConcatenatedPairs(BothWays(ArrayPairs(documents, queries)))
+    whole = points.take(np.arange(20))
+    np.testing.assert_allclose(whole[:10, :3], queries / np.sqrt(2), atol=1e-6)
+    np.testing.assert_array_equal(whole[10:], np.roll(whole[:10], 3, axis=1))
+    for part in (slice(0, 10), slice(2, 5), slice(10, 20), slice(12, 13), slice(8, 15)):
+        np.testing.assert_array_equal(points.take(part), whole[part])
+        np.testing.assert_array_equal(points.subset(part).take(slice(None)), whole[part])
+    chosen = np.array([3, 13, 19, 0])
+    np.testing.assert_array_equal(points.subset(chosen).take(np.array([1, 3])), whole[[13, 0]])
+    assert points.pairs.name(13) == "pair 3 (counted from 0)"
+
+
+def literal_tied(points: NDArray[Any], centroids: NDArray[Any], steps: int) -> tuple[list[int], NDArray[Any]]:
+    """Spherical k-means where a point may turn its halves, one point at a time."""
+    half = points.shape[1] // 2
+    for step in range(steps + 1):
+        placed, clusters = [], []
+        for x in points.astype(float):
+            ways = [x, np.concatenate((x[half:], x[:half]))]
+            scores = np.array([[way @ c for c in centroids.astype(float)] for way in ways])
+            way, cluster = np.unravel_index(scores.argmax(), scores.shape)
+            placed.append(ways[way])
+            clusters.append(int(cluster))
+        if step == steps:
+            return clusters, centroids
+        for k in range(len(centroids)):
+            total = sum(x for x, cluster in zip(placed, clusters, strict=True) if cluster == k)
+            centroids[k] = total / np.linalg.norm(total)
+    raise AssertionError
+
+
+def test_tied_orientations_equal_the_literal_loop() -> None:
+    documents, queries = unit_rows(2, 90, 4)
+    seeds = concatenated(queries, documents)[:5]
+    expected, centroids = literal_tied(concatenated(queries, documents), seeds.copy(), 5)
+    found = lloyd(LocalParts([TiedPairs(ArrayPairs(documents, queries))]), seeds, 5, -1.0)
+    assert found.clusters[0].tolist() == expected
+    np.testing.assert_allclose(found.centroids, centroids, atol=1e-6)
+
+
+def test_swapping_some_pairs_changes_no_tied_cluster() -> None:
+    documents, queries = unit_rows(2, 300, 6)
+    documents[:, 0] += 1
+    swapped = RANDOM.random(300) < 0.5
+    swapped[:100] = False  # seeds stay as they are
+    one, other = (ArrayPairs(documents, queries), ArrayPairs(*_exchange(documents, queries, swapped)))
+    seeds = concatenated(queries, documents)[:7]
+    found = [lloyd(LocalParts([TiedPairs(pairs)]), seeds, 10, -1.0) for pairs in (one, other)]
+    assert found[0].clusters[0].tolist() == found[1].clusters[0].tolist()
+    assert found[0].objective[-1] == pytest.approx(found[1].objective[-1])
+
+
+def _exchange(
+    documents: NDArray[np.float32], queries: NDArray[np.float32], swapped: NDArray[np.bool_]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    turned = swapped[:, None]
+    return np.where(turned, queries, documents), np.where(turned, documents, queries)
+
+
+def test_only_clusters_of_both_copies_stay_empty_where_sides_lie_apart() -> None:
+    documents, queries = unit_rows(2, 400, 8)
+    documents[:, 0] += 2
+    documents /= np.linalg.norm(documents, axis=1, keepdims=True)
+    left_out = {
+        pairs: cluster_pairs(documents, queries, 20, KMeansSettings(pairs=pairs), 0).left_out
+        for pairs in ("concat", "swap")
+    }
+    assert left_out["concat"] > 5
+    assert left_out["swap"] == 0
+
+
+@pytest.mark.parametrize("pairs", ["concat", "swap"])
+def test_concatenations_are_never_held(pairs: Any) -> None:
+    documents, queries = unit_rows(2, 60_000, 32)
+    copies = 2 * 60_000 * 2 * 32 * 4
+    tracemalloc.start()
+    cluster_pairs(documents, queries, 20, KMeansSettings(pairs=pairs, iterations=2), 0)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < copies / 2
+
+
+def test_threads_of_parts_leave_torchs_number_alone() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    parts = LocalParts([framed(MidPoints, 10) for _ in range(3)])
+    assert [count for _, count in parts.map(_threads)] == [1, 1, 1]
+    with pytest.raises(ZeroDivisionError):
+        list(parts.map(_fail))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+
+
+def _threads(points: Points) -> int:  # noqa: ARG001
+    return torch.get_num_threads()
+
+
+def _fail(points: Points) -> float:
+    return 1 / (len(points) - 10)

@@ -1,0 +1,63 @@
+"""Many clusters by way of cells."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytriever.pipelines.clustering import parts as parts_module
+from raytriever.pipelines.clustering import two_levels
+from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
+from raytriever.pipelines.clustering.points import midpoints
+from raytriever.pipelines.clustering.two_levels import apportion
+from tests.unit.pipelines.clustering.test_kmeans import topics
+
+
+def test_two_levels_come_near_flat_clusters() -> None:
+    documents, queries = topics(6000, 12, 60)
+    flat = cluster_pairs(documents, queries, 90, KMeansSettings(), 0)
+    found = cluster_pairs(documents, queries, 90, KMeansSettings(two_level_above=10), 0)
+    assert len(found.centroids) == 90
+    assert np.unique(found.assignments).tolist() == list(range(90))
+    assert found.objective[-1] < 1.05 * flat.objective[-1]
+    spread = np.square(midpoints(documents, queries) - found.centroids[found.assignments]).sum()
+    assert spread == pytest.approx(found.objective[-1], rel=1e-4)
+
+
+@pytest.mark.parametrize("pairs", ["midpoint", "concat", "swap"])
+def test_parts_make_no_difference(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents, queries = topics(1500, 8, 30, offset=0.3)
+    settings = KMeansSettings.model_validate({"pairs": pairs, "two_level_above": 10, "iterations": 6})
+    whole = cluster_pairs(documents, queries, 40, settings, 5)
+    monkeypatch.setattr(parts_module, "PART_POINTS", 100)
+    monkeypatch.setattr(parts_module, "HELD_BYTES", 0)
+    found = cluster_pairs(documents, queries, 40, settings, 5)
+    assert found.assignments.tobytes() == whole.assignments.tobytes()
+    assert found.centroids.tobytes() == whole.centroids.tobytes()
+
+
+def test_with_all_cells_near_points_are_with_their_nearest_centroid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_levels, "NEAR_CELLS", 100)
+    documents, queries = topics(2000, 6, 30)
+    found = cluster_pairs(documents, queries, 50, KMeansSettings(two_level_above=10), 0)
+    points = midpoints(documents, queries).astype(np.float64)
+    nearest = np.square(points[:, None] - found.centroids).sum(axis=2).argmin(axis=1)
+    assert np.mean(nearest == found.assignments) > 0.999  # but for what float32 makes of nearly equal distances
+
+
+@pytest.mark.parametrize("distinct", [1, 5, 400])
+def test_fewer_distinct_pairs_than_clusters(distinct: int) -> None:
+    documents, queries = topics(distinct, 4, 3)
+    rows = np.arange(1200) % distinct
+    found = cluster_pairs(documents[rows], queries[rows], 600, KMeansSettings(two_level_above=10), 0)
+    assert len(found.centroids) <= distinct
+    assert found.left_out == 600 - len(found.centroids)
+    assert len(np.unique(rows + 1000 * found.assignments)) == distinct  # equal pairs are together
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.data())
+def test_apportion(sizes: list[int], data: st.DataObject) -> None:
+    k = data.draw(st.integers(len(sizes), sum(sizes)))
+    shares = apportion(k, np.array(sizes))
+    assert shares.sum() == k
+    assert all(1 <= share <= size for share, size in zip(shares, sizes, strict=True))

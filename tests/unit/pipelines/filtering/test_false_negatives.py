@@ -1,0 +1,204 @@
+"""Masks: each rule against a literal loop, and what no mask may do."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from raytriever.pipelines.filtering.false_negatives import (
+    RULES,
+    FalseNegativeSettings,
+    count_rules,
+    false_negatives,
+    from_columns,
+    own_columns,
+    pair_keys,
+    positive_keys,
+    positives_of,
+    score_mask,
+    to_columns,
+)
+from raytriever.retrieval.errors import UserError
+
+NONE = dict.fromkeys(("same_document", "same_text", "same_query", "known_positive", "surrogate_score"), False)
+
+
+class Batch:
+    """A batch whose ids, texts and vectors often coincide."""
+
+    def __init__(self, size: int, hard_negatives: int, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.size, self.columns = size, size + hard_negatives
+        self.arguments: dict[str, NDArray[Any]] = {
+            "queries": random.integers(0, size, size),
+            "documents": random.integers(0, self.columns, self.columns),
+            "query_texts": random.integers(0, size, size).astype(np.uint64),
+            "document_texts": random.integers(0, self.columns, self.columns).astype(np.uint64),
+            "known_positives": positive_keys(random.integers(0, size, 9), random.integers(0, self.columns, 9)),
+        }
+        self.query_vectors = random.integers(-2, 3, (size, 3)).astype(np.float32)
+        self.document_vectors = random.integers(-2, 3, (self.columns, 3)).astype(np.float32)
+
+    def mask(self, **changes: Any) -> tuple[NDArray[np.bool_], dict[str, int]]:
+        charged = self.charged(**changes)
+        assert charged.dtype == np.uint8
+        return charged > 0, count_rules(charged)
+
+    def charged(self, **changes: Any) -> NDArray[np.uint8]:
+        chosen = FalseNegativeSettings.model_validate(changes)
+        return false_negatives(chosen, vectors=(self.query_vectors, self.document_vectors), **self.arguments)
+
+    def rule(self, name: str, i: int, j: int) -> bool:
+        """Whether the rule leaves column j out of row i, said literally."""
+        queries, documents = self.arguments["queries"], self.arguments["documents"]
+        query_texts, document_texts = self.arguments["query_texts"], self.arguments["document_texts"]
+        if name == "same document":
+            return bool(documents[i] == documents[j])
+        if name == "same text":
+            return bool(document_texts[i] == document_texts[j])
+        if name == "same query":
+            twins = [
+                k for k in range(self.size) if k != i and (queries[i] == queries[k] or query_texts[i] == query_texts[k])
+            ]
+            answers = [*twins, i] if twins else []
+            return any(documents[j] == documents[k] or document_texts[j] == document_texts[k] for k in answers)
+        if name == "known positive":
+            return int(queries[i]) << 31 | int(documents[j]) in self.arguments["known_positives"].tolist()
+        scores = self.query_vectors[i] @ self.document_vectors.T
+        return bool(scores[j] >= scores[i])
+
+
+batches = st.builds(Batch, st.integers(1, 9), st.integers(0, 8), st.integers(0, 9999))
+
+
+@settings(deadline=None)
+@given(batches)
+def test_cells_and_counts_by_first_rule(batch: Batch) -> None:
+    expected, counts = np.zeros((batch.size, batch.columns), dtype=np.uint8), dict.fromkeys(RULES, 0)
+    for i in range(batch.size):
+        for j in range(batch.columns):
+            first = next((rule for rule in RULES if i != j and batch.rule(rule, i, j)), None)
+            if first:
+                expected[i, j] = RULES.index(first) + 1
+                counts[first] += 1
+    found = batch.charged()
+    np.testing.assert_array_equal(found, expected)
+    assert count_rules(found) == counts
+
+
+@settings(deadline=None)
+@given(batches, st.sampled_from(RULES))
+def test_each_rule_alone(batch: Batch, rule: str) -> None:
+    mask, counts = batch.mask(**{**NONE, rule.replace(" ", "_"): True})
+    expected = [[i != j and batch.rule(rule, i, j) for j in range(batch.columns)] for i in range(batch.size)]
+    assert mask.tolist() == expected
+    assert counts[rule] == mask.sum() == sum(counts.values())
+
+
+def test_no_rule_no_mask() -> None:
+    mask, counts = Batch(6, 4, 0).mask(**NONE)
+    assert not mask.any()
+    assert sum(counts.values()) == 0
+
+
+def test_margins_widen_the_mask() -> None:
+    queries = np.array([[1.0, 0], [0, 1]], dtype=np.float32)
+    documents = np.array([[0.8, 0.75], [0.7, 0.5], [-0.6, 0.3]], dtype=np.float32)
+    own = np.eye(2, 3, dtype=bool)
+
+    def cells(**margin: Any) -> list[list[bool]]:
+        return score_mask(queries, documents, own, **margin).tolist()
+
+    assert cells() == [[False, False, False], [True, False, False]]
+    assert cells(margin=0.2) == [[False, True, False], [True, False, True]]
+    assert cells(margin=0.2, margin_kind="relative") == [[False, True, False], [True, False, False]]
+    assert cells(fixed_threshold=0.2) == [[False, True, False], [True, False, True]]
+
+
+def test_a_relative_margin_widens_below_zero_too() -> None:
+    queries, documents = np.ones((1, 1), np.float32), np.array([[-1.0], [-1.05]], np.float32)
+    own = np.eye(1, 2, dtype=bool)
+    assert not score_mask(queries, documents, own).any()
+    assert score_mask(queries, documents, own, margin=0.1, margin_kind="relative").tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("dimension", [33, 384])
+def test_equal_documents_tie_wherever_they_stand(dimension: int) -> None:
+    random = np.random.default_rng(0)
+    queries = random.standard_normal((70, dimension)).astype(np.float32)
+    documents = np.repeat(random.standard_normal((1, dimension)), 143, axis=0).astype(np.float32)
+    own = np.eye(70, 143, dtype=bool)
+    assert score_mask(queries, documents, own).sum() == 70 * 142
+
+
+def test_equal_to_float64_scores() -> None:
+    random = np.random.default_rng(3)
+    queries, documents = (random.standard_normal((n, 48)).astype(np.float16) for n in (128, 300))
+    scores = queries.astype(np.float64) @ documents.T.astype(np.float64)
+    own = np.eye(128, 300, dtype=bool)
+    expected = (scores >= np.diagonal(scores)[:, None]) & ~own
+    np.testing.assert_array_equal(score_mask(queries, documents, own), expected)
+
+
+def test_own_columns_are_the_positive_and_its_hard_negatives() -> None:
+    assert own_columns(2, 2).astype(int).tolist() == [[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1]]
+    np.testing.assert_array_equal(own_columns(3, 0), np.eye(3))
+
+
+def test_own_hard_negatives_are_not_judged_by_scores_but_by_other_rules() -> None:
+    batch = Batch(4, 8, 1)
+    own = own_columns(4, 2)
+    batch.document_vectors[:] = 1
+    batch.query_vectors[:] = 1
+    judged, _ = batch.mask(**{**NONE, "surrogate_score": True})
+    assert judged.sum() == 4 * 11
+    batch.arguments["own"] = own
+    mask, _ = batch.mask(**{**NONE, "surrogate_score": True})
+    np.testing.assert_array_equal(mask, ~own)
+    batch.arguments["documents"][5] = batch.arguments["documents"][0]  # a hard negative of row 0 is its positive
+    mask, _ = batch.mask(**{**NONE, "same_document": True, "surrogate_score": True})
+    assert mask[0, 5]
+
+
+def test_scores_need_vectors() -> None:
+    batch = Batch(3, 0, 0)
+    with pytest.raises(UserError, match="surrogate_score needs vectors"):
+        false_negatives(FalseNegativeSettings(), **batch.arguments)
+    charged = false_negatives(FalseNegativeSettings(surrogate_score=False), **batch.arguments)
+    np.testing.assert_array_equal(charged > 0, batch.mask(surrogate_score=False)[0])
+
+
+def test_positives_of_queries_are_found_among_sorted_keys() -> None:
+    keys = np.sort(pair_keys(np.array([3, 0, 3, 7, 3]), np.array([5, 1, 2, 0, 5])))  # one of them twice
+    found = positives_of(keys, np.array([3, 1, 7, 0, 8]))
+    assert [documents.tolist() for documents in found] == [[2, 5, 5], [], [0], [1], []]
+    np.testing.assert_array_equal(positive_keys(np.array([3, 0, 3]), np.array([5, 1, 5])), keys[[0, -2]])
+
+
+@given(st.integers(1, 7), st.integers(1, 20), st.integers(0, 999))
+def test_columns_round_trip(rows: int, width: int, seed: int) -> None:
+    mask = np.random.default_rng(seed).random((rows, width)) < 0.3
+    columns = to_columns(mask)
+    assert [part.tolist() for part in columns] == [np.flatnonzero(row).tolist() for row in mask]
+    assert all(part.dtype == np.int32 for part in columns)
+    np.testing.assert_array_equal(from_columns(columns, width), mask)
+    np.testing.assert_array_equal(from_columns([part.tolist() for part in columns], width), mask)
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(UserError, match=r"Row 1 .* columns 0 to 5, but there are 5"):
+        from_columns([[1], [0, 5]], 5)
+    batch = Batch(4, 2, 0)
+    batch.document_vectors[5, 1] = np.inf
+    with pytest.raises(UserError, match="document vector in row 5"):
+        batch.mask()
+    with pytest.raises(UserError, match=r"\(4, 3\).*\(3, 3\)"):
+        score_mask(batch.query_vectors, batch.document_vectors[:3], np.eye(4, 3, dtype=bool))
+    with pytest.raises(ValidationError, match="margin_kind"):
+        FalseNegativeSettings.model_validate({"margin_kind": "percent"})
+    with pytest.raises(UserError, match="2147483648"):
+        positive_keys(np.array([2**31]), np.array([0]))

@@ -1,0 +1,52 @@
+"""Collections for the tests of jobs, out of lists."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raytriever.retrieval.artifact_writer import ArtifactWriter
+from raytriever.retrieval.artifacts import Derivation, ShardWriter
+from raytriever.retrieval.collections.collection import JUDGMENTS, QUERIES
+
+Rows = list[tuple[Any, ...]]
+
+
+def store(folder: Path, documents: list[pa.Table], queries: Rows, judged: Rows) -> str:
+    """A collection as ``collect`` writes it, one file for each table of documents; no text is refused."""
+    tables = {f"documents/{number:05d}.parquet": table for number, table in enumerate(documents)}
+    for part, schema, rows in (("queries", QUERIES, queries), ("judgments", JUDGMENTS, judged)):
+        found = [dict(zip(schema.names, row, strict=True)) for row in rows]
+        tables[f"{part}/00000.parquet"] = pa.Table.from_pylist(found, schema)
+    writer = ArtifactWriter(str(folder), Derivation("collection", "made up", 1, {}, {}))
+    writer.begin()
+    with writer.folder.scratch() as scratch:
+        shard = ShardWriter(writer.folder, "all", scratch)
+        for name, table in tables.items():
+            pq.write_table(table, shard.path(name), row_group_size=3)
+            shard.add(name)
+        counts = {"documents": sum(map(len, documents)), "queries": len(queries), "judgments": len(judged)}
+        record = shard.commit(counts["documents"], counts=counts)
+    return writer.finish([record], {}, {"seconds": 1.0}).uri
+
+
+def collection_of(
+    folder: Path,
+    queries: list[str],
+    documents: list[tuple[str, str]],
+    train: list[tuple[int, int]],
+    **splits: list[tuple[int, int]],
+) -> str:
+    """Queries q0, q1, …, documents (title, text) d0, d1, … of two domains, and who answers whom in each split."""
+    rows = [
+        {"id": f"d{number}", "title": title, "text": text, "domain": f"domain {number % 2}"}
+        for number, (title, text) in enumerate(documents)
+    ]
+    asked = [(f"q{number}", text, "", []) for number, text in enumerate(queries)]
+    judged = [
+        (f"q{query}", f"d{document}", 1, split)
+        for split, pairs in {"train": train, **splits}.items()
+        for query, document in pairs
+    ]
+    return store(folder / "collection", [pa.Table.from_pylist(rows)], asked, judged)

@@ -1,0 +1,134 @@
+"""`raytriever chunk`: a collection of chunks that tile their sources, counted, whatever the shards."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from raytriever.pipelines.jobs.chunk import CHUNKS, Chunk, ChunkConfig, upper_bounds
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.collection import QUERIES
+from raytriever.retrieval.collections.column_names import DocumentTable
+from raytriever.retrieval.collections.columns import ColumnFiles
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from tests.unit.pipelines.chunking.test_sources import passages, stored
+from tests.unit.pipelines.chunking.texts import real_data
+from tests.unit.small_run import make
+
+ROWS = [
+    ("a/b.md", "First", "# Head\n\nOne two three. Four five six.\n\n```\ncode\n```\n", "docs"),
+    ("x", "", " \n", "docs"),
+    ("c.py", "", "def f():\n    return 1\n", "code"),
+    ("", "Prose", "One two three four. Five six seven eight. Nine.", ""),
+]
+
+
+def chunk(folder: Path, collection: StoredCollection, **settings: Any) -> StoredCollection:
+    values = {"collection": collection.uri, "output": str(folder), **settings}
+    return StoredCollection(make(Chunk(validate(ChunkConfig, values, "Settings of chunk"))))
+
+
+def test_chunks_are_a_collection(tmp_path: Path) -> None:
+    source = stored(tmp_path / "source", [ROWS])
+    made = chunk(tmp_path / "made", source, chunking={"kind": "auto", "max_words": 6, "min_words": 2})
+    made.verify()
+    rows = made.rows_of("documents").read(CHUNKS.names)
+    assert rows.schema.equals(CHUNKS)
+    assert rows["id"].to_pylist() == ["a/b.md#0", "a/b.md#1", "c.py#0", "#0", "#1"]
+    assert rows["source_id"].to_pylist() == ["a/b.md", "a/b.md", "c.py", "", ""]
+    assert rows["title"].to_pylist() == ["First", "First", "", "Prose", "Prose"]
+    assert rows["domain"].to_pylist() == ["docs", "docs", "code", "", ""]
+    assert rows["number"].to_pylist() == [0, 1, 0, 0, 1]
+    texts = {row[0]: row[2] for row in ROWS}
+    for row in rows.to_pylist():
+        assert row["text"] == texts[row["source_id"]][row["start"] : row["end"]]
+    assert made.count("documents") == made.rows == 5
+    assert made.count("queries") == made.count("judgments") == 0
+    assert made.rows_of("queries").read(["id"]).num_rows == made.rows_of("judgments").read(["split"]).num_rows == 0
+    assert pq.read_schema(made.path("queries/00000.parquet")).equals(QUERIES)
+    assert made.manifest["dropped"] == {"documents without a text": 1}
+    counts = made.manifest["counts"]
+    assert (counts["source_documents"], counts["words"]) == (3, 24)
+    assert [counts[f"sources_cut_as_{kind}"] for kind in ("markdown", "code", "sentences")] == [1, 1, 1]
+    assert made.manifest["inputs"] == {"collection": source.fingerprint}
+    histogram = made.manifest["facts"]["words_per_chunk"]
+    assert histogram["up_to"] == [1, 2, 3, 4, 5, 6]
+    assert (sum(histogram["chunks"]), histogram["longer"]) == (5, 0)
+
+
+def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
+    source = stored(tmp_path / "source", [passages(*"ABCDEFG"), passages("H", "I")])
+    tables = []
+    for name, size in (("one", 64.0), ("many", 1e-6)):
+        made = chunk(tmp_path / name, source, megabytes_per_shard=size)
+        assert len(made.shards) == (1 if name == "one" else 5)
+        assert len(made.names("documents/")) == len(made.shards)
+        tables.append(made.rows_of("documents").read(CHUNKS.names))
+        assert made.manifest["facts"]["words_per_chunk"]["chunks"][:2] == [9, 0]
+    assert tables[0].equals(tables[1])
+
+
+def test_joined_titles(tmp_path: Path) -> None:
+    source = stored(tmp_path / "source", [passages(*"AAABBA")])
+    made = chunk(tmp_path / "made", source, join_titles=True, megabytes_per_shard=1e-6)
+    rows = made.rows_of("documents").read(["id", "text"]).to_pylist()
+    assert [(row["id"], row["text"]) for row in rows] == [
+        ("0#0", "text 0. text 1. text 2."),
+        ("3#0", "text 3. text 4."),
+        ("5#0", "text 5."),
+    ]
+    assert made.manifest["facts"]["titles_that_come_again"] == 1
+    stage = Chunk(ChunkConfig(collection=source.uri, output=made.uri))
+    assert "1 times a title came again" in " ".join(stage.announce(made))
+    assert stage.summary(made) == "3 chunks of 3 documents, on average 4 words"
+
+
+def test_a_collection_without_texts_is_refused(tmp_path: Path) -> None:
+    source = stored(tmp_path / "source", [[("1", "only a title", "", "")]])
+    with pytest.raises(UserError, match="no document with a text"):
+        chunk(tmp_path / "made", source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"chunking": {"kind": "sentence"}}, "chunking.kind"),
+        ({"chunking": {"max_words": 10}}, "lower it to 5 or less"),
+        ({"chunking": {"kind": "code", "programming_language": "cobol"}}, "programming_language"),
+        ({"megabytes_per_shard": 0}, "megabytes_per_shard"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(ChunkConfig, {"collection": "c", "output": "o", **settings}, "Settings of chunk")
+
+
+@pytest.mark.parametrize("most", [1, 7, 24, 120, 250])
+def test_bins_end_at_the_limit(most: int) -> None:
+    bounds = upper_bounds(most)
+    assert bounds == sorted(set(bounds))
+    assert bounds[-1] == most
+    assert len(bounds) <= 24
+
+
+@real_data
+def test_real_articles(tmp_path: Path) -> None:
+    path = Path(os.environ["RAYTRIEVER_TEST_DATA"]) / "raw_wikipedia"
+    documents = DocumentTable(table=["docs.jsonl"], id="id", title="title", text="text")
+    config = CollectConfig(source=ColumnFiles(path=str(path), documents=documents), output=str(tmp_path / "source"))
+    source = StoredCollection(make(Collect(config)))
+    made = chunk(tmp_path / "made", source)
+    rows = made.rows_of("documents").read(["source_id", "text"]).to_pylist()
+    joined: dict[str, str] = {}
+    for row in rows:
+        joined[row["source_id"]] = joined.get(row["source_id"], "") + row["text"]
+    with (path / "docs.jsonl").open(encoding="utf-8") as file:
+        assert joined == {row["id"]: row["text"] for row in map(json.loads, file)}
+    assert isinstance(made, Artifact)
+    assert made.manifest["counts"]["chunks_shorter_than_min_words"] <= 5

@@ -1,0 +1,111 @@
+"""The cluster job in this process: what it writes and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
+from raytriever.pipelines.clusters import read_clusters, size_histogram
+from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.stage import Resources
+from tests.unit.pipelines.jobs.paired_vectors import store, topics
+from tests.unit.small_run import make
+
+DOMAINS = [("a", "b")[number % 3 == 0] for number in range(600)]
+
+
+def config(folder: Path, inputs: dict[str, str], **settings: Any) -> ClusterConfig:
+    return ClusterConfig(output=str(folder / "clusters"), cluster_size=20, **inputs, **settings)
+
+
+def test_domains_are_clustered_apart_as_the_plain_function_does(tmp_path: Path) -> None:
+    documents, queries = topics(600, 12, 30)
+    artifact = Artifact(make(Cluster(config(tmp_path, store(tmp_path, documents, queries, DOMAINS), seed=3))))
+    domains = read_clusters(artifact)
+    assert [domain.name for domain in domains] == ["a", "b"]
+    for domain, shard in zip(domains, artifact.shards, strict=True):
+        own = np.flatnonzero(np.array(DOMAINS) == domain.name)
+        assert domain.pairs.tolist() == own.tolist()
+        k = -(-len(own) // 20)
+        objective = shard.facts["objective"]
+        assert len(objective) == shard.facts["iterations"] + 1
+        assert shard.facts["clusters_asked_for"] == k == len(domain.centroids)
+        assert shard.facts["sizes"] == size_histogram(domain.clusters)
+        mid_points = (documents[own].astype(float) + queries[own]) / 2
+        spread = np.square(mid_points - domain.centroids[domain.clusters]).sum()
+        assert spread == pytest.approx(objective[-1], rel=1e-5)
+    facts = artifact.manifest["facts"]
+    assert (facts["sides"], facts["clusters_asked_for"], facts["pairs_with_zero_vectors"]) == ("both", 30, 0)
+    assert sum(facts["sizes"]) == 30
+
+
+def test_queries_alone_need_no_documents(tmp_path: Path) -> None:
+    _, queries = topics(600, 12, 30)
+    inputs = store(tmp_path, None, queries, ["one"] * 600)
+    artifact = Artifact(make(Cluster(config(tmp_path, inputs, kmeans={"sides": "queries"}))))
+    (domain,) = read_clusters(artifact)
+    distances = np.square(queries.astype(float)[:, None] - domain.centroids).sum(axis=2)
+    assert domain.clusters.tolist() == distances.argmin(axis=1).tolist()
+    assert artifact.manifest["facts"]["sides"] == "queries"
+    with pytest.raises(UserError, match="no vectors of documents"):
+        make(Cluster(config(tmp_path / "other", inputs)))
+
+
+def test_a_bad_vector_is_named_by_its_ids(tmp_path: Path) -> None:
+    documents, queries = topics(600, 12, 30)
+    documents[302, 5] = np.nan
+    name = r"document vector of pair 302 \(query 'q302', document 'd297'\)"
+    with pytest.raises(UserError, match=name):
+        make(Cluster(config(tmp_path, store(tmp_path, documents, queries, DOMAINS))))
+
+
+def test_zero_vectors_are_counted(tmp_path: Path) -> None:
+    documents, queries = topics(600, 12, 30)
+    documents[[3, 4]] = 0
+    queries[[4, 90]] = 0
+    artifact = Artifact(make(Cluster(config(tmp_path, store(tmp_path, documents, queries, DOMAINS)))))
+    assert artifact.manifest["facts"]["pairs_with_zero_vectors"] == 3
+
+
+def test_a_domain_of_one_pair_and_one_of_equal_vectors(tmp_path: Path) -> None:
+    documents, queries = topics(600, 12, 30)
+    documents[1:], queries[1:] = documents[1], queries[1]
+    inputs = store(tmp_path, documents, queries, ["alone"] + ["equal"] * 599)
+    artifact = Artifact(make(Cluster(config(tmp_path, inputs, smallest_domain=1))))
+    assert [domain.clusters.max() for domain in read_clusters(artifact)] == [0, 0]
+    assert [shard.facts["sizes"] for shard in artifact.shards] == [[1], [0] * 9 + [1]]
+    assert artifact.manifest["facts"]["clusters_asked_for"] == 31
+
+
+def test_no_pairs(tmp_path: Path) -> None:
+    documents, queries = topics(3, 4, 1)
+    inputs = store(tmp_path, documents[:0], queries[:0], [])
+    with pytest.raises(UserError, match="holds no pairs"):
+        Cluster(config(tmp_path, inputs)).plan()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    documents, queries = topics(600, 12, 30)
+    inputs = store(tmp_path, documents, queries, DOMAINS)
+    with pytest.raises(UserError, match="torch finds none here"):
+        make(Cluster(config(tmp_path, inputs, resources=Resources(gpus_per_worker=1))))
+
+
+@pytest.mark.parametrize("above", [2, 1000])
+def test_the_plain_function_finds_the_same(tmp_path: Path, above: int) -> None:
+    documents, queries = topics(600, 12, 30)
+    kmeans = KMeansSettings(two_level_above=above)
+    inputs = store(tmp_path, documents, queries, ["a"] * 600)
+    artifact = Artifact(make(Cluster(config(tmp_path, inputs, kmeans=kmeans.model_dump()))))
+    (domain,) = read_clusters(artifact)
+    found = cluster_pairs(documents, queries, 30, kmeans, 0 ^ 3904355907)  # CRC-32 of 'a'
+    assert domain.clusters.tolist() == found.assignments.tolist()
+    assert domain.centroids.tobytes() == found.centroids.tobytes()
+    assert json.dumps(artifact.manifest)  # plain values only

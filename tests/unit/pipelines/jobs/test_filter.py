@@ -1,0 +1,343 @@
+"""The job on a small collection against a literal filter, and what it refuses."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from raytriever.pipelines.batches import BatchReader
+from raytriever.pipelines.filtering import pair_batches
+from raytriever.pipelines.jobs import lookups
+from raytriever.pipelines.jobs.filter import Filter, FilterConfig
+from raytriever.retrieval.collections.collection import DOCUMENTS
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates, make_packing, make_pairs, make_vectors
+from tests.unit.pipelines.jobs.made_up import store
+from tests.unit.small_run import make
+
+QUERIES, DOCUMENTS_, SIZE, BATCHES, EPOCHS = 30, 50, 4, 6, 2
+
+
+@dataclass
+class World:
+    """Artifacts, and the same as Python values."""
+
+    inputs: dict[str, str]
+    candidates: str
+    folder: Path
+    queries: list[str]
+    documents: list[dict[str, str]]
+    pairs: list[tuple[int, int]]
+    epochs: list[NDArray[np.int64]]
+    lists: dict[int, list[tuple[int, int | None]]]
+    scores: NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("filter")
+    random = np.random.default_rng(5)
+    texts = [f"text {random.integers(15)}" for _ in range(DOCUMENTS_)]
+    documents = [
+        {"id": f"d{row}", "title": f"title {row % 3}" if row % 2 else "", "text": text, "domain": ""}
+        for row, text in enumerate(texts)
+    ]
+    queries = [f"query {random.integers(24)}?" for _ in range(QUERIES)]
+    pairs = sorted({(int(random.integers(QUERIES)), int(random.integers(DOCUMENTS_))) for _ in range(40)})
+    judged = [(f"q{query}", f"d{document}", 1, "train") for query, document in pairs]
+    known = set(pairs)
+    judged += [
+        (f"q{query}", f"d{document}", -(document % 2), "judged")
+        for query in range(QUERIES)
+        for document in random.permutation(DOCUMENTS_)[: 2 + query % 3].tolist()
+        if (query, document) not in known
+    ]
+    tables = [pa.Table.from_pylist(documents[at : at + 17], DOCUMENTS) for at in range(0, DOCUMENTS_, 17)]
+    collection = store(folder / "c", tables, [(f"q{row}", text, "", []) for row, text in enumerate(queries)], judged)
+    lists: dict[int, list[tuple[int, int | None]]] = {}
+    for query in random.permutation(QUERIES).tolist():
+        rows = random.permutation(DOCUMENTS_)[: 3 + query % 4].tolist()
+        lists[query] = [(row, 1 if (query, row) in known else [None, 0][row % 2]) for row in rows]
+    vectors = [random.integers(-2, 3, (number, 4)).astype(np.float16) for number in (QUERIES, DOCUMENTS_)]
+    stored_pairs = make_pairs(folder / "p", collection, pairs)
+    epochs = [random.permutation(len(pairs))[: BATCHES * SIZE].reshape(BATCHES, SIZE) for _ in range(EPOCHS)]
+    return World(
+        inputs={
+            "collection": collection,
+            "pairs": stored_pairs,
+            "packing": make_packing(folder / "k", stored_pairs, epochs),
+            "vectors": make_vectors(folder / "v", collection, *vectors),
+        },
+        candidates=make_candidates(folder / "n", collection, lists, "labelled_lists"),
+        folder=folder,
+        queries=queries,
+        documents=documents,
+        pairs=pairs,
+        epochs=epochs,
+        lists=lists,
+        scores=vectors[0].astype(float) @ vectors[1].astype(float).T,
+    )
+
+
+def run(world: World, output: Path, **settings: Any) -> BatchReader:
+    values = {**world.inputs, "output": str(output), "batches_per_shard": 4, **settings}
+    return BatchReader(make(Filter(validate(FilterConfig, values, "Settings of filter"))))
+
+
+def key(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+class Literal:
+    """Which rule leaves what out, said plainly."""
+
+    def __init__(self, world: World, rows: list[dict[str, Any]], pairs: list[int], own_too: bool) -> None:
+        self.world, self.own_too = world, own_too
+        self.queries = [world.pairs[pair][0] for pair in pairs]
+        hard = [int(name[1:]) for row in rows for name in row["hard_negative_ids"]]
+        self.columns = [world.pairs[pair][1] for pair in pairs] + hard
+        self.owners = [*range(len(rows)), *(at for at, row in enumerate(rows) for _ in row["hard_negatives"])]
+        self.texts = [key(row["document"]) for row in rows] + [key(t) for row in rows for t in row["hard_negatives"]]
+        self.query_texts = [key(row["query"]) for row in rows]
+
+    def same_answers(self, i: int) -> list[int]:
+        twins = [
+            k
+            for k in range(len(self.queries))
+            if self.queries[k] == self.queries[i] or self.query_texts[k] == self.query_texts[i]
+        ]
+        return twins if len(twins) > 1 else []
+
+    def rule(self, i: int, j: int) -> str | None:
+        scores = self.world.scores[self.queries[i]]
+        if i == j:
+            return None
+        if self.columns[i] == self.columns[j]:
+            return "same document"
+        if self.texts[i] == self.texts[j]:
+            return "same text"
+        if any(self.columns[k] == self.columns[j] or self.texts[k] == self.texts[j] for k in self.same_answers(i)):
+            return "same query"
+        if (self.queries[i], self.columns[j]) in self.world.pairs:
+            return "known positive"
+        judged = self.own_too or self.owners[j] != i
+        return "surrogate score" if judged and scores[self.columns[j]] >= scores[self.columns[i]] else None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"negatives": "mined", "negatives_per_example": 2},
+        {"negatives": "mined", "with_title": False, "false_negatives": {"mask_own_hard_negatives": True}},
+        {"judged_negatives": "judged", "negatives_per_example": 3, "too_few_negatives": "repeat"},
+    ],
+    ids=["plain", "mined", "masked too", "judged"],
+)
+def test_batches_are_those_of_a_literal_filter(
+    world: World, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_batches, "_EXAMPLES_AT_ONCE", 2 * SIZE)
+    monkeypatch.setattr(lookups, "_ROWS_OF_A_PART", 20)
+    if "negatives" in settings:
+        settings = {**settings, "negatives": world.candidates}
+    reader = run(world, tmp_path / "b", **settings)
+    number = settings.get("negatives_per_example", 1) if len(settings) else 0
+    own_too = "false_negatives" in settings
+    with_title = settings.get("with_title", True)
+    counts: dict[str, int] = {}
+    for epoch in range(EPOCHS):
+        assert reader.number_of_batches(epoch) == BATCHES
+        for index, pairs in enumerate(world.epochs[epoch].tolist()):
+            rows = reader.read(epoch, index).to_pylist()
+            literal = Literal(world, rows, pairs, own_too)
+            for place, (row, pair) in enumerate(zip(rows, pairs, strict=True)):
+                query, document = world.pairs[pair]
+                assert (row["query_id"], row["query"]) == (f"q{query}", world.queries[query])
+                assert row["document_id"] == f"d{document}"
+                for name, text in zip(
+                    [row["document_id"], *row["hard_negative_ids"]],
+                    [row["document"], *row["hard_negatives"]],
+                    strict=True,
+                ):
+                    stored = world.documents[int(name[1:])]
+                    assert text == (f"{stored['title']} {stored['text']}".strip() if with_title else stored["text"])
+                assert len(row["hard_negative_ids"]) == number
+                assert (row["domain"], row["cluster"]) == (f"domain {index % 2}", -1)
+                found = [literal.rule(place, column) for column in range(len(literal.columns))]
+                assert row["masked"] == [column for column, rule in enumerate(found) if rule]
+                for rule in filter(None, found):
+                    counts[rule] = counts.get(rule, 0) + 1
+    stored_counts = reader.artifact.manifest["counts"]
+    assert {rule: stored_counts[f"masked by {rule}"] for rule in counts} == counts
+    assert len(counts) >= 4
+    assert stored_counts["negatives"] == EPOCHS * BATCHES * SIZE * (SIZE + SIZE * number - 1)
+    assert reader.artifact.manifest["facts"] == {"layout": "pairs", "negatives_per_example": number}
+
+
+def drawn(reader: BatchReader, epoch: int) -> dict[tuple[str, str], list[str]]:
+    rows = [row for index in range(BATCHES) for row in reader.read(epoch, index).to_pylist()]
+    return {(row["query_id"], row["document_id"]): row["hard_negative_ids"] for row in rows}
+
+
+def of_list(world: World, query: str) -> list[str]:
+    return [f"d{row}" for row, grade in world.lists[int(query[1:])] if not grade]
+
+
+def test_negatives_are_a_sample_of_each_epochs_own_or_the_first(world: World, tmp_path: Path) -> None:
+    asked = {"negatives": world.candidates, "negatives_per_example": 2}
+    sampled = run(world, tmp_path / "s", **asked)
+    again = run(world, tmp_path / "t", **asked, seed=1)
+    first = run(world, tmp_path / "f", **asked, choose_negatives="first")
+    changed = 0
+    for epoch in range(EPOCHS):
+        for (query, _), found in drawn(first, epoch).items():
+            assert found == of_list(world, query)[:2]
+        for (query, _), found in drawn(sampled, epoch).items():
+            assert len(set(found)) == 2
+            assert set(found) <= set(of_list(world, query))
+        assert drawn(sampled, epoch) != drawn(again, epoch)
+    both = [drawn(sampled, epoch) for epoch in range(EPOCHS)]
+    for pair in both[0].keys() & both[1].keys():
+        changed += both[0][pair] != both[1][pair]
+    assert changed > 5
+
+
+def test_a_pair_draws_the_same_in_whatever_batch_it_is(world: World, tmp_path: Path) -> None:
+    turned = make_packing(tmp_path / "k", world.inputs["pairs"], [epoch[::-1, ::-1] for epoch in world.epochs])
+    asked = {"negatives": world.candidates}
+    here, there = run(world, tmp_path / "a", **asked), run(world, tmp_path / "b", **asked, packing=turned)
+    for epoch in range(EPOCHS):
+        assert drawn(here, epoch) == drawn(there, epoch)
+
+
+def test_too_few_negatives(world: World, tmp_path: Path) -> None:
+    asked = {"negatives": world.candidates, "negatives_per_example": 5}
+    with pytest.raises(
+        UserError, match=r"packed pairs have fewer than 5 hard negatives, the first of query 'q\d+' \(\d"
+    ):
+        run(world, tmp_path / "r", **asked)
+    repeated = run(world, tmp_path / "f", **asked, too_few_negatives="repeat")
+    at_random = run(world, tmp_path / "x", **asked, too_few_negatives="random")
+    short = 0
+    for epoch in range(EPOCHS):
+        for (query, _), found in drawn(repeated, epoch).items():
+            listed = of_list(world, query)
+            short += max(0, 5 - len(listed))
+            assert set(found) == set(listed) or len(listed) > 5
+            assert max(found.count(name) for name in found) == -(-5 // min(len(listed), 5))
+        for (query, _), found in drawn(at_random, epoch).items():
+            listed = of_list(world, query)
+            assert len(set(found)) == 5
+            assert set(listed) <= set(found) or len(listed) > 5
+            assert not {(int(query[1:]), int(name[1:])) for name in found} & set(world.pairs)
+    assert repeated.artifact.manifest["counts"]["hard negatives repeated"] == short > 0
+    assert at_random.artifact.manifest["counts"]["hard negatives drawn at random"] == short
+
+
+def test_a_query_without_any_gets_random_ones_on_request(world: World, tmp_path: Path) -> None:
+    query = world.pairs[int(world.epochs[0][0, 0])][0]
+    lists = {row: found for row, found in world.lists.items() if row != query}
+    negatives = make_candidates(tmp_path / "n", world.inputs["collection"], lists)
+    with pytest.raises(UserError, match=rf"the first of query 'q{query}' \(0\)"):
+        run(world, tmp_path / "r", negatives=negatives)
+    reader = run(world, tmp_path / "b", negatives=negatives, too_few_negatives="repeat")
+    assert reader.read(0, 0)["hard_negative_ids"][0].as_py()
+    assert reader.artifact.manifest["counts"]["hard negatives drawn at random"] > 0
+    nobody = make_candidates(tmp_path / "e", world.inputs["collection"], {query: []})
+    with pytest.raises(UserError, match="No packed pair's query has a hard negative"):
+        run(world, tmp_path / "q", negatives=nobody, too_few_negatives="random")
+    with pytest.raises(UserError, match=r"random documents are needed .* the collection has 50\. Lower"):
+        run(world, tmp_path / "y", negatives=negatives, negatives_per_example=60, too_few_negatives="random")
+
+
+def test_judged_negatives_are_those_of_no_relevance(world: World, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Split 'train' of .* judges no document with a relevance of 0 or less"):
+        run(world, tmp_path / "r", judged_negatives="train")
+    with pytest.raises(UserError, match="no judgments of split 'dev'"):
+        run(world, tmp_path / "s", judged_negatives="dev")
+
+
+def test_bytes_do_not_depend_on_blocks_or_parts(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"negatives": world.candidates, "negatives_per_example": 2}
+    run(world, tmp_path / "a", **asked)
+    monkeypatch.setattr(pair_batches, "_EXAMPLES_AT_ONCE", 1)
+    monkeypatch.setattr(lookups, "_ROWS_OF_A_PART", 1)
+    run(world, tmp_path / "b", **asked)
+    assert contents(str(tmp_path / "a")) == contents(str(tmp_path / "b"))
+
+
+def test_lookups_are_not_left_behind(world: World, tmp_path: Path) -> None:
+    reader = run(world, tmp_path / "b", negatives=world.candidates)
+    kept = {name.split("/")[0] for name in contents(reader.uri)}
+    assert kept == {"audit.json", "audits", "epoch=00000", "epoch=00001", "manifest.json"}
+
+
+def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, tmp_path: Path) -> None:
+    reader = run(world, tmp_path / "b", negatives=world.candidates)
+    audit = json.loads((tmp_path / "b" / "audit.json").read_text())
+    counts = reader.artifact.manifest["counts"]
+    assert audit["batches"] == counts["batches"] == EPOCHS * BATCHES
+    assert audit["negatives"] == counts["negatives"]
+    shown = 0
+    for rule, found in audit["rules"].items():
+        assert found["negatives"] == counts[f"masked by {rule}"]
+        places = [(example["epoch"], example["batch"]) for example in found["examples"]]
+        assert places == sorted(set(places))
+        assert len(places) == min(10, found["batches"])
+        for example in found["examples"]:
+            shown += 1
+            rows = reader.read(example["epoch"], example["batch"]).to_pylist()
+            row, column = rows[example["row"]], example["column"]
+            assert column in row["masked"]
+            assert (row["query_id"], row["document_id"]) == (example["query_id"], example["positive_id"])
+            names = [r["document_id"] for r in rows] + [name for r in rows for name in r["hard_negative_ids"]]
+            texts = [r["document"] for r in rows] + [text for r in rows for text in r["hard_negatives"]]
+            assert (names[column], texts[column]) == (example["document_id"], example["document"])
+            scores = world.scores[int(row["query_id"][1:])]
+            assert example["score"] == scores[int(example["document_id"][1:])]
+            assert example["positive_score"] == scores[int(example["positive_id"][1:])]
+            assert rule != "surrogate score" or example["score"] >= example["positive_score"]
+    assert shown > 20
+
+
+def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'false_negatives\.surrogate_score' needs 'vectors'"):
+        run(world, tmp_path / "r", vectors=None)
+    reader = run(world, tmp_path / "b", vectors=None, with_title=False, false_negatives={"surrogate_score": False})
+    counts = reader.artifact.manifest["counts"]
+    assert counts["masked by surrogate score"] == 0
+    assert counts["masked by same text"] > 0
+    audit = json.loads((tmp_path / "b" / "audit.json").read_text())
+    assert audit["rules"]["same text"]["examples"][0]["score"] is None
+
+
+def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="hard negatives come from 'negatives' or from 'judged_negatives'"):
+        run(world, tmp_path / "a", negatives=world.candidates, judged_negatives="judged")
+    collection = world.inputs["collection"]
+    twice = make_candidates(tmp_path / "n", collection, {**world.lists, 3: [(5, None), (6, None), (5, 0)]})
+    with pytest.raises(UserError, match="lists a document twice for query 'q3'"):
+        run(world, tmp_path / "b", negatives=twice)
+    zeros = np.zeros((QUERIES, 2, 4))
+    several = make_vectors(tmp_path / "m", collection, zeros, np.zeros((DOCUMENTS_, 4)))
+    with pytest.raises(UserError, match="several vectors for one of the queries"):
+        run(world, tmp_path / "c", vectors=several)
+    documents = np.ones((DOCUMENTS_, 4))
+    hidden = world.pairs[int(world.epochs[0][2, 1])][1]
+    documents[hidden, 2] = np.nan
+    damaged = make_vectors(tmp_path / "v", collection, zeros[:, 0], documents)
+    with pytest.raises(UserError, match=rf"The vector of document 'd{hidden}' holds a NaN or an infinity"):
+        run(world, tmp_path / "d", vectors=damaged)
+    other = store(tmp_path / "o", [pa.Table.from_pylist(world.documents, DOCUMENTS)], [("q0", "?", "", [])], [])
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        run(world, tmp_path / "e", collection=other)
+    foreign = make_candidates(tmp_path / "w", other, {0: [(1, None)]})
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        run(world, tmp_path / "f", negatives=foreign)

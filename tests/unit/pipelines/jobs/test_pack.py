@@ -1,0 +1,162 @@
+"""`raytriever pack`: with clusters, without, and what it refuses."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raytriever.pipelines.jobs import pack as module
+from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
+from raytriever.pipelines.jobs.pack import Pack, PackConfig
+from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
+from raytriever.pipelines.pairs import PAIRS, read_pairs
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.errors import UserError
+from tests.unit import small_run
+
+SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("run")
+    collection = small_run.make_collection(folder)
+    made = {"vectors": small_run.make_vectors(folder, collection)}
+    made["pairs"] = small_run.make(Pairs(PairsConfig(collection=collection, output=str(folder / "pairs"))))
+    for sides, name in (("both", "pairs"), ("queries", "queries")):
+        config = ClusterConfig.model_validate(
+            {
+                "pairs": made["pairs"], "vectors": made["vectors"], "cluster_size": 5, "smallest_domain": SIZE,
+                "kmeans": {"sides": sides}, "output": str(folder / f"clusters of {name}"),
+            }
+        )  # fmt: skip
+        made[name + "_clusters"] = small_run.make(Cluster(config))
+    return made
+
+
+def packed(folder: Path, **settings: Any) -> Artifact:
+    packing = {"batch_size": SIZE} | settings.pop("packing", {})
+    values = {"packing": packing, "output": str(folder)} | settings
+    return Artifact(small_run.make(Pack(PackConfig.model_validate(values))))
+
+
+def epoch_of(artifact: Artifact, epoch: int) -> pa.Table:
+    table = pq.read_table(artifact.path(f"epoch={epoch:05d}/packing.parquet"))
+    assert table.schema.equals(module.SCHEMA)
+    return table
+
+
+def check(artifact: Artifact, pairs: str, epoch: int = 0, *, pure: bool = True) -> pa.Table:
+    table = epoch_of(artifact, epoch)
+    numbers = table["pair"].to_numpy()
+    assert len(np.unique(numbers)) == len(numbers)
+    assert len(numbers) % SIZE == 0
+    own = np.array(read_pairs(Artifact(pairs, PAIRS), ["domain"])["domain"].to_pylist(), dtype=object)[numbers]
+    assert own.tolist() == table["domain"].to_pylist()
+    batches = own.reshape(-1, SIZE)
+    assert (batches == batches[:, :1]).all() == pure
+    return table
+
+
+def test_random_batches_need_no_clusters(run: dict[str, str], tmp_path: Path) -> None:
+    found = packed(tmp_path, pairs=run["pairs"], packing={"order": "random"}, epochs=3)
+    tables = [check(found, run["pairs"], epoch) for epoch in range(3)]
+    assert found.rows == sum(map(len, tables)) == 3 * small_run.PAIRS  # 16 and 32 pairs: none is left out
+    assert not found.manifest["dropped"]
+    assert all(set(table["cluster"].to_pylist()) == {-1} for table in tables)
+    assert tables[0]["pair"] != tables[1]["pair"]
+    assert found.manifest["facts"] == {"origins": {"pairs": Artifact(run["pairs"]).fingerprint}}
+
+
+def test_domains_may_be_mixed_for_comparison(run: dict[str, str], tmp_path: Path) -> None:
+    found = packed(tmp_path, pairs=run["pairs"], packing={"order": "random", "mix_domains": True})
+    table = check(found, run["pairs"], pure=False)
+    assert len(table) == small_run.PAIRS
+    assert found.config["packing"]["mix_domains"]
+
+
+def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp_path: Path) -> None:
+    random = {"order": "random", "batch_size": 20}
+    with pytest.raises(UserError, match=r"fewer than 20 pairs.*\(16\)"):
+        packed(tmp_path / "a", pairs=run["pairs"], packing=random)
+    found = packed(tmp_path / "b", pairs=run["pairs"], packing=random, small_domains="drop")
+    assert set(epoch_of(found, 0)["domain"].to_pylist()) == {"plain"}
+    assert found.manifest["dropped"] == {
+        "pairs of small domains": 16,
+        "pairs that fill no batch of their domain in an epoch": 12,
+    }
+    merged = packed(tmp_path / "c", pairs=run["pairs"], packing=random | {"batch_size": 40}, small_domains="merge")
+    assert Counter(epoch_of(merged, 0)["domain"].to_pylist()) == {"(merged)": 40}
+
+
+def test_a_tour_and_its_polish_leave_figures(run: dict[str, str], tmp_path: Path) -> None:
+    found = packed(
+        tmp_path,
+        clusters=run["pairs_clusters"],
+        pairs=run["pairs"],
+        vectors=run["vectors"],
+        packing={"polish_sweeps": 2},
+        epochs=2,
+    )
+    for epoch, shard in enumerate(found.shards):
+        check(found, run["pairs"], epoch)
+        tour, polish = shard.facts["tour"], shard.facts["polish"]
+        assert 0 < tour["length"] < tour["random_length"]
+        assert polish["hardness_after"] > polish["hardness_before"]
+        assert len(polish["swaps"]) <= 2
+    assert found.manifest["facts"]["neighbours"] == "exact"
+
+
+def test_lists_are_made_once_and_change_nothing(
+    run: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = packed(tmp_path / "a", clusters=run["pairs_clusters"], epochs=2)
+    monkeypatch.setattr(module, "_STORED_FROM", 2)
+    stage = Pack(PackConfig.model_validate({"clusters": run["pairs_clusters"], "packing": {"batch_size": SIZE},
+                                            "epochs": 2, "output": str(tmp_path / "b")}))  # fmt: skip
+    shards = stage.plan()
+    assert [(shard.phase, shard.intermediate) for shard in shards] == [(0, True)] * 2 + [(1, False)] * 2
+    found = Artifact(small_run.make(stage))
+    assert [shard.files for shard in found.shards] == [shard.files for shard in expected.shards]
+    assert not list((tmp_path / "b").rglob("*.npy"))  # removed with the intermediate shards
+
+
+def test_lists_by_hnsw_are_recorded(run: dict[str, str], tmp_path: Path) -> None:
+    found = packed(tmp_path, clusters=run["pairs_clusters"], packing={"exact_neighbours_up_to": 2})
+    check(found, run["pairs"])
+    assert found.manifest["facts"]["neighbours"] == "hnsw"
+
+
+def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> None:
+    found = packed(tmp_path / "a", clusters=run["queries_clusters"], packing={"order": "topics"})
+    clusters = check(found, run["pairs"])["cluster"].to_numpy().reshape(-1, SIZE)
+    assert np.mean((clusters == clusters[:, :1]).all(axis=1)) > 0.2
+    with pytest.raises(UserError, match="clusters pairs"):
+        packed(tmp_path / "b", clusters=run["pairs_clusters"], packing={"order": "topics"})
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "message"),
+    [
+        ([], {"order": "random"}, "nothing to pack"),
+        (["pairs"], {}, "order is tour, .* no 'clusters'"),
+        (["pairs_clusters"], {"order": "random", "mix_domains": True}, "mix_domains"),
+        (["pairs"], {"order": "random", "polish_sweeps": 1}, "needs 'pairs' and 'vectors'"),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    run: dict[str, str], tmp_path: Path, names: list[str], settings: dict[str, Any], message: str
+) -> None:
+    inputs = {name.removeprefix("pairs_"): run[name] for name in names}
+    with pytest.raises(UserError, match=message):
+        packed(tmp_path, **inputs, packing=settings)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_small_domains_are_the_clustering_s_to_settle(run: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="settled when the pairs were clustered"):
+        packed(tmp_path, clusters=run["pairs_clusters"], small_domains="merge")

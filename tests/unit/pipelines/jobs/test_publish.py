@@ -1,0 +1,291 @@
+"""`raytriever publish`: what other tools read back is the stored batches, in their order."""
+
+import json
+import re
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+
+import raytriever
+from raytriever.pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout
+from raytriever.pipelines.jobs.publish import Publish, PublishConfig
+from raytriever.retrieval.artifact_writer import ArtifactWriter
+from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from tests.unit.retrieval.encoders.tiny_models import save_sentence_transformer, save_tiny_model
+from tests.unit.small_run import make, make_artifact
+
+SIZE = 4
+BATCHES = (5, 3)  # of each epoch
+ODD = '# <b>|`"\\ {x}\n- é漢字 \u2028'
+
+
+def row_of(layout: Layout, epoch: int, index: int, row: int) -> dict[str, Any]:
+    name = f"{epoch}-{index}-{row}"
+    return {
+        "pairs": {
+            "query_id": f"q{name}",
+            "query": f"query {name}" + ODD * (row == 0),
+            "document_id": f"d{name}",
+            "document": f"document {name}",
+            "hard_negative_ids": [f"n{name}-{place}" for place in range(1 + row % 2)],
+            "hard_negatives": [f"negative {name}-{place}" for place in range(1 + row % 2)],
+            "masked": [0, 5] if row == 2 else [],
+            "domain": ODD if index % 2 else "",
+            "cluster": index,
+        },
+        "chunks": {
+            "document_id": f"s{row % 2}#{row}", "document": f"chunk {name}", "source_id": f"s{row % 2}", "number": row,
+            "domain": "",
+        },
+        "candidates": {
+            "query_id": f"q{name}", "query": f"query {name}", "candidate_ids": ["a", "b", "c"],
+            "candidate_relevance": [2, None, 0], "candidate_scores": [0.5, None, -1.0], "domain": "web",
+        },
+    }[layout]  # fmt: skip
+
+
+def batch(layout: Layout, epoch: int, index: int) -> pa.Table:
+    return pa.Table.from_pylist([row_of(layout, epoch, index, row) for row in range(SIZE)], SCHEMAS[layout])
+
+
+def stored(folder: Path, layout: Layout = "pairs", inputs: dict[str, str] | None = None, **changes: Any) -> BatchReader:
+    """Batches in two files an epoch; ``changes`` replace columns of every row."""
+    writer = ArtifactWriter(str(folder), Derivation("batches", "filter", 1, {"margin": 0.1}, inputs or {}))
+    writer.begin()
+    records = []
+    for epoch, batches in enumerate(BATCHES):
+        for number, indices in enumerate((range(2), range(2, batches))):
+            with writer.folder.scratch() as scratch:
+                shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
+                with BatchFile(shard, layout, epoch, number, SIZE) as file:
+                    for index in indices:
+                        rows = [row | changes for row in batch(layout, epoch, index).to_pylist()]
+                        file.write(pa.Table.from_pylist(rows, SCHEMAS[layout]))
+                records.append(file.commit())
+    return BatchReader(writer.finish(records, {"layout": layout}, {}).uri)
+
+
+def publish(folder: Path, reader: BatchReader, **settings: Any) -> Artifact:
+    values = {"batches": reader.uri, "output": str(folder), "batches_per_file": 2, **settings}
+    return Artifact(make(Publish(validate(PublishConfig, values, "Settings of publish"))), "published")
+
+
+def places() -> list[tuple[int, int]]:
+    return [(epoch, index) for epoch, batches in enumerate(BATCHES) for index in range(batches)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("layout", ["pairs", "chunks", "candidates"])
+def test_datasets_reads_every_layout_in_order(tmp_path: Path, layout: Layout) -> None:
+    reader = stored(tmp_path / "b", layout)
+    made = publish(tmp_path / "p", reader)
+    rows = datasets.load_dataset(made.uri, split="train")
+    assert rows.features == datasets.Features.from_arrow_schema(pq.read_schema(made.path(made.names()[0])))
+    assert rows.column_names == ["epoch", "batch", *SCHEMAS[layout].names]
+    for number, (epoch, index) in enumerate(places()):
+        taken = rows.select(range(SIZE * number, SIZE * (number + 1))).to_list()
+        assert taken == [{"epoch": epoch, "batch": index} | row for row in reader.read(epoch, index).to_pylist()]
+    second = datasets.load_dataset(made.uri, "epoch-00001", split="train")
+    assert second.unique("epoch") == [1]
+    assert len(second) == SIZE * BATCHES[1]
+    files = datasets.load_dataset("parquet", data_files=f"{made.uri}/data/*/*.parquet", split="train")
+    assert files.to_list() == rows.to_list()
+
+
+def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
+    reader = stored(tmp_path / "b")
+    for name, columns in (("hugging_face", ["query", "document"]), ("sentence_transformers", ["anchor", "positive"])):
+        made = publish(tmp_path / name, reader, format=name)
+        assert made.names() == [
+            *(f"data/epoch-00000/batches-{number:05d}.parquet" for number in range(3)),
+            *(f"data/epoch-00001/batches-{number:05d}.parquet" for number in range(2)),
+            "README.md",
+        ]
+        for epoch, index in places():
+            file = pq.ParquetFile(made.path(f"data/epoch-{epoch:05d}/batches-{index // 2:05d}.parquet"))
+            found = file.read_row_group(index % 2, columns=columns)
+            expected = reader.read(epoch, index).select(["query", "document"])
+            assert [list(row.values()) for row in found.to_pylist()] == [
+                list(row.values()) for row in expected.to_pylist()
+            ]
+
+
+@pytest.mark.parametrize("negatives", [None, 1, 0])
+def test_sentence_transformers_has_as_many_negatives_in_every_row(tmp_path: Path, negatives: int | None) -> None:
+    reader = stored(tmp_path / "b")
+    made = publish(tmp_path / "p", reader, format="sentence_transformers", negatives=negatives)
+    rows = datasets.load_dataset(made.uri, split="train")
+    assert rows.column_names == ["anchor", "positive", "negative_1"][: 2 + (1 if negatives is None else negatives)]
+    expected = [row for place in places() for row in reader.read(*place).to_pylist()]
+    if "negative_1" in rows.column_names:
+        assert rows["negative_1"][:] == [row["hard_negatives"][0] for row in expected]
+    with pytest.raises(UserError, match=r"row 0 of batch 0, epoch 0, has 1 hard negatives, .* as many, 2 by"):
+        publish(tmp_path / "no", reader, format="sentence_transformers", negatives=2)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (
+            "tevatron",
+            lambda row: {
+                "query_id": row["query_id"],
+                "query": row["query"],
+                "positive_passages": [{"docid": row["document_id"], "title": "", "text": row["document"]}],
+                "negative_passages": [
+                    {"docid": id_, "title": "", "text": text}
+                    for id_, text in zip(row["hard_negative_ids"], row["hard_negatives"], strict=True)
+                ],
+            },
+        ),
+        (
+            "flag_embedding",
+            lambda row: {"query": row["query"], "pos": [row["document"]], "neg": row["hard_negatives"]},
+        ),
+    ],
+)
+def test_lines_of_json_are_the_examples_in_order(
+    tmp_path: Path, form: str, expected: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    reader = stored(tmp_path / "b")
+    made = publish(tmp_path / "p", reader, format=form)
+    lines = [line for name in made.names("data/") for line in made.path(name).read_text().split("\n")[:-1]]
+    rows = [row for place in places() for row in reader.read(*place).to_pylist()]
+    assert [json.loads(line) for line in lines] == list(map(expected, rows))
+    loaded = datasets.load_dataset("json", data_files=f"{made.uri}/data/epoch-*/batches-*.jsonl", split="train")
+    assert loaded["query"][:] == [row["query"] for row in rows]
+    assert datasets.load_dataset(made.uri, split="train")["query"][:] == loaded["query"][:]
+
+
+def head_and_text(made: Artifact) -> tuple[dict[str, Any], str]:
+    _, head, text = made.path("README.md").read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(head), text
+
+
+def test_the_card_says_what_and_how(tmp_path: Path) -> None:
+    source = {"source": {"path": "/home/someone/corpora/notes", "kind": ODD + "```"}}
+    packing = make_artifact(tmp_path / "packing", "packing", {"clusters": "0" * 64}, source, {"x": "1"}, 1)
+    reader = stored(tmp_path / "b", inputs={"packing": Artifact(packing).fingerprint})
+    made = publish(tmp_path / "p", reader, made_from={"packing": packing}, title=ODD, license="cc-by-4.0")
+    head, text = head_and_text(made)
+    assert (head["pretty_name"], head["license"]) == (ODD, "cc-by-4.0")
+    assert [item["config_name"] for item in head["configs"]] == ["default", "epoch-00000", "epoch-00001"]
+    assert [item["splits"][0]["num_examples"] for item in head["dataset_info"]] == [32, 20, 12]
+    cells = 8 * SIZE * (SIZE - 1 + 6)
+    for row in (
+        "| batches | 8 |", "| examples of a batch | 4 |", "| examples | 32 |",
+        "| hard negatives of an example | 1.50 on average |",
+        f"| negatives masked as false | 16 of {cells}, {16 / cells:.2%} |",
+        "| (none) | 20 |",
+    ):  # fmt: skip
+        assert row in text
+    assert "Stage `made up`, 1 rows" in text
+    assert "margin: 0.1" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {re.sub(r"\\.", "", row).count("|") for row in rows} == {3, 4}  # of tables of two and of three columns
+    assert len([row for row in rows if "é漢字" in row]) == 1
+    facts = made.manifest["facts"]
+    assert facts == {"layout": "pairs", "batch_size": SIZE, "epochs": 2}
+    stage = Publish(PublishConfig(batches=reader.uri, output=made.uri))
+    assert stage.summary(made) == "8 batches of 4 for hugging_face"
+    assert stage.total_rows([]) == made.rows == 32
+
+
+def test_folders_of_one_s_machine_are_not_published(tmp_path: Path) -> None:
+    config = {"source": {"path": "/home/someone/corpora/notes", "patterns": ["~/x/y", "*.md"]}, "note": "```"}
+    writer = ArtifactWriter(str(tmp_path / "c"), Derivation("collection", "collect", 1, config, {}))
+    writer.begin()
+    collection = writer.finish([], {}, {})
+    reader = stored(tmp_path / "b", inputs={"collection": collection.fingerprint})
+    text = publish(tmp_path / "p", reader, made_from={"corpus": collection.uri}).path("README.md").read_text()
+    assert "someone" not in text
+    assert "path: …/notes" in text
+    assert "- …/y" in text
+    block = text.split("### corpus")[1].split("### batches")[0]
+    assert re.search(r"\n````yaml\n.*note: '```'.*\n````\n", block, re.DOTALL)
+
+
+@pytest.mark.parametrize("form", ["sentence_transformers", "tevatron", "flag_embedding"])
+def test_the_card_names_what_the_format_leaves_out(tmp_path: Path, form: str) -> None:
+    _, text = head_and_text(publish(tmp_path / "p", stored(tmp_path / "b"), format=form))
+    assert "has no place for masks: 16 negatives" in text
+    assert "No example was left out for it." in text
+    unmasked = stored(tmp_path / "unmasked", masked=[], hard_negative_ids=[], hard_negatives=[])
+    _, text = head_and_text(publish(tmp_path / "p2", unmasked, format=form))
+    assert "no place for masks" not in text
+    assert ("32 here have none" in text) == (form == "flag_embedding")
+
+
+def test_bytes_are_a_function_of_the_batches(tmp_path: Path) -> None:
+    reader = stored(tmp_path / "b")
+    for form in ("hugging_face", "sentence_transformers", "tevatron", "flag_embedding"):
+        one, two = (publish(tmp_path / form / name, reader, format=form) for name in "ab")
+        assert one.fingerprint == two.fingerprint
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+    chunks = stored(tmp_path / "chunks", "chunks")
+    for form in ("sentence_transformers", "tevatron", "flag_embedding"):
+        with pytest.raises(UserError, match=rf"layout 'chunks', which format {form} can't: .* hugging_face holds any"):
+            publish(tmp_path / "no", chunks, format=form)
+    reader = stored(tmp_path / "b")
+    with pytest.raises(UserError, match="format tevatron holds as many negatives as an example has"):
+        publish(tmp_path / "no", reader, format="tevatron", negatives=1)
+    stranger = make_artifact(tmp_path / "s", "packing", {}, {}, {"x": "1"}, 1)
+    with pytest.raises(UserError, match=r"made_from\.packing: .*/s is not among what .*/b was made from"):
+        publish(tmp_path / "no", reader, made_from={"packing": stranger})
+    assert not [path for path in (tmp_path / "no").rglob("*") if path.name != "building.json" and path.is_file()]
+
+
+def training_program(page: Path) -> str:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    [program] = [block for block in blocks if "SentenceTransformerTrainer(" in block]
+    return str(program)
+
+
+def test_sentence_transformers_trains_on_the_stored_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of the card and of docs/batches.md, run: every step sees exactly the stored batch."""
+    reader = stored(tmp_path / "b")
+    made = publish(tmp_path / "p", reader, format="sentence_transformers")
+    program = training_program(made.path("README.md"))
+    documented = training_program(Path(raytriever.__path__[0]) / "docs" / "batches.md")
+    assert program == documented.replace("_batch_size=64", f"_batch_size={SIZE}")
+    model = save_sentence_transformer(save_tiny_model("bert", tmp_path / "bert"), tmp_path / "model")
+    program = program.replace("org/name", str(model)).replace("path/of/this/folder", made.uri)
+    seen: list[list[tuple[str, ...]]] = []
+    forward = CachedMultipleNegativesRankingLoss.forward
+
+    def recorded(self: Any, sentence_features: Any, labels: Any) -> Any:
+        features = list(sentence_features)
+        texts = [
+            self.model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features
+        ]
+        seen.append(list(zip(*texts, strict=True)))
+        return forward(self, features, labels)
+
+    monkeypatch.setattr(CachedMultipleNegativesRankingLoss, "forward", recorded)
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("program")
+    monkeypatch.setitem(sys.modules, "program", module)  # the trainer stores its arguments by name
+    exec(program, module.__dict__)
+    expected = [reader.read(*place).to_pylist() for place in places()]
+    assert seen == [[(row["query"], row["document"], row["hard_negatives"][0]) for row in rows] for rows in expected]
+
+
+def test_the_command_has_it() -> None:
+    assert raytriever.stage_class("publish", "here") is Publish

@@ -1,0 +1,180 @@
+"""The stage that makes queries: the same bytes however it is cut into shards, and a collection like any other."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
+from raytriever.pipelines.jobs.queries import Queries, QueriesConfig
+from raytriever.pipelines.pairs import read_pairs
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.columns import ColumnFiles
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.jobs.stage import run_stage
+from tests.unit.pipelines.jobs.made_up import store
+from tests.unit.small_run import make
+
+THREADS = [
+    (
+        "beer-q1",
+        "What is a citra hop?",
+        "I was offered one. It was bitter.\n\nA hop with high alpha acids and citrus notes.",
+    ),
+    (
+        "beer-q2",
+        "When was the first beer brewed?",
+        "As far as we know, when and where?\n\nNobody knows. Very long ago.",
+    ),
+    ("beer-q3", "", "A post without a title. It has two sentences."),
+    ("ai-q1", "Can a machine be bored?", "I wonder about that. Others do too."),
+]
+KINDS: list[dict[str, Any]] = [
+    {"kind": "title"},
+    {"kind": "headings", "minimum_words": 1},
+    {"kind": "inverse_cloze", "minimum_words": 2},
+    {"kind": "crops", "per_passage": 2},
+]
+
+
+def collected(folder: Path, rows: list[tuple[str, str, str]] = THREADS) -> str:
+    source = folder / "source"
+    source.mkdir(parents=True)
+    lines = [json.dumps({"id": id_, "title": title, "text": text, "site": id_[:2]}) for id_, title, text in rows]
+    (source / "docs.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    columns = {"table": "docs.jsonl", "id": "id", "title": "title", "text": "text", "domain": "site"}
+    files = ColumnFiles(path=str(source), documents=columns)  # type: ignore[arg-type]
+    return make(Collect(CollectConfig(source=files, output=str(folder / "collection"))))
+
+
+def chunked(folder: Path) -> str:
+    """Threads cut at paragraphs, in two files of which the second begins within a thread."""
+    rows = []
+    for id_, title, text in THREADS:
+        ends = [end + 2 for end in range(len(text)) if text.startswith("\n\n", end)]
+        for number, (start, end) in enumerate(zip([0, *ends], [*ends, len(text)], strict=True)):
+            rows.append(
+                {
+                    "id": f"{id_}#{number}", "title": title, "text": text[start:end], "domain": id_[:2],
+                    "source_id": id_, "number": number, "start": start, "end": end,
+                }
+            )  # fmt: skip
+    return store(folder / "chunks", [pa.Table.from_pylist(rows[:3]), pa.Table.from_pylist(rows[3:])], [], [])
+
+
+def contents(uri: str) -> dict[str, list[dict[str, Any]]]:
+    stored = StoredCollection(uri)
+    names = {
+        "documents": ["id", "title", "text", "domain"],
+        "queries": ["id", "text", "domain", "answers"],
+        "judgments": ["query_id", "document_id", "relevance", "split"],
+    }
+    return {part: stored.rows_of(part).read(columns).to_pylist() for part, columns in names.items()}  # type: ignore[arg-type]
+
+
+def queries(folder: Path, collection: str, **values: Any) -> str:
+    config = validate(QueriesConfig, {"collection": collection, "output": str(folder), **values}, "queries")
+    return make(Queries(config))
+
+
+def test_questions_of_threads_and_their_posts(tmp_path: Path) -> None:
+    uri = queries(tmp_path / "queries", collected(tmp_path), queries={"kind": "title"})
+    found = contents(uri)
+    with_title = [thread for thread in THREADS if thread[1]]
+    assert found["queries"] == [
+        {"id": id_, "text": title, "domain": id_[:2], "answers": []} for id_, title, _ in with_title
+    ]
+    assert found["documents"] == [
+        {"id": id_, "title": "", "text": text, "domain": id_[:2]} for id_, _, text in with_title
+    ]
+    assert found["judgments"] == [
+        {"query_id": id_, "document_id": id_, "relevance": 1, "split": "train"} for id_, _, _ in with_title
+    ]
+    artifact = Artifact(uri)
+    assert artifact.manifest["dropped"] == {"documents without a title": 1}
+    assert artifact.manifest["counts"] == {
+        "documents": 3, "queries": 3, "judgments": 3, "source documents": 4, "queries of split train": 3,
+    }  # fmt: skip
+    pairs = Artifact(make(Pairs(PairsConfig(collection=uri, output=str(tmp_path / "pairs")))))
+    assert read_pairs(pairs, ["query_id", "domain"]).to_pydict() == {
+        "query_id": ["beer-q1", "beer-q2", "ai-q1"],
+        "domain": ["be", "be", "ai"],
+    }
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=lambda settings: settings["kind"])
+@pytest.mark.parametrize("source", [collected, chunked])
+def test_shards_change_nothing(tmp_path: Path, settings: dict[str, Any], source: Any) -> None:
+    collection = source(tmp_path)
+    sharded = [
+        queries(tmp_path / f"rows-{rows}", collection, queries=settings, rows_per_shard=rows, held_out=0.5)
+        for rows in (1, 2, 100)
+    ]
+    whole = contents(sharded[-1])
+    for uri in sharded:
+        assert contents(uri) == whole
+        for part in ("documents", "queries"):
+            ids = [row["id"] for row in contents(uri)[part]]
+            assert len(set(ids)) == len(ids) > 0
+    assert [len(Artifact(uri).shards) for uri in sharded] == [4, 2 if source is collected else 3, 1]
+    assert len({str(Artifact(uri).manifest["dropped"]) for uri in sharded}) == 1
+
+
+def test_all_chunks_of_a_thread_answer_its_question(tmp_path: Path) -> None:
+    collection = chunked(tmp_path)
+    found = contents(queries(tmp_path / "queries", collection, queries={"kind": "title"}, rows_per_shard=1))
+    answers = [(row["query_id"], row["document_id"]) for row in found["judgments"]]
+    assert answers == [
+        ("beer-q1", "beer-q1#0"), ("beer-q1", "beer-q1#1"), ("beer-q2", "beer-q2#0"), ("beer-q2", "beer-q2#1"),
+        ("ai-q1", "ai-q1#0"),
+    ]  # fmt: skip
+
+
+def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
+    rows = [
+        (f"d{number}", f"title {number}", "one two three four five. six seven eight nine ten.") for number in range(200)
+    ]
+    collection = collected(tmp_path, rows)
+    splits: dict[str, set[str]] = {}
+    for settings in ({"kind": "title"}, {"kind": "crops", "per_passage": 3}):
+        uri = queries(tmp_path / settings["kind"], collection, queries=settings, held_out=0.2, seed=5)  # type: ignore[operator]
+        for row in contents(uri)["judgments"]:
+            splits.setdefault(row["query_id"].partition("#")[0], set()).add(row["split"])
+    assert len(splits) == 200
+    assert {len(found) for found in splits.values()} == {1}
+    assert 20 <= sum(found == {"test"} for found in splits.values()) <= 60
+
+
+def test_nothing_made_is_refused_with_the_reasons(tmp_path: Path) -> None:
+    collection = collected(tmp_path, [("a", "", "Text."), ("b", "", "Text.")])
+    config = QueriesConfig(collection=collection, queries={"kind": "title"}, output=str(tmp_path / "out"))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"No query of kind 'title' can be made .*: 2 documents without a title\."):
+        make(Queries(config))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"queries": {"kind": "titel"}}, "'queries.kind' can't be 'titel'. Did you mean 'title'?"),
+        ({"queries": {"kind": "title"}, "split": "test", "held_out": 0.1}, "split can't be 'test'"),
+        ({"queries": {"kind": "crops", "words": 3}}, "'queries.words' is not a setting"),
+    ],
+)
+def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        validate(QueriesConfig, {"collection": "c", "output": "o", **values}, "queries")
+    assert message in str(error.value)
+
+
+def test_a_finished_artifact_is_reused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    collection = collected(tmp_path)
+    uri = queries(tmp_path / "queries", collection, queries={"kind": "title"})
+    config = QueriesConfig(collection=collection, queries={"kind": "title"}, output=uri)  # type: ignore[arg-type]
+    run_stage(Queries(config), None)  # type: ignore[arg-type]
+    assert "reused, 3 queries and 3 documents out of 4" in capsys.readouterr().err

@@ -1,0 +1,230 @@
+"""Packing: what must hold of every epoch's batches."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from raytriever.pipelines.packing.neighbours import find_neighbours
+from raytriever.pipelines.packing.pack import MERGED, Packing, PackingSettings, group_domains, pack
+from raytriever.pipelines.packing.topics import topic_batches
+from raytriever.pipelines.packing.tour import greedy_tour, tour_length
+from raytriever.retrieval.errors import UserError
+
+
+class Corpus:
+    """Items in clusters of a few domains."""
+
+    def __init__(self, sizes: list[int], clusters: list[int], seed: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        self.groups = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
+        self.centroids = [random.standard_normal((k, 6)).astype(np.float32) for k in clusters]
+        self.assignments = random.integers(0, np.array(clusters)[self.groups]).astype(np.int32)
+
+    def pack(self, batch_size: int, seed: int = 0, epoch: int = 0, **changes: Any) -> Packing:
+        chosen = PackingSettings(batch_size=batch_size, **changes)
+        return pack(self.assignments, self.groups, self.centroids, chosen, seed, epoch)
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> tuple[Corpus, int]:
+    batch_size = draw(st.integers(2, 9))
+    domains = draw(st.integers(1, 4))
+    sizes = draw(st.lists(st.integers(batch_size, 60), min_size=domains, max_size=domains))
+    clusters = draw(st.lists(st.integers(1, 12), min_size=domains, max_size=domains))
+    return Corpus(sizes, clusters, draw(st.integers(0, 99))), batch_size
+
+
+@settings(deadline=None, max_examples=60)
+@given(corpora(), st.sampled_from(["tour", "random"]), st.integers(0, 5))
+def test_every_packing(drawn: tuple[Corpus, int], order: str, epoch: int) -> None:
+    corpus, size = drawn
+    found = corpus.pack(size, epoch=epoch, order=order)
+    assert found.batches.shape[1] == size
+    assert len(np.unique(found.batches)) == found.batches.size  # every item at most once
+    np.testing.assert_array_equal(  # one domain a batch
+        corpus.groups[found.batches], np.repeat(found.groups[:, None], size, axis=1)
+    )
+    for group in range(len(corpus.centroids)):
+        total = int((corpus.groups == group).sum())
+        assert int((found.groups == group).sum()) == total // size
+        assert found.left_out[group] == total % size
+    again = corpus.pack(size, epoch=epoch, order=order)
+    assert again.batches.tobytes() == found.batches.tobytes()
+
+
+@pytest.mark.parametrize("order", ["tour", "random", "topics"])
+def test_epochs_and_seeds_differ(order: str) -> None:
+    corpus = Corpus([200, 150], [4, 3] if order == "topics" else [20, 12])
+    packings = [corpus.pack(8, seed, epoch, order=order) for seed, epoch in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
+    together = [{tuple(sorted(batch)) for batch in found.batches.tolist()} for found in packings]
+    for i, ours in enumerate(together):
+        for theirs in together[:i]:
+            assert len(ours & theirs) <= 2
+
+
+@settings(deadline=None, max_examples=40)
+@given(corpora(), st.integers(0, 3))
+def test_large_clusters_fill_batches_alone(drawn: tuple[Corpus, int], epoch: int) -> None:
+    corpus, size = drawn
+    for order in ("tour", "random"):
+        found = corpus.pack(size, epoch=epoch, order=order)
+        for group in range(len(corpus.centroids)):
+            batches = corpus.assignments[found.batches[found.groups == group]]
+            alone = batches[(batches == batches[:, :1]).all(axis=1), 0]
+            for cluster, packed in enumerate(np.bincount(batches.ravel())):
+                assert (alone == cluster).sum() >= packed // size - 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(corpora(), st.integers(0, 3))
+def test_topics(drawn: tuple[Corpus, int], epoch: int) -> None:
+    corpus, size = drawn
+    found = corpus.pack(size, epoch=epoch, order="topics")
+    assert len(np.unique(found.batches)) == found.batches.size
+    for group in range(len(corpus.centroids)):
+        batches = found.batches[found.groups == group]
+        np.testing.assert_array_equal(corpus.groups[batches], group)
+        assert len(batches) == (corpus.groups == group).sum() // size
+        clusters = corpus.assignments[batches]
+        alone = clusters[(clusters == clusters[:, :1]).all(axis=1), 0]
+        for cluster, packed in enumerate(np.bincount(clusters.ravel())):
+            assert (alone == cluster).sum() >= packed // size  # as many as it can fill
+    assert corpus.pack(size, epoch=epoch, order="topics").batches.tobytes() == found.batches.tobytes()
+
+
+def test_the_next_topic_is_drawn_by_what_clusters_have_left() -> None:
+    clusters = np.repeat([0, 1], [8, 24])
+    first = [
+        int(clusters[topic_batches(clusters, np.arange(32), 4, np.random.default_rng(seed))[0, 0]])
+        for seed in range(2000)
+    ]
+    assert np.mean(first) == pytest.approx(0.75, abs=0.04)  # 6 of 8 batches are of cluster 1
+
+
+def test_items_left_out_rotate_through_all() -> None:
+    corpus = Corpus([47], [5])
+    out = [set(range(47)) - set(corpus.pack(8, epoch=epoch).batches.ravel().tolist()) for epoch in range(47)]
+    assert all(len(items) == 7 for items in out)
+    assert not any(out[epoch] & out[epoch + 1] for epoch in range(46))
+    times = np.bincount([item for items in out for item in items])
+    assert times.tolist() == [7] * 47  # after 47 epochs of 7 each item has been left out 7 times
+
+
+def test_clusters_follow_the_tour_and_large_ones_fill_batches() -> None:
+    corpus = Corpus([320], [9])
+    found = corpus.pack(8, epoch=3)
+    clusters = corpus.assignments[found.batches.ravel()]
+    visited = clusters[np.flatnonzero(np.diff(clusters, prepend=-1))]
+    assert len(visited) == 9  # each cluster is one run
+    expected = greedy_tour(find_neighbours(corpus.centroids[0]), int(visited[0])).order
+    np.testing.assert_array_equal(visited, expected)
+    assert found.parts[0].tour is not None
+    assert found.parts[0].tour.length == tour_length(corpus.centroids[0], expected)
+    pure = [batch[0] for batch in corpus.assignments[found.batches] if len(set(batch.tolist())) == 1]
+    for cluster, size in enumerate(np.bincount(clusters)):
+        assert pure.count(cluster) >= size // 8 - 1
+
+
+def test_large_clusters_split_differently_every_epoch() -> None:
+    corpus = Corpus([64], [1])
+    first, second = (corpus.pack(8, epoch=epoch).batches for epoch in (0, 1))
+    assert {frozenset(batch) for batch in first.tolist()}.isdisjoint(frozenset(batch) for batch in second.tolist())
+
+
+def test_neighbours_made_once_serve_all_epochs() -> None:
+    corpus = Corpus([90, 50], [30, 9])
+    neighbours = [find_neighbours(points) for points in corpus.centroids]
+    chosen = PackingSettings(batch_size=4)
+    for epoch in range(3):
+        given_ = pack(corpus.assignments, corpus.groups, corpus.centroids, chosen, 5, epoch, neighbours=neighbours)
+        np.testing.assert_array_equal(given_.batches, corpus.pack(4, 5, epoch).batches)
+
+
+def test_items_of_no_group_are_left_alone() -> None:
+    corpus = Corpus([40, 40], [4, 4])
+    whole = corpus.pack(8).batches
+    corpus.groups = np.append(corpus.groups, [-1, -1])
+    corpus.assignments = np.append(corpus.assignments, [0, 99]).astype(np.int32)
+    np.testing.assert_array_equal(corpus.pack(8).batches, whole)
+
+
+def test_polish_makes_batches_harder_within_domains() -> None:
+    corpus = Corpus([120, 80], [12, 8])
+    vectors = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float16)
+    chosen = PackingSettings(batch_size=8, polish_sweeps=2)
+    plain = corpus.pack(8)
+    polished = pack(corpus.assignments, corpus.groups, corpus.centroids, chosen, 0, 0, vectors=(vectors, vectors))
+
+    def similarity(batches: NDArray[np.int64]) -> float:
+        return float(np.square(vectors[batches].astype(float).sum(axis=1)).sum())
+
+    assert all(part.polished and part.polished.after > part.polished.before for part in polished.parts)
+    assert similarity(polished.batches) > 1.2 * similarity(plain.batches)
+    for group in range(2):
+        members = [np.sort(found.batches[found.groups == group], axis=None) for found in (plain, polished)]
+        np.testing.assert_array_equal(*members)
+
+
+def test_bad_input_is_named() -> None:
+    corpus = Corpus([40, 7], [4, 2])
+    with pytest.raises(UserError, match="7 pairs, fewer than the batch_size of 8"):
+        corpus.pack(8)
+    with pytest.raises(UserError, match="polish_sweeps is 1"):
+        corpus.pack(4, polish_sweeps=1)
+    with pytest.raises(ValidationError):
+        PackingSettings(batch_size=1)
+    corpus.assignments[11] = 9
+    with pytest.raises(UserError, match="Item 11 is in cluster 9"):
+        corpus.pack(4)
+    corpus.groups[3] = 2
+    with pytest.raises(UserError, match="domain is 2, but there are 2"):
+        corpus.pack(4)
+
+
+DOMAINS = ["wiki"] * 10 + ["code"] * 3 + ["größe\0"] * 4 + ["größe"] * 9
+
+
+def test_small_domains_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"2 domains .* code \(3\), größe\0 \(4\).* merge .* drop"):
+        group_domains(DOMAINS, 8, "refuse")
+    found = group_domains(DOMAINS, 3, "refuse")
+    assert found.names == ("code", "größe", "größe\0", "wiki")
+    assert [found.names[label] for label in found.labels] == DOMAINS
+    assert found.dropped == {}
+
+
+def test_small_domains_merge_where_they_fill_a_batch() -> None:
+    found = group_domains(np.array(DOMAINS, dtype=object), 7, "merge")
+    assert found.names == ("größe", "wiki", MERGED)
+    assert found.labels.tolist() == [1] * 10 + [2] * 7 + [0] * 9
+    assert found.dropped == {}
+    found = group_domains(DOMAINS, 8, "merge")
+    assert found.names == ("größe", "wiki")
+    assert found.labels.tolist() == [1] * 10 + [-1] * 7 + [0] * 9
+    assert found.dropped == {"code": 3, "größe\0": 4}
+
+
+def test_domains_may_be_an_arrow_column() -> None:
+    expected = group_domains(DOMAINS, 7, "merge")
+    found = group_domains(pa.chunked_array([DOMAINS[:11], DOMAINS[11:]]), 7, "merge")
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    assert (found.names, found.dropped) == (expected.names, expected.dropped)
+
+
+def test_small_domains_drop() -> None:
+    found = group_domains(DOMAINS, 7, "drop")
+    assert found.labels.tolist() == [1] * 10 + [-1] * 7 + [0] * 9
+    assert found.dropped == {"code": 3, "größe\0": 4}
+    with pytest.raises(UserError, match=r"No domain has 30 pairs, nor have all together \(26\)"):
+        group_domains(DOMAINS, 30, "merge")
+
+
+def test_a_domain_may_not_be_called_merged() -> None:
+    with pytest.raises(UserError, match="Rename"):
+        group_domains([MERGED] * 8 + ["a"] * 4 + ["b"] * 4, 8, "merge")

@@ -1,0 +1,147 @@
+import textwrap
+
+import pytest
+
+from raytriever.pipelines.queries.comments import Comments, commented_functions
+
+
+def found(code: str, comments: Comments) -> list[tuple[str, str]]:
+    return [tuple(function) for function in commented_functions(textwrap.dedent(code), comments)]  # type: ignore[misc]
+
+
+def test_rust() -> None:
+    code = """\
+        //! The crate's own words.
+
+        /// A lobster, which is no function.
+        pub struct Lobster { claws: u8 }
+
+        impl Lobster {
+            /// How many claws it has.
+            ///
+            /// Two, mostly.
+            #[inline]
+            pub fn claws(&self) -> u8 {
+                // a remark
+                if self.claws > 2 {
+                    return 2;
+                }
+                self.claws
+            }
+
+            /// Declared elsewhere.
+            fn elsewhere(&self);
+
+            fn undocumented(&self) {}
+        }
+    """
+    assert found(code, "slashes") == [
+        (
+            "How many claws it has.\n\nTwo, mostly.",
+            "#[inline]\npub fn claws(&self) -> u8 {\n    // a remark\n"
+            "    if self.claws > 2 {\n        return 2;\n    }\n    self.claws\n}",
+        )
+    ]
+
+
+def test_c_with_labels_and_the_preprocessor_at_the_margin() -> None:
+    code = """\
+        #include <stdio.h>
+        /*
+         * Counts claws.
+         * @param lobster whose
+         */
+        static int
+        count_claws(struct lobster *lobster)
+        {
+        #ifdef MANY
+            goto out;
+        #endif
+        out:
+            return 2;
+        }
+        /* A table. */
+        static int table[] = { 1, 2 };
+        /* A prototype. */
+        int count(void);
+        /* Far from its function. */
+
+        int main(void) { return 0; }
+        /* One line. */
+        int one(void) { return 1; }
+    """
+    functions = found(code, "slashes")
+    assert [comment for comment, _ in functions] == ["Counts claws.\n@param lobster whose", "One line."]
+    assert functions[0][1].startswith("static int\ncount_claws")
+    assert functions[0][1].endswith("out:\n    return 2;\n}")
+    assert functions[1][1] == "int one(void) { return 1; }"
+
+
+def test_javascript_calls_are_no_functions() -> None:
+    code = """\
+        // Looks at the sea.
+        app.get('/sea', (request) => {
+          look();
+        });
+
+        // Where it matters.
+        if (matters()) {
+          look();
+        }
+
+        /** Looks at everything there is. */
+        export const look = async (what = 'sea') => {
+          await see(what);
+        };
+
+        class Lobster {
+          /** Opens a claw. */
+          open(claw) {
+            claw.open();
+          }
+        }
+    """
+    assert found(code, "slashes") == [
+        (
+            "Looks at everything there is.",
+            "export const look = async (what = 'sea') => {\n  await see(what);\n};",
+        ),
+        ("Opens a claw.", "open(claw) {\n  claw.open();\n}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("comment", "code", "comments"),
+    [
+        ("# Adds claws.", "def add(n)\n  n + 2\nend", "hashes"),
+        ("# Adds claws.", "sub add {\n  my ($n) = @_;\n  $n + 2\n}", "hashes"),
+        ("#' Adds claws.", "add <- function(n) {\n  n + 2\n}", "hashes"),
+        ("# Adds claws.", "add() {\n\techo $1\n}", "hashes"),
+        ("-- Adds claws.", "local function add(n)\n  return n + 2\nend", "dashes"),
+        ("-- Adds claws.", "M.add = function(n) return n end", "dashes"),
+        ("// Adds claws.", "func (l *L) Add(n int) int {\n\treturn n\n}", "slashes"),
+    ],
+)
+def test_other_languages(comment: str, code: str, comments: Comments) -> None:
+    assert list(commented_functions(f"{comment}\n{code}\nrest", comments)) == [("Adds claws.", code)]
+
+
+@pytest.mark.parametrize(
+    ("code", "comments"),
+    [
+        ("#!/bin/sh\nadd() {\n  :\n}\n", "hashes"),
+        ("# Adds claws.\nadd(2)\n", "hashes"),
+        ("// Adds claws.\nfunc (l *L) Add(n int) int {\n\treturn n\n", "slashes"),
+        ("// Adds claws.\ntype L interface {\n\tAdd(n int)\n}\n", "slashes"),
+        ("/* never closed\nint f() {\n}\n", "slashes"),
+        ("// Adds claws.", "slashes"),
+        ("", "hashes"),
+    ],
+)
+def test_no_functions(code: str, comments: Comments) -> None:
+    assert list(commented_functions(code, comments)) == []
+
+
+def test_a_comment_in_code_that_never_closes_is_looked_at_a_bounded_number_of_lines() -> None:
+    code = "int f() {\n" + " // remark\n  g() {\n" * 20_000
+    assert list(commented_functions(code, "slashes")) == []

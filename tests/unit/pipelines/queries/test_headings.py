@@ -1,0 +1,123 @@
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytriever.pipelines.queries.headings import HeadingQueries, Section, sections
+from tests.unit.pipelines.queries.made_up import chunks, examples, source
+
+ARTICLE = """The lobster is an animal.
+
+## Description
+
+It has claws.
+
+### Colour ###
+
+It is blue.
+## Distribution
+It lives in the sea.
+"""
+
+
+def found(text: str, **options: bool) -> list[tuple[tuple[str, ...], str]]:
+    return [(section.path, text[section.start : section.end].strip()) for section in sections(text, **options)]
+
+
+def test_sections_of_markdown() -> None:
+    assert found(ARTICLE) == [
+        ((), "The lobster is an animal."),
+        (("Description",), "It has claws."),
+        (("Description", "Colour"), "It is blue."),
+        (("Distribution",), "It lives in the sea."),
+    ]
+
+
+def test_comments_in_fenced_code_are_no_headings() -> None:
+    text = "# Use\n```sh\n# a comment\nrun\n```\n~~~~\n# another\n~~~\n# still inside\n~~~~\n#hashtag\n# End\nbye"
+    inside = "```sh\n# a comment\nrun\n```\n~~~~\n# another\n~~~\n# still inside\n~~~~\n#hashtag"
+    assert found(text) == [((), ""), (("Use",), inside), (("End",), "bye")]
+
+
+def test_only_headings_between_blank_lines() -> None:
+    text = "\n# One\n\ntext\n# a comment\ncode\n\n# Two"
+    assert found(text, blank_lines=True) == [((), ""), (("One",), "text\n# a comment\ncode"), (("Two",), "")]
+
+
+def test_underlined_headings_get_levels_as_they_appear() -> None:
+    text = "=====\nTitle\n=====\n\nintro\n\nPart\n====\n\none\n\nSmall\n-----\ntwo\n\n"
+    text += "Part 2\n======\nthree\nno heading\n--"
+    assert found(text, underlined=True) == [
+        ((), ""),
+        (("Title",), "intro"),
+        (("Title", "Part"), "one"),
+        (("Title", "Part", "Small"), "two"),
+        (("Title", "Part 2"), "three\nno heading\n--"),
+    ]
+    assert found(text) == [((), text)]
+
+
+@given(
+    st.lists(st.sampled_from(["# a", "## b", "===", "---", "```", "text", "", "  ", "#", "# c #", "é", "\r"])).map(
+        "\n".join
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_sections_and_heading_lines_tile_the_text(text: str, underlined: bool, blank_lines: bool) -> None:
+    cut = sections(text, underlined=underlined, blank_lines=blank_lines)
+    assert cut[0].start == 0
+    assert cut[-1].end == len(text)
+    for before, after in pairwise(cut):
+        assert before.start <= before.end < after.start <= after.end
+        lines = text[before.end : after.start].split("\n")
+        assert after.path[-1] in text[before.end : after.start]
+        assert 1 <= len([line for line in lines if line.strip()]) <= 3
+
+
+def test_queries_of_an_article() -> None:
+    def queries(**settings: object) -> dict[str, str]:
+        made, _ = examples(HeadingQueries(minimum_words=1, **settings), source(ARTICLE, "Lobster"))
+        return {example.query: example.documents[0].text for example in made}
+
+    assert queries() == {
+        "Lobster": "The lobster is an animal.",
+        "Lobster Description": "It has claws.",
+        "Lobster Colour": "It is blue.",
+        "Lobster Distribution": "It lives in the sea.",
+    }
+    assert list(queries(query="heading")) == ["Lobster", "Description", "Colour", "Distribution"]
+    assert list(queries(query="title and path"))[2] == "Lobster Description Colour"
+    assert "Lobster" not in queries(introduction=False)
+    assert queries(deepest_level=2)["Lobster Description"] == "It has claws.\n\n### Colour ###\n\nIt is blue."
+
+
+def test_a_heading_that_repeats_the_title_is_not_said_twice() -> None:
+    made, _ = examples(HeadingQueries(minimum_words=1), source("# Lobster\nAn animal.\n## Colour\nBlue.", "Lobster"))
+    assert [example.query for example in made] == ["Lobster", "Lobster Colour"]
+
+
+def test_what_is_dropped_is_counted() -> None:
+    made, dropped = examples(
+        HeadingQueries(minimum_words=4), source(ARTICLE, "Lobster"), source("No title at all.", "", "b")
+    )
+    assert [example.query for example in made] == ["Lobster", "Lobster Distribution"]
+    assert dropped == {"sections too short": 2, "introductions without a title": 1}
+
+
+@given(st.lists(st.integers(1, 30), max_size=12))
+def test_chunks_are_cut_at_headings(sizes: list[int]) -> None:
+    made, _ = examples(HeadingQueries(minimum_words=1), source(ARTICLE, "Lobster", "s", chunks(ARTICLE, sizes)))
+    ids = [document.id for example in made for document in example.documents]
+    assert ids == [f"s#{number}" for number in range(len(ids))]
+    whole, _ = examples(HeadingQueries(minimum_words=1), source(ARTICLE, "Lobster"))
+    for example, expected in zip(made, whole, strict=True):
+        assert example[:2] == expected[:2]
+        pieces = "".join(document.text for document in example.documents)
+        assert pieces.replace(" ", "").replace("\n", "") == expected.documents[0].text.replace(" ", "").replace(
+            "\n", ""
+        )
+
+
+def test_a_section_is_a_plain_value() -> None:
+    assert sections("") == [Section((), 0, 0)]

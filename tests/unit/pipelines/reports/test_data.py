@@ -1,0 +1,125 @@
+"""What the report says of the collection, its pairs, the clusters, and of what was left out."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from raytriever.pipelines.duplicates import DuplicateSettings
+from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
+from raytriever.pipelines.reports.clusters import clusters_section, objective_sentence
+from raytriever.pipelines.reports.data import data_section
+from raytriever.pipelines.reports.left_out import left_out_section
+from raytriever.pipelines.reports.pairs import duplicates_sentence
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.report import Details, Plot, Section, Table
+from tests.unit.pipelines.jobs.made_up import collection_of
+from tests.unit.small_run import BATCH_SIZE, ODD_DOMAIN, PAIRS, make, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return make_run(tmp_path_factory.mktemp("report") / "run")
+
+
+def tables(section: Section) -> list[Table]:
+    return [block for block in section.blocks if isinstance(block, Table)]
+
+
+def test_data_section_counts_splits_and_domains(run: dict[str, str]) -> None:
+    collection, pairs = StoredCollection(run["collection"]), Artifact(run["pairs"])
+    section = data_section(collection, pairs)
+    assert section is not None
+    counts = {str(row[0]): str(row[1]) for row in tables(section)[0].rows}
+    assert counts["documents"] == "54"
+    assert counts["judgments of split 'train'"] == "48"
+    assert counts["judgments of split 'test'"] == "6"
+    assert counts["pairs per domain: median, largest"] == "24, 32"
+    assert "48 pairs of split 'train' in 2 domains; the largest, 'plain', holds 66.7% of them." in section.lead
+    assert data_section(None, None) is None
+
+
+def test_what_was_left_out_is_listed_by_stage(run: dict[str, str]) -> None:
+    collection, pairs, vectors = (Artifact(run[name]) for name in ("collection", "pairs", "vectors"))
+    section = left_out_section([collection, pairs])
+    assert section is not None
+    assert "No stage reports that it dropped anything." in section.lead
+    pairs.manifest["dropped"] = {"some_reason": 3, "never": 0}
+    section = left_out_section([collection, vectors, pairs])
+    assert section is not None
+    assert tables(section)[0].rows == [["pairs", "some reason", "3"]]
+    assert "1 of 2 stages" in section.lead
+    assert "Nothing was dropped by: documents." in section.lead
+    assert left_out_section([vectors]) is None
+
+
+def test_repeated_pairs_are_counted_and_shown(tmp_path: Path) -> None:
+    words = " ".join(f"word{number}" for number in range(60))
+    documents = [("", words), ("", words.upper()), ("", words + " more"), ("", "quite another text")]
+    queries = ["what is it", "What  is it", "what is it", "something else"]
+    stored = collection_of(tmp_path, queries, documents, [(0, 0), (1, 1), (2, 2), (3, 3)])
+
+    def pairs(name: str, **settings: str) -> Artifact:
+        duplicates = DuplicateSettings(**settings)
+        return Artifact(make(Pairs(PairsConfig(collection=stored, duplicates=duplicates, output=str(tmp_path / name)))))
+
+    found = pairs("reported", near="report")
+    sentence = "Pairs that repeat an earlier one: the same two texts: 1, dropped; nearly the same: 1, kept."
+    assert duplicates_sentence(found) == sentence
+    section = data_section(StoredCollection(stored), found)
+    assert section is not None
+    assert sentence in section.lead
+    examples = {block.summary: block.content for block in section.blocks if isinstance(block, Details)}
+    assert list(examples) == ["Examples: pairs", "Examples: pairs with the same texts", "Examples: nearly equal pairs"]
+    exact, near = (examples[f"Examples: {name}"] for name in ("pairs with the same texts", "nearly equal pairs"))
+    assert isinstance(exact, Table)
+    assert isinstance(near, Table)
+    assert [row[1:4:2] for row in exact.rows] == [["q0", "d0"], ["q1", "d1"]]
+    assert [row[2] for row in exact.rows] == ["what is it", "What is it"]
+    assert [row[1:4:2] for row in near.rows] == [["q0", "d0"], ["q2", "d2"]]
+    assert "nobody asked" in duplicates_sentence(pairs("exact"))
+    assert duplicates_sentence(pairs("kept", exact="keep")) == ""
+
+
+def test_clusters_section_has_every_cluster(run: dict[str, str]) -> None:
+    clusters = Artifact(run["clusters"])
+    sizes = []
+    for shard in clusters.shards:
+        assigned = pq.read_table(clusters.path(shard.files[0].name))["cluster"].to_numpy()
+        sizes += [int((assigned == number).sum()) for number in range(shard.counts["clusters"])]
+    section = clusters_section(clusters, BATCH_SIZE)
+    assert f"{PAIRS} pairs in {len(sizes)} clusters of 2 domains." in section.lead
+    assert f"The median size is {np.median(sizes):.0f}, from {min(sizes)} to {max(sizes)}." in section.lead
+    assert (
+        f"{np.mean([size > BATCH_SIZE for size in sizes]):.0%} of the clusters hold more pairs than a batch"
+        in section.lead
+    )
+    asked_for = -(-32 // 5) + -(-16 // 5)
+    assert f"{len(sizes)} of the {asked_for} clusters asked for are used" in section.lead
+    (table,) = tables(section)
+    assert [row[0] for row in table.rows] == ["plain", ODD_DOMAIN]
+    assert sum(int(str(row[3])) for row in table.rows) == len(sizes)
+    assert sum(int(str(row[2])) for row in table.rows) == asked_for
+    curve = [block for block in section.blocks if isinstance(block, Plot)][1]
+    assert "2 largest" not in curve.caption
+    assert "of all domains" in curve.caption
+
+
+def test_clusters_of_an_earlier_version_have_no_curve(run: dict[str, str]) -> None:
+    clusters = Artifact(run["clusters"])
+    clusters.manifest["facts"] = {}
+    for shard in clusters.shards:
+        for name in ("objective", "clusters_asked_for", "refilled"):
+            del shard.facts[name]
+    section = clusters_section(clusters)
+    assert sum(isinstance(block, Plot) for block in section.blocks) == 1
+    assert "empty" not in section.lead
+
+
+def test_the_sentence_on_the_objective() -> None:
+    assert "2 iterations of k-means together lower the objective by 40.0%; 75% of that" in objective_sentence(
+        [10.0, 7.0, 6.0]
+    )
+    assert "nothing to gain" in objective_sentence([3.0, 3.0])

@@ -1,0 +1,176 @@
+"""What the report says of chunks, of batches of chunks, of candidate lists and of mixed batches."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raytriever.pipelines.batches import BatchReader
+from raytriever.pipelines.chunking.settings import ChunkingSettings
+from raytriever.pipelines.jobs.chunk import Chunk, ChunkConfig
+from raytriever.pipelines.jobs.group import Group, GroupConfig
+from raytriever.pipelines.jobs.lists import Lists, ListsConfig
+from raytriever.pipelines.jobs.mix import Mix, MixConfig
+from raytriever.pipelines.reports.batches import batches_section
+from raytriever.pipelines.reports.chunks import chunks_section, length_sentence
+from raytriever.pipelines.reports.layouts import distinct_in_rows, domains_sentence, grades_sentence, share_beside
+from raytriever.pipelines.reports.texts import excerpt
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.report import Details, Plot, Section, Table
+from tests.unit.pipelines.jobs.batch_inputs import make_candidates
+from tests.unit.pipelines.jobs.made_up import collection_of, store
+from tests.unit.small_run import make
+
+SENTENCES = 12  # of a document; each becomes a chunk
+
+
+@pytest.fixture(scope="module")
+def chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("chunks")
+    text = " ".join(f"Sentence number {number} of this text." for number in range(SENTENCES))
+    rows = [{"id": f"d{n}", "title": "", "text": text, "domain": f"domain {n % 2}"} for n in range(10)]
+    rows.append({"id": "empty", "title": "nothing", "text": " ", "domain": "domain 0"})
+    source = store(folder / "collection", [pa.Table.from_pylist(rows)], [], [])
+    settings = ChunkingSettings(max_words=6, min_words=0)
+    return make(Chunk(ChunkConfig(collection=source, chunking=settings, output=str(folder / "chunks"))))
+
+
+def grouped(folder: Path, chunks: str, **grouping: Any) -> str:
+    settings = {"batch_size": 8, "documents_per_batch": 2, **grouping}
+    return make(Group(GroupConfig(collection=chunks, grouping=settings, output=str(folder))))
+
+
+def section_of(batches: str, most: int = 1000) -> Section:
+    section = batches_section(None, None, None, None, BatchReader(batches), most, 0)
+    assert section is not None
+    return section
+
+
+def sentences(section: Section) -> str:
+    return " ".join(block for block in section.blocks if isinstance(block, str))
+
+
+def table_of(section: Section, first: str) -> dict[str, list[str]]:
+    (table,) = [block for block in section.blocks if isinstance(block, Table) and block.header[0] == first]
+    return {str(row[0]): [str(cell) for cell in row[1:]] for row in table.rows}
+
+
+def test_chunks_section(chunks: str) -> None:
+    section = chunks_section(StoredCollection(chunks))
+    assert section is not None
+    assert f"10 documents cut into {10 * SENTENCES} chunks, {SENTENCES}.0 a document" in section.lead
+    assert "A chunk has 6 words on average; half of them have at most 6, and 100% have more than 5." in section.lead
+    rows = table_of(section, "quantity")
+    assert rows["sources cut as sentences"] == ["10"]
+    assert rows["words"] == [str(10 * SENTENCES * 6)]
+    (examples,) = [block.content for block in section.blocks if isinstance(block, Details)]
+    assert isinstance(examples, Table)
+    assert [int(str(row[2])) for row in examples.rows] == [(58 + n) % SENTENCES for n in range(5)]
+    assert len({str(row[1]) for row in examples.rows}) == 5
+
+
+def test_a_collection_of_whole_documents_has_no_chunks_section(tmp_path: Path) -> None:
+    assert chunks_section(StoredCollection(collection_of(tmp_path, ["a"], [("", "b")], [(0, 0)]))) is None
+
+
+def test_the_sentence_on_lengths() -> None:
+    assert length_sentence([10, 20, 30, 40], np.array([1, 2, 3, 4, 0])) == (
+        "half of them have at most 30, and 40% have more than 30."
+    )
+    assert (
+        length_sentence([10, 20], np.array([1, 0, 9])) == "half of them have more than 20, and 90% have more than 20."
+    )
+
+
+def test_sources_of_batches_are_counted_beside_random_ones(tmp_path: Path, chunks: str) -> None:
+    uri = grouped(tmp_path / "grouped", chunks)
+    section = section_of(uri)
+    reader = BatchReader(uri)
+    batches = [reader.read(0, number) for number in range(reader.number_of_batches(0))]
+    counts = [len(set(batch["source_id"].to_pylist())) for batch in batches]
+    assert f"chunks of {np.mean(counts):.2f} source documents on average, from {min(counts)} to {max(counts)};" in (
+        sentences(section)
+    )
+    rows = table_of(section, "sources of a batch")
+    for number in set(counts):
+        assert rows[str(number)][0] == str(counts.count(number))
+    assert sum(int(row[1]) for row in rows.values()) == len(batches)
+    random = sum(int(number) * int(row[1]) for number, row in rows.items()) / len(batches)
+    assert random > np.mean(counts) + 1
+    ablation = section_of(grouped(tmp_path / "random", chunks, order="random"))
+    assert sum(isinstance(block, Plot) for block in ablation.blocks) == 1
+
+
+def test_beside_is_before_or_after_in_the_same_source_and_batch() -> None:
+    sources = np.array([[0, 0, 0, 1], [1, 1, 0, 0]])
+    places = np.array([[3, 9, 2, 4], [7, 5, 0, 4]])
+    assert share_beside(sources, places) == 2 / 8  # 2 and 3 of source 0; not 4 of it, which is in the other batch
+    assert distinct_in_rows(sources).tolist() == [2, 2]
+    assert distinct_in_rows(places).tolist() == [4, 4]
+
+
+def test_mixed_batches_tell_their_sources_and_domains(tmp_path: Path, chunks: str) -> None:
+    sources = {"a": grouped(tmp_path / "a", chunks), "b": grouped(tmp_path / "b", chunks, order="random")}
+    mixed = make(Mix(MixConfig(sources=sources, ratios={"a": 2, "b": 1}, output=str(tmp_path / "mixed"))))
+    section = section_of(mixed)
+    rows = table_of(section, "source")
+    total = BatchReader(mixed).number_of_batches(0)
+    assert int(rows["a"][0]) + int(rows["b"][0]) == total
+    assert [row[2] for row in rows.values()] == ["2", "1"]
+    assert f"Each of the {total} batches looked at is of one domain; together they have 2." in sentences(section)
+    domains = table_of(section, "domain")
+    assert sum(int(row[0]) for row in domains.values()) == total
+    assert sum(int(row[1]) for row in domains.values()) == 8 * total
+
+
+def test_sentences_on_domains() -> None:
+    assert domains_sentence(np.array([1, 1]), 1) == "All 2 batches looked at are of the one domain there is."
+    assert domains_sentence(np.array([1, 3, 2]), 4) == (
+        "2 of the 3 batches looked at mix domains: a batch has 2.0 of the 4 on average, at most 3."
+    )
+
+
+def test_grades_of_candidate_lists_are_counted(tmp_path: Path) -> None:
+    stored = collection_of(
+        tmp_path, [f"query {n}" for n in range(4)], [("", f"text {n}") for n in range(9)], [(n, n) for n in range(4)]
+    )
+    lists: dict[int, list[tuple[int, int | None]]] = {
+        0: [(0, 2), (5, None), (6, None)], 1: [(1, 1), (7, 0)], 2: [(2, 2), (3, 2), (8, None)], 3: [(3, 1), (4, None)],
+    }  # fmt: skip
+    candidates = make_candidates(tmp_path / "candidates", stored, lists, form="labelled_lists")
+    config = ListsConfig(candidates=candidates, collection=stored, batch_size=2, order="random",
+                         output=str(tmp_path / "batches"))  # fmt: skip
+    section = section_of(make(Lists(config)))
+    assert table_of(section, "relevance") == {
+        "2": ["3", "30.00%", "0.75", "2"],
+        "1": ["2", "20.00%", "0.50", "2"],
+        "0": ["1", "10.00%", "0.25", "1"],
+        "not judged": ["4", "40.00%", "1.00", "3"],
+    }
+    assert "A list has 2 to 3 candidates; the median one has 1 that are judged relevant, the richest 2;" in (
+        sentences(section)
+    )
+    assert "2 batches of 2 queries with their lists in 1 epoch." in section.lead
+    assert "; 1 list without any. 25.0% of" in grades_sentence(np.array([4, 4]), np.array([0, 2]), 0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a \n\t b", "a b"),
+        ("", ""),
+        ("x" * 10, "x" * 10),
+        ("x" * 11, "x" * 9 + "…"),
+        ("x" + " " * 100 + "y", "x…"),
+        ("y" * 9 + " z", "y" * 9 + "…"),
+    ],
+)
+def test_excerpts_say_that_they_are_cut(text: str, shown: str) -> None:
+    assert excerpt(text, 10) == shown
+
+
+def test_long_names_may_be_broken_where_they_stand_in_a_table() -> None:
+    assert excerpt("short " + "n" * 50) == f"short {'n' * 24}\u200b{'n' * 24}\u200bnn"
+    assert excerpt("n" * 24) == "n" * 24

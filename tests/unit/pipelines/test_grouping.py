@@ -1,0 +1,183 @@
+"""Groupings: each row at most once, full batches, one group a batch, remainders that rotate, few documents a batch."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from raytriever.pipelines.grouping import (
+    GroupingSettings,
+    Stretches,
+    cut,
+    group_batches,
+    join,
+    keep_domains,
+    single_rows,
+    without_remainder,
+)
+from raytriever.retrieval.errors import UserError
+
+
+def stretches_of(lengths: list[int], groups: list[int] | None = None) -> Stretches:
+    """Documents one after the other, of these lengths."""
+    of = np.array(lengths, dtype=np.int64)
+    labels = np.zeros(len(of), dtype=np.int64) if groups is None else np.array(groups, dtype=np.int64)
+    return Stretches(np.cumsum(of) - of, of, np.arange(len(of)), labels)
+
+
+def documents_of(stretches: Stretches) -> NDArray[np.int64]:
+    """The document of each row."""
+    return np.repeat(stretches.documents, stretches.lengths)
+
+
+def wikipedia_like(documents: int) -> Stretches:
+    lengths = np.maximum(1, np.random.default_rng(1).lognormal(1.8, 1.0, documents).round()).astype(int)
+    return stretches_of(lengths.tolist())
+
+
+choices = st.builds(
+    lambda size, documents, order: GroupingSettings(
+        batch_size=size, documents_per_batch=min(documents, size), order=order
+    ),
+    st.integers(2, 17),
+    st.integers(1, 4),
+    st.sampled_from(["grouped", "random"]),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(-1, 2)), min_size=1, max_size=30),
+    choices,
+    st.integers(0, 99),
+    st.integers(0, 5),
+)
+def test_every_row_once_but_for_the_remainder(
+    documents: list[tuple[int, int]], chosen: GroupingSettings, seed: int, epoch: int
+) -> None:
+    stretches = stretches_of([length for length, _ in documents], [group for _, group in documents])
+    batches = group_batches(stretches, chosen, seed, epoch)
+    assert batches.dtype == np.int64
+    assert batches.shape[1] == chosen.batch_size
+    assert len(np.unique(batches)) == batches.size
+    group_of = np.repeat(stretches.groups, stretches.lengths)
+    assert (group_of[batches] == group_of[batches[:, :1]]).all()
+    for group in range(3):
+        here = np.flatnonzero(group_of == group)
+        assert (group_of[batches[:, 0]] == group).sum() == len(here) // chosen.batch_size
+    assert not np.isin(np.flatnonzero(group_of < 0), batches).any()
+    np.testing.assert_array_equal(batches, group_batches(stretches, chosen, seed, epoch))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=20), choices, st.integers(0, 99))
+def test_documents_are_cut_evenly(lengths: list[int], chosen: GroupingSettings, seed: int) -> None:
+    stretches = stretches_of(lengths)
+    parts = cut(stretches, chosen, np.random.default_rng(seed))
+    np.testing.assert_array_equal(parts.rows(), stretches.rows())
+    np.testing.assert_array_equal(documents_of(parts), documents_of(stretches))
+    wanted = chosen.batch_size / chosen.documents_per_batch
+    for document, length in enumerate(lengths):
+        of = parts.lengths[parts.documents == document]
+        assert of.max() - of.min() <= 1
+        assert len(of) in (int(length / wanted), int(length / wanted) + 1, -(-length // (chosen.batch_size - 1)))
+        assert of.max() <= chosen.batch_size - (chosen.documents_per_batch > 1)
+
+
+def test_the_number_of_parts_is_without_bias() -> None:
+    parts = cut(stretches_of([10] * 4000), GroupingSettings(), np.random.default_rng(0))
+    assert len(parts.lengths) / 4000 == pytest.approx(10 / 8, abs=0.03)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), choices, st.integers(0, 99))
+def test_joined_parts_add_up_to_batches(lengths: list[int], chosen: GroupingSettings, seed: int) -> None:
+    lengths = [*lengths, -sum(lengths) % chosen.batch_size]
+    generator = np.random.default_rng(seed)
+    parts = cut(stretches_of([length for length in lengths if length]), chosen, generator)
+    joined = join(parts, chosen, generator)
+    np.testing.assert_array_equal(np.sort(joined.rows()), np.arange(sum(lengths)))
+    ends = np.cumsum(joined.lengths)
+    assert np.isin(np.arange(1, sum(lengths) // chosen.batch_size + 1) * chosen.batch_size, ends).all()
+    document_of = np.empty(sum(lengths), dtype=np.int64)
+    document_of[parts.rows()] = documents_of(parts)
+    np.testing.assert_array_equal(document_of[joined.rows()], documents_of(joined))
+
+
+def test_seven_and_nine_chunks_of_two_articles() -> None:
+    batches = group_batches(stretches_of([7, 9, 9, 7]), GroupingSettings(), 0, 0)
+    document_of = documents_of(stretches_of([7, 9, 9, 7]))
+    for batch in batches:
+        counts = np.bincount(document_of[batch])
+        assert sorted(counts[counts > 0].tolist()) == [7, 9]
+
+
+@pytest.mark.parametrize(("documents_per_batch", "most"), [(2, 3), (3, 4)])
+def test_batches_of_articles_are_of_few_of_them(documents_per_batch: int, most: int) -> None:
+    stretches = wikipedia_like(5000)
+    document_of = documents_of(stretches)
+    chosen = GroupingSettings(documents_per_batch=documents_per_batch)
+    batches = group_batches(stretches, chosen, 0, 0)
+    sources = np.array([len(np.unique(document_of[batch])) for batch in batches])
+    assert sources.min() >= 2  # a chunk of another document is in every batch
+    assert np.mean(sources <= most) > 0.98
+    neighbours = [np.diff(np.sort(batch)) == 1 for batch in batches]
+    assert np.mean(neighbours) > 0.75  # consecutive chunks
+    random = group_batches(stretches, chosen.model_copy(update={"order": "random"}), 0, 0)
+    assert np.mean([len(np.unique(document_of[batch])) for batch in random]) > 15
+
+
+def test_rows_of_a_batch_are_shuffled() -> None:
+    batches = group_batches(stretches_of([8] * 40), GroupingSettings(), 0, 0)
+    assert np.mean(np.diff(batches, axis=1) > 0) < 0.65
+
+
+def test_epochs_and_seeds_differ_and_the_remainder_rotates() -> None:
+    stretches = stretches_of([5, 8, 11, 3, 2])  # 29 rows: 13 are left out of a batch of 16
+    seen = np.zeros(29, dtype=int)
+    batches = []
+    for epoch in range(29):
+        batches.append(group_batches(stretches, GroupingSettings(), 3, epoch))
+        seen[batches[-1]] += 1
+    assert seen.min() == seen.max() == 16
+    assert len({batch.tobytes() for batch in batches}) == 29
+    assert not np.array_equal(group_batches(stretches, GroupingSettings(), 4, 0), batches[0])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(2, 9), st.integers(0, 40), st.integers(0, 9))
+def test_what_is_left_out_is_few_and_consecutive(lengths: list[int], size: int, epoch: int, seed: int) -> None:
+    stretches = stretches_of(lengths)
+    kept = without_remainder(stretches, size, seed, epoch, 0)
+    total = sum(lengths)
+    assert kept.lengths.min(initial=1) > 0
+    assert kept.lengths.sum() == total - total % size
+    rows = kept.rows()
+    assert len(np.unique(rows)) == len(rows)
+    document_of = documents_of(stretches)
+    np.testing.assert_array_equal(document_of[rows], documents_of(kept))
+    assert len(kept.first) <= len(lengths) + 2  # at most two documents are cut
+
+
+def test_small_domains() -> None:
+    names, counts = ["a", "", "c", "d"], np.array([20, 3, 16, 14])
+    assert keep_domains(names, counts, 16, "drop", "chunks").tolist() == [0, -1, 1, -1]
+    assert keep_domains(names, counts, 16, "merge", "chunks").tolist() == [0, 2, 1, 2]
+    assert keep_domains(names, np.array([20, 3, 16, 2]), 16, "merge", "chunks").tolist() == [0, -1, 1, -1]
+    assert keep_domains(names, counts + 20, 16, "refuse", "chunks").tolist() == [0, 1, 2, 3]
+    with pytest.raises(UserError, match=r"2 domains have fewer than 16 chunks.*: \(none\) \(3\), d \(14\)\. Set small"):
+        keep_domains(names, counts, 16, "refuse", "chunks")
+    with pytest.raises(UserError, match=r"No domain has 99 queries, nor have all together \(53\)"):
+        keep_domains(names, counts, 99, "merge", "queries")
+
+
+def test_single_rows_are_batched_within_their_group() -> None:
+    groups = np.array([1, 0, 1, 1, 0, 1, 0, -1])
+    batches = group_batches(single_rows(groups), GroupingSettings(batch_size=2, order="random"), 0, 0)
+    assert [sorted(set(groups[batch])) for batch in batches] == [[0], [1], [1]]
+
+
+def test_settings_that_do_not_fit() -> None:
+    with pytest.raises(ValidationError, match="documents_per_batch is 9, but a batch has 8 chunks"):
+        GroupingSettings(batch_size=8, documents_per_batch=9)
