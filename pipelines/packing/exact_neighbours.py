@@ -123,9 +123,9 @@ def _keys_above(rows: torch.Tensor, thresholds: NDArray[np.float32]) -> tuple[ND
                 counted = counts[first : first + len(of_tile)]
                 counted += of_tile
                 found.append(keys[counted[numbers] < MOST_FOUND])
-    keys = torch.from_numpy(np.concatenate(found))
+    together = torch.from_numpy(np.concatenate(found))
     del found
-    return torch.sort(keys).values.numpy(), counts >= MOST_FOUND  # all differ; by all threads
+    return torch.sort(together).values.numpy(), counts >= MOST_FOUND  # all differ; by all threads
 
 
 def _keys_of_tile(
