@@ -9,8 +9,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.errors import UserError
@@ -174,3 +176,8 @@ class BatchFile:
         facts = {"epoch": self._epoch, "batches": self._batches, "batch_size": self._size}
         counted = {"batches": self._batches, **(counts or {})}
         return self._writer.commit(self._batches * self._size, counts=counted, dropped=dropped, facts=facts)
+
+
+def epoch_permutation(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    """The order in which epoch ``epoch`` goes through its ``count`` stored batches: int64 (count,)."""
+    return np.random.default_rng([seed, epoch]).permutation(count).astype(np.int64)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raytriever.pipelines.batches import epoch_permutation
 from raytriever.retrieval.errors import UserError
 
 
@@ -104,11 +105,6 @@ class Order:
         parts = self.slices_per_batch
         pieces = tuple(Piece(batches[place // parts], place % parts, parts) for place in self._own)
         return Step(number, epoch, step, batches, pieces)
-
-
-def epoch_permutation(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """The order in which epoch ``epoch`` goes through its ``count`` stored batches: int64 (count,)."""
-    return np.random.default_rng([seed, epoch]).permutation(count).astype(np.int64)
 
 
 def seed_randomness(seed: int, step: Step, piece: Piece) -> None:

@@ -46,7 +46,7 @@ class KMeansSettings(Settings):
     iterations: int = Field(default=50, ge=1)  # at most; each moves every centroid once
     tolerance: float = Field(default=1e-4, ge=0)  # stop once the objective changes by less than this share
     restarts: int = Field(default=1, ge=1)  # keep the best of so many seeds
-    two_level_above: int = Field(default=16384, ge=1)  # clusters; more are sought in √K cells first
+    two_level_above: int = Field(default=4096, ge=1)  # clusters; more are sought in √K cells first
 
     @model_validator(mode="after")
     def _queries_have_no_other_side(self) -> Self:

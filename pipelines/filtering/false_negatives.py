@@ -142,6 +142,9 @@ def false_negatives(
         by_rule["surrogate score"] = score_mask(
             *vectors, left_alone, settings.margin, settings.margin_kind, settings.fixed_threshold
         )
+        # a zero vector says nothing of how near anything is: such a query or positive is not judged by scores
+        is_unknown = ~(vectors[0].any(axis=1) & vectors[1][:size].any(axis=1))
+        by_rule["surrogate score"][is_unknown] = False
     charged = np.zeros((size, columns), dtype=np.uint8)
     for number, rule in enumerate(RULES, 1):
         if rule in by_rule:

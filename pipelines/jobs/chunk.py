@@ -88,6 +88,8 @@ class Chunk(Stage[ChunkConfig]):
             for part, schema in (("queries", QUERIES), ("judgments", JUDGMENTS)):
                 pq.write_table(schema.empty_table(), writer.path(f"{part}/00000.parquet"), compression="zstd")
                 writer.add(f"{part}/00000.parquet")
+            left_behind = {"queries": collection.count("queries"), "judgments": collection.count("judgments")}
+            tally.dropped |= {f"{part}, which chunks don't have": count for part, count in left_behind.items() if count}
         counts = tally.counts | {"documents": tally.chunks, "queries": 0, "judgments": 0}
         facts = {"words_per_chunk": tally.histogram.tolist()}
         return writer.commit(tally.chunks, counts=counts, dropped=tally.dropped, facts=facts)

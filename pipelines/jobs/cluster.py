@@ -39,7 +39,7 @@ class ClusterConfig(StageConfig):
     smallest_domain: int = Field(default=64, gt=0)  # pairs; the batch size, since a domain must fill one batch
     small_domains: SmallDomains = "refuse"
     kmeans: KMeansSettings = KMeansSettings()
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class Cluster(Stage[ClusterConfig]):
@@ -167,7 +167,9 @@ class Cluster(Stage[ClusterConfig]):
     def summary(self, artifact: Artifact) -> str:
         """Pairs, clusters, domains."""
         counts = artifact.manifest["counts"]
-        return f"{artifact.rows:,} pairs in {counts['clusters']:,} clusters of {len(artifact.shards):,} domains"
+        domains = len(artifact.shards)
+        plural = "s" if domains > 1 else ""
+        return f"{artifact.rows:,} pairs in {counts['clusters']:,} clusters of {domains:,} domain{plural}"
 
 
 def _facts(clustering: Clustering, k: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class FilterConfig(StageConfig):
     negatives_per_example: int = Field(default=1, gt=0)
     choose_negatives: Choice = "sample"
     too_few_negatives: TooFew = "refuse"
-    seed: int = 0  # of the sample
+    seed: int = Field(default=0, ge=0)  # of the sample
     with_title: bool = True
     false_negatives: FalseNegativeSettings = FalseNegativeSettings()
     batches_per_shard: int = Field(default=1_000, gt=0)
@@ -138,7 +138,7 @@ class Filter(Stage[FilterConfig]):
                 rows = ParquetRows(StoredCollection(config.collection), shard.description["files"])
                 return write_part(writer, shard, TEXT_ROWS, text_tables(rows, part, with_title=config.with_title))
             case "pairs":
-                return make_pairs(writer, Artifact(config.pairs, PAIRS))
+                return make_pairs(writer, Artifact(config.pairs, PAIRS), StoredCollection(config.collection))
             case "negatives":
                 return self._make_negatives(writer)
             case "batches":

@@ -12,6 +12,7 @@ from raytriever.pipelines.filtering.hard_negatives import NegativeLists, TooFew
 from raytriever.pipelines.filtering.pair_batches import TEXT_ROWS, Pairs
 from raytriever.pipelines.jobs.lookups import add_array, earlier_file, map_array
 from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
+from raytriever.pipelines.pairs import pairs_from_judgments
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from raytriever.retrieval.errors import UserError
@@ -19,7 +20,8 @@ from raytriever.retrieval.mining.rules import text_keys
 
 PAIRS_SHARD, NEGATIVES_SHARD = "pairs", "negatives"
 
-_PAIR_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy", "lookup/pair-keys.npy")
+_ROWS_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy")
+_KEYS_FILE = "lookup/known-positives.npy"
 _LISTS_FILE, _QUERIES_FILE, _PLACES_FILE = (
     f"lookup/negatives-{name}" for name in ("lists.arrow", "queries.npy", "places.npy")
 )
@@ -33,29 +35,50 @@ def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Itera
         yield pa.table([table["id"], pa.array(texts, pa.string()), text_keys(texts)], schema=TEXT_ROWS)
 
 
-def make_pairs(writer: ShardWriter, pairs: Artifact) -> ShardRecord:
-    """Query rows, document rows and sorted keys of all pairs as arrays, written through memory maps."""
+def make_pairs(writer: ShardWriter, pairs: Artifact, collection: StoredCollection) -> ShardRecord:
+    """Query rows and document rows of all pairs as arrays, written through memory maps, and keys of known positives.
+
+    These are the pairs and whatever else is judged relevant, of any grade, in the splits that the pairs are of: pairs
+    that were left out as repeats are known positives still.
+    """
     rows = ParquetRows(pairs, pairs.names("pairs/"))
     arrays = [
         np.lib.format.open_memmap(writer.path(name), mode="w+", dtype=np.int64, shape=(len(rows),))
-        for name in _PAIR_FILES
+        for name in _ROWS_FILES
     ]
     start = 0
     for table in rows.tables(["query_row", "document_row"]):
         queries, documents = table["query_row"].to_numpy(), table["document_row"].to_numpy()
-        for array, values in zip(arrays, (queries, documents, pair_keys(queries, documents)), strict=True):
+        for array, values in zip(arrays, (queries, documents), strict=True):
             array[start : start + len(table)] = values
         start += len(table)
-    arrays[2].sort()
-    for name, array in zip(_PAIR_FILES, arrays, strict=True):
+    for name, array in zip(_ROWS_FILES, arrays, strict=True):
         array.flush()
         writer.add(name)
+    keys = np.concatenate([pair_keys(*arrays), _judged_keys(pairs, collection)])
+    add_array(writer, _KEYS_FILE, np.unique(keys))
     return writer.commit(0)
+
+
+def _judged_keys(pairs: Artifact, collection: StoredCollection) -> NDArray[np.int64]:
+    split = pairs.config.get("split", [])
+    judged = [collection.judgments(name) for name in ([split] if isinstance(split, str) else split)]
+    if not judged:  # pairs that are made of something else
+        return np.zeros(0, dtype=np.int64)
+    documents = collection.rows_of("documents").read(["id", "domain"])
+    table = pairs_from_judgments(
+        pa.concat_tables(judged),
+        collection.rows_of("queries").read(["id"])["id"].combine_chunks(),
+        documents["id"].combine_chunks(),
+        documents["domain"].combine_chunks(),
+        1,
+    )
+    return pair_keys(table["query_row"].to_numpy(), table["document_row"].to_numpy())
 
 
 def open_pairs(output: str) -> Pairs:
     """What ``make_pairs`` wrote."""
-    return Pairs(*(map_array(output, PAIRS_SHARD, name) for name in _PAIR_FILES))
+    return Pairs(*(map_array(output, PAIRS_SHARD, name) for name in (*_ROWS_FILES, _KEYS_FILE)))
 
 
 def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], asked: "AskedNegatives") -> ShardRecord:

@@ -49,7 +49,7 @@ class PackConfig(StageConfig):
     packing: PackingSettings
     small_domains: SmallDomains = "refuse"
     epochs: int = Field(default=1, gt=0)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class Pack(Stage[PackConfig]):

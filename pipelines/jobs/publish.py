@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pydantic import Field
 
-from raytriever.pipelines.batches import BatchReader
+from raytriever.pipelines.batches import BatchReader, epoch_permutation
 from raytriever.pipelines.publishing.card import README, card, require_lineage
 from raytriever.pipelines.publishing.figures import Figures
 from raytriever.pipelines.publishing.formats import Batch, Published, PublishedFormat, epoch_folder
@@ -35,6 +37,9 @@ class PublishConfig(StageConfig):
     license: str | None = None  # as the hub names it: 'cc-by-sa-4.0'
     negatives: int | None = Field(default=None, ge=0)  # of every example of sentence_transformers; None: the first
     # batch's fewest
+    # shuffled: an epoch's batches as a trainer should meet them; stored: domain after domain, along the tour
+    order: Literal["shuffled", "stored"] = "shuffled"
+    seed: int = Field(default=0, ge=0)  # of the shuffle
     batches_per_file: int = Field(default=1_000, gt=0)
 
 
@@ -89,7 +94,7 @@ class Publish(Stage[PublishConfig]):
         figures = Figures()
 
         def batches() -> Iterator[Batch]:
-            for index in range(first, stop):
+            for index in self._order(reader, epoch)[first:stop].tolist():
                 batch = Batch(epoch, index, reader.read(epoch, index))
                 figures.add(batch.rows, reader.layout)
                 yield batch
@@ -100,6 +105,13 @@ class Publish(Stage[PublishConfig]):
         counts = dict(sorted(figures.counts.items()))
         facts = {"epoch": epoch, "domains": dict(sorted(figures.domains.items()))}
         return writer.commit(counts["examples"], counts=counts, facts=facts)
+
+    def _order(self, reader: BatchReader, epoch: int) -> NDArray[np.int64]:
+        """The numbers of the epoch's batches in the order in which they are written."""
+        count = reader.number_of_batches(epoch)
+        return (
+            epoch_permutation(self.config.seed, epoch, count) if self.config.order == "shuffled" else np.arange(count)
+        )
 
     def _write_card(self, reader: BatchReader, format_: PublishedFormat, writer: ShardWriter) -> ShardRecord:
         figures, of_epochs = Figures(), tuple(Figures() for _ in range(reader.epochs))

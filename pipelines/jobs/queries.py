@@ -41,7 +41,7 @@ class QueriesConfig(StageConfig):
     ]
     split: str = Field(default="train", min_length=1)
     held_out: float = Field(default=0.0, ge=0, lt=1)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     rows_per_shard: int = Field(default=50_000, gt=0)  # documents or chunks of the source collection
 
     @model_validator(mode="after")

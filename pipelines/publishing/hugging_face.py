@@ -93,7 +93,8 @@ file = pyarrow.parquet.ParquetFile("data/epoch-00000/batches-00000.parquet")
 batch = file.read_row_group(3)
 ```
 
-Don't shuffle rows: which examples share a batch is what these data are for. Shuffle batches, if anything.
+Don't shuffle rows: which examples share a batch is what these data are for. Shuffle batches, if anything; `batch` is
+a batch's number among the stored ones.
 """
 
 

@@ -53,7 +53,7 @@ class LsaConfig(StageConfig):
     with_title: bool = True
     dtype: Literal["float16", "float32"] = "float16"  # of the stored vectors
     texts_per_shard: int = Field(default=16_384, gt=0)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class _Fit(NamedTuple):

@@ -75,20 +75,3 @@ def test_triplet_batches_hold_judged_negatives(tmp_path: Path) -> None:
             if row["query_id"] in with_negatives:
                 assert (row["query_id"], negative) in relevance
     read_by_datasets(tmp_path / "batches", batches, tmp_path)
-
-
-def test_random_batches_rotate_over_epochs(tmp_path: Path) -> None:
-    run("random_batches", tmp_path, corpus__source__path=f"{DATA}/conala")
-    reader = BatchReader(str(tmp_path / "batches"))
-    epochs = [
-        [tuple(zip(batch["query_id"].to_pylist(), batch["document_id"].to_pylist(), strict=True)) for batch in batches]
-        for batches in (batches_of(reader, epoch) for epoch in range(reader.epochs))
-    ]
-    pairs = reader.artifact.read_json("manifest.json")["rows"] // reader.epochs
-    for batches in epochs:
-        used = [pair for batch in batches for pair in batch]
-        assert len(set(used)) == len(used) == pairs
-    assert epochs[0] != epochs[1] != epochs[2]
-    left_out = [set().union(*epochs[0], *epochs[1], *epochs[2]) - set().union(*batches) for batches in epochs]
-    assert all(left_out)
-    assert not left_out[0] & left_out[1]

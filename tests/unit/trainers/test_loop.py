@@ -5,13 +5,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from raytriever.pipelines.batches import epoch_permutation
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers import collectives
 from raytriever.trainers.checkpoint import Checkpoints
 from raytriever.trainers.loop import StepReport, train
 from raytriever.trainers.objective import Objective, Outcome
 from raytriever.trainers.optimization import OptimizerSettings
-from raytriever.trainers.order import epoch_permutation
 from raytriever.trainers.schedule import ScheduleSettings
 from raytriever.trainers.settings import TrainingSettings
 from tests.unit.trainers.tiny import (

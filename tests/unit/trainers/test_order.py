@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raytriever.pipelines.batches import epoch_permutation
 from raytriever.retrieval.errors import UserError
-from raytriever.trainers.order import Order, Piece, Step, epoch_permutation, seed_randomness
+from raytriever.trainers.order import Order, Piece, Step, seed_randomness
 
 
 @given(

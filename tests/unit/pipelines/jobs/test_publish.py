@@ -16,7 +16,7 @@ import yaml
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
 import raytriever
-from raytriever.pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout
+from raytriever.pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout, epoch_permutation
 from raytriever.pipelines.jobs.publish import Publish, PublishConfig
 from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
@@ -82,7 +82,8 @@ def publish(folder: Path, reader: BatchReader, **settings: Any) -> Artifact:
 
 
 def places() -> list[tuple[int, int]]:
-    return [(epoch, index) for epoch, batches in enumerate(BATCHES) for index in range(batches)]
+    """(epoch, number) of every batch in the order in which it is published."""
+    return [(epoch, int(index)) for epoch, n in enumerate(BATCHES) for index in epoch_permutation(0, epoch, n)]
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +108,14 @@ def test_datasets_reads_every_layout_in_order(tmp_path: Path, layout: Layout) ->
     assert files.to_list() == rows.to_list()
 
 
+def test_order_stored_keeps_the_stored_order(tmp_path: Path) -> None:
+    made = publish(tmp_path / "p", stored(tmp_path / "b"), order="stored")
+    rows = datasets.load_dataset(made.uri, split="train")
+    assert rows["batch"][:] == [index for batches in BATCHES for index in range(batches) for _ in range(SIZE)]
+    shuffled = datasets.load_dataset(publish(tmp_path / "q", stored(tmp_path / "c"), seed=1).uri, split="train")
+    assert shuffled["batch"][:] != rows["batch"][:]
+
+
 def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
     reader = stored(tmp_path / "b")
     for name, columns in (("hugging_face", ["query", "document"]), ("sentence_transformers", ["anchor", "positive"])):
@@ -116,9 +125,10 @@ def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
             *(f"data/epoch-00001/batches-{number:05d}.parquet" for number in range(2)),
             "README.md",
         ]
-        for epoch, index in places():
-            file = pq.ParquetFile(made.path(f"data/epoch-{epoch:05d}/batches-{index // 2:05d}.parquet"))
-            found = file.read_row_group(index % 2, columns=columns)
+        for number, (epoch, index) in enumerate(places()):
+            place = number - sum(BATCHES[:epoch])
+            file = pq.ParquetFile(made.path(f"data/epoch-{epoch:05d}/batches-{place // 2:05d}.parquet"))
+            found = file.read_row_group(place % 2, columns=columns)
             expected = reader.read(epoch, index).select(["query", "document"])
             assert [list(row.values()) for row in found.to_pylist()] == [
                 list(row.values()) for row in expected.to_pylist()
@@ -134,7 +144,9 @@ def test_sentence_transformers_has_as_many_negatives_in_every_row(tmp_path: Path
     expected = [row for place in places() for row in reader.read(*place).to_pylist()]
     if "negative_1" in rows.column_names:
         assert rows["negative_1"][:] == [row["hard_negatives"][0] for row in expected]
-    with pytest.raises(UserError, match=r"row 0 of batch 0, epoch 0, has 1 hard negatives, .* as many, 2 by"):
+    with pytest.raises(
+        UserError, match=rf"row 0 of batch {places()[0][1]}, epoch 0, has 1 hard negatives, .* as many, 2 by"
+    ):
         publish(tmp_path / "no", reader, format="sentence_transformers", negatives=2)
 
 
