@@ -48,17 +48,21 @@ def refill_empty(parts: Parts, assignment: Assignment, centroids: NDArray[np.flo
     """
     empty = np.flatnonzero(assignment.counts == 0).tolist()
     able: dict[int, int] = {}  # what clusters that lack costly points can give
+    asked = len(empty)
     while empty:
-        donors = _largest_in_turn(assignment.counts, len(empty), able)
+        donors = _largest_in_turn(assignment.counts, asked, able)
         wanted = Counter(donors)
         found = _costliest(parts, assignment, centroids, wanted)
-        short = {donor: len(found[donor]) for donor in wanted if len(found[donor]) < wanted[donor]}
-        if not short:
-            moves = [Move(cluster, found[donor].pop(0)) for cluster, donor in zip(empty, donors, strict=False)]
+        able |= {donor: len(found[donor]) for donor in wanted if len(found[donor]) < wanted[donor]}
+        chosen = donors[: len(empty)]
+        if all(len(found[donor]) >= number for donor, number in Counter(chosen).items()):
+            moves = [Move(cluster, found[donor].pop(0)) for cluster, donor in zip(empty, chosen, strict=False)]
             for move in moves:
                 _apply(assignment, move)
             return moves
-        able |= short
+        asked *= (
+            2  # a look at the points is dear: where many clusters have nothing to give, ever more are asked at once
+        )
     return []
 
 
@@ -105,10 +109,13 @@ def costliest_of_part(
     for begin in range(0, len(members), BLOCK_ROWS):
         block = members[begin : begin + BLOCK_ROWS]
         costs[begin : begin + BLOCK_ROWS] = points.costs(points.take(block), centroids[clusters[block]])
+    costly = np.flatnonzero(costs > points.converged_cost)
+    costly = costly[np.lexsort((-costs[costly], clusters[members[costly]]))]  # of equal costs the first comes first
+    first = np.searchsorted(clusters[members[costly]], np.array([*wanted]))
+    last = np.searchsorted(clusters[members[costly]], np.array([*wanted]), side="right")
     found = []
-    for donor, number in wanted.items():
-        own = np.flatnonzero((clusters[members] == donor) & (costs > points.converged_cost))
-        for row in own[np.argsort(-costs[own], kind="stable")[:number]]:
+    for (donor, number), begin, end in zip(wanted.items(), first.tolist(), last.tolist(), strict=True):
+        for row in costly[begin : min(end, begin + number)].tolist():
             place = int(members[row])
             placed = points.placed(points.take(np.array([place])), centroids[[donor]])
             found.append((donor, float(costs[row]), place, placed[0]))

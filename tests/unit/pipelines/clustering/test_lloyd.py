@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from raytriever.pipelines.clustering import parts as parts_module
+from raytriever.pipelines.clustering import refilling
 from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from raytriever.pipelines.clustering.lloyd import assign, cluster_sums, lloyd
 from raytriever.pipelines.clustering.pair_vectors import ArrayPairs, BothWays
@@ -199,3 +200,20 @@ def _threads(points: Points) -> int:  # noqa: ARG001
 
 def _fail(points: Points) -> float:
     return 1 / (len(points) - 10)
+
+
+def test_few_distinct_points_are_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    costliest = refilling._costliest
+
+    def counted(*arguments: Any) -> Any:
+        looks.append(None)
+        return costliest(*arguments)
+
+    monkeypatch.setattr(refilling, "_costliest", counted)
+    random = np.random.default_rng(0)
+    distinct = random.standard_normal((399, 8)).astype(np.float32)
+    queries = distinct[random.integers(399, size=6400)]
+    found = cluster_pairs(queries, queries, 400, KMeansSettings(sides="queries"), 0)
+    assert len(found.centroids) == 399
+    assert len(looks) < 100  # of the order of log K an iteration, not of K
