@@ -72,11 +72,16 @@ def pair_scores(
 ) -> NDArray[np.float32]:
     """Inner products of query i with the documents ``rows[i]``, float32 (queries, n), each one sum of its own."""
     faiss = import_faiss()
-    scores = np.empty(rows.shape, dtype=np.float32)
-    chosen = np.ascontiguousarray(rows)
-    pointers = [faiss.swig_ptr(array) for array in (scores, queries, documents, chosen)]
-    faiss.fvec_inner_products_by_idx(*pointers, queries.shape[1], *rows.shape)
-    return scores
+    keys = (rows.ravel() << 32) | np.arange(rows.size)
+    keys.sort()  # by document, so that memory is read forwards and each document once
+    places, of_documents = keys & 0xFFFFFFFF, keys >> 32
+    of_queries = places // rows.shape[1]
+    ordered = np.empty(rows.size, dtype=np.float32)
+    pointers = [faiss.swig_ptr(array) for array in (queries, of_queries, documents, of_documents, ordered)]
+    faiss.pairwise_indexed_inner_product(queries.shape[1], rows.size, *pointers)
+    scores = np.empty(rows.size, dtype=np.float32)
+    scores[places] = ordered
+    return scores.reshape(rows.shape)
 
 
 def _score_all(query: NDArray[np.float32], documents: NDArray[np.float32], k: int) -> Ranking:
