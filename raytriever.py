@@ -23,11 +23,7 @@ __path__ = [str(Path(__file__).parent)]
 
 # command: (module, class, what it does)
 JOBS = {
-    "collect": (
-        "retrieval.jobs.collect",
-        "Collect",
-        "Read a source in any of many formats into a collection.",
-    ),
+    "collect": ("retrieval.jobs.collect", "Collect", "Read a source in any of many formats into a collection."),
     "chunk": ("pipelines.jobs.chunk", "Chunk", "Cut documents into chunks: sentences, Markdown or source code."),
     "embed": ("retrieval.jobs.embed", "Embed", "Embed the documents and queries of a collection."),
     "lsa": ("retrieval.jobs.lsa", "Lsa", "Vectors from TF-IDF or BM25 weights and an SVD, without an encoder."),
@@ -35,11 +31,7 @@ JOBS = {
     "pairs": ("pipelines.jobs.pairs", "Pairs", "Turn a split's judgments into training pairs."),
     "cluster": ("pipelines.jobs.cluster", "Cluster", "Cluster pairs within their domains."),
     "pack": ("pipelines.jobs.pack", "Pack", "Pack clusters into equal batches along a tour."),
-    "filter": (
-        "pipelines.jobs.filter",
-        "Filter",
-        "Mask false negatives, add hard negatives and write the training batches.",
-    ),
+    "filter": ("pipelines.jobs.filter", "Filter", "Mask false negatives, add hard negatives, write training batches."),
     "group": ("pipelines.jobs.group", "Group", "Group chunks of a few documents into training batches."),
     "lists": ("pipelines.jobs.lists", "Lists", "Make training batches of labelled candidate lists."),
     "mix": ("pipelines.jobs.mix", "Mix", "Mix batches of several artifacts, all or by ratio."),
@@ -51,11 +43,7 @@ JOBS = {
     "rerank": ("retrieval.jobs.rerank", "Rerank", "Rank a run's candidates anew by an encoder's vectors."),
     "fuse": ("retrieval.jobs.fuse", "Fuse", "Fuse runs by reciprocal rank."),
     "evaluate": ("retrieval.jobs.evaluate", "Evaluate", "Measure runs and test their differences."),
-    "export": (
-        "retrieval.jobs.export",
-        "Export",
-        "Write a collection, its judgments or candidates in another tool's format.",
-    ),
+    "export": ("retrieval.jobs.export", "Export", "Write a collection, judgments or candidates in another format."),
     "report": ("trainers.jobs.report", "Report", "Gather a run's figures and plots in one HTML file."),
 }
 
@@ -66,6 +54,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe's name (recipes/) or the path of a .yaml file.")]
+OutputOption = Annotated[str | None, typer.Option(help="Folder or URI for all artifacts of the run.")]
+UntilOption = Annotated[str | None, typer.Option(help="The last stage to run.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides one setting; may be repeated.")
 ]
@@ -105,11 +96,11 @@ def recipe_stages(recipe: Any) -> dict[str, Any]:
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (recipes/) or the path of a .yaml file.")],
+    recipe: RecipeArgument,
     overrides: SetOption = None,
     each: Annotated[str | None, typer.Option(metavar="KEY=A,B,C", help="Runs once for each value of one key.")] = None,
-    output: Annotated[str | None, typer.Option(help="Folder or URI for all artifacts of the run.")] = None,
-    until: Annotated[str | None, typer.Option(help="The last stage to run.")] = None,
+    output: OutputOption = None,
+    until: UntilOption = None,
     print_config: PrintOption = False,
     traceback_wanted: TracebackOption = False,
 ) -> None:
@@ -126,38 +117,56 @@ def run(
 
 def _run(recipes: dict[str, Any], until: str | None, print_config: bool) -> None:
     """Runs recipes one after the other, all of them checked before the first begins."""
-    from raytriever.retrieval.configuration import did_you_mean
-    from raytriever.retrieval.errors import UserError
-    from raytriever.retrieval.jobs.cluster import RaySession
-    from raytriever.retrieval.jobs.evaluate import overview
-    from raytriever.retrieval.jobs.stage import closing_lines, run_stage
-    from raytriever.retrieval.progress import say
+    from raytriever.retrieval.jobs.variants import run_variants
 
     for recipe in recipes.values():
-        if until is not None and until not in recipe.stages:
-            raise UserError(f"--until {until}: no such stage in the recipe.{did_you_mean(until, list(recipe.stages))}")
+        recipe.names_until(until)
     stages = {variant: recipe_stages(recipe) for variant, recipe in recipes.items()}
     if print_config:
         for variant, recipe in recipes.items():
             shown = {name: {"job": s.command} | s.config.model_dump(mode="json") for name, s in stages[variant].items()}
-            typer.echo(yaml.safe_dump({"output": recipe.output, "stages": shown}, sort_keys=False, allow_unicode=True))
+            _print_yaml({"output": recipe.output, "stages": shown})
         return
-    for of_variant in stages.values():
-        for stage in of_variant.values():
-            stage.check_source()
-    finished: dict[str, list[tuple[Any, Any]]] = {}
-    with RaySession() as session:
-        for variant, of_variant in stages.items():
-            for name, stage in of_variant.items():
-                label = f"{variant}: {name}" if variant else name
-                finished.setdefault(variant, []).append((stage, run_stage(stage, session, replace=True, label=label)))
-                if name == until:
-                    break
-    for variant, done in finished.items():
-        for line in [*(["", variant] if variant else []), *closing_lines(done)]:
-            say(line)
-    for line in overview({variant: [artifact for _, artifact in done] for variant, done in finished.items()}):
-        say(line)
+    run_variants(stages, until)
+
+
+def _print_yaml(values: dict[str, Any]) -> None:
+    typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+@app.command()
+def sweep(
+    recipe: RecipeArgument,
+    grid: Annotated[list[str] | None, typer.Option(metavar="KEY=A,B|FROM:TO:STEP", help="May be repeated.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="KEY=1,2,3", help="Gives mean and standard deviation.")] = None,
+    overrides: SetOption = None,
+    until: UntilOption = None,
+    samples: Annotated[int | None, typer.Option(help="Draws so many settings from the grid's values.")] = None,
+    seed: Annotated[int, typer.Option(help="Of --samples.")] = 0,
+    measure: Annotated[list[str] | None, typer.Option(help="The first decides what is best; may be repeated.")] = None,
+    system: Annotated[str | None, typer.Option(help="The evaluated system that is compared.")] = None,
+    concurrent: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
+    output: OutputOption = None,
+    print_config: PrintOption = False,
+    traceback_wanted: TracebackOption = False,
+) -> None:
+    """Runs a recipe for each setting of some values; exits with 1 where a trial failed, once the others are done."""
+    with user_errors(traceback_wanted):
+        from raytriever.retrieval.configuration import validate
+        from raytriever.retrieval.sweep.report_section import sweep_lines, write_sweep
+        from raytriever.trainers.jobs.sweep import SweepSettings, plan_sweep, run_sweep
+
+        lists = {"grid": grid or [], "set": overrides or [], "measures": measure or []}
+        others = {"seeds": seeds, "until": until, "samples": samples, "seed": seed, "system": system, "output": output}
+        values = lists | others | {"recipe": recipe, "concurrent": concurrent}
+        planned = plan_sweep(validate(SweepSettings, values, "sweep"), recipe_stages)
+        if print_config:
+            _print_yaml(planned.described())
+            return
+        swept = run_sweep(planned)
+        for line in [*sweep_lines(swept), *write_sweep(swept, planned.recipe.output)]:
+            typer.echo(line)
+    raise typer.Exit(1 if swept.failed else 0)
 
 
 @app.command()
@@ -172,8 +181,7 @@ def show(
         from raytriever.pipelines.batch_description import describe_batch
         from raytriever.pipelines.batches import BatchReader
 
-        for line in describe_batch(BatchReader(batches), epoch, batch):
-            typer.echo(line)
+        typer.echo("\n".join(describe_batch(BatchReader(batches), epoch, batch)))
 
 
 @app.command()
@@ -207,6 +215,20 @@ def compare(
             typer.echo(line)
 
 
+@app.command()
+def push(
+    model: Annotated[str, typer.Argument(help="A model artifact.")],
+    repo_id: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository on the Hugging Face hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Makes a new repository private.")] = False,
+    traceback_wanted: TracebackOption = False,
+) -> None:
+    """Pushes a trained model to the Hugging Face hub, with the token of HF_TOKEN or of `hf auth login`."""
+    with user_errors(traceback_wanted):
+        from raytriever.trainers.hub import push_to_hub
+
+        typer.echo(push_to_hub(model, repo_id, private=private))
+
+
 def _job_command(job: str) -> Callable[..., None]:
     def command(
         config: Annotated[Path | None, typer.Argument(help="YAML file with the job's settings.")] = None,
@@ -232,7 +254,7 @@ def _run_job(job: str, config: Path | None, overrides: list[str], print_config: 
     stage_type = stage_class(job, job)
     stage = stage_type(validate(stage_type.config_class, apply_overrides(values, overrides), f"Settings of {job}"))
     if print_config:
-        typer.echo(yaml.safe_dump(stage.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+        _print_yaml(stage.config.model_dump(mode="json"))
         return
     with RaySession() as session:
         artifact = run_stage(stage, session, replace=force)

@@ -10,29 +10,24 @@ processes; then, fitted over the sizes, the power of N that a job's time grows b
 import argparse
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from benchmarks.made_up_artifacts import make_collection, make_vectors, shard_rows
 from benchmarks.process_memory import watched
 from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
 from raytriever.pipelines.jobs.filter import Filter, FilterConfig
 from raytriever.pipelines.jobs.pack import Pack, PackConfig
 from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
 from raytriever.pipelines.packing.pack import PackingSettings
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
-from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.stage import Stage, run_stage
 
-_ROWS_PER_SHARD = 100_000
 _PAIRS_OF_A_TOPIC = 40
-_PART_SEEDS = {"documents": 1, "queries": 2}
 _Figures = dict[str, tuple[float, float]]  # job: seconds, GiB
 
 
@@ -56,10 +51,8 @@ def main() -> None:
 
 def _measure(folder: Path, count: int, arguments: argparse.Namespace) -> _Figures:
     with RaySession() as session:
-        _write_source(folder / "source", count)
-        source = CollectConfig(source=BeirFolder(path=str(folder / "source")), output=str(folder / "collection"))
-        collection = run_stage(Collect(source), session)
-        vectors = _make_vectors(folder / "vectors", collection, count, arguments.dimension)
+        collection = make_collection(folder, session, documents=count, queries=count, judgments=count, split="train")
+        vectors = make_vectors(folder, collection, _in_topics(count, arguments.dimension))
         stages = _stages(folder, collection.uri, vectors, arguments)
         return {stage.command: _run(stage, session) for stage in stages}
 
@@ -87,26 +80,8 @@ def _run(stage: Stage[Any], session: RaySession) -> tuple[float, float]:
     return time.monotonic() - started, peak["Pss"] / 2**20
 
 
-def _write_source(folder: Path, count: int) -> None:
-    (folder / "qrels").mkdir(parents=True)
-    with (folder / "corpus.jsonl").open("w") as file:
-        file.writelines(f'{{"_id": "d{row}", "title": "", "text": "document {row}"}}\n' for row in range(count))
-    with (folder / "queries.jsonl").open("w") as file:
-        file.writelines(f'{{"_id": "q{row}", "text": "query {row}"}}\n' for row in range(count))
-    with (folder / "qrels" / "train.tsv").open("w") as file:
-        file.write("query-id\tcorpus-id\tscore\n")
-        file.writelines(f"q{row}\td{row}\t1\n" for row in range(count))
-
-
-def _make_vectors(folder: Path, collection: Artifact, count: int, dimension: int) -> str:
+def _in_topics(count: int, dimension: int) -> dict[str, Iterator[NDArray[np.float32]]]:
     """Vectors in topics, topics in fields; the two sides a constant apart, as encoders leave them."""
-    contract = {
-        "model": "made up", "pooling": "mean", "normalize": True, "query_prompt": "", "document_prompt": "",
-        "max_length": 8, "dtype": "float32", "dimension": dimension,
-    }  # fmt: skip
-    inputs = {"collection": collection.fingerprint}
-    writer = ArtifactWriter(str(folder), Derivation("vectors", "made up", 1, {}, inputs))
-    writer.begin()
     generator = np.random.default_rng(0)
     topics = generator.standard_normal((max(1, count // _PAIRS_OF_A_TOPIC), dimension), dtype=np.float32)
     topics += (
@@ -114,24 +89,14 @@ def _make_vectors(folder: Path, collection: Artifact, count: int, dimension: int
     )
     topic_of = generator.integers(len(topics), size=count)
     offset = 0.5 * generator.standard_normal(dimension, dtype=np.float32)
-    records = []
-    for part, seed in _PART_SEEDS.items():
-        for number, start in enumerate(range(0, count, _ROWS_PER_SHARD)):
-            rows = slice(start, min(start + _ROWS_PER_SHARD, count))
+
+    def blocks(seed: int, shift: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+        for number, rows in enumerate(shard_rows(count)):
             own = np.random.default_rng([seed, number])
-            values = topics[topic_of[rows]] + own.standard_normal((rows.stop - start, dimension), dtype=np.float32)
-            values += offset if part == "queries" else -offset
-            values /= np.linalg.norm(values, axis=1, keepdims=True)
-            with writer.folder.scratch() as scratch:
-                shard = ShardWriter(writer.folder, f"{part}-{number:05d}", scratch)
-                name = f"{part}/{number:05d}"
-                np.save(shard.path(f"{name}.npy"), values.astype(np.float16))
-                ids = pa.table({"id": [f"{part[0]}{row}" for row in range(start, rows.stop)]})
-                pq.write_table(ids, shard.path(f"{name}.ids.parquet"))
-                shard.add(f"{name}.npy")
-                shard.add(f"{name}.ids.parquet")
-                records.append(shard.commit(rows.stop - start))
-    return writer.finish(records, {"encoder": contract}, {}).uri
+            values = topics[topic_of[rows]] + own.standard_normal((rows.stop - rows.start, dimension), dtype=np.float32)
+            yield values + shift
+
+    return {"documents": blocks(1, -offset), "queries": blocks(2, offset)}
 
 
 def _print_figures(count: int, figures: _Figures) -> None:

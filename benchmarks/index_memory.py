@@ -10,23 +10,18 @@ Linux only.
 import argparse
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from benchmarks.made_up_artifacts import make_collection, make_vectors, shard_rows
 from benchmarks.process_memory import watched
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
-from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
 from raytriever.retrieval.jobs.search import Search, SearchConfig
 from raytriever.retrieval.jobs.stage import run_stage
-
-_ROWS_PER_SHARD = 100_000
 
 
 def main() -> None:
@@ -41,10 +36,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, RaySession() as session:
         folder = Path(temporary)
-        _write_source(folder / "source", arguments.documents, arguments.queries)
-        collect = CollectConfig(source=BeirFolder(path=str(folder / "source")), output=str(folder / "collection"))
-        collection = run_stage(Collect(collect), session)
-        vectors = _make_vectors(folder / "vectors", collection, arguments)
+        documents, queries = arguments.documents, arguments.queries
+        collection = make_collection(folder, session, documents=documents, queries=queries, judgments=1, split="test")
+        vectors = make_vectors(folder, collection, _around_centres(documents, queries, arguments.dimension))
         settings = {"vectors": vectors, "factory": arguments.factory, "memory_budget": arguments.memory_budget}
         index = Index(IndexConfig(index=VectorIndexSettings.model_validate(settings), output=str(folder / "index")))
         search = Search(
@@ -68,42 +62,18 @@ def main() -> None:
             )
 
 
-def _write_source(folder: Path, documents: int, queries: int) -> None:
-    (folder / "qrels").mkdir(parents=True)
-    with (folder / "corpus.jsonl").open("w") as file:
-        file.writelines(f'{{"_id": "d{row}", "title": "", "text": "text {row}"}}\n' for row in range(documents))
-    with (folder / "queries.jsonl").open("w") as file:
-        file.writelines(f'{{"_id": "q{row}", "text": "query {row}"}}\n' for row in range(queries))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
-
-
-def _make_vectors(folder: Path, collection: Artifact, arguments: argparse.Namespace) -> str:
-    """A vectors artifact of random unit vectors around common centres, as an encoder would leave it."""
-    contract = {
-        "model": "random", "pooling": "mean", "normalize": True, "query_prompt": "", "document_prompt": "",
-        "max_length": 8, "dtype": "float32", "dimension": arguments.dimension,
-    }  # fmt: skip
-    writer = ArtifactWriter(str(folder), Derivation("vectors", "random", 1, {}, {"collection": collection.fingerprint}))
-    writer.begin()
+def _around_centres(documents: int, queries: int, dimension: int) -> dict[str, Iterator[NDArray[np.float32]]]:
+    """Random vectors around common centres."""
     generator = np.random.default_rng(0)
-    centres = generator.standard_normal((256, arguments.dimension), dtype=np.float32)
-    records = []
-    for part, count in (("documents", arguments.documents), ("queries", arguments.queries)):
-        for number, start in enumerate(range(0, count, _ROWS_PER_SHARD)):
-            size = min(_ROWS_PER_SHARD, count - start)
-            values = generator.standard_normal((size, arguments.dimension), dtype=np.float32)
-            values += centres[generator.integers(256, size=size)]
-            values /= np.linalg.norm(values, axis=1, keepdims=True)
-            with writer.folder.scratch() as scratch:
-                shard = ShardWriter(writer.folder, f"{part}-{number:05d}", scratch)
-                name = f"{part}/{number:05d}"
-                np.save(shard.path(f"{name}.npy"), values.astype(np.float16))
-                ids = pa.table({"id": [f"{part[0]}{row}" for row in range(start, start + size)]})
-                pq.write_table(ids, shard.path(f"{name}.ids.parquet"))
-                shard.add(f"{name}.npy")
-                shard.add(f"{name}.ids.parquet")
-                records.append(shard.commit(size))
-    return writer.finish(records, {"encoder": contract}, {}).uri
+    centres = generator.standard_normal((256, dimension), dtype=np.float32)
+
+    def blocks(count: int) -> Iterator[NDArray[np.float32]]:
+        for rows in shard_rows(count):
+            size = rows.stop - rows.start
+            values = generator.standard_normal((size, dimension), dtype=np.float32)
+            yield values + centres[generator.integers(256, size=size)]
+
+    return {"documents": blocks(documents), "queries": blocks(queries)}
 
 
 if __name__ == "__main__":

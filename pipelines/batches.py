@@ -21,6 +21,7 @@ BATCHES = "batches"
 Layout = Literal["pairs", "chunks", "candidates"]
 
 _STRINGS, _INTEGERS, _FLOATS = pa.list_(pa.string()), pa.list_(pa.int32()), pa.list_(pa.float32())
+_ROWS = pa.list_(pa.int64())
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
@@ -54,20 +55,30 @@ SCHEMAS: dict[Layout, pa.Schema] = {
         query_id=pa.string(),
         query=pa.string(),
         candidate_ids=_STRINGS,
+        candidate_rows=_ROWS,  # their rows in the collection, which its stored vectors share
         candidate_relevance=_INTEGERS,  # null: not judged
         candidate_scores=_FLOATS,  # null: unknown
         domain=pa.string(),
     ),
 }
 
+# further columns of batches of pairs whose manifest has the fact ``teacher_scores``
+TEACHER_SCORES = _schema(positive_score=pa.float32(), hard_negative_scores=_FLOATS)
+
 _OPEN_FILES = 8
+
+
+def batch_schema(layout: Layout, *, teacher_scores: bool = False) -> pa.Schema:
+    """The columns of a layout, with those of a teacher's scores of each row's document and its hard negatives."""
+    return pa.schema([*SCHEMAS[layout], *TEACHER_SCORES]) if teacher_scores else SCHEMAS[layout]
 
 
 class BatchReader:
     """Reads stored batches by (epoch, number), from any process, in any order.
 
     Raises ``UserError`` where the artifact holds no batches, or batches of a layout that this version doesn't know.
-    ``columns`` are what every batch has, ``fingerprint`` names the exact batches a training run consumed.
+    ``schema`` and ``columns`` are what every batch has, ``fingerprint`` names the exact batches that a training run
+    consumed.
     """
 
     def __init__(self, uri: str) -> None:
@@ -75,7 +86,9 @@ class BatchReader:
         self.uri = self.artifact.uri
         self.fingerprint = self.artifact.fingerprint
         self.layout: Layout = _layout_of(self.artifact)
-        self.columns = tuple(SCHEMAS[self.layout].names)
+        self.has_teacher_scores = bool(self.artifact.manifest["facts"].get("teacher_scores"))
+        self.schema = batch_schema(self.layout, teacher_scores=self.has_teacher_scores)
+        self.columns = tuple(self.schema.names)
         self._shards: dict[int, list[tuple[int, str]]] = {}  # epoch: (first batch, file) in order
         self._counts: dict[int, int] = {}
         for shard in self.artifact.shards:
@@ -120,9 +133,19 @@ class BatchReader:
         if name not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 self._open.popitem(last=False)[1].close()
-            self._open[name] = pq.ParquetFile(self.artifact.path(name))
+            file = pq.ParquetFile(self.artifact.path(name))
+            self._check_columns(file.schema_arrow.names)
+            self._open[name] = file
         self._open.move_to_end(name)
         return self._open[name]
+
+    def _check_columns(self, there: Sequence[str]) -> None:
+        missing = [name for name in self.columns if name not in there]
+        if missing:
+            raise UserError(
+                f"The batches in {self.uri} have no column {', '.join(missing)}: an earlier version made them. Make"
+                " them again, by the same recipe or command with --force."
+            )
 
 
 def _layout_of(artifact: Artifact) -> Layout:
@@ -139,12 +162,22 @@ def _layout_of(artifact: Artifact) -> Layout:
 class BatchFile:
     """Writes batches of one epoch to the one file of a shard, each as a row group.
 
-    Use as a context; ``commit`` comes after it.
+    Use as a context; ``commit`` comes after it. Batches with ``teacher_scores`` need the fact of that name in their
+    manifest.
     """
 
-    def __init__(self, writer: ShardWriter, layout: Layout, epoch: int, number: int, batch_size: int) -> None:
+    def __init__(
+        self,
+        writer: ShardWriter,
+        layout: Layout,
+        epoch: int,
+        number: int,
+        batch_size: int,
+        *,
+        teacher_scores: bool = False,
+    ) -> None:
         self._writer = writer
-        self._schema = SCHEMAS[layout]
+        self._schema = batch_schema(layout, teacher_scores=teacher_scores)
         self._epoch = epoch
         self._size = batch_size
         self._name = f"epoch={epoch:05d}/batches-{number:05d}.parquet"
@@ -158,7 +191,7 @@ class BatchFile:
         self._file.close()
 
     def write(self, batch: pa.Table) -> None:
-        """Adds one batch; its columns, in any order, are those of the layout."""
+        """Adds one batch; its columns, in any order, are those of the schema."""
         if len(batch) != self._size:
             raise ValueError(f"a batch of {len(batch)} rows among batches of {self._size}")
         self._file.write_table(batch.select(self._schema.names).cast(self._schema), row_group_size=self._size)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.long_columns import places_among
 from raytriever.retrieval.mining.candidates import StoredCandidates
 
 # query rows (n,), and a list of document rows for each
@@ -39,8 +40,7 @@ def judged_lists(collection: StoredCollection, split: str) -> Iterator[Negatives
             " negatives. Mine some from a run and name them as 'negatives'."
         )
     queries = collection.query_rows(judgments["query_id"].to_pylist())
-    known = collection.rows_of("documents").read(["id"])["id"].combine_chunks()
-    documents = pc.index_in(judgments["document_id"].combine_chunks(), known).to_numpy().astype(np.int64)
+    documents = places_among(judgments["document_id"], collection.rows_of("documents").read(["id"])["id"])
     order = np.argsort(queries, kind="stable")
     distinct, owners = np.unique(queries[order], return_inverse=True)
     yield distinct, _as_lists(owners, documents[order], len(distinct))

@@ -7,7 +7,7 @@ add up to a batch, as few of them as can be.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Literal, Self
@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from raytriever.retrieval.configuration import Settings
-from raytriever.retrieval.errors import UserError
-
-SmallDomains = Literal["refuse", "merge", "drop"]
 
 _LOOKED_AT = 4  # stretches of a length, in search of one of another document
 
@@ -77,34 +74,6 @@ def single_rows(groups: NDArray[np.int64]) -> Stretches:
     """Rows that don't belong together, as stretches of one; ``groups`` (rows,)."""
     rows = np.arange(len(groups))
     return Stretches(rows, np.ones_like(rows), rows, groups)
-
-
-def keep_domains(
-    names: Sequence[str], counts: NDArray[np.int64], smallest: int, small_domains: SmallDomains, what: str
-) -> NDArray[np.int64]:
-    """The group of each domain, int64 (domains,); -1 where it is dropped.
-
-    ``counts``: how many rows, in words ``what``, each domain has. Of those with fewer than ``smallest``, "merge" makes
-    one group, dropped where even that is too small, "drop" none; "refuse" raises a ``UserError`` that names them. One
-    is raised, too, where nothing is left.
-    """
-    small = counts < smallest
-    if small.any() and small_domains == "refuse":
-        listed = [f"{names[at] or '(none)'} ({counts[at]})" for at in np.flatnonzero(small)[:8]]
-        raise UserError(
-            f"{int(small.sum())} domains have fewer than {smallest} {what}, so they can't fill a batch:"
-            f" {', '.join(listed)}{', …' if small.sum() > 8 else ''}. Set small_domains to merge (batch them together)"
-            " or drop, or lower the batch size."
-        )
-    groups = np.where(small, -1, np.cumsum(~small) - 1)
-    if small_domains == "merge" and counts[small].sum() >= smallest:
-        groups[small] = (~small).sum()
-    if not (groups >= 0).any():
-        raise UserError(
-            f"No domain has {smallest} {what}, nor have all together ({int(counts.sum())}): there is not one batch."
-            " Lower the batch size, or bring more."
-        )
-    return groups.astype(np.int64)
 
 
 def group_batches(stretches: Stretches, settings: GroupingSettings, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -1,11 +1,18 @@
 """Training pairs: a query and a document that answers it, by row number in their collection."""
 
+from collections.abc import Iterable
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.long_columns import places_among, take_texts
+from raytriever.retrieval.mining.rules import sampling_keys
 
 PAIRS = "pairs"
 
@@ -20,8 +27,24 @@ SCHEMA = pa.schema(
 )
 
 
+def judged_pairs(collection: StoredCollection, splits: Iterable[str], minimum_relevance: int) -> pa.Table:
+    """``pairs_from_judgments`` of these splits of a collection. Raises ``UserError`` for a split that isn't there."""
+    documents = collection.rows_of("documents").read(["id", "domain"])
+    return pairs_from_judgments(
+        pa.concat_tables(collection.judgments(split) for split in splits),
+        collection.rows_of("queries").read(["id"])["id"],
+        documents["id"],
+        documents["domain"],
+        minimum_relevance,
+    )
+
+
 def pairs_from_judgments(
-    judgments: pa.Table, query_ids: pa.Array, document_ids: pa.Array, domains: pa.Array, minimum_relevance: int
+    judgments: pa.Table,
+    query_ids: pa.ChunkedArray,
+    document_ids: pa.ChunkedArray,
+    domains: pa.ChunkedArray,
+    minimum_relevance: int,
 ) -> pa.Table:
     """One pair for every judgment of at least ``minimum_relevance``, in (query row, document row) order.
 
@@ -37,26 +60,40 @@ def pairs_from_judgments(
         )
     query_rows = _rows_of(relevant["query_id"], query_ids, "query")
     document_rows = _rows_of(relevant["document_id"], document_ids, "document")
-    table = pa.table(
-        {
-            "query_id": relevant["query_id"],
-            "document_id": relevant["document_id"],
-            "domain": pc.take(domains, document_rows),
-            "query_row": query_rows,
-            "document_row": document_rows,
-        }
-    )
-    return table.sort_by([("query_row", "ascending"), ("document_row", "ascending")]).cast(SCHEMA)
+    order = np.lexsort((document_rows, query_rows))
+    columns = [
+        take_texts(relevant["query_id"], order),
+        take_texts(relevant["document_id"], order),
+        take_texts(domains, document_rows[order]),
+        query_rows[order],
+        document_rows[order],
+    ]
+    return pa.table(columns, schema=SCHEMA)
 
 
-def _rows_of(ids: pa.ChunkedArray, known: pa.Array, what: str) -> pa.Array:
-    rows = pc.index_in(ids, value_set=known).combine_chunks()
-    if rows.null_count:
-        unknown = ids.combine_chunks().filter(pc.is_null(rows))
+def _rows_of(ids: pa.ChunkedArray, known: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
+    rows = places_among(ids, known)
+    unknown = np.flatnonzero(rows < 0)
+    if len(unknown):
         raise UserError(
-            f"{len(unknown)} judgments name a {what} that the collection lacks, the first {unknown[0].as_py()!r}."
+            f"{len(unknown)} judgments name a {what} that the collection lacks, the first"
+            f" {ids[int(unknown[0])].as_py()!r}."
         )
-    return rows.cast(pa.int64())
+    return rows
+
+
+def some_of_each_query(pairs: pa.Table, number: int) -> NDArray[np.bool_]:
+    """Whether a pair is one of at most ``number`` of its query, drawn by a hash of both ids; (pairs,)."""
+    query_rows = pairs["query_row"].to_numpy()
+    _, query, counts = np.unique(query_rows, return_inverse=True, return_counts=True)
+    chosen = counts[query] <= number
+    crowded = np.flatnonzero(~chosen)
+    ids = zip(*(take_texts(pairs[name], crowded).to_pylist() for name in ("query_id", "document_id")), strict=True)
+    keys = sampling_keys(0, ("\0".join(pair) for pair in ids))
+    order = np.lexsort((keys, query[crowded]))
+    first = np.searchsorted(query[crowded[order]], query[crowded[order]])
+    chosen[crowded[order[np.arange(len(order)) - first < number]]] = True
+    return chosen
 
 
 def read_pairs(artifact: Artifact, columns: list[str]) -> pa.Table:

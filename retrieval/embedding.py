@@ -40,15 +40,16 @@ def encode_texts(
     token_budget: int = TOKENS_ON_CPU,
     piece_size: int | None = None,
 ) -> NDArray[np.float32]:
-    """Vectors (n, dimension) float32 of ``texts`` in their order; equal texts are encoded once.
+    """Vectors float32 of ``texts`` in order: (n, dimension), or (n, m, dimension) where the encoder gives m a text.
 
-    ``token_budget``: padded tokens in one forward pass. While ``piece_size`` texts are computed, as many are tokenized;
-    None: 2,048 on a GPU, all at once on a CPU, where tokenizing takes a hundredth of the time and the same cores.
+    Equal texts are encoded once. ``token_budget``: padded tokens in one forward pass. While ``piece_size`` texts are
+    computed, as many are tokenized; None: 2,048 on a GPU, all at once on a CPU, where tokenizing takes a hundredth of
+    the time and the same cores. Raises ``UserError`` where texts have different numbers of vectors.
     """
     first: dict[str, int] = {}
     place = np.array([first.setdefault(text, len(first)) for text in texts], dtype=np.int64)
     distinct = list(first)
-    vectors = np.empty((len(distinct), encoder.dimension), dtype=np.float32)
+    vectors = np.empty((len(distinct), *encoder.vector_shape), dtype=np.float32)
     device = next(encoder.parameters()).device
     size = piece_size or (max(1, len(distinct)) if device.type == "cpu" else _PIECE)
     order = np.argsort([-len(text) for text in distinct], kind="stable")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.index_factory import import_faiss
-from raytriever.retrieval.top_k import Ranking, best_candidates, check_finite, check_vectors
+from raytriever.retrieval.top_k import Ranking, best_candidates, check_finite, check_k, check_vectors
 
 _MARGIN = 8  # documents fetched beyond k, and a sixteenth of k more: these lie closer together
 _QUERIES_AT_ONCE = 1024
@@ -30,9 +30,7 @@ def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int)
     a product might exceed float32.
     """
     check_vectors(queries, "queries", dimension=documents.shape[1])
-    if k < 1:
-        raise UserError(f"k is {k}; at least 1 document must be asked for.")
-    check_finite(queries, "queries")
+    check_k(k)
     sought = np.ascontiguousarray(queries, dtype=np.float32)
     rows = np.full((len(queries), k), -1, dtype=np.int64)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)

@@ -21,7 +21,7 @@ from pydantic import Field, field_validator
 
 from raytriever.retrieval.configuration import Settings, validate
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.top_k import Ranking
+from raytriever.retrieval.top_k import Ranking, check_k
 
 StopWords = Literal[
     "chinese", "danish", "dutch", "english", "english_plus", "french", "german", "italian", "korean",
@@ -104,8 +104,7 @@ class LexicalIndex:
         A text that shares no term with the query is no result: such places have row -1 and score -inf. Raises
         ``UserError`` where k is below 1.
         """
-        if k < 1:
-            raise UserError(f"k is {k}; at least 1 document must be asked for.")
+        check_k(k)
         rows = np.full((len(query_texts), k), -1, dtype=np.int64)
         scores = np.full((len(query_texts), k), -np.inf, dtype=np.float32)
         for query, tokens in enumerate(self._token_ids(query_texts)):

@@ -19,7 +19,8 @@ from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
 from raytriever.retrieval.encoders.pretrained import locate_model
 from raytriever.retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from raytriever.retrieval.encoders.text_encoder import TextEncoder
+from raytriever.retrieval.encoders.towers import Towers, load_towers
 from raytriever.retrieval.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,12 +60,18 @@ class RaytrieverEncoder:
         chosen = validate(EncoderSettings, {"model": model_name, "revision": revision} | settings, "RaytrieverEncoder")
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = resolve_dtype(chosen.dtype, gpu=place.type == "cuda")
-        self._encoder = load_described(chosen.model_copy(update={"dtype": dtype}))
-        self.mteb_model_meta = model_meta(self._encoder, name or result_name(model_name))
-        self._encoder.to(device=place, dtype=getattr(torch, dtype))
-        without_prompts = self._encoder.contract.model_copy(update={"query_prompt": "", "document_prompt": ""})
+        self._towers = load_described(chosen.model_copy(update={"dtype": dtype}))
+        if not self._towers.document.form.reduced:
+            raise UserError(
+                f"{model_name} gives a document several vectors ({self._towers.document.form}), and MTEB's own search"
+                " takes one. Use RaytrieverSearch, which takes several, or a form with a reduction."
+            )
+        self.mteb_model_meta = model_meta(self._towers, name or result_name(model_name))
+        self._towers.to(device=place, dtype=getattr(torch, dtype))
+        query = self._towers.query
+        without_prompts = query.contract.model_copy(update={"query_prompt": "", "document_prompt": ""})
         self._without_prompts = TextEncoder(
-            self._encoder.transformer, self._encoder.tokenizer, list(self._encoder.dense), without_prompts
+            query.transformer, query.tokenizer, list(query.dense), without_prompts
         ).eval()
         self._token_budget = token_budget or (TOKENS_ON_CPU if place.type == "cpu" else TOKENS_ON_GPU)
 
@@ -82,7 +89,7 @@ class RaytrieverEncoder:
         refuse_precision(encode_kwargs)
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role = "document" if prompt_type is not None and prompt_type.value == "document" else "query"
-        encoder = self._without_prompts if prompt_type is None else self._encoder
+        encoder = self._without_prompts if prompt_type is None else self._towers.of(role)
         return encode_texts(encoder, texts, role, token_budget=self._token_budget)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
@@ -94,13 +101,13 @@ class RaytrieverEncoder:
         return (_float32(embeddings1) * _float32(embeddings2)).sum(dim=-1)
 
 
-def load_described(settings: EncoderSettings) -> TextEncoder:
-    """The encoder in float32 on the CPU, for inference."""
+def load_described(settings: EncoderSettings) -> Towers:
+    """The encoders of queries and documents in float32 on the CPU, for inference."""
     located = locate_model(settings.model, settings.revision, settings.base_model)
-    return load_encoder(settings, located.path, located.fingerprint).eval()
+    return load_towers(settings, located.path, located.fingerprint).eval()
 
 
-def model_meta(encoder: TextEncoder, name: str, experiment: Mapping[str, Any] | None = None) -> "ModelMeta":
+def model_meta(encoder: Towers, name: str, experiment: Mapping[str, Any] | None = None) -> "ModelMeta":
     """What MTEB wants to know of a model, from its encoder; what that doesn't say is left unknown.
 
     The revision is the fingerprint of the model's files. Every setting of the encoder, and ``experiment``, are MTEB's

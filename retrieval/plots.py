@@ -11,7 +11,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -26,7 +25,6 @@ ORANGE = "#c8642b"
 _LINES = ((BLUE, "-"), (ORANGE, "-"), (INK, "-"), (BLUE, "--"), (ORANGE, "--"), (GREY, "-"))
 
 _WIDTH = 9.6  # inches; the page is as wide
-_MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
 
 _LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -75,15 +73,6 @@ class Interval:
     is_significant: bool
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Values (n,) over steps (n,); ``smoothed`` adds a running mean."""
-
-    label: str
-    values: NDArray[np.float64]
-    smoothed: bool = True
-
-
 def ridgelines(distributions: Sequence[Distribution], label: str, description: str, *, whole: bool = False) -> str:
     """Histograms below one another over common bins, equally high, with lines at means; ``whole``: integers."""
     everything = np.concatenate([distribution.values for distribution in distributions])
@@ -101,14 +90,14 @@ def ridgelines(distributions: Sequence[Distribution], label: str, description: s
             axes.plot([mean, mean], [row, row + 0.82], color=distribution.color, linewidth=2)
             axes.text(1.01, row + 0.3, f"mean {mean:.3f}", transform=axes.get_yaxis_transform(), va="center")
             axes.axhline(row, color=INK, linewidth=0.5)
-        axes.set_yticks([row + 0.3 for row in range(len(names))], [_name(name) for name in reversed(names)])
+        axes.set_yticks([row + 0.3 for row in range(len(names))], [shown(name) for name in reversed(names)])
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_ylim(0, len(names))
         axes.grid(axis="x")
-        axes.set_xlabel(_name(label, 70))
+        axes.set_xlabel(shown(label, 70))
 
-    return _svg(draw, 0.62 * len(distributions) + 0.6, description)
+    return svg_of(draw, 0.62 * len(distributions) + 0.6, description)
 
 
 def histogram(
@@ -141,16 +130,16 @@ def counted_bars(
         axes = figure.subplots()
         axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.75, linewidth=0)
         for number, (name, place) in enumerate((marks or {}).items()):
-            axes.axvline(place, color=ORANGE, linewidth=1.4, linestyle=("-", "--", ":")[number % 3], label=_name(name))
+            axes.axvline(place, color=ORANGE, linewidth=1.4, linestyle=("-", "--", ":")[number % 3], label=shown(name))
         if marks:
             axes.legend(frameon=False, fontsize=8.5)
         axes.grid(axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(left=min(0.0, float(edges[0])))
-        axes.set_xlabel(_name(label, 70))
+        axes.set_xlabel(shown(label, 70))
         axes.set_ylabel(counted)
 
-    return _svg(draw, 2.5, description)
+    return svg_of(draw, 2.5, description)
 
 
 def overlaid_curves(curves: Mapping[str, NDArray[np.float64]], label: str, measured: str, description: str) -> str:
@@ -159,15 +148,15 @@ def overlaid_curves(curves: Mapping[str, NDArray[np.float64]], label: str, measu
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for (name, values), (color, style) in zip(curves.items(), _LINES, strict=False):
-            axes.plot(np.arange(len(values)), values, color=color, linestyle=style, linewidth=1.6, label=_name(name))
+            axes.plot(np.arange(len(values)), values, color=color, linestyle=style, linewidth=1.6, label=shown(name))
             axes.plot(len(values) - 1, values[-1], "o", color=color, markersize=4)
         axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.01, 0.5))
         axes.grid()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel(_name(label, 70))
+        axes.set_xlabel(shown(label, 70))
         axes.set_ylabel(measured)
 
-    return _svg(draw, 2.5, description)
+    return svg_of(draw, 2.5, description)
 
 
 def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, description: str) -> str:
@@ -181,73 +170,17 @@ def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, descri
                 axes.plot([interval.low, interval.high], [row, row], color=BLUE, linewidth=1.8)
                 face = BLUE if interval.is_significant else "white"
                 axes.plot(interval.value, row, "o", color=BLUE, markerfacecolor=face, markersize=6.5)
-            axes.set_yticks(range(len(intervals)), [_name(interval.name) for interval in reversed(intervals)])
+            axes.set_yticks(range(len(intervals)), [shown(interval.name) for interval in reversed(intervals)])
             axes.set_ylim(-0.6, len(intervals) - 0.4)
             axes.tick_params(axis="y", length=0)
             axes.spines["left"].set_visible(False)
             axes.grid(axis="x")
             axes.xaxis.set_major_locator(MaxNLocator(5))
-            axes.set_title(_name(title))
-            axes.set_xlabel(_name(label, 70))
+            axes.set_title(shown(title))
+            axes.set_xlabel(shown(label, 70))
 
     tallest = max(len(intervals) for intervals in panels.values())
-    return _svg(draw, 0.34 * tallest + 1.1, description)
-
-
-def curve_panels(
-    steps: NDArray[np.int64], curves: Sequence[Curve], description: str, boundaries: Sequence[float] = ()
-) -> str:
-    """Curves over training steps, two beside each other; ``boundaries``: steps at which an epoch ends."""
-    rows = -(-len(curves) // 2)
-
-    def draw(figure: Figure) -> None:
-        grid = figure.subplots(rows, 2, squeeze=False).ravel()
-        for axes, curve in zip(grid, curves, strict=False):
-            _draw_curve(axes, steps, curve)
-            for boundary in boundaries:
-                axes.axvline(boundary, color=GREY, linewidth=0.8, linestyle=":")
-        for axes in grid[len(curves) :]:
-            axes.set_visible(False)
-
-    return _svg(draw, 1.95 * rows, description)
-
-
-def _draw_curve(axes: Axes, steps: NDArray[np.int64], curve: Curve) -> None:
-    x, y = thin(steps.astype(np.float64)), thin(curve.values)
-    if curve.smoothed:
-        axes.plot(x, y, "o", color=BLUE, alpha=0.35, markersize=3, markeredgewidth=0)
-        axes.plot(steps_of_mean(x, y), running_mean(y), color=BLUE, linewidth=1.6)
-    else:
-        axes.plot(x, y, color=BLUE, linewidth=1.6)
-    axes.set_title(_name(curve.label))
-    axes.set_xlabel("step")
-    axes.grid()
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over a window of a tenth of the points (an odd number of them), only where the window is full."""
-    window = mean_window(len(values))
-    return np.convolve(values, np.full(window, 1 / window), mode="valid")
-
-
-def steps_of_mean(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The middle of each window of ``running_mean``."""
-    half = mean_window(len(values)) // 2
-    return steps[half : len(steps) - half]
-
-
-def mean_window(points: int) -> int:
-    """An odd number of points, about a tenth of them."""
-    return max(1, points // 10 // 2 * 2 + 1)
-
-
-def thin(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """At most 400 values: means of consecutive runs of about equal length."""
-    if len(values) <= _MOST_POINTS:
-        return values
-    return np.array([piece.mean() for piece in np.array_split(values, _MOST_POINTS)])
+    return svg_of(draw, 0.34 * tallest + 1.1, description)
 
 
 def _most_bins(count: int) -> int:
@@ -262,12 +195,13 @@ def _whole_bins(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.arange(low, high + 1 + width, width) - 0.5
 
 
-def _name(text: str, longest: int = 40) -> str:
-    shown = re.sub(r"\s+", " ", printable(text))
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+def shown(text: str, longest: int = 40) -> str:
+    """A name as a plot shows it: on one line, not too long."""
+    line = re.sub(r"\s+", " ", printable(text))
+    return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def _svg(draw: Callable[[Figure], None], height: float, description: str) -> str:
+def svg_of(draw: Callable[[Figure], None], height: float, description: str) -> str:
     """An ``<svg>`` element whose ids are its own, with ``description`` for those who can't see it."""
     buffer = io.StringIO()
     with mpl.rc_context(), warnings.catch_warnings():

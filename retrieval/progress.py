@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -11,17 +13,31 @@ from rich.progress import (
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 LOG_INTERVAL_SECONDS = 15.0
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
+_hear: Callable[[str], object] | None = None
 
 
 def say(message: str) -> None:
     """One line for the user, plain text."""
-    console.print(message, markup=False)
+    if _hear is None:
+        console.print(message, markup=False)
+    else:
+        _hear(message)
+
+
+@contextmanager
+def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
+    """Hands every line of this process to ``listener``: a process without a terminal tells the one that has it."""
+    global _hear
+    _hear = listener
+    try:
+        yield
+    finally:
+        _hear = None
 
 
 class ProgressLine:
@@ -46,12 +62,11 @@ class ProgressLine:
                 TaskProgressColumn(),
                 TextColumn("{task.fields[rate]}"),
                 TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
+                TextColumn("{task.fields[left]}"),  # our own: rich would count what an earlier run finished
                 console=console,
                 transient=True,
             )
-            self._task = self._live.add_task(title, total=total, rate="")
+            self._task = self._live.add_task(title, total=total, rate="", left="")
 
     def __enter__(self) -> "ProgressLine":
         if self._live:
@@ -77,7 +92,8 @@ class ProgressLine:
         else:
             self._counted += units
         if self._live:
-            self._live.update(self._task, completed=self._done, rate=f"{self._rate(now)} {note}".strip())
+            rate = f"{self._rate(now)} {note}".strip()
+            self._live.update(self._task, completed=self._done, rate=rate, left=self._left(now).removeprefix(", "))
         elif now - self._logged >= LOG_INTERVAL_SECONDS:
             self._logged = now
             say(f"  {self._title}: {self._count()}, {self._rate(now)}{self._left(now)}{', ' + note if note else ''}")

@@ -1,7 +1,7 @@
 """Recipes: a run as one YAML file, whose stages name each other as inputs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,26 @@ class Recipe:
     """A run: where its artifacts go, and the settings of each stage in the order they run.
 
     A stage's settings hold ``job`` (the command that makes it) and that job's own keys. An input that is the name of
-    an earlier stage means that stage's folder, ``<output>/<stage>``.
+    an earlier stage means that stage's folder: ``<output>/<stage>``, or where ``placed`` puts it.
     """
 
     name: str
     output: str
     stages: dict[str, dict[str, Any]]
+    placed: dict[str, str] = field(default_factory=dict)
 
     def folder(self, stage: str) -> str:
         """Where the stage's artifact goes."""
-        return f"{self.output.rstrip('/')}/{stage}"
+        return self.placed.get(stage, f"{self.output.rstrip('/')}/{stage}")
+
+    def names_until(self, last: str | None) -> list[str]:
+        """The stages up to ``last``, or all of them. Raises ``UserError`` where there is no such stage."""
+        names = list(self.stages)
+        if last is None:
+            return names
+        if last not in names:
+            raise UserError(f"--until {last}: no such stage in recipe {self.name}.{did_you_mean(last, names)}")
+        return names[: names.index(last) + 1]
 
     def resolve_input(self, stage: str, key: str, value: str) -> str:
         """The folder that the input ``value`` of ``stage`` means; a value that is no stage's name is a path as it is.

@@ -55,7 +55,7 @@ def exact_top_k(
     """
     check_vectors(queries, "queries")
     check_vectors(documents, "documents", dimension=queries.shape[1])
-    _check_k(k)
+    check_k(k)
     if len(documents) > _LOW_BITS:
         raise UserError(f"{len(documents)} documents are more than one search takes ({_LOW_BITS}). Search in shards.")
     check_finite(queries, "queries")
@@ -196,7 +196,7 @@ def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
     Equals the ranking of one search over all rows, if each shard was searched for at least ``k``. Raises
     ``UserError`` where there is no ranking, k is below 1, or the numbers of queries differ.
     """
-    _check_k(k)
+    check_k(k)
     queries = check_same_queries(rankings)
     rows = np.full((queries, k), -1, dtype=np.int64)
     scores = np.full((queries, k), -np.inf, dtype=np.float32)
@@ -289,6 +289,7 @@ def check_finite(vectors: NDArray[Any], name: str, first_row: int = 0) -> None:
             raise UserError(f"Vector {row} of {name} holds NaN or infinity. Embed again; float16 may have overflowed.")
 
 
-def _check_k(k: int) -> None:
+def check_k(k: int) -> None:
+    """Raises ``UserError`` where ``k`` is below 1."""
     if k < 1:
         raise UserError(f"k is {k}; at least 1 document must be asked for.")

@@ -20,6 +20,7 @@ from raytriever.retrieval.top_k import (
     best_candidates,
     best_of_documents,
     check_finite,
+    check_k,
     check_vectors,
     exact_top_k,
     query_blocks,
@@ -175,8 +176,7 @@ def search_shard(
     """
     faiss = import_faiss()
     check_vectors(queries, "queries", dimension=index.d)
-    if k < 1:
-        raise UserError(f"k is {k}; at least 1 document must be asked for.")
+    check_k(k)
     wanted = k * vectors_per_document
     flat = faiss.downcast_index(index)
     if isinstance(flat, faiss.IndexFlat):

@@ -7,9 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("no deadline", deadline=None)  # how long an example takes is the machine's matter
+hypothesis.settings.load_profile("no deadline")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # huggingface_hub reads it when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the processes that tests start
 
 _BUCKET = "raytriever-tests"
 _numbers = itertools.count()

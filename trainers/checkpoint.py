@@ -1,16 +1,18 @@
-"""Checkpoints: step, trainable weights, optimizer state, and what they were trained from.
+"""Checkpoints: step, trainable weights, optimizer state, evaluations, and what they were trained from.
 
 ``<folder>/step-00000500/`` holds ``weights.safetensors``, ``optimizer.safetensors`` and ``checkpoint.json``.
 The last is written last, atomically, with the hashes of the others, so its presence means complete.
-Everything else that a run needs (order, learning rate, random draws) is a function of the step.
+Everything else that a run needs (order, learning rate, random draws) is a function of the step and of the evaluations.
+Weights are stored whole however many ranks share them, so a run may go on with another number of ranks.
 """
 
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -20,20 +22,32 @@ from torch import Tensor, nn
 from raytriever.retrieval.artifacts import Derivation
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder, sha256_of
+from raytriever.trainers import collectives
+from raytriever.trainers.early_stopping import Evaluation
 from raytriever.trainers.optimization import trainable_parameters
+from raytriever.trainers.sharding import like, whole
 
-ALGORITHM_VERSION = 1  # raise it when the same settings would train differently
+ALGORITHM_VERSION = 2  # raise it when the same settings would train differently
 _RECORD = "checkpoint.json"
 _WEIGHTS = "weights.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run knows besides its weights: the steps done and what was measured on the way."""
+
+    steps: int
+    evaluations: tuple[Evaluation, ...] = ()
+    best_step: int | None = None
 
 
 class Checkpoints:
     """The checkpoints of one run in one folder (local path or URI) that all ranks can read.
 
     ``config``: the resolved settings that the loop doesn't know (encoder, objective) as JSON values, part of
-    what a checkpoint must agree with. ``keep``: complete checkpoints that are kept. ``say`` gets a line where
-    a damaged checkpoint is passed over.
+    what a checkpoint must agree with. ``keep``: the newest complete checkpoints that are kept; the best one is kept
+    besides. ``say`` gets a line where a damaged checkpoint is passed over.
     """
 
     def __init__(
@@ -50,39 +64,60 @@ class Checkpoints:
         self._derivation = Derivation("checkpoint", "train", ALGORITHM_VERSION, dict(config), {})
         self._keep = keep
         self._say = say
+        self._pending: Future[None] | None = None
 
-    def of_run(self, training: Mapping[str, Any], batches: str, world_size: int) -> "Checkpoints":
-        """The same folder for one run: its settings, its batches' fingerprint and its number of ranks."""
+    def of_run(self, training: Mapping[str, Any], batches: str) -> "Checkpoints":
+        """The same folder for one run: its settings and its batches' fingerprint."""
         bound = copy.copy(self)
-        config = {**self._derivation.config, "training": dict(training), "world_size": world_size}
+        config = {**self._derivation.config, "training": dict(training)}
         bound._derivation = replace(self._derivation, config=config, inputs={"batches": batches})
         return bound
 
-    def save(self, steps: int, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Writes the state after ``steps`` steps, then removes what is older than the checkpoints to keep."""
-        self.folder.delete_temporary()
+    def save(self, state: State, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Copies the state and writes it in the background; then removes what is older than what is kept.
+
+        All ranks call it; the first writes. At most one checkpoint is being written: a call waits for the one before,
+        and raises what that raised.
+        """
+        self.wait()
         named = trainable_parameters(module)
-        tensors: dict[str, dict[str, Tensor]] = {
-            _WEIGHTS: {**named},
-            _OPTIMIZER: _optimizer_tensors(optimizer, named),
-        }
+        tensors = {_WEIGHTS: _copied(named), _OPTIMIZER: _copied(_optimizer_tensors(optimizer, named))}
+        if collectives.rank() == 0:
+            pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+            self._pending = pool.submit(self._write, state, tensors)
+            pool.shutdown(wait=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Leaves no checkpoint half-written behind, whatever ended the run."""
+        self.wait()
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is complete; raises what writing it raised."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def _write(self, state: State, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.folder.delete_temporary()
         hashes = {}
         with self.folder.scratch() as scratch:
-            for name, state in tensors.items():
-                save_file({key: value.detach().contiguous() for key, value in state.items()}, scratch / name)
+            for name, content in tensors.items():
+                save_file(dict(content), scratch / name)
                 hashes[name] = sha256_of(scratch / name)
-                self.folder.put(f"{_step_folder(steps)}/{name}", scratch / name)
-        record = {"steps": steps, "files": hashes, "derivation": asdict(self._derivation)}
+                self.folder.put(f"{_step_folder(state.steps)}/{name}", scratch / name)
+        record = {**asdict(state), "files": hashes, "derivation": asdict(self._derivation)}
         self.folder.write_bytes(
-            f"{_step_folder(steps)}/{_RECORD}", json.dumps(record, indent=1, sort_keys=True).encode()
+            f"{_step_folder(state.steps)}/{_RECORD}", json.dumps(record, indent=1, sort_keys=True).encode()
         )
-        self._prune()
+        self._prune(state.best_step)
 
-    def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Loads the newest checkpoint that is whole and returns its number of steps; 0 where there is none.
+    def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+        """Loads the newest checkpoint that is whole and returns its state; that of no step where there is none.
 
-        Raises ``UserError`` where it was trained from other batches or settings, or by another number of
-        ranks.
+        Raises ``UserError`` where it was trained from other batches or settings.
         """
         for steps in reversed(self._present()):
             record, problem = self._verified(steps)
@@ -98,9 +133,24 @@ class Checkpoints:
                     " on from them would be neither run. Give the settings back their values, or train into"
                     " another folder."
                 )
-            self._load(steps, record["files"], module, optimizer)
-            return steps
-        return 0
+            named = trainable_parameters(module)
+            self._load_weights(steps, record["files"], named)
+            self._load_optimizer(steps, record["files"], named, optimizer)
+            evaluations = tuple(Evaluation(**evaluation) for evaluation in record["evaluations"])
+            return State(steps, evaluations, record["best_step"])
+        return State(0)
+
+    def restore_weights(self, steps: int, module: nn.Module) -> None:
+        """Loads the weights after ``steps`` steps. Raises ``UserError`` where that checkpoint is gone or damaged."""
+        self.wait()
+        collectives.barrier()
+        record, problem = self._verified(steps)
+        if record is None:
+            raise UserError(
+                f"Checkpoint {self.folder.describe(_step_folder(steps))}, the best of the run, {problem}. Train again"
+                " from an older checkpoint: remove the newer ones."
+            )
+        self._load_weights(steps, record["files"], trainable_parameters(module))
 
     def _present(self) -> list[int]:
         folders = {name.split("/")[0] for name in self.folder.files() if name.startswith("step-")}
@@ -116,22 +166,15 @@ class Checkpoints:
             for file, expected in record["files"].items():
                 if sha256_of(self._path(steps, file, expected)) != expected:
                     return None, f"is damaged ({file} has another SHA-256 than its record says)"
-            return {"files": record["files"], "derivation": record["derivation"]}, ""
+            return {name: record[name] for name in ("files", "derivation", "evaluations", "best_step")}, ""
         except (ValueError, KeyError, AttributeError, OSError, UserError) as error:
             return None, f"is damaged ({type(error).__name__}: {error})"
 
     def _path(self, steps: int, file: str, sha256: str) -> Path:
         return self.folder.local_path(f"{_step_folder(steps)}/{file}", sha256)
 
-    def _load(self, steps: int, files: Mapping[str, str], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        named = trainable_parameters(module)
-        try:
-            weights = load_file(self._path(steps, _WEIGHTS, files[_WEIGHTS]))
-            states = load_file(self._path(steps, _OPTIMIZER, files[_OPTIMIZER]))
-        except (SafetensorError, KeyError) as error:
-            raise UserError(
-                f"Checkpoint {self.folder.describe(_step_folder(steps))} can't be read: {error}."
-            ) from error
+    def _load_weights(self, steps: int, files: Mapping[str, str], named: Mapping[str, nn.Parameter]) -> None:
+        weights = self._read(steps, files, _WEIGHTS)
         expected = {name: tuple(parameter.shape) for name, parameter in named.items()}
         found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         if expected != found:
@@ -144,14 +187,26 @@ class Checkpoints:
             )
         with torch.no_grad():
             for name, parameter in named.items():
-                parameter.copy_(weights[name])
-        _load_optimizer(optimizer, named, states)
+                parameter.copy_(like(parameter, weights[name]))
 
-    def _prune(self) -> None:
+    def _load_optimizer(
+        self, steps: int, files: Mapping[str, str], named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        _restore_optimizer(optimizer, named, self._read(steps, files, _OPTIMIZER))
+
+    def _read(self, steps: int, files: Mapping[str, str], name: str) -> dict[str, Tensor]:
+        try:
+            return load_file(self._path(steps, name, files[name]))
+        except (SafetensorError, KeyError) as error:
+            raise UserError(
+                f"Checkpoint {self.folder.describe(_step_folder(steps))} can't be read: {error}."
+            ) from error
+
+    def _prune(self, best_step: int | None) -> None:
         present = self._present()
         complete = [steps for steps in present if self.folder.exists(f"{_step_folder(steps)}/{_RECORD}")]
         for steps in present:
-            if steps < complete[-self._keep :][0]:
+            if steps < complete[-self._keep :][0] and steps != best_step:
                 self._delete(steps)
         self.folder.delete_empty_folders()
 
@@ -164,6 +219,16 @@ def _step_folder(steps: int) -> str:
     return f"step-{steps:08d}"
 
 
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU for the first rank, which the next step doesn't change; sharded tensors become whole."""
+    copies = {}
+    for name, tensor in tensors.items():
+        complete = whole(tensor.detach())  # all ranks take part
+        if collectives.rank() == 0:
+            copies[name] = complete.to("cpu", copy=True).contiguous()
+    return copies
+
+
 def _optimizer_tensors(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """The optimizer's state as tensors named ``<quantity>/<parameter>``."""
     return {
@@ -173,13 +238,16 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.
     }
 
 
-def _load_optimizer(
+def _restore_optimizer(
     optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
     states: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         quantity, _, name = key.partition("/")
-        states.setdefault(name, {})[quantity] = tensor
+        parameter = named[name]
+        # moments have the parameter's shape and are shared out as it is; step counts are single numbers
+        fitted = like(parameter, tensor) if tensor.shape == parameter.shape else tensor
+        states.setdefault(name, {})[quantity] = fitted
     names = {parameter: name for name, parameter in named.items()}
     in_order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     optimizer.load_state_dict(

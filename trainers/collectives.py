@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 
 _BUCKET_BYTES = 64 << 20
 
@@ -86,6 +87,34 @@ class _Gather(torch.autograd.Function):
         return total[start : start + ctx.counts[place]], None, None
 
 
+def add_up(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The sum of every rank's ``tensor`` (equal shapes), on every rank.
+
+    Differentiable: what all ranks' losses say of the sum is added up, and is each rank's gradient. All ranks call it
+    together, and the backward pass too, as with ``gather``.
+    """
+    if world_size(group) == 1:
+        return tensor
+    total: Tensor = _AddUp.apply(tensor, group)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
 def _all_gather(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     rows, ranks = len(tensor), world_size(group)
     gathered = tensor.new_empty(rows * ranks, *tensor.shape[1:])
@@ -105,11 +134,12 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replaces every ``.grad`` by its sum over the ranks; call it once a step, after the last backward pass.
 
     ``parameters`` come in the same order on every rank. A parameter that only some ranks used counts as zero
-    on the others; one that no rank used keeps no gradient, as in a single process.
+    on the others; one that no rank used keeps no gradient, as in a single process. Those that are shared out over
+    the ranks are left alone: their backward pass has summed them already (``raytriever.trainers.sharding``).
     """
-    if world_size() == 1:
+    listed = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+    if world_size() == 1 or not listed:
         return
-    listed = list(parameters)
     used = torch.tensor([p.grad is not None for p in listed], dtype=torch.int32, device=listed[0].device)
     anywhere = sum_across_ranks(used).tolist()
     bucket: list[Tensor] = []
@@ -137,10 +167,11 @@ def _sum_bucket(gradients: list[Tensor]) -> None:
 
 
 def broadcast_weights(module: nn.Module) -> None:
-    """Gives every rank the first rank's trainable weights and buffers."""
+    """Gives every rank the first rank's trainable weights and buffers; not those that are shared out over the ranks."""
     if world_size() == 1:
         return
-    trainable = [parameter.detach() for parameter in module.parameters() if parameter.requires_grad]
+    whole = (parameter for parameter in module.parameters() if not isinstance(parameter, DTensor))
+    trainable = [parameter.detach() for parameter in whole if parameter.requires_grad]
     for tensor in [*trainable, *module.buffers()]:
         dist.broadcast(tensor, src=0)
 

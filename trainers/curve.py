@@ -11,34 +11,41 @@ _PIECES = "curve/"
 
 
 class Curve:
-    """Collects steps; call it with every ``StepReport`` (as the loop's ``on_step``).
+    """Collects steps: call it with every ``StepReport``, and ``store`` just before a checkpoint is written.
 
-    A piece is stored just before the checkpoint of its last step, so every step up to a checkpoint has its point.
+    So every step up to a checkpoint has its point, whatever kills the run.
     """
 
-    def __init__(self, folder: Folder, every: int) -> None:
+    def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._every = every
         self._points: list[dict[str, Any]] = []
 
     def __call__(self, report: StepReport) -> None:
         """Notes one step."""
-        self._points.append(
-            {
-                "step": report.step,
-                "epoch": report.epoch,
-                "learning_rate": report.learning_rate,
-                "loss": report.measured.loss,
-                "gradient_norm": report.measured.gradient_norm,
-                "examples": report.measured.examples,
-                **report.measured.metrics,
-                "seconds": report.seconds,
-                "waiting_seconds": report.waiting_seconds,
-            }
-        )
-        if report.step % self._every == 0 or report.step == report.total_steps:
-            self._folder.write_bytes(f"{_PIECES}{report.step:08d}.json", json.dumps(self._points).encode())
+        self._points.append(point_of(report))
+
+    def store(self) -> None:
+        """Stores what was noted since the last piece."""
+        if self._points:
+            name = f"{_PIECES}{self._points[-1]['step']:08d}.json"
+            self._folder.write_bytes(name, json.dumps(self._points).encode())
             self._points = []
+
+
+def point_of(report: StepReport) -> dict[str, Any]:
+    """A step as a flat mapping: what is stored, tracked and plotted of it."""
+    return {
+        "step": report.step,
+        "epoch": report.epoch,
+        "learning_rate": report.learning_rate,
+        "loss": report.measured.loss,
+        "gradient_norm": report.measured.gradient_norm,
+        "examples": report.measured.examples,
+        "tokens": report.measured.tokens,
+        **report.measured.metrics,
+        "seconds": report.seconds,
+        "waiting_seconds": report.waiting_seconds,
+    }
 
 
 def read_curve(folder: Folder) -> list[dict[str, Any]]:

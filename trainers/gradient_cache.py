@@ -16,12 +16,15 @@ loop needs none of them (see ``raytriever.trainers.collectives.sum_gradients``).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 Encode = Callable[[Mapping[str, Tensor]], Tensor]
+EncodeSeveral = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
+Encoded = TypeVar("Encoded")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,23 @@ def encode_chunks(encode: Encode, chunks: Chunks, *, cached: bool) -> Tensor:
     return vectors.index_select(0, chunks.order)
 
 
+def encode_several(encode: EncodeSeveral, chunks: Chunks, *, cached: bool) -> tuple[Tensor, Tensor]:
+    """As ``encode_chunks`` where a text has several vectors: (n, m, d), and bool (n, m) whether there is one.
+
+    m is the largest of any chunk; what a chunk has fewer is absent, and zero.
+    """
+    encoded = [_encode_chunk(encode, chunk, cached) for chunk in chunks.chunks]
+    most = max(vectors.shape[1] for vectors, _ in encoded)
+    vectors, present = zip(*(pad_vectors(*chunk, most) for chunk in encoded), strict=True)
+    return torch.cat(vectors).index_select(0, chunks.order), torch.cat(present).index_select(0, chunks.order)
+
+
+def pad_vectors(vectors: Tensor, present: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """``number`` vectors a text: (n, number, d) and bool (n, number) from (n, m, d) and (n, m) with m <= ``number``."""
+    absent = number - vectors.shape[1]
+    return torch.nn.functional.pad(vectors, (0, 0, 0, absent)), torch.nn.functional.pad(present, (0, absent))
+
+
 def encode_in_chunks(encode: Encode, features: Mapping[str, Tensor], chunk_size: int | None) -> Tensor:
     """Vectors (n, d) of ``features`` (tensors of equal first dimension n), ``chunk_size`` rows at a time.
 
@@ -77,8 +97,10 @@ def encode_in_chunks(encode: Encode, features: Mapping[str, Tensor], chunk_size:
     return torch.cat([_encode_chunk(encode, piece, cached=True) for piece in pieces])
 
 
-def _encode_chunk(encode: Encode, features: dict[str, Tensor], cached: bool) -> Tensor:
+def _encode_chunk(
+    encode: Callable[[Mapping[str, Tensor]], Encoded], features: dict[str, Tensor], cached: bool
+) -> Encoded:
     if not cached or not torch.is_grad_enabled():
         return encode(features)
-    vectors: Tensor = checkpoint(encode, features, use_reentrant=False, preserve_rng_state=True)
+    vectors: Encoded = checkpoint(encode, features, use_reentrant=False, preserve_rng_state=True)
     return vectors

@@ -1,22 +1,31 @@
-"""The training loop. It knows no objective: it hands out batches, takes steps and keeps checkpoints."""
+"""The training loop. It knows no objective: it hands out batches, takes steps, validates and keeps checkpoints."""
 
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers import collectives
-from raytriever.trainers.checkpoint import Checkpoints
+from raytriever.trainers.checkpoint import Checkpoints, State
+from raytriever.trainers.early_stopping import (
+    Criterion,
+    Evaluation,
+    best_evaluation,
+    criterion_at,
+    deciding_values,
+    should_stop,
+)
 from raytriever.trainers.objective import Objective
 from raytriever.trainers.optimization import build_optimizer
-from raytriever.trainers.order import Order, Step
-from raytriever.trainers.reading import BatchSource, prefetched, read_step
+from raytriever.trainers.order import Order
+from raytriever.trainers.reading import BatchSource, Reader, prefetched
 from raytriever.trainers.schedule import learning_rate, require_room_for_warmup
 from raytriever.trainers.settings import TrainingSettings
+from raytriever.trainers.sharding import whole_weights
 from raytriever.trainers.step import Measured, compute_gradients
 
 _STEPS_READ_AHEAD = 3
@@ -39,46 +48,84 @@ class StepReport:
     measured: Measured
 
 
+class Validation(Protocol):
+    """Measures an objective on data that it isn't trained on, on all ranks together.
+
+    ``every``: steps from one evaluation to the next; ``patience``: evaluations in a row without improvement that end
+    the run, None for no end; ``criteria``: what decides, from which step on.
+    """
+
+    @property
+    def every(self) -> int: ...
+    @property
+    def patience(self) -> int | None: ...
+    @property
+    def criteria(self) -> Sequence[Criterion]: ...
+    def measure(self, objective: Objective[Any]) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of a run: the steps done, its evaluations and the criteria that judged them.
+
+    Where it was validated, it ended as it was after ``state.best_step`` steps.
+    """
+
+    order: Order
+    state: State
+    criteria: tuple[Criterion, ...] = ()
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether steps were left when patience was at its end."""
+        return self.state.steps < self.order.total_steps
+
+    @property
+    def best(self) -> tuple[Evaluation, Criterion] | None:
+        """The evaluation of the state that it ended as, and what made it the best; None without validation."""
+        found = best_evaluation(self.state.evaluations, self.criteria)
+        return None if found is None else (found, criterion_at(self.criteria, self.state.evaluations[-1].step))
+
+
 def train(
     objective: Objective[Any],
     batches: BatchSource,
     settings: TrainingSettings,
     *,
+    validation: Validation | None = None,
     checkpoints: Checkpoints | None = None,
     on_step: Callable[[StepReport], None] = lambda _: None,
+    on_evaluation: Callable[[Evaluation], None] = lambda _: None,
     on_checkpoint: Callable[[int], None] = lambda _: None,
-) -> Order:
+) -> Trained:
     """Trains ``objective`` in place on its own device, from the last checkpoint on if there is one.
 
-    Returns the order of its steps. Every rank of the default process group (if any) calls it with the same
-    arguments; ``on_step`` and ``on_checkpoint`` (which gets the steps done, once the checkpoint is complete)
-    are called on every rank. Raises ``UserError`` for settings that don't fit one another, batches that don't
-    fit the objective, checkpoints of a different run, and a loss that is not finite.
+    With ``validation`` it ends as it was at its best evaluation, which needs ``checkpoints``. Every rank of the default
+    process group (if any) calls it with the same arguments; ``on_step``, ``on_evaluation`` and ``on_checkpoint`` (which
+    gets the steps done, just before the checkpoint is written) are called on every rank. Raises ``UserError`` for
+    settings that don't fit one another, batches that don't fit the objective, checkpoints of a different run, and a
+    loss that is not finite.
     """
-    if settings.bf16 == "auto":
-        raise UserError("bf16 is still 'auto' where training starts: resolve it for all ranks, or set true or false.")
-    counts = [batches.number_of_batches(epoch) for epoch in range(settings.epochs)]
-    ranks, rank = collectives.world_size(), collectives.rank()
-    order = Order(counts, settings.batches_per_step, settings.seed, ranks, rank, settings.max_steps)
-    require_room_for_warmup(settings.schedule, order.total_steps)
-    _join_slices(objective, order)
+    order = run_order(objective, batches, settings)
+    _check_settings(settings, order, validation)
+    objective.batch_group = collectives.neighbours(order.ranks_per_loss)
     optimizer = build_optimizer(objective, settings.optimizer)
-    start = 0
+    state = State(0)
     if checkpoints:
-        checkpoints = checkpoints.of_run(settings.shaping(order.total_steps), batches.fingerprint, ranks)
-        start = checkpoints.restore(objective, optimizer)
-        _check_start(start, order.total_steps, next(objective.parameters()).device)
+        checkpoints = checkpoints.of_run(settings.shaping(order.total_steps), batches.fingerprint)
+        state = checkpoints.restore(objective, optimizer)
+        _check_start(state.steps, order.total_steps, next(objective.parameters()).device)
     collectives.broadcast_weights(objective)
-
-    def read(step: Step) -> list[Any]:
-        return read_step(batches, objective, step)
-
+    state = _evaluated(state, validation, objective, on_evaluation) if state.steps == 0 else state
     objective.train()
+    reader = Reader(batches, objective, settings.seed, settings.hard_negatives)
+    remaining = iter(()) if _stops(state, validation) else order.steps(state.steps)
     clock = time.perf_counter()
-    with closing(prefetched(read, order.steps(start), _STEPS_READ_AHEAD)) as steps:
+    ahead = prefetched(reader.read_step, remaining, _STEPS_READ_AHEAD)
+    with checkpoints or nullcontext(), closing(ahead) as steps:
         for step, collated in steps:
             waited = time.perf_counter() - clock
-            rate = learning_rate(step.number, order.total_steps, settings.optimizer.learning_rate, settings.schedule)
+            rate = _learning_rate(step.number, order.total_steps, settings, state, validation)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             measured = compute_gradients(objective, step, collated, order, settings, batches.uri)
@@ -87,23 +134,79 @@ def train(
             now = time.perf_counter()
             on_step(StepReport(done, order.total_steps, step.epoch, rate, now - clock, waited, measured))
             clock = now
-            if checkpoints and (done % settings.checkpoint_every == 0 or done == order.total_steps):
-                if rank == 0:
-                    checkpoints.save(done, objective, optimizer)
-                collectives.barrier()
+            state = State(done, state.evaluations, state.best_step)
+            last = done == order.total_steps
+            if validation and (last or done % validation.every == 0):
+                state = _evaluated(state, validation, objective, on_evaluation)
+            if checkpoints and (last or done % settings.checkpoint_every == 0 or _was_evaluated(state)):
                 on_checkpoint(done)
-                clock = time.perf_counter()  # neither the next step's time nor its waiting
-    return order
+                checkpoints.save(state, objective, optimizer)
+            if _stops(state, validation):
+                break
+            clock = time.perf_counter()  # neither validation nor checkpoint is the next step's time or its waiting
+    if checkpoints and state.best_step is not None and state.best_step != state.steps:
+        checkpoints.restore_weights(state.best_step, objective)
+    return Trained(order, state, tuple(validation.criteria) if validation else ())
 
 
-def _join_slices(objective: Objective[Any], order: Order) -> None:
+def run_order(objective: Objective[Any], batches: BatchSource, settings: TrainingSettings) -> Order:
+    """The order of a run's steps on this rank. Raises ``UserError`` where ranks, batches and objective don't fit."""
+    counts = [batches.number_of_batches(epoch) for epoch in range(settings.epochs)]
+    ranks, rank = collectives.world_size(), collectives.rank()
+    order = Order(
+        counts, settings.batches_per_step, settings.seed, ranks, rank, settings.max_steps, joined=objective.joins_step
+    )
     if order.slices_per_batch > 1 and not objective.accepts_slices:
         raise UserError(
-            f"{collectives.world_size()} ranks share {order.batches_per_step} batches a step, so each batch"
+            f"{ranks} ranks share {order.batches_per_step} batches a step, so each batch"
             f" would be cut into {order.slices_per_batch} slices, which {type(objective).__name__} can't"
             " train on. Set batches_per_step to a multiple of the ranks, or use fewer ranks."
         )
-    objective.batch_group = collectives.neighbours(order.slices_per_batch)
+    return order
+
+
+def _check_settings(settings: TrainingSettings, order: Order, validation: Validation | None) -> None:
+    if settings.bf16 == "auto":
+        raise UserError("bf16 is still 'auto' where training starts: resolve it for all ranks, or set true or false.")
+    if settings.schedule.kind == "plateau" and validation is None:
+        raise UserError("schedule.kind 'plateau' goes by evaluations, and the run has none: set validation too.")
+    require_room_for_warmup(settings.schedule, order.total_steps)
+
+
+def _learning_rate(
+    step: int, total_steps: int, settings: TrainingSettings, state: State, validation: Validation | None
+) -> float:
+    past = deciding_values(state.evaluations, validation.criteria) if validation else []
+    return learning_rate(step, total_steps, settings.optimizer.learning_rate, settings.schedule, past)
+
+
+def _evaluated(
+    state: State,
+    validation: Validation | None,
+    objective: Objective[Any],
+    on_evaluation: Callable[[Evaluation], None],
+) -> State:
+    """``state`` with an evaluation of now."""
+    if validation is None:
+        return state
+    started = time.perf_counter()
+    with whole_weights(objective):
+        measures = validation.measure(objective)
+    evaluation = Evaluation(state.steps, measures, time.perf_counter() - started)
+    on_evaluation(evaluation)
+    # a run that ended here and was prolonged has an evaluation that an uninterrupted one lacks
+    regular = [earlier for earlier in state.evaluations if earlier.step % validation.every == 0]
+    evaluations = (*regular, evaluation)
+    best = best_evaluation(evaluations, validation.criteria)
+    return State(state.steps, evaluations, best.step if best else None)
+
+
+def _was_evaluated(state: State) -> bool:
+    return bool(state.evaluations) and state.evaluations[-1].step == state.steps
+
+
+def _stops(state: State, validation: Validation | None) -> bool:
+    return validation is not None and should_stop(state.evaluations, validation.criteria, validation.patience)
 
 
 def _check_start(start: int, total_steps: int, device: torch.device) -> None:

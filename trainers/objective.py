@@ -8,14 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from raytriever.retrieval.encoders.specification import Role
 from raytriever.trainers import collectives
+
+if TYPE_CHECKING:
+    from raytriever.retrieval.encoders.text_encoder import TextEncoder
+    from raytriever.retrieval.vectors import StoredVectors
 
 Batch = TypeVar("Batch")
 Value = TypeVar("Value")
@@ -25,12 +30,31 @@ Value = TypeVar("Value")
 class Outcome:
     """What one forward pass says: the mean loss over ``examples`` rows, and detached scalar tensors by name.
 
-    Every pass of a run has the same metric names; the loop logs their mean over the pieces of a step.
+    Every pass of a run has the same metric names; the loop logs their mean over the pieces of a step. ``tokens``:
+    those that it encoded, without padding.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
     examples: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """What the queries of one stored batch are compared with: documents a query, as means over the batch.
+
+    ``in_batch``: other rows' documents and hard negatives; ``hard``: the query's own hard negatives; ``masked``: of
+    both, those left out as false negatives. ``documents``: all that the batch encodes, which is what each query of
+    another batch gains where negatives are shared over a step.
+    """
+
+    queries: int
+    documents: int
+    positives: float
+    in_batch: float
+    hard: float
+    masked: float
 
 
 class Objective(nn.Module, ABC, Generic[Batch]):
@@ -46,7 +70,15 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     """Whether ``forward`` joins a batch that is cut over several ranks by calling ``gather``."""
 
     batch_group: dist.ProcessGroup | None = None
-    """The ranks that hold slices of one batch, in row order; None where every rank holds whole batches."""
+    """The ranks whose rows are one loss, in row order; None where every rank has losses of its own."""
+
+    @property
+    def joins_step(self) -> bool:
+        """Whether all batches of a step are one loss (negatives shared over the step) instead of one each.
+
+        ``collate`` then gets the rows of several batches, and ``gather`` joins those of all ranks.
+        """
+        return False
 
     @property
     def slice_number(self) -> int:
@@ -64,6 +96,22 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     @abstractmethod
     def forward(self, batch: Batch) -> Outcome:
         """The loss of one batch. Random draws come from torch's default generators, which the loop seeds."""
+
+    @abstractmethod
+    def comparisons(self, rows: pa.Table) -> Comparisons:
+        """What the queries of one whole stored batch are compared with, for the run's ledger."""
+
+    @abstractmethod
+    def encoder(self, role: Role) -> "TextEncoder":
+        """What embeds a query or a document when the objective is validated, and in use."""
+
+    @property
+    def document_vectors(self) -> "StoredVectors | None":
+        """The documents' vectors where these are fixed: searched in validation, and in use, instead of ``encoder``'s.
+
+        They and the training's batches are of one collection.
+        """
+        return None
 
     @abstractmethod
     def export(self, folder: Path) -> None:

@@ -1,10 +1,11 @@
 """Optimizers over the parameters that require gradients."""
 
-from typing import Literal
+from typing import Any, Literal, Self, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
@@ -13,17 +14,25 @@ from raytriever.retrieval.errors import UserError
 class OptimizerSettings(Settings):
     """The optimizer, its peak learning rate and the limit on the gradient.
 
+    ``kind``: those in 8 bits keep their two moments in a byte each (Dettmers et al. 2022, "8-bit Optimizers via
+    Block-wise Quantization"), for weights of 4,096 numbers or more; they need the extra ``optimizers``.
     ``weight_decay`` is decoupled for adamw and radam and an L2 penalty for adam; biases and the weights of
     normalisation layers are exempt. ``max_grad_norm``: the global norm that gradients are scaled down to,
     None for no limit.
     """
 
-    kind: Literal["adamw", "adam", "radam"] = "adamw"
+    kind: Literal["adamw", "adam", "radam", "adamw_8bit", "adam_8bit"] = "adamw"
     learning_rate: float = Field(default=2e-5, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = Field(default=1e-8, gt=0)
     max_grad_norm: float | None = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _decay_in_8_bits_is_decoupled(self) -> Self:
+        if self.kind == "adam_8bit" and self.weight_decay:
+            raise ValueError("adam_8bit has no L2 penalty; set kind to 'adamw_8bit' for decoupled weight_decay")
+        return self
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -42,22 +51,45 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """The optimizer over what requires gradients; the caller sets each step's learning rate."""
-    exempt = _exempt_from_decay(module)
-    named = trainable_parameters(module)
-    groups = [
-        {
-            "params": [p for name, p in named.items() if name not in exempt],
-            "weight_decay": settings.weight_decay,
-        },
-        {"params": [p for name, p in named.items() if name in exempt], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    rate, betas, epsilon = settings.learning_rate, settings.betas, settings.epsilon
+    groups = _groups(module, settings.weight_decay)
+    options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
+    if settings.kind in ("adamw_8bit", "adam_8bit"):
+        return _in_8_bits(groups, options)
     if settings.kind == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon)
+        return torch.optim.AdamW(groups, **options)
     if settings.kind == "adam":
-        return torch.optim.Adam(groups, lr=rate, betas=betas, eps=epsilon)
-    return torch.optim.RAdam(groups, lr=rate, betas=betas, eps=epsilon, decoupled_weight_decay=True)
+        return torch.optim.Adam(groups, **options)
+    return torch.optim.RAdam(groups, **options, decoupled_weight_decay=True)
+
+
+def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """By weight decay, and those that are shared out over ranks apart: one fused update can't mix them with others."""
+    exempt = _exempt_from_decay(module)
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in trainable_parameters(module).items():
+        groups.setdefault((name in exempt, isinstance(parameter, DTensor)), []).append(parameter)
+    return [
+        {"params": groups[without_decay, shared_out], "weight_decay": 0.0 if without_decay else weight_decay}
+        for without_decay, shared_out in sorted(groups)
+    ]
+
+
+def _in_8_bits(groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:
+    """bitsandbytes' AdamW, which without decay is its Adam. Raises ``UserError`` where it can't be had or used."""
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise UserError(
+            "Optimizers in 8 bits come with the package bitsandbytes, which is not installed: pip install"
+            " 'raytriever[optimizers]'. Or set optimizer.kind to adamw."
+        ) from error
+    if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
+        raise UserError(
+            "An optimizer in 8 bits can't update weights that are shared out over ranks: its blocks of numbers would"
+            " depend on how many there are. Sharding divides the optimizer's memory by the ranks anyway: set"
+            " optimizer.kind to adamw, or train without sharding."
+        )
+    return cast(torch.optim.Optimizer, AdamW8bit(groups, **options))
 
 
 def _exempt_from_decay(module: nn.Module) -> set[str]:

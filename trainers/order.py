@@ -2,9 +2,10 @@
 
 Step s of epoch e consumes batches perm(seed, e)[s G … s G + G) with G = ``batches_per_step``. With W <= G
 ranks each takes G / W of them one after the other; with W > G each batch is cut into W / G slices of
-consecutive rows.
+consecutive rows. Where all batches of a step are one loss, a rank takes its G / W batches together.
 """
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ from raytriever.retrieval.errors import UserError
 
 @dataclass(frozen=True)
 class Piece:
-    """Slice ``part`` of ``parts`` of the stored batch ``batch``; the whole batch where ``parts`` is 1."""
+    """What one forward pass takes: whole stored ``batches``, or slice ``part`` of ``parts`` of a single one."""
 
-    batch: int
+    batches: tuple[int, ...]
     part: int = 0
     parts: int = 1
 
@@ -43,8 +44,9 @@ class Step:
 class Order:
     """The steps of a run. ``batches_in_epoch``: stored batches of each epoch, in epoch order.
 
-    Raises ``UserError`` where ``batches_per_step`` and ``world_size`` don't divide one another, or an epoch
-    is too small for a single step.
+    ``joined``: all batches of a step are one loss. A step is made of ``pieces_per_step`` losses over all ranks, each
+    of which ``ranks_per_loss`` consecutive ranks share. Raises ``UserError`` where ``batches_per_step`` and
+    ``world_size`` don't divide one another, or an epoch is too small for a single step.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Order:
         world_size: int = 1,
         rank: int = 0,
         max_steps: int | None = None,
+        *,
+        joined: bool = False,
     ) -> None:
         larger, smaller = max(batches_per_step, world_size), min(batches_per_step, world_size)
         if larger % smaller:
@@ -70,11 +74,14 @@ class Order:
                     " (batches_per_step). Lower batches_per_step, or pack smaller batches or more data."
                 )
         self.batches_per_step = batches_per_step
-        self.pieces_per_step = larger
+        self.pieces_per_step = world_size if joined else larger
         self.slices_per_batch = larger // batches_per_step
+        self.ranks_per_loss = world_size if joined else self.slices_per_batch
+        self._batches_per_piece = max(1, batches_per_step // self.pieces_per_step)
         self._counts = tuple(batches_in_epoch)
         self._seed = seed
-        self._own = range(rank * (larger // world_size), (rank + 1) * (larger // world_size))
+        pieces = self.pieces_per_step // world_size
+        self._own = range(rank * pieces, (rank + 1) * pieces)
         steps = sum(count // batches_per_step for count in batches_in_epoch)
         self.total_steps = steps if max_steps is None else min(steps, max_steps)
 
@@ -87,6 +94,13 @@ class Order:
     def dropped_batches(self) -> tuple[int, ...]:
         """Batches of each epoch that are left over after its last whole step; other ones every epoch."""
         return tuple(count % self.batches_per_step for count in self._counts)
+
+    @property
+    def epoch_ends(self) -> tuple[int, ...]:
+        """The steps done when each epoch of the run ends; the last epoch may be cut short."""
+        ends = itertools.accumulate(count // self.batches_per_step for count in self._counts)
+        reached = [min(end, self.total_steps) for end in ends]
+        return tuple(dict.fromkeys(reached))
 
     def steps(self, start: int = 0) -> Iterator[Step]:
         """This rank's steps from the run's step ``start`` on."""
@@ -102,9 +116,16 @@ class Order:
     def _step(self, number: int, epoch: int, step: int, permutation: NDArray[np.int64]) -> Step:
         chosen = permutation[step * self.batches_per_step : (step + 1) * self.batches_per_step]
         batches = tuple(int(batch) for batch in chosen)
-        parts = self.slices_per_batch
-        pieces = tuple(Piece(batches[place // parts], place % parts, parts) for place in self._own)
+        pieces = tuple(self.piece(batches, place) for place in self._own)
         return Step(number, epoch, step, batches, pieces)
+
+    def piece(self, batches: tuple[int, ...], place: int) -> Piece:
+        """The piece at ``place`` of a step of these ``batches``, over all ranks."""
+        if self.slices_per_batch > 1:
+            number, part = divmod(place, self.slices_per_batch)
+            return Piece((batches[number],), part, self.slices_per_batch)
+        first = place * self._batches_per_piece
+        return Piece(batches[first : first + self._batches_per_piece])
 
 
 def seed_randomness(seed: int, step: Step, piece: Piece) -> None:
@@ -112,7 +133,7 @@ def seed_randomness(seed: int, step: Step, piece: Piece) -> None:
 
     What a piece draws does not depend on what ran before it in the process, so a resumed run draws the same.
     """
-    position = np.random.SeedSequence([seed, step.epoch, step.step, piece.batch, piece.part])
+    position = np.random.SeedSequence([seed, step.epoch, step.step, piece.batches[0], piece.part])
     for_torch, for_numpy, for_python = (int(word) for word in position.generate_state(3))
     torch.manual_seed(for_torch)
     np.random.seed(for_numpy)

@@ -8,8 +8,14 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from raytriever.retrieval.errors import UserError
+from raytriever.trainers.negatives import draw_hard_negatives
 from raytriever.trainers.objective import Objective
 from raytriever.trainers.order import Piece, Step
+
+BATCH = "batch"
+"""The column that tells the stored batches of a piece apart: int32, the batch's number in its epoch."""
+EPOCH = "epoch"
+"""The column with the number of the batches' epoch: int32."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,40 +32,59 @@ class BatchSource(Protocol):
     def read(self, epoch: int, index: int) -> pa.Table: ...
 
 
-def read_step(batches: BatchSource, objective: Objective[Any], step: Step) -> list[Any]:
-    """The collated batches of one rank's step, in the order of its pieces."""
-    return [_read_collated(batches, objective, step.epoch, piece) for piece in step.pieces]
+class Reader:
+    """Reads and collates one rank's pieces for an objective.
 
-
-def _read_collated(batches: BatchSource, objective: Objective[Any], epoch: int, piece: Piece) -> Any:
-    rows = read_piece(batches, objective.columns, epoch, piece)
-    try:
-        return objective.collate(rows)
-    except UserError as error:
-        raise UserError(f"Batch {piece.batch} of epoch {epoch} in {batches.uri}: {error}") from error
-
-
-def read_piece(batches: BatchSource, columns: tuple[str, ...], epoch: int, piece: Piece) -> pa.Table:
-    """The rows of a piece, with ``columns`` only.
-
-    Raises ``UserError`` where the batch lacks a column or can't be cut into equal slices.
+    ``hard_negatives``: how many are drawn from each row's pool anew every epoch, None for all.
     """
-    table = batches.read(epoch, piece.batch)
-    missing = [name for name in columns if name not in table.column_names]
-    if missing:
-        raise UserError(
-            f"The batches in {batches.uri} have no column {', '.join(missing)}, which this objective reads;"
-            f" they have {', '.join(table.column_names)}. Make batches for this objective, or choose another"
-            " objective."
-        )
-    rows, remainder = divmod(len(table), piece.parts)
-    if remainder:
-        raise UserError(
-            f"Batch {piece.batch} of epoch {epoch} in {batches.uri} has {len(table)} rows, which"
-            f" {piece.parts} ranks can't share evenly. Use as many ranks as batches_per_step or fewer, or a"
-            " batch size that they divide."
-        )
-    return table.select(list(columns)).slice(piece.part * rows, rows)
+
+    def __init__(
+        self, batches: BatchSource, objective: Objective[Any], seed: int = 0, hard_negatives: int | None = None
+    ) -> None:
+        self._batches = batches
+        self._objective = objective
+        self._seed = seed
+        self._hard_negatives = hard_negatives
+
+    def read_step(self, step: Step) -> list[Any]:
+        """The collated batches of one rank's step, in the order of its pieces."""
+        return [self._collated(step.epoch, piece) for piece in step.pieces]
+
+    def _collated(self, epoch: int, piece: Piece) -> Any:
+        rows = self.read_piece(epoch, piece)
+        try:
+            return self._objective.collate(rows)
+        except UserError as error:
+            numbers = ", ".join(map(str, piece.batches))
+            raise UserError(f"Batch {numbers} of epoch {epoch} in {self._batches.uri}: {error}") from error
+
+    def read_piece(self, epoch: int, piece: Piece) -> pa.Table:
+        """The rows of a piece, with the objective's columns only.
+
+        Raises ``UserError`` where a batch lacks a column or can't be cut into equal slices.
+        """
+        return pa.concat_tables([self._read_batch(epoch, batch, piece) for batch in piece.batches])
+
+    def _read_batch(self, epoch: int, batch: int, piece: Piece) -> pa.Table:
+        table = self._batches.read(epoch, batch)
+        uri = self._batches.uri
+        missing = [name for name in self._objective.columns if name not in (*table.column_names, BATCH, EPOCH)]
+        if missing:
+            raise UserError(
+                f"The batches in {uri} have no column {', '.join(missing)}, which this objective reads; they have"
+                f" {', '.join(table.column_names)}. Make batches for this objective, or choose another objective."
+            )
+        rows, remainder = divmod(len(table), piece.parts)
+        if remainder:
+            raise UserError(
+                f"Batch {batch} of epoch {epoch} in {uri} has {len(table)} rows, which {piece.parts} ranks can't"
+                " share evenly. Use as many ranks as batches_per_step or fewer, or a batch size that they divide."
+            )
+        if self._hard_negatives is not None:
+            table = draw_hard_negatives(table, self._hard_negatives, self._seed, epoch)
+        for name, number in ((BATCH, batch), (EPOCH, epoch)):
+            table = table.append_column(name, pa.array([number] * len(table), pa.int32()))
+        return table.select(list(self._objective.columns)).slice(piece.part * rows, rows)
 
 
 def prefetched(

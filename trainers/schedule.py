@@ -1,5 +1,7 @@
-"""The learning rate as a pure function of the step."""
+"""The learning rate as a pure function of the step and of what the run measured so far."""
 
+import math
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -7,48 +9,118 @@ from pydantic import Field, model_validator
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
 
+DevelopmentValue = tuple[int, float, bool]  # steps done, the measure then, whether higher is better
+
+_BELONGS_TO = {
+    "decay": ("exponential",),
+    "minimum": ("linear", "plateau"),
+    "factor": ("plateau",),
+    "patience": ("plateau",),
+    "threshold": ("plateau",),
+    "cooldown": ("plateau",),
+}
+
 
 class ScheduleSettings(Settings):
-    """How the learning rate moves: up over ``warmup_steps``, then level, to zero, or by a factor a step."""
+    """How the learning rate moves: up in a warm-up, then level, towards zero, by a factor a step, or on a plateau.
 
-    kind: Literal["constant", "linear", "exponential"] = "linear"
+    The warm-up lasts ``warmup_steps``, or ``warmup_ratio`` of the run's steps (rounded up). ``decay``: factor a step,
+    of kind 'exponential'. ``minimum``: the share of the peak that 'linear' ends at and 'plateau' stays above.
+
+    Of kind 'plateau', which goes by the evaluations of the run: ``factor`` multiplies the rate after more than
+    ``patience`` evaluations without an improvement by ``threshold`` of the best; the next ``cooldown`` evaluations
+    don't count as bad ones.
+    """
+
+    kind: Literal["constant", "linear", "exponential", "plateau"] = "linear"
     warmup_steps: int = Field(default=0, ge=0)
-    decay: float | None = Field(default=None, gt=0, le=1)  # factor a step, for 'exponential'
+    warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
+    decay: float | None = Field(default=None, gt=0, le=1)
+    minimum: float = Field(default=0.0, ge=0, le=1)
+    factor: float = Field(default=0.5, gt=0, lt=1)
+    patience: int = Field(default=3, ge=0)
+    threshold: float = Field(default=1e-4, ge=0)
+    cooldown: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _decay_belongs_to_exponential(self) -> Self:
-        if (self.decay is None) == (self.kind == "exponential"):
-            raise ValueError("decay is the factor a step of kind 'exponential': needed there, meaningless elsewhere")
+    def _settings_fit_the_kind(self) -> Self:
+        if self.kind == "exponential" and self.decay is None:
+            raise ValueError("kind 'exponential' needs decay, the factor a step (0.9999, say)")
+        for name, kinds in _BELONGS_TO.items():
+            if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} belongs to kind {' or '.join(map(repr, kinds))}, not to {self.kind!r}")
+        if self.warmup_steps and self.warmup_ratio is not None:
+            raise ValueError("warmup_steps and warmup_ratio both say how long the warm-up is: give one of them")
         return self
 
     @property
     def depends_on_length(self) -> bool:
         """Whether the rate of a step depends on how many steps the run has."""
-        return self.kind == "linear"
+        return self.kind == "linear" or bool(self.warmup_ratio)
+
+    def steps_of_warmup(self, total_steps: int) -> int:
+        """Steps until the peak in a run of ``total_steps``."""
+        return self.warmup_steps if self.warmup_ratio is None else math.ceil(self.warmup_ratio * total_steps)
 
 
-def learning_rate(step: int, total_steps: int, peak: float, settings: ScheduleSettings) -> float:
+def learning_rate(
+    step: int,
+    total_steps: int,
+    peak: float,
+    settings: ScheduleSettings,
+    evaluations: Sequence[DevelopmentValue] = (),
+) -> float:
     """The rate of ``step`` (0-based) in a run of ``total_steps``.
 
-    Warm-up: peak (step + 1) / warmup_steps, so its last step is at the peak and none is wasted at zero. After
-    it, with t = step - warmup_steps: constant is peak, linear is peak (1 - t / (total_steps - warmup_steps)),
-    exponential is peak decay^t.
+    Warm-up: peak (step + 1) / warm-up steps, so its last step is at the peak and none is wasted at zero. After
+    it, with t = step - warm-up steps: constant is peak, linear is peak (1 - (1 - minimum) t / (total_steps -
+    warm-up steps)), exponential is peak decay^t, plateau is peak times ``plateau_fraction`` of those of
+    ``evaluations`` (in order of their steps) that were made before the step.
     """
-    if step < settings.warmup_steps:
-        return peak * (step + 1) / settings.warmup_steps
-    after = step - settings.warmup_steps
+    warmup = settings.steps_of_warmup(total_steps)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    after = step - warmup
     if settings.kind == "linear":
-        return peak * (1 - after / (total_steps - settings.warmup_steps))
+        return peak * (1 - (1 - settings.minimum) * after / (total_steps - warmup))
+    if settings.kind == "plateau":
+        past = [evaluation for evaluation in evaluations if evaluation[0] <= step]
+        return peak * plateau_fraction(past, warmup, settings)
     if settings.decay is not None:
         return peak * settings.decay**after
     return peak
 
 
+def plateau_fraction(evaluations: Sequence[DevelopmentValue], warmup: int, settings: ScheduleSettings) -> float:
+    """The share of the peak that is left after ``evaluations``: torch's ``ReduceLROnPlateau``, relative threshold.
+
+    Evaluations before the end of the warm-up are no bad ones, but an improvement is one over them too. Where the
+    measure changes from lower to higher is better (or back), the best so far starts anew.
+    """
+    fraction, bad, cooling = 1.0, 0, 0
+    best, direction = math.nan, None
+    for step, value, higher_is_better in evaluations:
+        if direction != higher_is_better:
+            best, direction = (-math.inf if higher_is_better else math.inf), higher_is_better
+        margin = 1 + settings.threshold if higher_is_better else 1 - settings.threshold
+        if (value > best * margin) if higher_is_better else (value < best * margin):
+            best, bad = value, 0
+        elif step >= warmup:
+            bad += 1
+        if cooling:
+            cooling, bad = cooling - 1, 0
+        if bad > settings.patience:
+            fraction = max(fraction * settings.factor, settings.minimum)
+            cooling, bad = settings.cooldown, 0
+    return fraction
+
+
 def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> None:
     """Raises ``UserError`` where the run ends before its warm-up does."""
-    if settings.warmup_steps >= total_steps:
+    warmup = settings.steps_of_warmup(total_steps)
+    if warmup >= total_steps:
+        given = "warmup_steps is" if settings.warmup_ratio is None else f"warmup_ratio {settings.warmup_ratio} makes it"
         raise UserError(
-            f"schedule.warmup_steps is {settings.warmup_steps}, but the run has only {total_steps} steps, so"
-            " it would end before the learning rate reaches its peak. Lower warmup_steps, or train longer"
-            " (epochs, max_steps)."
+            f"schedule.{given} {warmup}, but the run has only {total_steps} steps, so"
+            " it would end before the learning rate reaches its peak. Lower it, or train longer (epochs, max_steps)."
         )

@@ -19,15 +19,16 @@ class TrainingSettings(Settings):
     epochs: int = Field(default=1, ge=1)
     max_steps: int | None = Field(default=None, ge=1)  # ends the run earlier than its epochs would
     batches_per_step: int = Field(default=1, ge=1)  # over all ranks
+    hard_negatives: int | None = Field(default=None, ge=0)  # drawn from a row's anew each epoch; None: all of them
     bf16: bool | Literal["auto"] = "auto"  # 'auto': where the processor has it
     checkpoint_every: int = Field(default=500, ge=1)  # steps; the last step makes one too
     seed: int = Field(default=0, ge=0)
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
 
-    def resolved(self) -> "TrainingSettings":
-        """The same with ``bf16`` decided by this machine: one process does it, for all ranks."""
-        return self if self.bf16 != "auto" else self.model_copy(update={"bf16": has_bfloat16()})
+    def resolved(self, *, gpu: bool = False) -> "TrainingSettings":
+        """The same with ``bf16`` decided by this machine's processor, or ``gpu``: by one process, for all ranks."""
+        return self if self.bf16 != "auto" else self.model_copy(update={"bf16": has_bfloat16(gpu=gpu)})
 
     def shaping(self, total_steps: int) -> dict[str, Any]:
         """The settings that the weights after a given step depend on, which a resumed run must share.

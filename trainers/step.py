@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from raytriever.trainers.objective import Objective, Outcome, to_device
 from raytriever.trainers.optimization import trainable_parameters
 from raytriever.trainers.order import Order, Step, seed_randomness
 from raytriever.trainers.settings import TrainingSettings
+from raytriever.trainers.sharding import clip_gradients, equal_passes, is_sharded
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Measured:
     loss: float
     gradient_norm: float
     examples: int
+    tokens: int
     metrics: dict[str, float]
 
 
@@ -45,38 +47,43 @@ def compute_gradients(
     parameters = list(trainable_parameters(objective).values())
     device = parameters[0].device
     objective.zero_grad(set_to_none=True)
+    sharded = is_sharded(objective)
     outcomes = []
     for piece, batch in zip(step.pieces, collated, strict=True):
         seed_randomness(settings.seed, step, piece)
+        moved = to_device(batch, device)
+        if sharded:
+            moved = equal_passes(moved, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.bf16 is True):
-            outcome: Outcome = objective(to_device(batch, device))
+            outcome: Outcome = objective(moved)
         torch.autograd.backward(outcome.loss / order.pieces_per_step)
-        outcomes.append(Outcome(outcome.loss.detach(), outcome.metrics, outcome.examples))
+        outcomes.append(replace(outcome, loss=outcome.loss.detach()))
     collectives.sum_gradients(parameters)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, settings.optimizer.max_grad_norm or math.inf)
+    norm = clip_gradients(parameters, settings.optimizer.max_grad_norm)
     return _measure(outcomes, norm, step, order, uri)
 
 
 def _measure(outcomes: Sequence[Outcome], norm: Tensor, step: Step, order: Order, uri: str) -> Measured:
     """One small tensor, a row a piece, crosses the ranks and reaches the CPU: one synchronisation a step."""
     names = sorted(outcomes[0].metrics)
-    table = norm.new_zeros(order.pieces_per_step + 1, 2 + len(names), dtype=torch.float32)
+    table = norm.new_zeros(order.pieces_per_step + 1, 3 + len(names), dtype=torch.float32)
     for place, outcome in enumerate(outcomes, start=order.first_piece):
         table[place, 0] = outcome.loss
         table[place, 1] = outcome.examples
-        for column, name in enumerate(names, start=2):
+        table[place, 2] = outcome.tokens
+        for column, name in enumerate(names, start=3):
             table[place, column] = outcome.metrics[name]
     table = collectives.sum_across_ranks(table)
     table[-1, 0] = norm
     *rows, (gradient_norm, *_) = table.tolist()
     for place, (loss, *_) in enumerate(rows):
         if not math.isfinite(loss):
-            raise UserError(_not_finite(f"loss is {loss}", [step.batches[place // order.slices_per_batch]], step, uri))
+            raise UserError(_not_finite(f"loss is {loss}", order.piece(step.batches, place).batches, step, uri))
     if not math.isfinite(gradient_norm):
         raise UserError(_not_finite(f"norm of the gradient is {gradient_norm}", step.batches, step, uri))
     means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
-    examples = round(sum(row[1] for row in rows))
-    return Measured(means[0], gradient_norm, examples, dict(zip(names, means[2:], strict=True)))
+    examples, tokens = (round(sum(row[column] for row in rows)) for column in (1, 2))
+    return Measured(means[0], gradient_norm, examples, tokens, dict(zip(names, means[3:], strict=True)))
 
 
 def _not_finite(what: str, batches: Sequence[int], step: Step, uri: str) -> str:

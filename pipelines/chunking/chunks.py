@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from raytriever.pipelines.chunking.code import code_pieces, is_parsed
+from raytriever.pipelines.chunking.code import code_pieces
 from raytriever.pipelines.chunking.lines import line_pieces
 from raytriever.pipelines.chunking.markdown import markdown_pieces
 from raytriever.pipelines.chunking.pieces import Pieces, count_pieces, pack_pieces
@@ -50,16 +50,17 @@ def chunk_text(text: str, settings: ChunkingSettings, source_id: str = "") -> Ch
 
 def _pieces(text: str, words: TextWords, settings: ChunkingSettings, source_id: str, counts: Counter[str]) -> Pieces:
     kind, language = settings.way_of(source_id)
-    if language is not None and not is_parsed(text):
+    code = code_pieces(text, language, words, settings.max_words) if language is not None else None
+    if kind == "code" and code is None:
         counts["sources_not_parsed"] += 1
-        kind, language = "lines", None
+        kind = "lines"
     counts[f"sources_cut_as_{kind}"] += 1
-    if kind == "lines":
-        return line_pieces(text, words, settings.max_words)
-    if language is not None:
-        pieces, has_error = code_pieces(text, language, words, settings.max_words)
+    if code is not None:
+        pieces, has_error = code
         counts["sources_with_syntax_errors"] += has_error
         return pieces
+    if kind == "lines":
+        return line_pieces(text, words, settings.max_words)
     if kind == "markdown":
         pieces, failures = markdown_pieces(text, words, settings.language, settings.max_words)
     else:

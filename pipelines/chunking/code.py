@@ -10,11 +10,12 @@ import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 from tree_sitter import Language as Grammar
-from tree_sitter import Node, Parser
+from tree_sitter import Node, Parser, Tree
 
 from raytriever.pipelines.chunking.lines import (
     ANY,
@@ -30,6 +31,7 @@ from raytriever.pipelines.chunking.words import TextWords
 
 _DEEPEST = 64  # levels below are not told apart, so that time is linear in the rows
 _LARGEST = 1 << 20  # characters; larger files are generated or data
+_MOST_CALLS = 20_000  # of the parser, every hundred steps; code of 1 MiB takes 13,000, and garbage gigabytes of memory
 _DEFINITION = re.compile(
     r".*(definition|declaration|_item|_specifier)$|(method|singleton_method|class|module|export_statement)$"
 )
@@ -52,16 +54,18 @@ class _RowNode(NamedTuple):
     is_attached: bool
 
 
-def is_parsed(text: str) -> bool:
-    """Whether the text looks like source code that is worth a syntax tree: of no more than 1 MiB, and no binary."""
-    return len(text) <= _LARGEST and "\0" not in text
+def code_pieces(text: str, language: Language, words: TextWords, max_words: int) -> tuple[Pieces, bool] | None:
+    """Whole lines by the structure of the code; definitions open chunks. Also says whether there are syntax errors.
 
-
-def code_pieces(text: str, language: Language, words: TextWords, max_words: int) -> tuple[Pieces, bool]:
-    """Whole lines by the structure of the code; definitions open chunks. Also says whether there are syntax errors."""
-    rows = row_starts(text)
+    None for what is no code: more than 1 MiB, a binary, or what is far harder to parse than code is.
+    """
+    if len(text) > _LARGEST or "\0" in text:
+        return None
     source = text.encode("utf-8", "surrogatepass")
-    tree = _parser(language).parse(source)
+    tree = _parse(source, language)
+    if tree is None:
+        return None
+    rows = row_starts(text)
     # the tree counts line feeds alone, so its rows are some of ours
     line_feeds = np.flatnonzero(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") == ord("\n"))
     own_rows = np.searchsorted(rows, np.append(0, line_feeds + 1)).tolist()
@@ -82,6 +86,19 @@ def code_pieces(text: str, language: Language, words: TextWords, max_words: int)
     firsts = rows[cut_rows(words_before(words, rows), levels, max_words, sections)]
     pieces = sealed_pieces(firsts, words, rows, rows[np.array(opening_rows, np.int64)])
     return pieces, tree.root_node.has_error
+
+
+def _parse(source: bytes, language: Language) -> Tree | None:
+    parser, calls = _parser(language), count()
+    try:
+        return parser.parse(
+            lambda offset, _: source[offset:],
+            encoding="utf8",
+            progress_callback=lambda *_: next(calls) >= _MOST_CALLS,  # steps, no clock: the same on any machine
+        )
+    except ValueError:  # it was stopped
+        parser.reset()
+        return None
 
 
 def _row_nodes(root: Node, source: bytes) -> Iterator[_RowNode]:

@@ -6,12 +6,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from raytriever.pipelines.filtering.balanced_margins import BalancedMarginSettings, draw_balanced
 from raytriever.pipelines.filtering.false_negatives import positives_of
+from raytriever.pipelines.filtering.teacher_scores import TeacherScores
 from raytriever.pipelines.mapped_rows import MappedRows
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.mining.rules import sampling_keys, sampling_priorities
 
-Choice = Literal["sample", "first"]
+Choice = Literal["sample", "first", "balanced_margins"]
 TooFew = Literal["refuse", "repeat", "random"]
 
 
@@ -39,7 +41,10 @@ class NegativeLists:
 
 @dataclass(frozen=True)
 class NegativeDraw:
-    """Draws ``number`` of each query's ``lists`` by ``seed``; ``documents``: how many the collection has."""
+    """Draws ``number`` of each query's ``lists`` by ``seed``; ``documents``: how many the collection has.
+
+    ``scores``: a teacher's, which "balanced_margins" draws by, as ``balanced`` says.
+    """
 
     lists: NegativeLists
     documents: int
@@ -47,12 +52,15 @@ class NegativeDraw:
     choose: Choice
     too_few: TooFew
     seed: int
+    scores: TeacherScores | None = None
+    balanced: BalancedMarginSettings | None = None
 
     def draw(
         self,
         epoch: int,
         pairs: NDArray[np.int64],
         query_rows: NDArray[np.int64],
+        document_rows: NDArray[np.int64],
         known_positives: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], dict[str, int]]:
         """Document rows (n, number) of pairs (n,), and how many were repeated or made up at random.
@@ -64,7 +72,10 @@ class NegativeDraw:
         positives = positives_of(known_positives, query_rows)
         keys = _keys(self.seed, epoch, pairs)
         for place, available in enumerate(self.lists.of(query_rows)):
-            chosen = choose_negatives(available, self.number, self.choose, keys[place])
+            if self.choose == "balanced_margins":
+                chosen = self._balanced(available, pairs[place], query_rows[place], document_rows[place], keys[place])
+            else:
+                chosen = choose_negatives(available, self.number, self.choose, keys[place])
             if len(chosen) < self.number:
                 if self.too_few == "refuse":
                     raise UserError(
@@ -80,12 +91,30 @@ class NegativeDraw:
             drawn[place] = chosen
         return drawn, {"hard negatives repeated": repeated, "hard negatives drawn at random": at_random}
 
+    def _balanced(
+        self, available: NDArray[np.int64], pair: np.int64, query: np.int64, positive: np.int64, key: np.uint64
+    ) -> NDArray[np.int64]:
+        assert self.scores is not None
+        assert self.balanced is not None
+        documents = np.append(available, positive)
+        scores = self.scores.of(np.full(len(documents), query), documents).astype(np.float64)
+        unknown = int(np.isnan(scores).sum())
+        if unknown:
+            raise UserError(
+                f"Pair {pair} can't be drawn for by balanced margins: the teacher has no score for {unknown} of its"
+                f" document and {len(available)} hard negatives. Score all of them, or choose_negatives: sample."
+            )
+        margins = scores[-1] - scores[:-1]
+        return available[draw_balanced(margins, self.number, self.balanced, np.random.default_rng(int(key)))]
+
 
 def _keys(seed: int, epoch: int, pairs: NDArray[np.int64]) -> NDArray[np.uint64]:
     return sampling_keys(seed, (f"{epoch}\0{pair}" for pair in pairs.tolist()))
 
 
-def choose_negatives(available: NDArray[np.int64], number: int, choose: Choice, key: np.uint64) -> NDArray[np.int64]:
+def choose_negatives(
+    available: NDArray[np.int64], number: int, choose: Literal["sample", "first"], key: np.uint64
+) -> NDArray[np.int64]:
     """At most ``number`` of the document rows ``available`` (n,): the first, or a sample by ``key``."""
     if choose == "first":
         return available[:number]

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raytriever.pipelines.filtering.false_negatives import RULES
+from raytriever.retrieval.plain_text import aligned
 
 EXAMPLES = 10  # of a rule
 _SHOWN_CHARACTERS = 240
@@ -115,9 +116,5 @@ def audit_lines(audit: Audit) -> list[str]:
         found = audit["rules"][rule]
         share = found["negatives"] / max(audit["negatives"], 1)
         rows.append((rule, f"{found['negatives']:,}", f"{share:.3%}", f"{found['batches']:,}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = []
-    for name, *numbers in rows:
-        padded = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-        lines.append(f"  {name.ljust(widths[0])}  {'  '.join(padded)}")
+    lines = [f"  {line}" for line in aligned(rows, "<>>>")]
     return [f"{audit['negatives']:,} negatives in {audit['batches']:,} batches", *lines]

@@ -16,6 +16,7 @@ from raytriever.pipelines.filtering.false_negatives import (
 )
 from raytriever.pipelines.filtering.hard_negatives import NegativeDraw
 from raytriever.pipelines.filtering.mask_audit import AuditedBatch
+from raytriever.pipelines.filtering.teacher_scores import TeacherScores
 from raytriever.pipelines.mapped_rows import MappedRows
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.vectors import VectorRows
@@ -43,7 +44,7 @@ class PairBatches:
     """Makes batches of packed pairs.
 
     ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``; ``vectors``: of both, by the
-    surrogate; ``negatives``: what hard negatives are drawn from.
+    surrogate; ``negatives``: what hard negatives are drawn from; ``scores``: a teacher's, stored with each example.
     """
 
     queries: MappedRows
@@ -52,6 +53,7 @@ class PairBatches:
     settings: FalseNegativeSettings
     vectors: tuple[VectorRows, VectorRows] | None = None
     negatives: NegativeDraw | None = None
+    scores: TeacherScores | None = None
 
     def make(
         self, packed: pa.Table, epoch: int, first: int, size: int, counts: Counter[str]
@@ -68,7 +70,7 @@ class PairBatches:
             query_rows, document_rows = self.pairs.query_rows[pairs], self.pairs.document_rows[pairs]
             hard = np.empty((len(pairs), 0), dtype=np.int64)
             if self.negatives:
-                hard, filled = self.negatives.draw(epoch, pairs, query_rows, self.pairs.keys)
+                hard, filled = self.negatives.draw(epoch, pairs, query_rows, document_rows, self.pairs.keys)
                 counts.update(filled)
             queries = self.queries.take(query_rows)
             documents = self.documents.take(document_rows)
@@ -83,7 +85,10 @@ class PairBatches:
                 )
                 columns = np.concatenate([document_rows[rows], hard[rows].ravel()])
                 audited = self._masked(texts, query_rows[rows], columns, epoch, first + (start + begin) // size)
-                yield _table(texts, per_row, audited.charged, block.slice(begin, size)), audited
+                table = _table(texts, per_row, audited.charged, block.slice(begin, size))
+                if self.scores:
+                    table = _with_scores(table, self.scores, query_rows[rows], document_rows[rows], hard[rows])
+                yield table, audited
 
     def _masked(
         self, texts: "_Texts", queries: NDArray[np.int64], columns: NDArray[np.int64], epoch: int, number: int
@@ -137,6 +142,31 @@ def _table(texts: _Texts, per_row: int, charged: NDArray[np.uint8], packed: pa.T
             "cluster": packed["cluster"],
         }
     )
+
+
+def _with_scores(
+    table: pa.Table,
+    scores: TeacherScores,
+    queries: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    hard_negatives: NDArray[np.int64],
+) -> pa.Table:
+    """``table`` with the columns ``batches.TEACHER_SCORES``. Raises ``UserError`` where the teacher has no score."""
+    of_row = np.concatenate([documents[:, None], hard_negatives], axis=1)
+    found = scores.of(np.repeat(queries, of_row.shape[1]), of_row.ravel()).reshape(of_row.shape)
+    unknown = np.argwhere(np.isnan(found))
+    if len(unknown):
+        row, place = unknown[0]
+        name = table["hard_negative_ids"][row].as_py()[place - 1] if place else table["document_id"][row].as_py()
+        raise UserError(
+            f"The teacher has no score for {'hard negative' if place else 'document'} {name!r} of query"
+            f" {table['query_id'][row].as_py()!r}. Score every packed document and its query's hard negatives: mine"
+            " with 'form: labelled_lists' and the teacher's vectors, or name a run file that holds them all."
+        )
+    lists = pa.ListArray.from_arrays(
+        table["hard_negative_ids"].combine_chunks().offsets, pa.array(found[:, 1:].ravel())
+    )
+    return table.append_column("positive_score", pa.array(found[:, 0])).append_column("hard_negative_scores", lists)
 
 
 def _require_finite(what: str, vectors: NDArray[np.float32], texts: pa.Table) -> None:

@@ -14,8 +14,9 @@ from raytriever.pipelines.clustering.kmeans import Clustering, KMeansSettings, c
 from raytriever.pipelines.clustering.parts import LocalParts, Split
 from raytriever.pipelines.clustering.stored_pairs import StoredPairs
 from raytriever.pipelines.clusters import CLUSTERS, size_histogram
+from raytriever.pipelines.domains import SmallDomains
+from raytriever.pipelines.jobs.lookups import add_array, map_array
 from raytriever.pipelines.packing.domains import groups_of
-from raytriever.pipelines.packing.pack import SmallDomains
 from raytriever.pipelines.pairs import PAIRS, read_pairs
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import InputPath
@@ -23,10 +24,13 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.progress import ProgressLine
 from raytriever.retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together
+_LOOKUP = "lookup"
+_ARRAYS = {name: f"lookup/{name}.npy" for name in ("pairs", "query_rows", "document_rows")}
 _DIGITS = 9  # of recorded costs: what rounding leaves open is not recorded
 
 
@@ -59,11 +63,12 @@ class Cluster(Stage[ClusterConfig]):
         artifact = Artifact(self.config.pairs, PAIRS)
         if not artifact.rows:
             raise UserError(f"{artifact.uri} holds no pairs, so there is nothing to cluster.")
-        groups = groups_of(artifact, self.config.smallest_domain, self.config.small_domains)
+        limit = "smallest_domain and the batch size"
+        groups = groups_of(artifact, self.config.smallest_domain, self.config.small_domains, limit)
         return groups.labels, groups.names
 
     def plan(self) -> list[Shard]:
-        """One shard a domain; refuses small domains unless told what to do with them."""
+        """Whose pairs are where, then one shard a domain; refuses small domains unless told what to do with them."""
         vectors = StoredVectors(self.config.vectors)
         require_same_origin("collection", Artifact(self.config.pairs, PAIRS), vectors)
         for part in ("queries", "documents") if self.config.kmeans.sides == "both" else ("queries",):
@@ -75,18 +80,22 @@ class Cluster(Stage[ClusterConfig]):
         labels, names = self._labels()
         sizes = np.bincount(labels[labels >= 0], minlength=len(names))
         left_out = int((labels < 0).sum())
-        return [
+        starts = np.cumsum(sizes) - sizes
+        domains = [
             Shard(
                 f"{number:05d}",
                 {
                     "number": number,
                     "name": name,
+                    "first": int(starts[number]),
                     "pairs": int(sizes[number]),
                     "left_out": left_out if number == 0 else 0,
                 },
+                phase=1,
             )
             for number, name in enumerate(names)
         ]
+        return [Shard(_LOOKUP, {"pairs": 0}, intermediate=True), *domains]
 
     def total_rows(self, shards: list[Shard]) -> int:
         """Pairs of all domains."""
@@ -112,14 +121,32 @@ class Cluster(Stage[ClusterConfig]):
     _split: Split = LocalParts  # where the parts of a domain are
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """One of the shards that ``plan`` lists."""
+        return self._make_lookup(writer) if shard.name == _LOOKUP else self._make_domain(shard, writer)
+
+    def _make_lookup(self, writer: ShardWriter) -> ShardRecord:
+        """The pairs of all domains, one domain after the other, and their rows: each domain reads its own."""
+        labels, _ = self._labels()
+        rows = read_pairs(Artifact(self.config.pairs, PAIRS), ["query_row", "document_row"])
+        pairs = np.argsort(labels, kind="stable")[int((labels < 0).sum()) :]
+        add_array(writer, _ARRAYS["pairs"], pairs)
+        add_array(writer, _ARRAYS["query_rows"], rows["query_row"].to_numpy()[pairs])
+        add_array(writer, _ARRAYS["document_rows"], rows["document_row"].to_numpy()[pairs])
+        return writer.commit(0)
+
+    def _of_domain(self, shard: Shard, array: str) -> NDArray[np.int64]:
+        """What ``_make_lookup`` wrote, of one domain, in the order of its pairs."""
+        first, count = shard.description["first"], shard.description["pairs"]
+        return np.array(map_array(self.config.output, _LOOKUP, _ARRAYS[array])[first : first + count])
+
+    def _make_domain(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Clusters one domain's pairs; writes assignments and centroids."""
         number, name = shard.description["number"], shard.description["name"]
-        labels, _ = self._labels()
-        pairs = np.flatnonzero(labels == number)
+        pairs = self._of_domain(shard, "pairs")
         k = number_of_clusters(len(pairs), self.config.cluster_size)
         seed = self.config.seed ^ zlib.crc32(name.encode("utf-8", "surrogatepass"))  # of the domain, wherever it stands
         clustering = cluster_in_parts(
-            self._stored(pairs), k, self.config.kmeans, seed, split=self._split, device=self._device
+            self._stored(shard, pairs), k, self.config.kmeans, seed, split=self._split, device=self._device
         )
         base = f"domains/{number:05d}"
         table = pa.table({"pair": pairs, "cluster": clustering.assignments})
@@ -135,19 +162,17 @@ class Cluster(Stage[ClusterConfig]):
             facts={"domain": name, **_facts(clustering, k)},
         )
 
-    def _stored(self, numbers: NDArray[np.int64]) -> StoredPairs:
+    def _stored(self, shard: Shard, pairs: NDArray[np.int64]) -> StoredPairs:
         artifact = Artifact(self.config.pairs, PAIRS)
-        chosen = pa.array(numbers)
-        rows = read_pairs(artifact, ["query_row", "document_row"]).take(chosen)
 
         def name(place: int) -> str:
-            ids = read_pairs(artifact, ["query_id", "document_id"]).slice(int(numbers[place]), 1).to_pylist()[0]
-            return f"pair {numbers[place]} (query {ids['query_id']!r}, document {ids['document_id']!r})"
+            ids = read_pairs(artifact, ["query_id", "document_id"]).slice(int(pairs[place]), 1).to_pylist()[0]
+            return f"pair {pairs[place]} (query {ids['query_id']!r}, document {ids['document_id']!r})"
 
         return StoredPairs(
             StoredVectors(self.config.vectors),
-            rows["document_row"].to_numpy(),
-            rows["query_row"].to_numpy(),
+            self._of_domain(shard, "document_rows"),
+            self._of_domain(shard, "query_rows"),
             self.config.kmeans.sides,
             name,
         )
@@ -166,10 +191,8 @@ class Cluster(Stage[ClusterConfig]):
 
     def summary(self, artifact: Artifact) -> str:
         """Pairs, clusters, domains."""
-        counts = artifact.manifest["counts"]
-        domains = len(artifact.shards)
-        plural = "s" if domains > 1 else ""
-        return f"{artifact.rows:,} pairs in {counts['clusters']:,} clusters of {domains:,} domain{plural}"
+        clusters = counted(artifact.manifest["counts"]["clusters"], "cluster")
+        return f"{counted(artifact.rows, 'pair')} in {clusters} of {counted(len(artifact.shards), 'domain')}"
 
 
 def _facts(clustering: Clustering, k: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from raytriever.pipelines.batches import BATCHES, BatchFile
 from raytriever.pipelines.candidate_lists import judged_lists, mined_lists
+from raytriever.pipelines.filtering.balanced_margins import BalancedMarginSettings
 from raytriever.pipelines.filtering.false_negatives import FalseNegativeSettings
 from raytriever.pipelines.filtering.hard_negatives import Choice, NegativeDraw, TooFew
 from raytriever.pipelines.filtering.mask_audit import MaskAudit, audit_lines, merge_audits
@@ -23,10 +24,17 @@ from raytriever.pipelines.jobs.filter_lookups import (
     open_pairs,
     text_tables,
 )
+from raytriever.pipelines.jobs.filter_scores import (
+    SCORES_SHARD,
+    check_scores,
+    make_scores,
+    open_scores,
+    scores_fingerprint,
+)
 from raytriever.pipelines.jobs.lookups import open_parts, part_shards, write_part
 from raytriever.pipelines.jobs.pack import PACKING
 from raytriever.pipelines.pairs import PAIRS
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, to_json
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact, to_json
 from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
@@ -41,9 +49,12 @@ class FilterConfig(StageConfig):
 
     Hard negatives come from ``negatives``, mined candidates, or are the documents that the collection's split
     ``judged_negatives`` judges as not relevant; every example has ``negatives_per_example`` of its query's, the first
-    or a sample of each epoch's own. ``too_few_negatives``: "refuse"; "repeat" those there are, in turn; "random" fills
-    up with random documents of the collection that are no known positives. "repeat" does so, too, where a query has
-    none at all.
+    a sample of each epoch's own, or one that is even over the margins of a teacher. ``too_few_negatives``: "refuse";
+    "repeat" those there are, in turn; "random" fills up with random documents of the collection that are no known
+    positives. "repeat" does so, too, where a query has none at all.
+
+    ``teacher_scores``: candidates, a run, or a run file in TREC's form; the scores of a row's document and its hard
+    negatives are stored with it.
     """
 
     packing: InputPath
@@ -52,8 +63,10 @@ class FilterConfig(StageConfig):
     vectors: InputPath | None = None
     negatives: InputPath | None = None
     judged_negatives: str | None = None
+    teacher_scores: InputPath | None = None
     negatives_per_example: int = Field(default=1, gt=0)
     choose_negatives: Choice = "sample"
+    balanced_margins: BalancedMarginSettings = BalancedMarginSettings()
     too_few_negatives: TooFew = "refuse"
     seed: int = Field(default=0, ge=0)  # of the sample
     with_title: bool = True
@@ -69,6 +82,12 @@ class FilterConfig(StageConfig):
     def _settings_fit(self) -> Self:
         if self.negatives and self.judged_negatives:
             raise ValueError("hard negatives come from 'negatives' or from 'judged_negatives'; give one of them")
+        if self.choose_negatives == "balanced_margins" and not self.teacher_scores:
+            raise ValueError("'choose_negatives: balanced_margins' needs 'teacher_scores', whose margins it balances")
+        if self.teacher_scores and not self.has_negatives:
+            raise ValueError("'teacher_scores' are of examples with hard negatives: give 'negatives' too")
+        if self.teacher_scores and self.too_few_negatives == "random":
+            raise ValueError("'too_few_negatives: random' takes documents that no teacher scored; set refuse or repeat")
         if self.false_negatives.surrogate_score and not self.vectors:
             raise ValueError(
                 "'false_negatives.surrogate_score' needs 'vectors': of an encoder that judges what is a"
@@ -89,6 +108,14 @@ class Filter(Stage[FilterConfig]):
     config_class = FilterConfig
     unit = "examples"
 
+    def input_fingerprints(self) -> dict[str, str]:
+        """Those of the artifacts; of a teacher's run file that of its bytes."""
+        path = self.config.teacher_scores
+        if path is None or is_artifact(path):
+            return super().input_fingerprints()
+        others = Filter(self.config.model_copy(update={"teacher_scores": None}))
+        return others.input_fingerprints() | {"teacher_scores": scores_fingerprint(path)}
+
     def plan(self) -> list[Shard]:
         """Three phases; refuses inputs that don't belong together."""
         config = self.config
@@ -106,9 +133,13 @@ class Filter(Stage[FilterConfig]):
             require_same_origin("collection", collection, StoredCandidates(config.negatives))
         if config.judged_negatives:
             collection.judgments(config.judged_negatives)
+        if config.teacher_scores:
+            check_scores(config.teacher_scores, collection)
         queries = part_shards("queries", collection, "queries/")
         documents = part_shards("documents", collection, "documents/")
-        names = [PAIRS_SHARD, NEGATIVES_SHARD] if config.has_negatives else [PAIRS_SHARD]
+        names = [PAIRS_SHARD]
+        names += [NEGATIVES_SHARD] if config.has_negatives else []
+        names += [SCORES_SHARD] if config.teacher_scores else []
         lookups = [Shard(name, {"make": name}, intermediate=True) for name in names]
         parts = {"queries": len(queries), "documents": len(documents)}
         batches = self._runs_of_batches(packing, parts)
@@ -141,6 +172,8 @@ class Filter(Stage[FilterConfig]):
                 return make_pairs(writer, Artifact(config.pairs, PAIRS), StoredCollection(config.collection))
             case "negatives":
                 return self._make_negatives(writer)
+            case "teacher-scores":
+                return make_scores(writer, str(config.teacher_scores), StoredCollection(config.collection))
             case "batches":
                 return self._make_batches(shard, writer)
         audits = [json.loads(writer.read(_audit_name(name))) for name in shard.description["of"]]
@@ -164,7 +197,8 @@ class Filter(Stage[FilterConfig]):
         stop = min(first + self.config.batches_per_shard, len(packing) // size)
         packed = packing.take(np.arange(first * size, stop * size), ["pair", "cluster", "domain"])
         audit, counts = MaskAudit(), Counter[str]()
-        with BatchFile(writer, "pairs", epoch, shard.description["number"], size) as file:
+        scored = bool(self.config.teacher_scores)
+        with BatchFile(writer, "pairs", epoch, shard.description["number"], size, teacher_scores=scored) as file:
             for batch, audited in self._batches(shard.description["parts"]).make(packed, epoch, first, size, counts):
                 file.write(batch)
                 audit.add(audited)
@@ -178,11 +212,13 @@ class Filter(Stage[FilterConfig]):
         config, output = self.config, self.config.output
         queries, documents = (open_parts(output, part, parts[part]) for part in ("queries", "documents"))
         vectors = StoredVectors(config.vectors) if config.vectors else None
+        scores = open_scores(output) if config.teacher_scores else None
         draw = None
         if config.has_negatives:
             lists, number = open_negatives(output), config.negatives_per_example
             choose, too_few = config.choose_negatives, config.too_few_negatives
-            draw = NegativeDraw(lists, len(documents), number, choose, too_few, config.seed)
+            how = (choose, too_few, config.seed, scores, config.balanced_margins)
+            draw = NegativeDraw(lists, len(documents), number, *how)
         return PairBatches(
             queries,
             documents,
@@ -190,14 +226,14 @@ class Filter(Stage[FilterConfig]):
             config.false_negatives,
             (vectors.part("queries"), vectors.part("documents")) if vectors else None,
             draw,
+            scores,
         )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The layout, and how many hard negatives an example has."""
-        return {
-            "layout": "pairs",
-            "negatives_per_example": self.config.negatives_per_example if self.config.has_negatives else 0,
-        }
+        """The layout, how many hard negatives an example has, whether a teacher scored them."""
+        number = self.config.negatives_per_example if self.config.has_negatives else 0
+        facts = {"layout": "pairs", "negatives_per_example": number}
+        return facts | ({"teacher_scores": True} if self.config.teacher_scores else {})
 
     def summary(self, artifact: Artifact) -> str:
         """Batches and the share of negatives left out."""

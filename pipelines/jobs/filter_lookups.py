@@ -12,7 +12,7 @@ from raytriever.pipelines.filtering.hard_negatives import NegativeLists, TooFew
 from raytriever.pipelines.filtering.pair_batches import TEXT_ROWS, Pairs
 from raytriever.pipelines.jobs.lookups import add_array, earlier_file, map_array
 from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
-from raytriever.pipelines.pairs import pairs_from_judgments
+from raytriever.pipelines.pairs import judged_pairs
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from raytriever.retrieval.errors import UserError
@@ -61,18 +61,12 @@ def make_pairs(writer: ShardWriter, pairs: Artifact, collection: StoredCollectio
 
 
 def _judged_keys(pairs: Artifact, collection: StoredCollection) -> NDArray[np.int64]:
+    """Of what is judged relevant of any grade, or as little as the pairs ask for where that is less."""
     split = pairs.config.get("split", [])
-    judged = [collection.judgments(name) for name in ([split] if isinstance(split, str) else split)]
-    if not judged:  # pairs that are made of something else
+    if not split:  # pairs that are made of something else
         return np.zeros(0, dtype=np.int64)
-    documents = collection.rows_of("documents").read(["id", "domain"])
-    table = pairs_from_judgments(
-        pa.concat_tables(judged),
-        collection.rows_of("queries").read(["id"])["id"].combine_chunks(),
-        documents["id"].combine_chunks(),
-        documents["domain"].combine_chunks(),
-        1,
-    )
+    least = min(1, pairs.config["minimum_relevance"])
+    table = judged_pairs(collection, [split] if isinstance(split, str) else split, least)
     return pair_keys(table["query_row"].to_numpy(), table["document_row"].to_numpy())
 
 

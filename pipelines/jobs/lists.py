@@ -37,6 +37,7 @@ class Lists(RowBatches[ListsConfig]):
     """Batches of layout ``candidates``; an epoch shuffles the queries."""
 
     command = "lists"
+    algorithm_version = 2
     config_class = ListsConfig
     layout = "candidates"
     rows_in_words = "queries"
@@ -73,6 +74,7 @@ class Lists(RowBatches[ListsConfig]):
                     "query_id": table["query_id"],
                     "query": of_queries["text"],
                     "candidate_ids": table["document_ids"],
+                    "candidate_rows": table["document_rows"],
                     "candidate_relevance": table["relevance"],
                     "candidate_scores": table["scores"],
                     "domain": of_queries["domain"],

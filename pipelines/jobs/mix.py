@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, model_validator
 
-from raytriever.pipelines.batches import BATCHES, SCHEMAS, BatchFile, BatchReader
+from raytriever.pipelines.batches import BATCHES, BatchFile, BatchReader
 from raytriever.pipelines.jobs.lookups import add_array, map_array
 from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
 from raytriever.pipelines.mixing import mixed_order, shares
@@ -59,6 +59,7 @@ class Mix(Stage[MixConfig]):
             for what, here, there in (
                 ("layout", first.layout, other.layout),
                 ("size", first.batch_size, other.batch_size),
+                ("columns", ", ".join(first.columns), ", ".join(other.columns)),
             ):
                 if here != there:
                     raise UserError(
@@ -116,10 +117,11 @@ class Mix(Stage[MixConfig]):
         order = order[described["first"] : described["first"] + described["batches"]]
         by_file = np.lexsort((order[:, 1], order[:, 0]))
         scratch = writer.path("read.arrow")
-        write_mapped_rows(scratch, SCHEMAS[layout], _read(list(readers.values()), order[by_file], epoch))
+        write_mapped_rows(scratch, first.schema, _read(list(readers.values()), order[by_file], epoch))
         rows, place_of = MappedRows([scratch]), np.argsort(by_file)
         names, counts = list(readers), Counter[str]()
-        with BatchFile(writer, layout, epoch, described["number"], size) as file:
+        scored = first.has_teacher_scores
+        with BatchFile(writer, layout, epoch, described["number"], size, teacher_scores=scored) as file:
             for source, place in zip(order[:, 0].tolist(), place_of.tolist(), strict=True):
                 batch = rows.take(np.arange(place * size, (place + 1) * size))
                 counts[_of_source(names[source])] += 1

@@ -10,19 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raytriever.pipelines.clusters import CLUSTERS, read_domain
+from raytriever.pipelines.domains import SmallDomains
 from raytriever.pipelines.jobs.lookups import add_array, map_array
-from raytriever.pipelines.packing.domains import (
-    NO_CLUSTER,
-    PackedTogether,
-    clustered,
-    domains_of,
-    groups_of,
-    mixed,
-    unclustered,
-)
+from raytriever.pipelines.packing.domains import NO_CLUSTER, PackedTogether, clustered, groups_of, mixed, unclustered
 from raytriever.pipelines.packing.facts import packing_facts
 from raytriever.pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
-from raytriever.pipelines.packing.pack import GroupPacking, PackingSettings, SmallDomains, pack_group
+from raytriever.pipelines.packing.pack import GroupPacking, PackingSettings, pack_group
 from raytriever.pipelines.packing.polish import VectorsOf
 from raytriever.pipelines.pairs import PAIRS, read_pairs
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
@@ -30,6 +23,7 @@ from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.vector_index import set_threads
 from raytriever.retrieval.vectors import StoredVectors
 
@@ -124,7 +118,9 @@ class Pack(Stage[PackConfig]):
                     neighbours=self._stored_neighbours(number, domain),
                     names=domain.pairs,
                 )
-                file.write_table(self._table(domain, part.batches.ravel()), row_group_size=_ROW_GROUP)
+                chosen = part.batches.ravel()
+                for start in range(0, len(chosen), _ROW_GROUP):
+                    file.write_table(_table(domain, chosen[start : start + _ROW_GROUP]))
                 rows, left_out = rows + part.batches.size, left_out + len(domain.pairs) - part.batches.size
                 parts.append(part)
         writer.add(name)
@@ -147,21 +143,8 @@ class Pack(Stage[PackConfig]):
         assert config.pairs is not None
         pairs = Artifact(config.pairs, PAIRS)
         if config.packing.mix_domains:
-            return mixed(pairs.rows)
+            return mixed(pairs)
         return unclustered(groups_of(pairs, config.packing.batch_size, config.small_domains))
-
-    def _table(self, domain: PackedTogether, chosen: NDArray[np.int64]) -> pa.Table:
-        pairs = domain.pairs[chosen]
-        if domain.clusters is None:
-            clusters = np.full(len(pairs), NO_CLUSTER, dtype=np.int32)
-        else:
-            clusters = domain.clusters[chosen].astype(np.int32)
-        if domain.name is None:
-            assert self.config.pairs is not None
-            names = domains_of(Artifact(self.config.pairs, PAIRS)).take(pa.array(pairs))
-        else:
-            names = pa.repeat(pa.scalar(domain.name, pa.string()), len(pairs))
-        return pa.table({"pair": pairs, "cluster": clusters, "domain": names}, schema=SCHEMA)
 
     def _stored_neighbours(self, number: int, domain: PackedTogether) -> Neighbours | None:
         if self.config.packing.order != "tour" or len(domain.centroids) < _STORED_FROM:
@@ -207,11 +190,18 @@ class Pack(Stage[PackConfig]):
 
     def summary(self, artifact: Artifact) -> str:
         """Batches and epochs."""
-        config = artifact.config
-        return (
-            f"{artifact.manifest['counts']['batches']:,} batches of {config['packing']['batch_size']} in"
-            f" {config['epochs']} epoch{'s' if config['epochs'] > 1 else ''}"
-        )
+        batches = counted(artifact.manifest["counts"]["batches"], "batch", "batches")
+        size = artifact.config["packing"]["batch_size"]
+        return f"{batches} of {size} in {counted(artifact.config['epochs'], 'epoch')}"
+
+
+def _table(domain: PackedTogether, items: NDArray[np.int64]) -> pa.Table:
+    if domain.clusters is None:
+        clusters = np.full(len(items), NO_CLUSTER, dtype=np.int32)
+    else:
+        clusters = domain.clusters[items].astype(np.int32)
+    columns = {"pair": domain.pairs[items], "cluster": clusters, "domain": domain.domains_of(items)}
+    return pa.table(columns, schema=SCHEMA)
 
 
 def _of_domain(read: VectorsOf, pairs: NDArray[np.int64]) -> VectorsOf:

@@ -11,11 +11,12 @@ from pydantic import Field
 
 from raytriever.pipelines.duplicates import PARTS, DuplicateSettings, NearTexts, near_repeats, near_texts, text_blocks
 from raytriever.pipelines.near_duplicates import band_keys, first_of_equal, shingle_hashes
-from raytriever.pipelines.pairs import PAIRS, pairs_from_judgments
+from raytriever.pipelines.pairs import PAIRS, judged_pairs, some_of_each_query
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.long_columns import take_rows
 from raytriever.retrieval.mining.rules import text_keys
 
 _ROW_COLUMNS: dict[TextPart, str] = {"queries": "query_row", "documents": "document_row"}
@@ -29,6 +30,8 @@ class PairsConfig(StageConfig):
     split: str | Annotated[tuple[str, ...], Field(min_length=1)] = "train"
     minimum_relevance: int = 1
     duplicates: DuplicateSettings = DuplicateSettings()
+    # pairs of one query at most, drawn by their ids; a batch of one query's pairs alone has all negatives masked
+    documents_per_query: int | None = Field(default=None, gt=0)
     rows_per_file: int = Field(default=1_000_000, gt=0)
     texts_per_shard: int = Field(default=100_000, gt=0)  # rows of the collection whose texts one worker hashes
 
@@ -78,14 +81,7 @@ class Pairs(Stage[PairsConfig]):
         return self._make_distinct(collection, writer)
 
     def _judged(self, collection: StoredCollection) -> pa.Table:
-        documents = collection.rows_of("documents").read(["id", "domain"])
-        return pairs_from_judgments(
-            pa.concat_tables(collection.judgments(split) for split in self._splits()),
-            collection.rows_of("queries").read(["id"])["id"].combine_chunks(),
-            documents["id"].combine_chunks(),
-            documents["domain"].combine_chunks(),
-            self.config.minimum_relevance,
-        )
+        return judged_pairs(collection, self._splits(), self.config.minimum_relevance)
 
     def _make_judged(self, collection: StoredCollection, writer: ShardWriter) -> ShardRecord:
         """All pairs, and the rows of the collection whose texts they have."""
@@ -142,11 +138,11 @@ class Pairs(Stage[PairsConfig]):
             similar = near_repeats({part: texts[part][kept] for part in PARTS}, near, settings)
             repeats = similar != np.arange(len(similar))
             counts["pairs with nearly both texts of an earlier one"] = int(repeats.sum())
-            facts["near_duplicates"] = _examples(table.take(pa.array(kept)), similar)
+            facts["near_duplicates"] = _examples(take_rows(table, kept), similar)
             if settings.near == "drop":
                 dropped["near duplicates"] = int(repeats.sum())
                 kept = kept[~repeats]
-        return self._write(table.take(pa.array(kept)), writer, counts, dropped, facts)
+        return self._write(take_rows(table, kept), writer, counts, dropped, facts)
 
     def _gather_keys(
         self, collection: StoredCollection, part: TextPart, texts: int, writer: ShardWriter
@@ -170,10 +166,14 @@ class Pairs(Stage[PairsConfig]):
         facts: dict[str, Any],
     ) -> ShardRecord:
         """Writes ``pairs/00000.parquet`` and on."""
+        if self.config.documents_per_query is not None:
+            chosen = some_of_each_query(table, self.config.documents_per_query)
+            dropped = {**dropped, "pairs beyond documents_per_query": int((~chosen).sum())}
+            table = take_rows(table, np.flatnonzero(chosen))
         size = self.config.rows_per_file
         for number, start in enumerate(range(0, len(table), size)):
             name = f"pairs/{number:05d}.parquet"
-            pq.write_table(table.slice(start, size), writer.path(name), compression="zstd")
+            pq.write_table(table.slice(start, size).combine_chunks(), writer.path(name), compression="zstd")
             writer.add(name)
         counts = {
             "queries": len(table["query_row"].unique()),
@@ -204,7 +204,7 @@ def _examples(table: pa.Table, first: NDArray[np.int64]) -> list[dict[str, list[
     """The ids of the first few pairs that repeat one, and of the one they repeat."""
     later = np.flatnonzero(first != np.arange(len(first)))[:_EXAMPLES]
     ids = table.select(["query_id", "document_id"])
-    repeated, earlier = ids.take(pa.array(later)).to_pylist(), ids.take(pa.array(first[later])).to_pylist()
+    repeated, earlier = take_rows(ids, later).to_pylist(), take_rows(ids, first[later]).to_pylist()
     return [
         {"pair": list(pair.values()), "repeats": list(other.values())}
         for pair, other in zip(repeated, earlier, strict=True)

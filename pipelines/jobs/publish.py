@@ -144,7 +144,7 @@ class Publish(Stage[PublishConfig]):
 def _format(config: PublishConfig, reader: BatchReader) -> PublishedFormat:
     match config.format:
         case "hugging_face":
-            return HuggingFace(reader.layout)
+            return HuggingFace(reader.schema)
         case "sentence_transformers":
             return SentenceTransformers(_negatives(config, reader))
         case "tevatron":

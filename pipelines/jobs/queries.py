@@ -56,6 +56,7 @@ class Queries(Stage[QueriesConfig]):
 
     command = "queries"
     kind = COLLECTION
+    algorithm_version = 2
     config_class = QueriesConfig
     unit = "documents"
 

@@ -10,10 +10,12 @@ import pyarrow as pa
 from pydantic import Field
 
 from raytriever.pipelines.batches import BATCHES, SCHEMAS, BatchFile, Layout
-from raytriever.pipelines.grouping import GroupingSettings, SmallDomains, Stretches, group_batches, keep_domains
+from raytriever.pipelines.domains import SmallDomains, keep_domains
+from raytriever.pipelines.grouping import GroupingSettings, Stretches, group_batches
 from raytriever.pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards, write_part
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.plain_text import counted
 
 _ROWS_AT_ONCE = 2048
 _STRETCHES = ("first", "lengths", "documents", "groups")
@@ -146,10 +148,9 @@ class RowBatches(Stage[Config]):
 
     def summary(self, artifact: Artifact) -> str:
         """Batches and epochs."""
-        epochs = artifact.config["epochs"]
+        batches = counted(artifact.manifest["counts"]["batches"], "batch", "batches")
         size = artifact.shards[0].facts["batch_size"]
-        batches = artifact.manifest["counts"]["batches"]
-        return f"{batches:,} batches of {size} in {epochs} epoch{'s' if epochs > 1 else ''}"
+        return f"{batches} of {size} in {counted(artifact.config['epochs'], 'epoch')}"
 
 
 def _order_name(shard: str) -> str:

@@ -1,6 +1,6 @@
 """Whose pairs are packed together: a domain's clusters, or, without clusters, a domain's pairs as they are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,22 +8,76 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raytriever.pipelines.clusters import DomainClusters, read_domain
-from raytriever.pipelines.packing.pack import DomainGroups, SmallDomains, group_domains
+from raytriever.pipelines.domains import DomainNumbers, SmallDomains, keep_domains
 from raytriever.pipelines.pairs import read_pairs
 from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.errors import UserError
 
 NO_CLUSTER = -1
+MERGED = "(merged)"
+
+
+@dataclass(frozen=True)
+class DomainGroups:
+    """Which items are clustered and packed together.
+
+    ``labels`` int64 (N,): the group of each item, -1 where it is dropped; ``names`` of the groups; ``dropped``: items
+    of each domain that is in no group.
+    """
+
+    labels: NDArray[np.int64]
+    names: tuple[str, ...]
+    dropped: dict[str, int]
+
+
+def group_domains(
+    domains: Sequence[str] | NDArray[np.object_] | NDArray[np.str_] | pa.ChunkedArray,
+    smallest: int,
+    small_domains: SmallDomains,
+    limit: str = "the batch size",
+) -> DomainGroups:
+    """Which domains are clustered and packed alone, and what becomes of those with fewer than ``smallest`` items.
+
+    To be called before clustering, so that domains that are merged are clustered as one; ``keep_domains`` says what
+    ``small_domains`` and ``limit`` mean. Groups are in the order of their names, the merged one last.
+    """
+    column = domains if isinstance(domains, pa.ChunkedArray) else pa.chunked_array([pa.array(domains, pa.string())])
+    names, codes = _in_order(column)
+    counts = np.bincount(codes, minlength=len(names))
+    group_of = keep_domains(names, counts, smallest, small_domains, "pairs", limit)
+    groups = [name for name, count in zip(names, counts, strict=True) if count >= smallest]
+    if group_of.max() == len(groups):
+        if MERGED in groups:
+            raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")
+        groups.append(MERGED)
+    dropped = {names[number]: int(counts[number]) for number in np.flatnonzero(group_of < 0)}
+    return DomainGroups(group_of[codes], tuple(groups), dropped)
+
+
+def _in_order(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
+    """Sorted names, and the number of each item's name."""
+    numbers = DomainNumbers()
+    codes = numbers.of(column)
+    names = sorted(numbers.names)
+    place = {name: number for number, name in enumerate(names)}
+    return names, np.array([place[name] for name in numbers.names], dtype=np.int64)[codes]
 
 
 @dataclass(frozen=True)
 class PackedTogether:
     """``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each, None where there are none;
-    ``centroids`` (K, d) of the clusters; ``name`` is None where every pair keeps its own domain."""
+    ``centroids`` (K, d) of the clusters; ``domain``: the one of all pairs, or a column with that of each."""
 
-    name: str | None
+    domain: str | pa.DictionaryArray
     pairs: NDArray[np.int64]
     clusters: NDArray[np.int32] | None
     centroids: NDArray[np.float32]
+
+    def domains_of(self, items: NDArray[np.int64]) -> pa.Array:
+        """The domains of some, by their place in ``pairs``."""
+        if isinstance(self.domain, str):
+            return pa.repeat(pa.scalar(self.domain, pa.string()), len(items))
+        return self.domain.take(pa.array(items)).dictionary_decode()
 
 
 def clustered(clusters: Artifact) -> Iterator[PackedTogether]:
@@ -41,18 +95,22 @@ def unclustered(groups: DomainGroups) -> Iterator[PackedTogether]:
         yield PackedTogether(name, by_group[bounds[number] : bounds[number + 1]], None, _nothing())
 
 
-def mixed(count: int) -> Iterator[PackedTogether]:
-    """All pairs as if they were of one domain."""
-    yield PackedTogether(None, np.arange(count), None, _nothing())
+def mixed(pairs: Artifact) -> Iterator[PackedTogether]:
+    """All pairs as if they were of one domain; each keeps the name of its own."""
+    numbers = DomainNumbers()
+    codes = numbers.of(_domains_of(pairs)).astype(np.int32)
+    domains = pa.DictionaryArray.from_arrays(codes, pa.array(numbers.names, pa.string()))
+    yield PackedTogether(domains, np.arange(pairs.rows), None, _nothing())
 
 
-def groups_of(pairs: Artifact, smallest: int, small_domains: SmallDomains) -> DomainGroups:
+def groups_of(
+    pairs: Artifact, smallest: int, small_domains: SmallDomains, limit: str = "the batch size"
+) -> DomainGroups:
     """``group_domains`` of a pairs artifact."""
-    return group_domains(domains_of(pairs), smallest, small_domains)
+    return group_domains(_domains_of(pairs), smallest, small_domains, limit)
 
 
-def domains_of(pairs: Artifact) -> pa.ChunkedArray:
-    """The domain of every pair."""
+def _domains_of(pairs: Artifact) -> pa.ChunkedArray:
     return read_pairs(pairs, ["domain"])["domain"]
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -21,9 +20,7 @@ from raytriever.pipelines.packing.tour import greedy_tour, tour_length
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
 
-SmallDomains = Literal["refuse", "merge", "drop"]
 Order = Literal["tour", "random", "topics"]
-MERGED = "(merged)"
 _RANDOM_ORDER = 1  # tells the generator of the order that a tour is compared with from that of the packing
 
 
@@ -39,19 +36,6 @@ class PackingSettings(Settings):
     polish_sweeps: int = Field(default=0, ge=0)
     mix_domains: bool = False
     exact_neighbours_up_to: int = Field(default=EXACT_UP_TO, gt=0)
-
-
-@dataclass(frozen=True)
-class DomainGroups:
-    """Which items are clustered and packed together.
-
-    ``labels`` int64 (N,): the group of each item, -1 where it is dropped; ``names`` of the groups; ``dropped``: items
-    of each domain that is in no group.
-    """
-
-    labels: NDArray[np.int64]
-    names: tuple[str, ...]
-    dropped: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -86,60 +70,6 @@ class Packing:
     groups: NDArray[np.int64]
     left_out: NDArray[np.int64]
     parts: tuple[GroupPacking, ...]
-
-
-def group_domains(
-    domains: Sequence[str] | NDArray[np.object_] | NDArray[np.str_] | pa.ChunkedArray,
-    smallest: int,
-    small_domains: SmallDomains,
-) -> DomainGroups:
-    """Which domains are clustered and packed alone, and what becomes of those with fewer than ``smallest`` items.
-
-    To be called before clustering, so that domains that are merged are clustered as one. ``merge``: all small ones
-    form one group, dropped where even that is too small; ``drop``: they are left out; ``refuse``: a ``UserError`` that
-    names them. Raises one, too, where nothing is left. Groups are in the order of their names, the merged one last.
-    """
-    names, codes = _numbered(domains)
-    number_of = {name: number for number, name in enumerate(names)}
-    counts = np.bincount(codes, minlength=len(names))
-    is_small = counts < smallest
-    if is_small.any() and small_domains == "refuse":
-        raise UserError(_small_domains_message(names, counts, smallest))
-    groups = [name for name, small in zip(names, is_small, strict=True) if not small]
-    group_of = np.full(len(names), -1, dtype=np.int64)
-    group_of[~is_small] = np.arange(len(groups))
-    if small_domains == "merge" and is_small.any() and counts[is_small].sum() >= smallest:
-        if MERGED in groups:
-            raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")
-        group_of[is_small] = len(groups)
-        groups.append(MERGED)
-    if not groups:
-        raise UserError(
-            f"No domain has {smallest} pairs, nor have all together ({len(codes)}): there is not one batch. Lower"
-            " smallest_domain and the batch size, or bring more pairs."
-        )
-    dropped = {name: int(counts[number_of[name]]) for name in names if group_of[number_of[name]] < 0}
-    return DomainGroups(group_of[codes], tuple(groups), dropped)
-
-
-def _numbered(domains: Sequence[str] | NDArray[np.generic] | pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
-    """Sorted names, and the number of each item's name."""
-    column = domains if isinstance(domains, pa.ChunkedArray) else pa.chunked_array([pa.array(domains, pa.string())])
-    encoded = column.combine_chunks().dictionary_encode()
-    found = encoded.dictionary.to_pylist()
-    names = sorted(found)
-    place = {name: number for number, name in enumerate(names)}
-    of_code = np.array([place[name] for name in found], dtype=np.int64)
-    return names, of_code[encoded.indices.to_numpy()]
-
-
-def _small_domains_message(names: list[str], counts: NDArray[np.int64], smallest: int) -> str:
-    small = [f"{name or '(none)'} ({count})" for name, count in zip(names, counts, strict=True) if count < smallest]
-    return (
-        f"{len(small)} domains have fewer than {smallest} pairs, so they can't fill a batch: {', '.join(small[:8])}"
-        f"{', …' if len(small) > 8 else ''}. Set small_domains to merge (pack them together) or drop, or lower"
-        " smallest_domain and the batch size."
-    )
 
 
 def pack(

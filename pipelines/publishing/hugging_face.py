@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raytriever.pipelines.batches import SCHEMAS, Layout
+from raytriever.pipelines.batches import Layout
 from raytriever.pipelines.publishing.formats import Batch, Column, Published, data_files
 
 _PLACE = [pa.field("epoch", pa.int32(), nullable=False), pa.field("batch", pa.int32(), nullable=False)]
@@ -22,11 +22,14 @@ _MEANINGS = {
     "hard_negatives": "their texts",
     "masked": "false negatives that this row's softmax leaves out: columns over the batch's documents, then all its"
     " hard negatives in row order",
+    "positive_score": "a teacher's score of the query and its document",
+    "hard_negative_scores": "its scores of the query and this example's hard negatives",
     "domain": "where the example comes from",
     "cluster": "the cluster that it was packed from; -1: none",
     "source_id": "id of the document that this is a chunk of",
     "number": "the chunk's place in it, from 0",
     "candidate_ids": "ids of the documents listed for the query",
+    "candidate_rows": "their rows in the collection that the lists were made from",
     "candidate_relevance": "their grades; null: not judged",
     "candidate_scores": "their scores; null: unknown",
 }
@@ -38,8 +41,8 @@ class HuggingFace:
     layouts: tuple[Layout, ...] = ("pairs", "chunks", "candidates")
     ending = "parquet"
 
-    def __init__(self, layout: Layout) -> None:
-        self._schema = pa.schema([*_PLACE, *SCHEMAS[layout]])
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = pa.schema([*_PLACE, *schema])
 
     def write(self, path: Path, batches: Iterable[Batch]) -> None:
         """Writes one row group a batch."""
@@ -49,10 +52,9 @@ class HuggingFace:
                 columns |= {name: rows[name] for name in rows.column_names}
                 file.write_table(pa.table(columns, self._schema), row_group_size=max(1, len(rows)))
 
-    def columns(self, layout: Layout) -> list[Column]:
-        """The layout's, after the example's place."""
-        fields = [*_PLACE, *SCHEMAS[layout]]
-        return [Column(field.name, _shown(_feature(field)), _MEANINGS[field.name]) for field in fields]
+    def columns(self, layout: Layout) -> list[Column]:  # noqa: ARG002
+        """The batches', after the example's place."""
+        return [Column(field.name, _shown(_feature(field)), _MEANINGS[field.name]) for field in self._schema]
 
     def front_matter(self, published: Published) -> dict[str, Any]:
         """Configurations, features and numbers of examples, as the hub and ``datasets`` read them."""
@@ -109,4 +111,4 @@ def _shown(feature: dict[str, str]) -> str:
 
 
 def _dtype(type_: pa.DataType) -> str:
-    return {pa.string(): "string", pa.int32(): "int32", pa.float32(): "float32"}[type_]
+    return {pa.string(): "string", pa.int32(): "int32", pa.int64(): "int64", pa.float32(): "float32"}[type_]

@@ -1,9 +1,11 @@
 """Heading to section: what an author called a part of a document finds that part."""
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, islice
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -40,12 +42,14 @@ class _Heading(NamedTuple):
 class HeadingQueries(Settings):
     """The query is title and heading, the documents are the section's own text, or the chunks in it.
 
-    A section ends at the next heading of any level that counts, so no text is in two.
+    A section ends at the next heading of any level that counts, so no text is in two. A long section in chunks has many
+    documents: ``documents_per_query`` of `raytriever pairs` says of how many it trains on.
     """
 
     kind: Literal["headings"] = "headings"
     query: How = "title and heading"
-    minimum_words: int = Field(default=20, ge=1)  # a shorter section is dropped
+    # a shorter section is dropped, a shorter piece of one joins the piece before it, or behind it where it is the first
+    minimum_words: int = Field(default=20, ge=1)
     introduction: bool = True  # what stands before the first heading is found by the title alone
     deepest_level: int = Field(default=6, ge=1, le=6)  # deeper headings are text of the section they are in
     # reStructuredText and Setext headings: a line with a line of one character below that is as long, or longer
@@ -70,7 +74,7 @@ class HeadingQueries(Settings):
                 dropped["sections too short"] += 1
                 continue
             made = []
-            for piece in _pieces(source, section):
+            for piece in _pieces(source, section, self.minimum_words):
                 made.append(MadeDocument(f"{source.id}#{number}", "", piece))
                 number += 1
             yield Example(f"{source.id}#{place}", query, tuple(made))
@@ -83,11 +87,20 @@ class HeadingQueries(Settings):
         return " ".join(dict.fromkeys(part for part in parts if part))  # a first heading often is the title
 
 
-def _pieces(source: SourceDocument, section: Section) -> Iterator[str]:
-    for passage in source.passages:
-        piece = source.text[max(passage.start, section.start) : min(passage.end, section.end)].strip()
-        if passage.start < section.end and passage.end > section.start and piece:
-            yield piece
+def _pieces(source: SourceDocument, section: Section, minimum_words: int) -> list[str]:
+    """The section, cut where its passages are, but for cuts that would leave fewer words."""
+    spans: list[tuple[int, int, int]] = []  # start, end, words
+    first = bisect_right(source.passages, section.start, key=attrgetter("end"))
+    for passage in islice(source.passages, first, None):
+        if passage.start >= section.end:
+            break
+        start, end = max(passage.start, section.start), min(passage.end, section.end)
+        words = count_words(source.text[start:end])
+        if spans and min(words, spans[-1][2]) < minimum_words:
+            before = spans.pop()
+            start, words = before[0], before[2] + words
+        spans.append((start, end, words))
+    return [source.text[start:end].strip() for start, end, _ in spans]
 
 
 def sections(

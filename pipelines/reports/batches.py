@@ -21,10 +21,10 @@ from raytriever.pipelines.reports.packings import (
     packing_sentence,
 )
 from raytriever.pipelines.reports.sampling import sample_of
-from raytriever.pipelines.reports.texts import counted
 from raytriever.pipelines.reports.tours import tour_blocks
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.lineage import origin
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.report import Block, Section
 from raytriever.retrieval.vectors import StoredVectors
 

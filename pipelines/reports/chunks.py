@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.pipelines.reports.texts import counted, excerpt
+from raytriever.pipelines.reports.texts import excerpt
 from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.plots import counted_bars
 from raytriever.retrieval.report import Block, Cell, Details, Plot, Section, Table
 

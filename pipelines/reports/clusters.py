@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raytriever.pipelines.clusters import read_domain
-from raytriever.pipelines.reports.texts import counted
 from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.plots import histogram, overlaid_curves
 from raytriever.retrieval.report import Block, Plot, Section, Table
 

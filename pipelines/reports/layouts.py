@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raytriever.pipelines.batches import BatchReader
 from raytriever.pipelines.domains import DomainNumbers
-from raytriever.pipelines.reports.texts import counted
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.plots import BLUE, GREY, Distribution, histogram, ridgelines
 from raytriever.retrieval.report import Block, Plot, Table
 

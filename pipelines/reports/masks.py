@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from raytriever.pipelines.batches import BatchReader
 from raytriever.pipelines.filtering.false_negatives import RULES, from_columns
 from raytriever.pipelines.reports.packings import Batches, PairVectors
-from raytriever.pipelines.reports.texts import counted, excerpt
+from raytriever.pipelines.reports.texts import excerpt
 from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.plots import histogram
 from raytriever.retrieval.provenance_report import folder_name
 from raytriever.retrieval.report import Block, Details, Plot, Table

@@ -10,9 +10,11 @@ import pyarrow.compute as pc
 
 from raytriever.pipelines.pairs import read_pairs
 from raytriever.pipelines.reports.sampling import sample_of
-from raytriever.pipelines.reports.texts import counted, excerpt
+from raytriever.pipelines.reports.texts import excerpt
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart
+from raytriever.retrieval.long_columns import take_rows
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.report import Block, Cell, Details, Table
 
 _EXAMPLES = 5
@@ -88,9 +90,8 @@ def pair_examples(pairs: Artifact, collection: StoredCollection) -> list[Block]:
 
 
 def _examples(pairs: Artifact, collection: StoredCollection) -> Table:
-    chosen = pa.array(sample_of(pairs.rows, _EXAMPLES, 0))
-    rows = read_pairs(pairs, ["query_row", "document_row"]).take(chosen)
-    domains = read_pairs(pairs, ["domain"])["domain"].take(chosen).to_pylist()
+    rows = take_rows(read_pairs(pairs, ["query_row", "document_row", "domain"]), sample_of(pairs.rows, _EXAMPLES, 0))
+    domains = rows["domain"].to_pylist()
     queries = collection.texts("queries", rows["query_row"].to_numpy())
     documents = collection.texts("documents", rows["document_row"].to_numpy())
     shown = [

@@ -1,4 +1,4 @@
-"""Texts and numbers as a report's sentences and examples show them."""
+"""Texts as a report's examples show them."""
 
 import re
 
@@ -13,8 +13,3 @@ def excerpt(text: str, most: int = _MOST) -> str:
     shown = " ".join(read.split())
     is_whole = len(shown) <= most and len(read) == len(text)
     return _LONG.sub(rf"\g<0>{_MAY_BREAK}", shown if is_whole else shown[: most - 1] + "…")
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """ "1 pair", "2 pairs"; ``many``: where an s behind ``one`` doesn't make it."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

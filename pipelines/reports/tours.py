@@ -12,8 +12,8 @@ from scipy.spatial.distance import cdist
 
 from raytriever.pipelines.clusters import DomainClusters
 from raytriever.pipelines.packing.tour import tour_length
-from raytriever.pipelines.reports.texts import counted
 from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.report import Block, Cell, Table
 
 LITERAL_UP_TO = 2048  # clusters of a domain whose distances are all computed: 32 MiB

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.collection import passage_text
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.long_columns import places_among
 
 COLLECTION = "collection"
 Part = Literal["documents", "queries", "judgments"]
@@ -77,13 +78,11 @@ class StoredCollection(Artifact):
 
     def query_rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """The row of each query id. Raises ``UserError`` naming the first that is not there."""
-        known = self.rows_of("queries").read(["id"])["id"].combine_chunks()
-        rows = pc.index_in(pa.array(ids, known.type), known)
-        if rows.null_count:
-            missing = ids[rows.is_null().index(True).as_py()]
+        rows = places_among(pa.array(ids, pa.string()), self.rows_of("queries").read(["id"])["id"])
+        if (rows < 0).any():
+            missing = ids[int(np.argmax(rows < 0))]
             raise UserError(f"{self.uri} has no query {missing!r}. Do both come from the same collection?")
-        numbers: NDArray[np.int64] = rows.to_numpy().astype(np.int64)
-        return numbers
+        return rows
 
     def answers(self) -> dict[str, list[str]]:
         """Strings that answer each query, for those that have some."""

@@ -1,14 +1,117 @@
-"""LoRA adapters as PEFT saves them: a small folder that names the base model it belongs to."""
+"""LoRA adapters: trained inside a transformer and exported as part of its weights, or read as PEFT saves them.
 
+A saved adapter is a small folder that names the base model it belongs to.
+"""
+
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from pydantic import Field
+from torch import Tensor, nn
 
+from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.encoders.modules import read_json, read_modules, safe_weights
 from raytriever.retrieval.errors import UserError
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
+_NAME = "default"
+_ATTENTION = re.compile("attn|attention", re.IGNORECASE)
+
+
+class LoraSettings(Settings):
+    """Trains two small matrices beside each of ``targets`` instead of the transformer's weights.
+
+    Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models": W x + (alpha / rank) B A dropout(x), with B
+    zero at first. ``targets``: the matrices of the attention, those and the feed-forward ones, or modules by the ends
+    of their names (``query``, ``layer.0.attention.self.query``).
+    """
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: list[str] | Literal["attention", "all_linear"] = "attention"
+
+
+def add_adapter(transformer: nn.Module, settings: LoraSettings, seed: int = 0) -> nn.Module:
+    """``transformer`` itself, frozen, with LoRA in it: float32 matrices that alone are trained.
+
+    Their first values depend on ``seed`` alone. Raises ``UserError`` where targets match no module.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=_targets(transformer, settings.targets),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        inject_adapter_in_model(config, transformer, _NAME)
+    for parameter in transformer.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return transformer
+
+
+def _targets(transformer: nn.Module, wanted: list[str] | str) -> list[str]:
+    """Full names of the modules that get an adapter."""
+    from transformers.pytorch_utils import Conv1D
+
+    linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    inner = [name for name in linear if re.search(r"\.\d+\.", name)]  # of the blocks: no pooler, no projection
+    if isinstance(wanted, list):
+        chosen = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in wanted}
+    elif wanted == "attention":
+        chosen = {wanted: [name for name in inner if _ATTENTION.search(name)]}
+    else:
+        chosen = {wanted: inner}
+    missing = [target for target, names in chosen.items() if not names]
+    if missing or not chosen:
+        ends = sorted({re.split(r"(?:^|\.)\d+\.", name)[-1] for name in linear})
+        raise UserError(
+            f"lora.targets {', '.join(map(repr, missing)) or 'is empty and'} names no linear module of"
+            f" {type(transformer).__name__}. It has, in its blocks and outside them: {', '.join(ends)}. Name those, or"
+            " the ends of their names, or set targets to 'all_linear'."
+        )
+    return sorted({name for names in chosen.values() for name in names})
+
+
+@torch.no_grad()
+def merged_weights(transformer: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers under the names they have without LoRA, each adapter added to its matrix.
+
+    ``transformer`` stays as it is and can be trained on. Where its weights are shared out over ranks, ask for them
+    while they are whole.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    adapted = {name: module for name, module in transformer.named_modules() if isinstance(module, LoraLayer)}
+    weights = {}
+    for owner, name, tensor in _tensors(transformer):
+        parts = owner.split(".")
+        if any(part.startswith("lora_") for part in parts):
+            continue
+        base = parts[-1] == "base_layer" and owner.removesuffix(".base_layer") in adapted
+        if base:
+            owner = owner.removesuffix(".base_layer")
+        if base and name == "weight":
+            tensor = (tensor + adapted[owner].get_delta_weight(_NAME)).to(tensor.dtype)
+        weights[f"{owner}.{name}" if owner else name] = tensor.detach()
+    return weights
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    """(owner's name, name, tensor) of everything that ``state_dict`` holds, aliases too."""
+    for owner_name, owner in module.named_modules(remove_duplicate=False):
+        held: dict[str, Any] = {**owner._parameters, **owner._buffers}
+        for name, tensor in held.items():
+            if tensor is not None and name not in owner._non_persistent_buffers_set:
+                yield owner_name, name, tensor
 
 
 def has_adapter(path: Path) -> bool:

@@ -1,13 +1,22 @@
 """Writes an encoder as a sentence-transformers folder in the layout that every release from 2 to 6 loads."""
 
 import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytriever.retrieval.encoders.specification import Pooling
+import torch
+
+from raytriever.retrieval.encoders.adapter import merged_weights
+from raytriever.retrieval.encoders.modules import DOCUMENT_MODEL_FILE, LAYER_POOLING
+from raytriever.retrieval.encoders.specification import EncoderContract, Pooling, Role
+from raytriever.retrieval.encoders.vector_form import FORM_FILE, VectorForm
 
 if TYPE_CHECKING:
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
+
+_Chain = list[tuple[str, Callable[[Path], None]]]
 
 _POOLING_MODES: dict[str, Pooling | None] = {
     "cls_token": "cls",
@@ -36,20 +45,78 @@ _NOT_EXPORTED = {
 
 def write_sentence_transformers_folder(encoder: "TextEncoder", folder: Path) -> None:
     """Writes weights, tokenizer, pooling, dense layers, both prompts and the length limit to ``folder``."""
+    _begin(folder)
+    listing = []
+    for number, (kind, write) in enumerate(_modules(encoder, encoder.contract.pooling)):
+        name = f"{number}_{kind}" if number else ""  # the transformer's files are in the folder itself
+        write(folder / name)
+        listing.append({"idx": number, "name": str(number), "path": name, "type": f"{_MODULES}.{kind}"})
+    _write(folder / "modules.json", listing)
+    _write_prompts(encoder.contract, folder)
+    if encoder.contract.document_model is not None:
+        _write(folder / DOCUMENT_MODEL_FILE, {"document_model": encoder.contract.document_model})
+
+
+def write_routes(
+    query: "TextEncoder",
+    document: "TextEncoder",
+    folder: Path,
+    document_pooling: Pooling,
+    layer_weights: Mapping[int, float] | None = None,
+) -> None:
+    """Writes a Router, which takes queries through ``query``'s modules and documents through ``document``'s.
+
+    A transformer that both have is written once. ``document_pooling`` stands in for the encoder's own;
+    ``layer_weights``, by layer, are of documents that pool a weighted average of layers. sentence-transformers reads it
+    from release 5 on.
+    """
+    _begin(folder)
+    types: dict[str, str] = {}
+    routes: dict[Role, list[str]] = {"query": [], "document": []}
+    chains: dict[Role, _Chain] = {
+        "query": _modules(query, query.contract.pooling),
+        "document": _modules(document, document_pooling, layer_weights),
+    }
+    for role, chain in chains.items():
+        for number, (kind, write) in enumerate(chain):
+            is_shared = role == "document" and number == 0 and document.transformer is query.transformer
+            name = routes["query"][0] if is_shared else f"{role}_{number}_{kind}"
+            routes[role].append(name)
+            if not is_shared:
+                write(folder / name)
+                types[name] = f"{_MODULES}.{kind}"
+    if layer_weights is not None:
+        config = folder / routes["document"][0] / "config.json"
+        _write(config, json.loads(config.read_text(encoding="utf-8")) | {"output_hidden_states": True})
+    parameters = {"default_route": "document", "allow_empty_key": True}
+    _write(folder / "router_config.json", {"types": types, "structure": routes, "parameters": parameters})
+    _write(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Router"}])
+    _write_prompts(query.contract, folder)
+
+
+def write_form(form: VectorForm, alpha: Sequence[float] | None, folder: Path) -> None:
+    """Writes which vectors documents have beside the modules; ``alpha``: the scalar mix's, else None."""
+    _write(folder / FORM_FILE, form.model_dump(mode="json") | ({} if alpha is None else {"alpha": list(alpha)}))
+
+
+def _begin(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    contract = encoder.contract
-    encoder.transformer.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
-    _write_tokenizer(encoder.tokenizer, folder)
-    modules = ["Transformer", "Pooling", *["Dense"] * len(encoder.dense), *["Normalize"] * contract.normalize]
-    names = ["", *(f"{number}_{module}" for number, module in enumerate(modules[1:], start=1))]
-    _write(
-        folder / "modules.json",
-        [
-            {"idx": number, "name": str(number), "path": name, "type": f"{_MODULES}.{module}"}
-            for number, (module, name) in enumerate(zip(modules, names, strict=True))
-        ],
-    )
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": contract.max_length, "do_lower_case": False})
+    for name in (FORM_FILE, DOCUMENT_MODEL_FILE):
+        (folder / name).unlink(missing_ok=True)  # of an encoder that was there before
+
+
+def _modules(encoder: "TextEncoder", pooling: Pooling, layer_weights: Mapping[int, float] | None = None) -> _Chain:
+    """Kind of each module, in their order, and what writes its folder."""
+    config: Any = encoder.transformer.config
+    chain: _Chain = [("Transformer", partial(_write_transformer, encoder))]
+    if layer_weights is not None:
+        chain.append((LAYER_POOLING, partial(_write_layer_pooling, config, layer_weights)))
+    chain.append(("Pooling", partial(_write_pooling, config.hidden_size, pooling)))
+    chain += [("Dense", partial(_write_dense, layer)) for layer in encoder.dense]
+    return [*chain, ("Normalize", lambda _: None)] if encoder.contract.normalize else chain
+
+
+def _write_prompts(contract: EncoderContract, folder: Path) -> None:
     _write(
         folder / "config_sentence_transformers.json",
         {
@@ -58,12 +125,30 @@ def write_sentence_transformers_folder(encoder: "TextEncoder", folder: Path) -> 
             "similarity_fn_name": "cosine" if contract.normalize else "dot",
         },
     )
-    hidden = encoder.transformer.config.hidden_size  # type: ignore[union-attr]
-    pooling: dict[str, Any] = {"word_embedding_dimension": hidden}
-    pooling |= {f"pooling_mode_{name}": mode == contract.pooling for name, mode in _POOLING_MODES.items()}
-    _write(folder / "1_Pooling" / "config.json", pooling | {"include_prompt": True})
-    for number, layer in enumerate(encoder.dense, start=2):
-        _write_dense(layer, folder / f"{number}_Dense")
+
+
+def _write_transformer(encoder: "TextEncoder", folder: Path) -> None:
+    weights = merged_weights(encoder.transformer)
+    encoder.transformer.save_pretrained(folder, state_dict=weights, safe_serialization=True)  # type: ignore[operator]
+    _write_tokenizer(encoder.tokenizer, folder)
+    length = {"max_seq_length": encoder.contract.max_length, "do_lower_case": False}
+    _write(folder / "sentence_bert_config.json", length)
+
+
+def _write_pooling(width: int, wanted: Pooling, folder: Path) -> None:
+    pooling: dict[str, Any] = {"word_embedding_dimension": width}
+    pooling |= {f"pooling_mode_{name}": mode == wanted for name, mode in _POOLING_MODES.items()}
+    _write(folder / "config.json", pooling | {"include_prompt": True})
+
+
+def _write_layer_pooling(config: Any, weights: Mapping[int, float], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    first, count = min(weights), config.num_hidden_layers
+    settings = {"word_embedding_dimension": config.hidden_size, "layer_start": first, "num_hidden_layers": count}
+    _write(folder / "config.json", settings)
+    values = torch.tensor([weights.get(layer, 0.0) for layer in range(first, count + 1)])
+    save_file({"layer_weights": values}, folder / "model.safetensors")
 
 
 def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -75,6 +160,7 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     # The class that both transformers 4 and 5 know for any tokenizer.json
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config["model_input_names"] = ["input_ids", "attention_mask"]  # some models refuse token types, which are all 0
     _write(path, {key: value for key, value in config.items() if key not in _NOT_EXPORTED})
 
 

@@ -12,8 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raytriever.retrieval.encoders.specification import Pooling
+from raytriever.retrieval.encoders.specification import Pooling, Role
+from raytriever.retrieval.encoders.vector_form import FORM_FILE
 from raytriever.retrieval.errors import UserError
+
+DOCUMENT_MODEL_FILE = "document_model.json"  # beside the modules of an encoder of queries alone
+LAYER_POOLING = "WeightedLayerPooling"  # of sentence-transformers: documents that average several layers
 
 _CHAIN = re.compile("Transformer( Pooling)?( Dense)*( Normalize)?")
 _POOLING_MODES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last_token"}
@@ -47,9 +51,12 @@ class ModuleSettings:
     lower_case: bool
 
 
-def read_modules(path: Path) -> ModuleSettings:
-    """Reads the settings of a folder. Raises ``UserError`` for modules, or an order of them, that aren't supported."""
-    chain = _read_chain(path)
+def read_modules(path: Path, role: Role = "document") -> ModuleSettings:
+    """Reads the settings of a folder, of its route for ``role`` where it has several.
+
+    Raises ``UserError`` for modules, or an order of them, that aren't supported.
+    """
+    chain = _read_chain(path, role)
     folders: dict[str, list[Path]] = {}
     for kind, folder in chain:
         folders.setdefault(kind, []).append(folder)
@@ -68,6 +75,15 @@ def read_modules(path: Path) -> ModuleSettings:
         max_lengths=frozenset(length for length in lengths if length),
         lower_case=bool(settings.get("do_lower_case")),
     )
+
+
+def has_two_towers(path: Path) -> bool:
+    """Whether the folder encodes queries and documents by different modules.
+
+    One transformer of which documents have several layers or tokens, as the form beside it says, is one tower.
+    """
+    query, document = read_modules(path, "query"), read_modules(path, "document")
+    return query.transformer != document.transformer or (query != document and not (path / FORM_FILE).exists())
 
 
 def _read_prompts(path: Path) -> dict[str, str]:
@@ -96,18 +112,21 @@ def _read_transformer_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _read_chain(path: Path) -> list[tuple[str, Path]]:
+def _read_chain(path: Path, role: Role) -> list[tuple[str, Path]]:
     """Kind and folder of each module, in order; nothing for a plain transformer."""
     listing = path / "modules.json"
     if not listing.exists():
         return []
     modules = read_json(listing)
     try:
-        chain = [(str(module["type"]).rsplit(".", 1)[-1], path / module["path"]) for module in modules]
+        found = [(_kind(module["type"]), path / module["path"]) for module in modules]
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{listing} is no list of modules with 'type' and 'path'. Is the encoder's folder whole?"
         ) from error
+    chain = [each for kind, folder in found for each in _routed(kind, folder, role)]
+    if (path / FORM_FILE).exists():  # which says what the module does
+        chain = [(kind, folder) for kind, folder in chain if kind != LAYER_POOLING]
     kinds = " ".join(kind for kind, _ in chain)
     if not _CHAIN.fullmatch(kinds):
         raise UserError(
@@ -115,6 +134,31 @@ def _read_chain(path: Path) -> list[tuple[str, Path]]:
             " cls, last token), any number of Dense, Normalize."
         )
     return chain
+
+
+def _routed(kind: str, folder: Path, role: Role) -> list[tuple[str, Path]]:
+    """The module itself; of a Router the modules of the route for ``role``."""
+    if kind not in ("Router", "Asym"):
+        return [(kind, folder)]
+    listing = folder / "router_config.json"
+    listing = listing if listing.exists() else folder / "config.json"
+    config = read_json(listing)
+    try:
+        types, routes, mappings = config["types"], config["structure"], config["parameters"].get("route_mappings")
+        if role not in routes or mappings:
+            raise UserError(
+                f"{listing} has the routes {', '.join(sorted(routes))}{' with route_mappings' if mappings else ''}."
+                " Supported are the routes query and document without mappings."
+            )
+        return [(_kind(types[name]), folder / name) for name in routes[role]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{listing} is no listing of routes (types, structure, parameters). Is the encoder's folder whole?"
+        ) from error
+
+
+def _kind(module_type: Any) -> str:
+    return str(module_type).rsplit(".", 1)[-1]
 
 
 def read_pooling(folder: Path | None, path: Path) -> Pooling:
@@ -203,3 +247,14 @@ def read_json(path: Path) -> Any:
         return {}
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is not readable JSON ({error}). Is the encoder's folder whole?") from error
+
+
+def read_document_model(path: Path) -> str | None:
+    """Of an encoder of queries alone, the ``fingerprint`` of the contract of its documents' encoder; else None."""
+    listing = path / DOCUMENT_MODEL_FILE
+    if not listing.exists():
+        return None
+    found = read_json(listing).get("document_model")
+    if not isinstance(found, str):
+        raise UserError(f"{listing} names no encoder of documents. Export the encoder again.")
+    return found

@@ -1,14 +1,18 @@
 """What an encoder is: the one contract under which its vectors may meet."""
 
+import hashlib
+import json
 from typing import Literal
 
 from raytriever.retrieval.configuration import InputPath, Settings
+from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
 
 Pooling = Literal["mean", "cls", "last_token"]
 Role = Literal["query", "document"]
 Dtype = Literal["float32", "bfloat16"]
 Head = Literal["full", "pooled"]
+Projection = Literal["linear", "pooler", "pooler_tanh"]
 
 
 class EncoderSettings(Settings):
@@ -21,6 +25,9 @@ class EncoderSettings(Settings):
     # 'pooled': vectors as the pooling leaves them, without the folder's dense layers and normalisation: how the
     # authors of CDE use GTR (Morris & Rush 2024, released code)
     head: Head = "full"
+    # one more layer behind those: 'linear', a fresh one, for training alone; 'pooler', the weights of the model's own
+    # pooler without its tanh, or with it; the trained model's folder then holds the layer itself
+    projection: Projection | None = None
     normalize: bool | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
@@ -30,6 +37,7 @@ class EncoderSettings(Settings):
         "auto"  # of weights and matrix products; 'auto': bfloat16 where the processor has it
     )
     trust_remote_code: bool = False
+    form: VectorForm | None = None  # which vectors a document has
 
 
 class EncoderContract(Settings):
@@ -39,6 +47,7 @@ class EncoderContract(Settings):
     revision: str | None = None  # as it was asked for; not compared, as ``model`` says exactly which files were loaded
     pooling: Pooling
     head: Head = "full"  # 'pooled' where the folder has dense layers and they were left out
+    projection: Projection | None = None  # a layer that the folder doesn't have
     normalize: bool
     query_prompt: str
     document_prompt: str
@@ -46,6 +55,28 @@ class EncoderContract(Settings):
     append_eos: bool = False  # whether every text ends in the tokenizer's end-of-sequence token
     dtype: Dtype
     dimension: int
+    form: str = "single"  # a document's vectors: a ``VectorForm`` in words
+    document_model: str | None = None  # of an encoder of queries alone: ``fingerprint`` of its documents' contract
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that is compared; settings at their defaults don't count, so that new ones change none."""
+        values = self.model_dump(mode="json", exclude={"revision"}, exclude_defaults=True)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    def require_queries(self, queries: "EncoderContract", mine: str, theirs: str) -> None:
+        """Raises ``UserError`` where ``queries`` are no vectors to search these documents with.
+
+        They are of the same encoder, or of one that was trained for just these documents (``document_model``).
+        """
+        if queries.document_model is None or queries.model == self.model:
+            self.require_same(queries, mine, theirs)
+        elif queries.document_model != self.fingerprint or queries.dimension != self.dimension:
+            raise UserError(
+                f"The encoder behind the queries of {theirs} was trained for documents of another encoder"
+                f" ({queries.document_model[:12]}) than that behind {mine} ({self.fingerprint[:12]}). Search the index"
+                " of the documents that it was trained with (objective.documents of its training)."
+            )
 
     def require_same(self, other: "EncoderContract", mine: str, theirs: str) -> None:
         """Raises ``UserError`` naming the fields in which the encoders behind two sets of vectors differ."""

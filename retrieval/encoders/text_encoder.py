@@ -13,11 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.retrieval.encoders.adapter import merge_adapter
-from raytriever.retrieval.encoders.modules import load_dense, pools_prompt, read_modules, read_pooling
+from raytriever.retrieval.encoders.modules import (
+    DenseLayer,
+    has_two_towers,
+    load_dense,
+    pools_prompt,
+    read_document_model,
+    read_modules,
+    read_pooling,
+)
 from raytriever.retrieval.encoders.pretrained import locate_base
+from raytriever.retrieval.encoders.projection import added_layer
 from raytriever.retrieval.encoders.specification import EncoderContract, EncoderSettings, Pooling, Role
 from raytriever.retrieval.encoders.tokenizer import has_tokenizer, load_tokenizer, settle_eos, settle_length
 from raytriever.retrieval.encoders.transformer import load_transformer, position_limit
+from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
 
 
@@ -39,6 +49,8 @@ class TextEncoder(nn.Module):
     Build with ``load_encoder``. ``forward`` takes what ``tokenize`` returns and gives (n, dimension) float32.
     """
 
+    form = VectorForm()  # one vector a text
+
     def __init__(
         self, transformer: nn.Module, tokenizer: Any, dense: Sequence[nn.Module], contract: EncoderContract
     ) -> None:
@@ -52,6 +64,15 @@ class TextEncoder(nn.Module):
     def dimension(self) -> int:
         """Length of a vector."""
         return self.contract.dimension
+
+    @property
+    def vector_shape(self) -> tuple[int, ...]:
+        """Shape of what a text has in use: (dimension,), or (m, dimension) for m vectors.
+
+        Raises ``UserError`` where texts have different numbers of them.
+        """
+        count = self.form.stored_vectors
+        return (self.dimension,) if self.form.reduced else (count, self.dimension)
 
     @property
     def _padding(self) -> int:
@@ -105,16 +126,31 @@ class TextEncoder(nn.Module):
         write_sentence_transformers_folder(self, folder)
 
 
-def load_encoder(settings: EncoderSettings, path: Path, fingerprint: str, dropout: float | None = None) -> TextEncoder:
+def load_encoder(
+    settings: EncoderSettings,
+    path: Path,
+    fingerprint: str,
+    dropout: float | None = None,
+    role: Role | None = None,
+    fresh_seed: int | None = None,
+) -> TextEncoder:
     """Loads the encoder at ``path`` in float32 (``settings.dtype`` is for the caller to apply).
 
+    It gives every text one vector, the last layer's; ``load_towers`` gives documents the vectors that folder or
+    settings say. ``role``: whose encoder where the folder has two; None for the one of both.
+
     A LoRA adapter is merged into its base model, whose pooling and further modules it takes where it has none.
-    ``dropout``: the probability of every dropout in training, None: as the model's configuration says. Raises
-    ``UserError`` where the folder lacks weights, configuration or tokenizer, or asks for something unknown.
+    ``dropout``: the probability of every dropout in training, None: as the model's configuration says. ``fresh_seed``:
+    of a projection's fresh weights; None, where there is no training, refuses one that has some. Raises ``UserError``
+    where the folder lacks weights, configuration or tokenizer, or asks for something unknown.
     """
     _quiet_transformers()
-    modules = read_modules(path)
+    if settings.form is not None:
+        raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
+    modules = read_modules(path, role or "query")
     base_path = locate_base(path, settings.base_model)
+    if role is None or base_path is not None:
+        _require_one_tower(path, is_adapter=base_path is not None)
     if base_path is None:
         transformer = load_transformer(modules.transformer, settings.trust_remote_code, dropout)
         tokenizer_folder = modules.transformer
@@ -126,15 +162,16 @@ def load_encoder(settings: EncoderSettings, path: Path, fingerprint: str, dropou
         modules = modules if modules.pooling else base
     tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, modules.lower_case)
     pooled_only = settings.head == "pooled"
-    dense = [] if pooled_only else [load_dense(folder) for folder in modules.dense]
     config: Any = transformer.config
     pooling = read_pooling(modules.pooling, path) if settings.pooling == "auto" else settings.pooling
+    dense = _dense_layers(settings, modules.dense, transformer, pooling, fresh_seed)
     unsaid = modules.pooling is None  # a sentence-transformers folder says by its tokenizer whether texts end in EOS
     contract = EncoderContract(
         model=fingerprint,
         revision=settings.revision,
         pooling=pooling,
         head="pooled" if pooled_only and modules.dense else "full",
+        projection=settings.projection,
         normalize=modules.normalize and not pooled_only if settings.normalize is None else settings.normalize,
         query_prompt=_first(settings.query_prompt, modules.query_prompt, ""),
         document_prompt=_first(settings.document_prompt, modules.document_prompt, ""),
@@ -144,10 +181,31 @@ def load_encoder(settings: EncoderSettings, path: Path, fingerprint: str, dropou
         append_eos=settle_eos(tokenizer, settings.append_eos, unsaid and pooling == "last_token", tokenizer_folder),
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
         dimension=dense[-1].linear.out_features if dense else int(config.hidden_size),
+        document_model=read_document_model(path),
     )
     if (contract.query_prompt or contract.document_prompt) and not pools_prompt(modules.pooling):
         raise UserError(f"{modules.pooling}/config.json leaves the prompt out of the pooling, which is not supported.")
     return TextEncoder(transformer, tokenizer, dense, contract)
+
+
+def _require_one_tower(path: Path, *, is_adapter: bool) -> None:
+    if has_two_towers(path):
+        raise UserError(
+            f"{path} holds an encoder of queries and another of documents"
+            f"{', LoRA adapters, which is not supported' if is_adapter else ''}. Give the folder of one encoder here."
+        )
+
+
+def _dense_layers(
+    settings: EncoderSettings, folders: Sequence[Path], transformer: nn.Module, pooling: Pooling, fresh_seed: int | None
+) -> list[DenseLayer]:
+    """What follows the pooling: the folder's dense layers, unless only the pooling is asked for, and a projection."""
+    dense = [] if settings.head == "pooled" else [load_dense(folder) for folder in folders]
+    if settings.projection is not None:
+        config: Any = transformer.config
+        width = dense[-1].linear.out_features if dense else int(config.hidden_size)
+        dense.append(added_layer(settings.projection, transformer, pooling, width, fresh_seed))
+    return dense
 
 
 def _first(*values: str | None) -> str:

@@ -1,10 +1,18 @@
-"""Loading the transformer of an encoder: any Hugging Face encoder or decoder, from safetensors alone."""
+"""The transformer of an encoder: any Hugging Face encoder or decoder, loaded from safetensors alone.
 
+And what training may do to its blocks: compute their activations again in the backward pass, or compile them.
+"""
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from raytriever.retrieval.encoders.modules import safe_weights
 from raytriever.retrieval.errors import UserError
@@ -26,6 +34,7 @@ def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         config.use_cache = False  # nothing is generated
+        config.output_hidden_states = False  # of chosen layers, ``LayerStates`` keeps what is needed
         if dropout is not None:
             _set_dropout(config, dropout)
         loader = T5EncoderModel if config.model_type in ("t5", "mt5") else AutoModel
@@ -59,6 +68,64 @@ def position_limit(transformer: nn.Module) -> int | None:
             unused = 0 if module.padding_idx is None else module.padding_idx + 1
             return module.num_embeddings - unused
     return None
+
+
+def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
+    """Its blocks in order: the members of its outermost list of modules, which every family names differently.
+
+    Raises ``UserError`` where it has no such list.
+    """
+    blocks = [block for child in transformer.children() for block in _listed(child)]
+    if not blocks:
+        raise UserError(
+            f"{type(transformer).__name__} has no list of blocks (torch.nn.ModuleList), one by one of which they could"
+            " be sharded, compiled or computed again. Leave out sharding, compile and activation_checkpointing."
+        )
+    return blocks
+
+
+def _listed(module: nn.Module) -> list[nn.Module]:
+    if isinstance(module, nn.ModuleList):
+        return list(module)
+    return [block for child in module.children() for block in _listed(child)]
+
+
+def checkpoint_activations(transformer: nn.Module) -> None:
+    """In training a block keeps its input alone and is computed again in the backward pass, dropout included.
+
+    A third more computation for the memory of one block's activations instead of all. Gradients stay the same. Works in
+    place for every family (Hugging Face's own switch leaves some out), inside the gradient cache too.
+    """
+    for block in transformer_blocks(transformer):
+        _replace_forward(block, functools.partial(_run_checkpointed, block, block.forward))
+
+
+def _run_checkpointed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not (block.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
+    """Compiles every block for any number of texts of any length, in place: at the first pass, within a minute or two.
+
+    Blocks, not the whole: hooks on a block stay outside what is compiled, equal blocks share one compilation, and names
+    of weights stay. Call it before ``checkpoint_activations``. Dropout then draws other numbers than without it. Raises
+    ``UserError`` where there is no C++ compiler.
+    """
+    compilers = (os.environ.get("CXX"), "g++", "clang++", "c++")
+    if backend == "inductor" and not any(name and shutil.which(name) for name in compilers):
+        raise UserError(
+            "compile needs a C++ compiler, and this machine has none (CXX, g++, clang++, c++). Install one (on Debian:"
+            " apt-get install g++), or set compile to false."
+        )
+    for block in transformer_blocks(transformer):
+        _replace_forward(block, torch.compile(block.forward, dynamic=True, backend=backend))
+
+
+def _replace_forward(block: nn.Module, forward: Callable[..., Any]) -> None:
+    """On the instance: hooks are called around it as before, and parameters keep their names."""
+    block.forward = forward
 
 
 def _set_dropout(config: Any, dropout: float) -> None:

@@ -35,7 +35,7 @@ class ComparisonSettings(Settings):
     baseline: str | None = None  # with one, only pairs with it are tested
     margin: float = Field(default=0.05, gt=0)
     level: float = Field(default=0.05, gt=0, lt=1)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     queries_shown: int = Field(default=3, ge=0)
 
 

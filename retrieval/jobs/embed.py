@@ -14,6 +14,7 @@ from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart, text_columns, texts_of
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
+from raytriever.retrieval.encoders.modules import read_document_model
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
 from raytriever.retrieval.encoders.specification import (
     EncoderContract,
@@ -22,7 +23,7 @@ from raytriever.retrieval.encoders.specification import (
     require_dtype,
     resolve_dtype,
 )
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from raytriever.retrieval.encoders.towers import Towers, load_towers, settle_form
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_own_queries, require_same_origin
@@ -43,6 +44,7 @@ class EmbedConfig(StageConfig):
     run: InputPath | None = None  # only its queries and the documents it found, for ranking them anew
     depth: int = Field(default=100, gt=0)  # how many of the run's documents of each query
     with_title: bool = True  # whether a document's title is read before its text
+    documents_by_query_encoder: bool = False  # whether an encoder that was trained on queries alone embeds documents
     # 0: what suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off.
     texts_per_shard: int = Field(default=0, ge=0)
     token_budget: int = Field(default=0, ge=0)  # padded tokens in one forward pass
@@ -67,14 +69,14 @@ class Embed(Stage[EmbedConfig]):
             config.model_copy(update={"encoder": config.encoder.model_copy(update={"dtype": dtype}), **sizes})
         )
         self._model: LocatedModel | None = None
-        self._encoder: TextEncoder | None = None
+        self._towers: Towers | None = None
         self._chosen_rows: dict[TextPart, NDArray[np.int64]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {
             "config": self.config,
             "_model": None,
-            "_encoder": None,
+            "_towers": None,
             "_chosen_rows": {},
         }  # workers find the model on their own disk
 
@@ -94,7 +96,11 @@ class Embed(Stage[EmbedConfig]):
 
     def plan(self) -> list[Shard]:
         """Ranges of rows of each part."""
+        form, _ = settle_form(self.config.encoder.form, self._located().path)
+        self._check_query_encoder()
         say(f"  encoder: {self.config.encoder.model} from {self._located().origin}, {self.config.encoder.dtype}")
+        if form.stored_vectors > 1 and "documents" in self.config.parts:
+            say(f"  {form.stored_vectors} vectors a document: {form}")
         collection = StoredCollection(self.config.collection)
         if self.config.run:
             require_same_origin("collection", collection, StoredRun(self.config.run))
@@ -115,13 +121,27 @@ class Embed(Stage[EmbedConfig]):
             ]
         return shards
 
+    def _check_query_encoder(self) -> None:
+        """An encoder that was trained for another's documents gives documents vectors that fit nothing."""
+        trained_for = read_document_model(self._located().path)
+        if trained_for and "documents" in self.config.parts and not self.config.documents_by_query_encoder:
+            raise UserError(
+                f"Encoder {self.config.encoder.model} was trained on queries alone, for documents as another encoder"
+                f" embeds them ({trained_for[:12]}). Embed queries with it, 'parts: [queries]', and search the index of"
+                " those documents. Or set documents_by_query_encoder to true, to see what it makes of documents."
+            )
+
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Texts of all parts."""
         return sum(len(self._chosen(part)) for part in self.config.parts)
 
     def resolved(self) -> dict[str, Any]:
-        """Without ``depth`` where there is no run to which it would apply."""
+        """Without ``depth`` where there is no run to which it would apply, and without what isn't set."""
         values = super().resolved()
+        if not self.config.documents_by_query_encoder:
+            del values["documents_by_query_encoder"]
+        if self.config.encoder.form is None:
+            del values["encoder"]["form"]
         return values if self.config.run else {key: value for key, value in values.items() if key != "depth"}
 
     def _chosen(self, part: TextPart) -> NDArray[np.int64]:
@@ -141,7 +161,7 @@ class Embed(Stage[EmbedConfig]):
         return found[found >= 0]
 
     def load(self) -> None:
-        """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
+        """Loads the encoders in the resolved precision, on a GPU where the worker has one."""
         settings, gpu = self.config.encoder, bool(self.config.resources.gpus_per_worker)
         dtype, host = resolve_dtype(settings.dtype), socket.gethostname()
         if gpu and not torch.cuda.is_available():
@@ -151,28 +171,28 @@ class Embed(Stage[EmbedConfig]):
             )
         require_dtype(dtype, host, gpu=gpu)
         located = self._located()
-        encoder = load_encoder(settings, located.path, located.fingerprint).eval()
-        self._encoder = encoder.to(device="cuda" if gpu else "cpu", dtype=getattr(torch, dtype))
+        towers = load_towers(settings, located.path, located.fingerprint).eval()
+        self._towers = towers.to(device="cuda" if gpu else "cpu", dtype=getattr(torch, dtype))
         self._rows = {part: StoredCollection(self.config.collection).rows_of(part) for part in self.config.parts}
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Encodes one range of rows."""
-        encoder = self._encoder
-        if encoder is None:
+        towers = self._towers
+        if towers is None:
             raise RuntimeError("load() comes before make()")
         part = shard.description["part"]
         rows = self._chosen(part)[slice(*shard.description["rows"])]
         table = self._rows[part].take(rows, ["id", *text_columns(part)])
         texts = texts_of(table, part, with_title=self.config.with_title)
         role: Role = "query" if part == "queries" else "document"
-        vectors = encode_texts(encoder, texts, role, token_budget=self.config.token_budget)
+        vectors = encode_texts(towers.of(role), texts, role, token_budget=self.config.token_budget)
         name = f"{part}/{shard.description['number']:05d}"
         np.save(writer.path(f"{name}.npy"), _in_half_precision(vectors, table["id"], self.config.encoder.model))
         ids = pa.table({"id": table["id"]} | ({ROW: rows} if self.config.run else {}))
         pq.write_table(ids, writer.path(f"{name}.ids.parquet"), compression="zstd")
         writer.add(f"{name}.npy")
         writer.add(f"{name}.ids.parquet")
-        contract = encoder.contract.model_dump()
+        contract = towers.contract.model_dump()
         return writer.commit(len(texts), counts={part: len(texts)}, facts={"encoder": contract})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
@@ -184,14 +204,16 @@ class Embed(Stage[EmbedConfig]):
         return {"encoder": first.model_dump(), "with_title": self.config.with_title}
 
     def summary(self, artifact: Artifact) -> str:
-        """Texts and their dimension."""
-        return f"{artifact.rows:,} texts, {artifact.manifest['facts']['encoder']['dimension']} dimensions"
+        """Texts, which vectors documents have where it isn't one, and the dimension."""
+        contract = EncoderContract.model_validate(artifact.manifest["facts"]["encoder"])
+        form = "" if contract.form == "single" else f", documents as {contract.form}"
+        return f"{artifact.rows:,} texts{form}, {contract.dimension} dimensions"
 
 
 def _in_half_precision(vectors: NDArray[np.float32], ids: pa.ChunkedArray, model: str) -> NDArray[np.float16]:
     with np.errstate(over="ignore"):
         half = vectors.astype(np.float16)
-    bad = np.flatnonzero(~np.isfinite(half).all(axis=1))
+    bad = np.flatnonzero(~np.isfinite(half.reshape(len(half), -1)).all(axis=1))
     if len(bad):
         raise UserError(
             f"Encoder {model} gives NaN or numbers beyond half precision for {len(bad)} texts, the first with id"

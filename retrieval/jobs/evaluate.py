@@ -56,7 +56,7 @@ class EvaluateConfig(StageConfig):
     answer_match: Match = "string"
     significance_level: float = Field(default=0.05, gt=0, lt=1)
     equivalence_margin: float = Field(default=0.05, gt=0)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

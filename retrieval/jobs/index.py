@@ -19,6 +19,7 @@ from raytriever.retrieval.index_factory import bytes_per_vector
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.vector_index import build_shard, set_threads, train, write_index
 from raytriever.retrieval.vectors import StoredVectors, VectorRows
 
@@ -38,7 +39,7 @@ class VectorIndexSettings(Settings):
     shards: int | None = Field(default=None, gt=0)  # None: as many as the memory budget asks for
     memory_budget: ByteSize = Field(default=ByteSize(1 << 30), gt=0)  # of one worker: '512MiB', '4GiB'
     training_sample: int = Field(default=262_144, gt=0)  # vectors that IVF and PQ learn from, at most
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class LexicalIndexSettings(Settings):
@@ -148,8 +149,7 @@ class Index(Stage[IndexConfig]):
         index = artifact.config["index"]
         if index["kind"] == "lexical":
             return f"{artifact.rows:,} documents, BM25"
-        shards = len(artifact.shards)
-        return f"{artifact.rows:,} documents, {index['factory']}, {shards} shard{'s' if shards > 1 else ''}"
+        return f"{artifact.rows:,} documents, {index['factory']}, {counted(len(artifact.shards), 'shard')}"
 
 
 def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:

@@ -47,7 +47,7 @@ class MineConfig(StageConfig):
     rules: MiningRules = MiningRules()
     number: int | None = Field(default=None, gt=0)  # candidates of a query beside its positives; None: all
     choose: Literal["first", "sample"] = "first"
-    seed: int = 0  # of the sample
+    seed: int = Field(default=0, ge=0)  # of the sample
     candidates_per_shard: int = Field(default=1 << 21, gt=0)
 
     @model_validator(mode="after")

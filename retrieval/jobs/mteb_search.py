@@ -201,7 +201,7 @@ class RaytrieverSearch:
         if self._lexical:
             raise UserError("BM25 ranks whole corpora; for a re-ranking task, give 'embed' and an index of vectors.")
         stored, asked = StoredVectors(f"{place}/document_vectors"), StoredVectors(f"{place}/query_vectors")
-        stored.contract.require_same(asked.contract, stored.uri, asked.uri)
+        stored.contract.require_queries(asked.contract, stored.uri, asked.uri)
         documents, queries = stored.part("documents"), asked.part("queries")
         query_ids, document_ids = queries.ids().to_pylist(), documents.ids()
         rows = candidate_rows([top_ranked.get(given_id(query), []) for query in query_ids], document_ids, place)

@@ -19,10 +19,14 @@ from raytriever.retrieval.vectors import StoredVectors
 
 
 class RerankConfig(StageConfig):
-    """Which run, and the vectors by which its candidates are scored: those behind its index, or another encoder's."""
+    """Which run, and the vectors by which its candidates are scored: those behind its index, or another encoder's.
+
+    ``query_vectors``: the queries', where they are no part of ``vectors``, as of an encoder of queries alone.
+    """
 
     run: InputPath
     vectors: InputPath
+    query_vectors: InputPath | None = None
     collection: InputPath
     depth: int = Field(default=100, gt=0)  # candidates read of each query; the others are left out
     top_k: int | None = Field(default=None, gt=0)  # how many of them the run keeps; None: all
@@ -44,15 +48,23 @@ class Rerank(Stage[RerankConfig]):
         collection = StoredCollection(self.config.collection)
         require_same_origin("collection", collection, run, vectors)
         require_own_queries(collection, run)
+        asked = self._asked()
+        if asked.uri != vectors.uri:
+            require_same_origin("collection", collection, asked)
+            vectors.contract.require_queries(asked.contract, vectors.uri, asked.uri)
         queries = len(run.ranking().rows)
         if not queries:
             raise UserError(f"{run.uri} answers no query; there is nothing to rank anew.")
-        vectors.part("documents"), vectors.part("queries")  # refused here where one is absent
+        vectors.part("documents"), asked.part("queries")  # refused here where one is absent
         blocks = [
             Shard(f"partial-{number:05d}", {"start": start}, phase=0, intermediate=True)
             for number, start in enumerate(range(0, queries, self.config.queries_per_shard))
         ]
         return [*blocks, Shard("run", {"blocks": len(blocks)}, phase=1)]
+
+    def _asked(self) -> StoredVectors:
+        """The queries' vectors."""
+        return StoredVectors(self.config.query_vectors or self.config.vectors)
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Scores one block of queries, or joins all blocks."""
@@ -69,14 +81,14 @@ class Rerank(Stage[RerankConfig]):
         candidates = Ranking(run.ranking().rows[block, :depth], run.ranking().scores[block, :depth])
         vectors = StoredVectors(self.config.vectors)
         query_rows = StoredCollection(self.config.collection).query_rows(query_ids[block])
-        queries = vectors.part("queries").gather(query_rows)
+        queries = self._asked().part("queries").gather(query_rows)
         write_ranking(writer, shard.name, rerank(candidates, queries, vectors.part("documents").gather, width))
         return writer.commit(0)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the run uses, and what made it."""
         run, vectors = StoredRun(self.config.run), StoredVectors(self.config.vectors)
-        contract = vectors.contract.model_dump(exclude={"model", "dimension"})
+        contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})
         first_stage = {key: value for key, value in run.system.items() if key not in contract}
         system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
         system["top_k"] = self.config.top_k or self.config.depth

@@ -63,7 +63,7 @@ class Search(Stage[SearchConfig]):
             queries = StoredVectors(self.config.vectors)
             require_same_origin("collection", asked, queries)
             contract = EncoderContract.model_validate(index.manifest["facts"]["encoder"])
-            contract.require_same(queries.contract, index.uri, queries.uri)
+            contract.require_queries(queries.contract, index.uri, queries.uri)
         if self.config.tag.split() != [self.config.tag]:
             raise UserError(f"tag is {self.config.tag!r}; a run file separates columns by whitespace, so it has none.")
         blocks = range(-(-len(searched_queries(asked, self.config.split)) // self.config.queries_per_shard))
@@ -133,7 +133,8 @@ class Search(Stage[SearchConfig]):
             system |= {"index": "BM25", **settings["bm25"]}
         else:
             system |= {"index": settings["factory"], "search_parameters": self.config.search_parameters}
-            system |= {key: value for key, value in facts["encoder"].items() if key not in ("model", "dimension")}
+            left_out = ("model", "dimension", "document_model")
+            system |= {key: value for key, value in facts["encoder"].items() if key not in left_out}
         origins = {"collection": StoredCollection(self.config.collection).fingerprint}
         if self.config.queries:
             origins["queries"] = self._asked().fingerprint

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.mining.inputs import QueryBlock
 from raytriever.retrieval.mining.rules import ABSENT, KEPT, RULES, MiningRules, reference_scores, sampling_keys
+from raytriever.retrieval.plain_text import aligned
 
 EXAMPLES = 20  # at most, each of another query
 _SHOWN_CHARACTERS = 240
@@ -117,11 +118,7 @@ def audit_lines(audit: Audit) -> list[str]:
     rows = [("rule", "candidates", "share", "queries", "dropped")]
     rows += [_row(name, group, total, RULES[name]) for name, group in rules_of(audit).items()]
     rows += [_row("chosen", audit["chosen"], total, f"of {counts['eligible']:,} that no rule drops")]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = []
-    for name, *numbers, meaning in rows:
-        padded = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-        lines.append(f"  {name.ljust(widths[0])}  {'  '.join(padded)}  {meaning}")
+    lines = [f"  {line}" for line in aligned(rows, "<>>><")]
     told = [f"  {count:,} {COUNTS[name]}" for name, count in noteworthy(audit).items()]
     return [f"{total:,} candidates of {counts['queries']:,} queries", "", *lines, "", *told, *([""] if told else [])]
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raytriever.retrieval.answers import Match, ranking_hits
 from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, text_columns, texts_of
+from raytriever.retrieval.long_columns import places_among
 from raytriever.retrieval.mining.rules import (
     Block,
     JudgedPairs,
@@ -30,21 +30,19 @@ def query_table(collection: StoredCollection, run: StoredRun) -> pa.Table:
     """Of each query of the run, in its order: its ``row`` in the collection and the ``own_row`` of the document that
     has the same id (-1: none), both int64."""
     ids = run.query_ids()
-    documents = collection.rows_of("documents").read(["id"])["id"].combine_chunks()
-    own_rows = pc.index_in(pa.array(ids, documents.type), value_set=documents)
-    return pa.table({"row": collection.query_rows(ids), "own_row": own_rows.cast(pa.int64()).fill_null(-1)})
+    documents = collection.rows_of("documents").read(["id"])["id"]
+    own_rows = places_among(pa.array(ids, pa.string()), documents)
+    return pa.table({"row": collection.query_rows(ids), "own_row": own_rows})
 
 
 def judged_table(collection: StoredCollection, run: StoredRun, split: str) -> pa.Table:
     """The split's judgments of the run's queries: ``query`` (its number in the run) and document ``row``, by which
     they are sorted, and ``relevance``."""
-    ids = pq.read_table(run.path("queries.parquet"))["id"].combine_chunks()
-    documents = collection.rows_of("documents").read(["id"])["id"].combine_chunks()
     judgments = collection.judgments(split)
-    queries = pc.index_in(judgments["query_id"], value_set=ids).cast(pa.int64())
-    rows = pc.index_in(judgments["document_id"], value_set=documents).cast(pa.int64())
-    table = pa.table({"query": queries, "row": rows, "relevance": judgments["relevance"]}).drop_null()
-    return table.sort_by([("query", "ascending"), ("row", "ascending")])
+    queries = places_among(judgments["query_id"], pq.read_table(run.path("queries.parquet"))["id"])
+    rows = places_among(judgments["document_id"], collection.rows_of("documents").read(["id"])["id"])
+    table = pa.table({"query": queries, "row": rows, "relevance": judgments["relevance"]})
+    return table.filter((queries >= 0) & (rows >= 0)).sort_by([("query", "ascending"), ("row", "ascending")])
 
 
 def document_text_keys(documents: ParquetRows, start: int, stop: int, *, with_title: bool) -> NDArray[np.uint64]:

@@ -1,8 +1,6 @@
 """The recipes of batches on real data: they run, their batches keep what is promised, and `datasets` reads them."""
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -10,20 +8,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from datasets import load_dataset
+from typer.testing import CliRunner
 
+from raytriever import app
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.collections.stored import StoredCollection
 
-ROOT = Path(__file__).parents[2]
 DATA = os.environ.get("RAYTRIEVER_TEST_DATA", "")
-pytestmark = pytest.mark.skipif(not DATA, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections")
+pytestmark = [
+    pytest.mark.skipif(not DATA, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"),
+    pytest.mark.usefixtures("session"),  # the Ray that the command finds running
+]
 
 
 def run(recipe: str, output: Path, **settings: str) -> None:
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
-    command = [sys.executable, str(ROOT / "raytriever.py"), "run", recipe, *overrides, "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = CliRunner().invoke(app, ["run", recipe, *overrides, "--output", str(output)])
+    assert done.exit_code == 0, (done.output[-3000:], done.exception)
     assert (output / "report" / "report.html").stat().st_size > 20_000
 
 

@@ -1,6 +1,8 @@
 """Clustering a large domain on Ray: the same bytes for any number of workers, and when some of them die."""
 
 import hashlib
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from raytriever.pipelines.clustering.stored_pairs import StoredPairs
 from raytriever.pipelines.jobs import cluster as job
 from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.stage import Resources, run_stage
 from raytriever.retrieval.vectors import StoredVectors
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
+from tests.unit.small_run import make
 
 PAIRS = 1000
 KINDS = {
@@ -51,16 +55,32 @@ def values(clustering: Clustering) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.usefixtures("session")
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_the_clustering_does_not_depend_on_parts_and_workers(inputs, monkeypatch, workers):
+@pytest.fixture(scope="module")
+def workers(session: RaySession) -> Iterator[Any]:  # noqa: ARG001
+    """Four, which take long to start, for all tests that kill none."""
     from raytriever.pipelines.jobs.part_workers import PartWorkers
 
-    expected = {kind: values(clustered(stored(inputs), kind, LocalParts)) for kind in KINDS}
+    with PartWorkers(Resources(workers=4, cpus_per_worker=0.25)) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def expected(inputs: dict[str, str]) -> dict[str, tuple[Any, ...]]:
+    return {kind: values(clustered(stored(inputs), kind, LocalParts)) for kind in KINDS}
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_the_clustering_does_not_depend_on_parts_and_workers(inputs, workers, expected, monkeypatch, number):
+    from raytriever.pipelines.jobs.part_workers import RayParts
+
     monkeypatch.setattr(parts, "PART_POINTS", 128)
-    with PartWorkers(Resources(workers=workers, cpus_per_worker=0.5)) as actors:
-        for kind, values_expected in expected.items():
-            assert values(clustered(stored(inputs), kind, actors.split)) == values_expected, kind
+    splits = count(1000 * number)  # a number of its own for each, by which workers know what they hold
+
+    def split(points):
+        return RayParts(points, workers._actors[:number], next(splits))
+
+    for kind, values_expected in expected.items():
+        assert values(clustered(stored(inputs), kind, split)) == values_expected, kind
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -71,10 +91,13 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def run(session: Any, inputs: dict[str, str], folder: Path, kmeans: KMeansSettings, workers: int) -> dict[str, str]:
-    settings = {"output": str(folder), "cluster_size": 20, "kmeans": kmeans, "resources": Resources(workers=workers)}
-    run_stage(Cluster(ClusterConfig.model_validate(inputs | settings)), session)
-    return hashes(folder)
+def stage(inputs: dict[str, str], folder: Path) -> Cluster:
+    settings = {
+        "cluster_size": 20,
+        "kmeans": KINDS["in two levels"],
+        "resources": Resources(workers=2, cpus_per_worker=0.5),
+    }
+    return Cluster(ClusterConfig.model_validate({**inputs, **settings, "output": str(folder)}))
 
 
 def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch):
@@ -82,8 +105,7 @@ def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch)
 
     from raytriever.pipelines.jobs.part_workers import RayParts
 
-    kmeans = KINDS["in two levels"]
-    expected = run(session, inputs, tmp_path / "a task for each domain", kmeans, 2)
+    make(stage(inputs, tmp_path / "in this process"))
     monkeypatch.setattr(job, "LARGE_DOMAIN", 500)
     monkeypatch.setattr(parts, "PART_POINTS", 128)
     passes: list[int] = []
@@ -97,20 +119,16 @@ def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch)
             yield found
 
     monkeypatch.setattr(RayParts, "map", map_and_kill)
-    assert run(session, inputs, tmp_path / "all workers for one", kmeans, 2) == expected
+    run_stage(stage(inputs, tmp_path / "on Ray"), session)
+    assert hashes(tmp_path / "on Ray") == hashes(tmp_path / "in this process")
     assert len(passes) > 6
 
 
-@pytest.mark.usefixtures("session")
-def test_an_error_on_a_worker_is_shown_as_it_is(inputs, tmp_path):
-    from raytriever.pipelines.jobs.part_workers import PartWorkers
-
+def test_an_error_on_a_worker_is_shown_as_it_is(inputs, workers, tmp_path):
     documents, queries = topics(PAIRS, 16, 40)
     queries[7] = np.inf
     bad = store(tmp_path, documents, queries, ["large"] * PAIRS)
-    with PartWorkers(Resources(workers=1)) as workers:
-        with pytest.raises(UserError, match="query vector of pair 7 "):
-            clustered(stored(bad), "flat", workers.split)
-        beyond = StoredPairs(StoredVectors(inputs["vectors"]), np.arange(PAIRS), np.arange(PAIRS))
-        with pytest.raises(UserError, match="A GPU was asked for"):
-            cluster_in_parts(beyond, 50, KINDS["flat"], 7, workers.split, device="cuda")
+    with pytest.raises(UserError, match="query vector of pair 7 "):
+        clustered(stored(bad), "flat", workers.split)
+    with pytest.raises(UserError, match="A GPU was asked for"):
+        cluster_in_parts(stored(inputs), 50, KINDS["flat"], 7, workers.split, device="cuda")

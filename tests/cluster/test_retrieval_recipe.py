@@ -3,24 +3,24 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import pytrec_eval
+from typer.testing import CliRunner
 
+from raytriever import app
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.exact_search import search_stored
+from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.run_files import read_run
 from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.vectors import StoredVectors
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
-ROOT = Path(__file__).parents[2]
 RUNS = {
     "BM25": "bm25_run",
     "dense exact": "exact_run",
@@ -33,7 +33,7 @@ COLLECTIONS = ("cacm", "cystic_fibrosis")  # documents without texts; grades 1 t
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
+def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, session: RaySession) -> Path:  # noqa: ARG001
     """The folder in which the recipe has run over the collections, with a tiny encoder and small codes."""
     data = os.environ.get("RAYTRIEVER_TEST_DATA")
     if not data:
@@ -50,9 +50,8 @@ def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path
     }
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     each = "corpus.source.path=" + ",".join(f"{data}/{name}" for name in COLLECTIONS)
-    command = [sys.executable, str(ROOT / "raytriever.py"), "run", "retrieval", "--each", each, *overrides]
-    done = subprocess.run([*command, "--output", str(folder)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = CliRunner().invoke(app, ["run", "retrieval", "--each", each, *overrides, "--output", str(folder)])
+    assert done.exit_code == 0, (done.output[-3000:], done.exception)
     assert "nDCG@10 by collection" in done.stderr
     return folder
 

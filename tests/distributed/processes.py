@@ -17,8 +17,13 @@ _PRELOADED = [
     "torch._dynamo",  # the first optimizer step imports it
     "pandas",  # pyarrow's conversions do
     "numpy.random",
+    "torch.distributed.fsdp",
+    "transformers.models.bert.modeling_bert",
+    "peft",
     "raytriever.trainers.loop",
     "raytriever.trainers.objectives.contrastive",
+    "raytriever.trainers.objectives.multi_layer",
+    "raytriever.trainers.validation.opening",
 ]
 _TIMEOUT_SECONDS = 60
 

@@ -12,8 +12,8 @@ from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.tiny import TinyBatches, tiny_objective, tiny_settings, weights_of
 
 
-def training(rank: int, folder: str, kill_at: int | None):
-    objective = tiny_objective(dropout=0.3, chunk_size=2, gradient_cache=True)
+def training(rank: int, folder: str, kill_at: int | None, dropout: float = 0.3):
+    objective = tiny_objective(dropout=dropout, chunk_size=2, gradient_cache=True)
     measured = {}
 
     def note(report: StepReport) -> None:
@@ -45,3 +45,15 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path, ranks):
     for name in ("weights.safetensors", "optimizer.safetensors"):
         one, other = ((tmp_path / run / "step-00000009" / name).read_bytes() for run in ("whole", "killed"))
         assert one == other
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_resumed_with_another_number_of_ranks_is_the_same_run_but_for_rounding(tmp_path, before, after):
+    ((weights, measured),) = run_in_processes(training, 1, str(tmp_path / "whole"), None, 0.0)
+    with pytest.raises(AssertionError, match="ended with exit code -9"):
+        run_in_processes(training, before, str(tmp_path / "killed"), 7, 0.0)
+    for found, told in run_in_processes(training, after, str(tmp_path / "killed"), None, 0.0):
+        assert list(told) == [5, 6, 7, 8, 9]
+        assert [told[step].loss for step in told] == pytest.approx([measured[step].loss for step in told], rel=1e-4)
+        for name, value in weights.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)

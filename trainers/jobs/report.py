@@ -1,8 +1,7 @@
 """`raytriever report`: a run's figures, plots and provenance in one HTML file."""
 
-import json
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -15,7 +14,7 @@ from raytriever.pipelines.reports.chunks import chunks_section
 from raytriever.pipelines.reports.clusters import clusters_section
 from raytriever.pipelines.reports.data import data_section
 from raytriever.pipelines.reports.left_out import left_out_section
-from raytriever.retrieval.artifacts import LOG, Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
 from raytriever.retrieval.configuration import InputPath, did_you_mean, input_paths
 from raytriever.retrieval.errors import UserError
@@ -30,7 +29,7 @@ from raytriever.retrieval.report import Section, render
 from raytriever.retrieval.storage import absolute
 from raytriever.retrieval.vectors import VECTORS, StoredVectors
 from raytriever.trainers.jobs.train import MODEL
-from raytriever.trainers.training_report import training_section
+from raytriever.trainers.training_report import training_section_of
 
 REPORT = "report.html"
 
@@ -154,7 +153,7 @@ class Report(Stage[ReportConfig]):
             batches_section(packing, pairs, vectors, clusters, batches, self.config.sampled_batches, self.config.seed),
             left_out_section(found.values()),
             mining_section(StoredCandidates(paths["candidates"]).audit()) if "candidates" in paths else None,
-            _training(found.get("model")),
+            training_section_of(found["model"]) if "model" in found else None,
             provenance_section(found),
         ]
         return [section for section in sections if section is not None]
@@ -226,15 +225,3 @@ def _subtitle(found: Mapping[str, Artifact]) -> str:
 
 def _batch_size(artifact: Artifact | None) -> int | None:
     return int(artifact.shards[0].facts["batch_size"]) if artifact else None
-
-
-def _training(model: Artifact | None) -> Section | None:
-    if model is None:
-        return None
-    points = _lines(model.folder.read_bytes("training.jsonl"))
-    log = _lines(model.folder.read_bytes(LOG)) if model.folder.exists(LOG) else []
-    return training_section(points, log, model.config)
-
-
-def _lines(data: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in data.decode().splitlines() if line]

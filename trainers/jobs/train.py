@@ -1,7 +1,8 @@
-"""`raytriever train`: trains an encoder on stored batches and exports it."""
+"""`raytriever train`: trains encoders on stored batches and exports them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,44 +11,38 @@ from pydantic import Field
 
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.artifacts import LOG, Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from raytriever.retrieval.configuration import input_paths
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.progress import ProgressLine, say
 from raytriever.retrieval.storage import Folder
-from raytriever.trainers.checkpoint import Checkpoints
-from raytriever.trainers.curve import Curve, read_curve, without_times
-from raytriever.trainers.loop import StepReport, train
-from raytriever.trainers.model_card import model_card
+from raytriever.trainers import collectives
+from raytriever.trainers.curve import read_curve, without_times
+from raytriever.trainers.loop import Trained
+from raytriever.trainers.model_card import Measured, model_card
 from raytriever.trainers.objective import Objective
-from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings
-from raytriever.trainers.settings import TrainingSettings
+from raytriever.trainers.run import LocatedEncoders, RunSettings, Watchers, export, run_training, shaping
+from raytriever.trainers.run_record import Heard, RunRecord
+from raytriever.trainers.sharding import whole_weights
+from raytriever.trainers.trackers import TrackingSettings
+from raytriever.trainers.training_report import EVALUATIONS, LEDGER, TRAINING
+from raytriever.trainers.validation.settings import RetrievalValidationSettings
 
 MODEL = "model"
-
-# The kinds of objectives; a further one is a member of this union and a line in ``build_objective``.
-ObjectiveSettings = ContrastiveSettings
+_OTHER_INPUTS = ("validation.", "objective.")
 
 
-class TrainConfig(StageConfig):
-    """Which encoder is trained on which batches, by which objective, for how long."""
+class TrainConfig(RunSettings, StageConfig):
+    """A run of training, who is told about it, and how it is spread.
 
-    batches: InputPath
-    encoder: EncoderSettings
-    dropout: float | None = Field(default=None, ge=0, lt=1)  # None: as the encoder's configuration says
-    objective: ObjectiveSettings
-    training: TrainingSettings = TrainingSettings()
-    checkpoints_kept: int = Field(default=2, gt=0)
+    ``fewest_workers``: the run begins with ``resources.workers`` or as many as there are, goes on with as few as this
+    when machines are lost, and takes in those that come; None: always ``resources.workers``.
+    """
+
+    tracking: TrackingSettings = TrackingSettings()
+    fewest_workers: int | None = Field(default=None, ge=1)
     failures_survived: int = Field(default=3, ge=0)  # lost workers, each costing the steps since the last checkpoint
-
-
-def build_objective(settings: ObjectiveSettings, encoder: TextEncoder) -> Objective[Any]:
-    """The objective of a kind around its encoder."""
-    return Contrastive(encoder, settings)
 
 
 class Train(Stage[TrainConfig]):
@@ -55,51 +50,53 @@ class Train(Stage[TrainConfig]):
 
     command = "train"
     kind = MODEL
+    algorithm_version = 2
     config_class = TrainConfig
     unit = "examples"
 
     def __init__(self, config: TrainConfig) -> None:
         # bf16 'auto' is resolved here, by the driver, for all workers
-        super().__init__(config.model_copy(update={"training": config.training.resolved()}))
-        self._model: LocatedModel | None = None
+        training = config.training.resolved(gpu=config.resources.gpus_per_worker > 0)
+        super().__init__(config.model_copy(update={"training": training}))
+        self._encoders: LocatedEncoders | None = None
 
-    def _located(self) -> LocatedModel:
-        if self._model is None:
-            encoder = self.config.encoder
-            self._model = locate_model(encoder.model, encoder.revision, encoder.base_model)
-        return self._model
+    def _located(self) -> LocatedEncoders:
+        if self._encoders is None:
+            self._encoders = self.config.located()
+        return self._encoders
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "_model": None}  # workers find the model on their own disk
+        return {"config": self.config, "_encoders": None}  # workers find the model on their own disk
 
     def resolved(self) -> dict[str, Any]:
         """The configuration less what doesn't change the weights."""
-        values = super().resolved()
-        values["training"].pop("checkpoint_every")
-        return {k: v for k, v in values.items() if k not in ("checkpoints_kept", "failures_survived")}
+        training = self.config.training.model_dump(mode="json", exclude={"checkpoint_every"})
+        return {**shaping(self.config), "training": training}
 
     def input_fingerprints(self) -> dict[str, str]:
-        """The batches' and the encoder's."""
-        return {"batches": BatchReader(self.config.batches).fingerprint, "encoder.model": self._located().fingerprint}
+        """The batches', the encoders', the objective's own and those of what is validated on."""
+        found = {"batches": BatchReader(self.config.batches).fingerprint, **self._located().fingerprints}
+        others = {key: path for key, path in input_paths(self.config).items() if key.startswith(_OTHER_INPUTS)}
+        return found | {key: Artifact(path).fingerprint for key, path in others.items()}
 
     def plan(self) -> list[Shard]:
-        """The run; refuses more epochs than are stored, and columns that the batches lack."""
-        batches = BatchReader(self.config.batches)
-        if self.config.training.epochs > batches.epochs:
+        """The run; refuses more epochs than are stored."""
+        config, batches = self.config, BatchReader(self.config.batches)
+        if config.training.epochs > batches.epochs:
             raise UserError(
-                f"training.epochs is {self.config.training.epochs}, but {batches.uri} holds batches for"
+                f"training.epochs is {config.training.epochs}, but {batches.uri} holds batches for"
                 f" {batches.epochs}. Pack as many epochs, or train for fewer."
             )
-        precision = "bfloat16 autocast" if self.config.training.bf16 else "float32"
-        say(f"  encoder: {self.config.encoder.model} from {self._located().origin}; {precision}")
+        _check_elastic(config.fewest_workers, config.resources.workers, config.training.batches_per_step)
+        precision = "bfloat16 autocast" if config.training.bf16 else "float32"
+        say(f"  encoder: {config.encoder.model} from {self._located().query.origin}; {precision}")
         return [Shard("run")]
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Examples of all steps."""
         batches, training = BatchReader(self.config.batches), self.config.training
-        size = int(batches.artifact.shards[0].facts["batch_size"])
         steps = sum(batches.number_of_batches(e) // training.batches_per_step for e in range(training.epochs))
-        return min(steps, training.max_steps or steps) * training.batches_per_step * size
+        return min(steps, training.max_steps or steps) * training.batches_per_step * batches.batch_size
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
         """Trains on Ray Train's workers; the first of them exports."""
@@ -110,85 +107,126 @@ class Train(Stage[TrainConfig]):
 
         yield fit(self, progress)
 
-    def train_here(self, rank: int, device: torch.device, on_step: Any, on_checkpoint: Any) -> ShardRecord | None:
-        """What each worker does: the loop, and on rank 0 the export."""
-        torch.manual_seed(self.config.training.seed)
-        settings, located = self.config.encoder, self._located()
-        encoder = load_encoder(settings, located.path, located.fingerprint, self.config.dropout)
-        objective = build_objective(self.config.objective, encoder).to(device)
-        output = Folder(self.config.output)
-        checkpoints = Checkpoints(
-            f"{self.config.output}/checkpoints",
-            {
-                "encoder": settings.model_dump(mode="json", exclude={"model"}),
-                "encoder_fingerprint": located.fingerprint,
-                "dropout": self.config.dropout,
-                "objective": self.config.objective.model_dump(mode="json"),
-            },
-            keep=self.config.checkpoints_kept,
-            say=say,
-        )
-        curve = Curve(output, self.config.training.checkpoint_every)
+    def train_here(self, device: torch.device, heard: Heard) -> ShardRecord | None:
+        """What each worker does: the run, and on the first rank what it says of itself and the export."""
+        config = self.config
+        record = None
+        if collectives.rank() == 0:
+            record = RunRecord(config.tracking, config.output, self.resolved(), device, heard)
+        watchers = record.watchers if record else Watchers(on_checkpoint=heard.on_checkpoint, say=lambda _: None)
+        try:
+            objective, trained = run_training(self.config, self._located(), self.config.output, device, watchers)
+        finally:
+            if record:
+                record.close()
+        with whole_weights(objective):
+            if record is None:
+                return None
+            output = Folder(self.config.output)
+            with output.scratch() as scratch:
+                return self._export(objective, trained, record, ShardWriter(output, "run", scratch))
 
-        def note_step(report: StepReport) -> None:
-            if rank == 0:
-                curve(report)
-                on_step(report)
-
-        train(
-            objective,
-            BatchReader(self.config.batches),
-            self.config.training,
-            checkpoints=checkpoints,
-            on_step=note_step,
-            on_checkpoint=on_checkpoint,
-        )
-        if rank != 0:
-            return None
-        with output.scratch() as scratch:
-            return self._export(objective, encoder, ShardWriter(output, "run", scratch))
-
-    def _export(self, objective: Objective[Any], encoder: TextEncoder, writer: ShardWriter) -> ShardRecord:
+    def _export(
+        self, objective: Objective[Any], trained: Trained, record: RunRecord, writer: ShardWriter
+    ) -> ShardRecord:
         folder = writer.path("config.json").parent
-        objective.eval()
-        objective.export(folder)
+        export(objective, folder)
         points = read_curve(Folder(self.config.output))
-        _write_lines(folder / "training.jsonl", [without_times(point) for point in points])
+        evaluations = trained.state.evaluations
+        _write_lines(folder / TRAINING, [without_times(point) for point in points])
+        if evaluations:
+            _write_lines(folder / EVALUATIONS, [{"step": e.step, "measures": e.measures} for e in evaluations])
+        if record.ledger is not None:
+            (folder / LEDGER).write_text(json.dumps(record.ledger.to_json(), indent=1) + "\n", encoding="utf-8")
+        contract = objective.encoder("document").contract
         card = model_card(
-            self.config.encoder.model, self.resolved(), self.input_fingerprints(), encoder.contract, points
+            self.config.encoder.model,
+            self.resolved(),
+            self.input_fingerprints(),
+            contract,
+            points,
+            measured=self._measured(trained),
         )
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             writer.add(str(path.relative_to(folder)))
         log = folder / LOG
-        _write_lines(log, points)
+        _write_lines(log, [*points, *map(asdict, evaluations), *record.measured])
         Folder(self.config.output).put(LOG, log)
-        contract = encoder.contract.model_dump(exclude={"model", "dtype"})
-        facts = {"steps": len(points), "first_loss": mean_loss(points, 0), "last_loss": mean_loss(points, -1)}
-        return writer.commit(sum(point["examples"] for point in points), facts=facts | {"encoder": contract})
+        return writer.commit(sum(point["examples"] for point in points), facts=_facts(points, trained, contract))
+
+    def _measured(self, trained: Trained) -> Measured | None:
+        """What validation says of the exported weights, for the model card."""
+        validation, state = self.config.validation, trained.state
+        best = next((e for e in state.evaluations if e.step == state.best_step), None)
+        if best is None or not isinstance(validation, RetrievalValidationSettings) or not validation.is_complete:
+            return None
+        start = next((e.measures for e in state.evaluations if e.step == 0), {})
+        collection = Artifact(validation.collection)
+        return Measured(
+            Path(collection.uri).name, validation.split, best.step, best.measures, start, collection.fingerprint
+        )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Steps, losses, the encoder's contract."""
+        """Steps, losses, evaluations, the encoder's contract."""
         return records[0].facts
 
     def summary(self, artifact: Artifact) -> str:
-        """Steps and how the loss went, by tenths of the run: single batches differ too much."""
+        """Steps and how the loss went, by tenths of the run: single batches differ too much; the best evaluation."""
         facts = artifact.manifest["facts"]
-        return (
+        said = (
             f"{facts['steps']} steps, loss {facts['first_loss']:.3f} to {facts['last_loss']:.3f}"
             " (means of the first and the last tenth)"
         )
+        if "best" in facts:
+            best = facts["best"]
+            start = f"{best['start']:.4f} to " if best["start"] is not None else ""
+            said += f", {best['measure']} {start}{best['value']:.4f} (best, after {best['step']} steps)"
+        return said
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The model's folder."""
         return [""]
 
 
-def _write_lines(path: Path, points: list[dict[str, Any]]) -> None:
+def _check_elastic(fewest: int | None, workers: int | None, batches_per_step: int) -> None:
+    """Any number of workers that may be left must be able to share a step."""
+    if fewest is None:
+        return
+    most = workers or 1
+    if fewest > most:
+        raise UserError(f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise those.")
+    unfit = [n for n in range(fewest, most + 1) if max(n, batches_per_step) % min(n, batches_per_step)]
+    if unfit:
+        raise UserError(
+            f"batches_per_step {batches_per_step} can't be shared by {unfit[0]} workers, which may be left of {most}"
+            f" (fewest_workers is {fewest}). Set batches_per_step to a multiple of every number in between."
+        )
+
+
+def _facts(points: Sequence[Mapping[str, Any]], trained: Trained, contract: Any) -> dict[str, Any]:
+    state = trained.state
+    found: dict[str, Any] = {
+        "steps": state.steps,
+        "first_loss": mean_loss(points, 0),
+        "last_loss": mean_loss(points, -1),
+        "stopped_early": trained.stopped_early,
+        "encoder": contract.model_dump(mode="json", exclude={"model", "dtype"}),
+        "criteria": [asdict(criterion) for criterion in trained.criteria],
+    }
+    if trained.best is not None:
+        evaluation, criterion = trained.best
+        start = next((e.measures.get(criterion.measure) for e in state.evaluations if e.step == 0), None)
+        value = evaluation.measures[criterion.measure]
+        found["best"] = {"step": evaluation.step, "measure": criterion.measure, "value": value, "start": start}
+    return found
+
+
+def _write_lines(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(point) + "\n" for point in points), encoding="utf-8")
 
 
-def mean_loss(points: list[dict[str, Any]], end: Literal[0, -1]) -> float:
+def mean_loss(points: Sequence[Mapping[str, Any]], end: Literal[0, -1]) -> float:
     """Mean loss of the first (0) or last (-1) tenth of the steps, at least one."""
     count = max(1, len(points) // 10)
     chosen = points[:count] if end == 0 else points[-count:]

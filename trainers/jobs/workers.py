@@ -3,8 +3,8 @@
 import json
 import threading
 import uuid
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import ray
 import ray.train
@@ -14,43 +14,56 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from raytriever.retrieval.artifacts import ShardRecord
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.progress import ProgressLine
+from raytriever.retrieval.progress import ProgressLine, say
+from raytriever.trainers.jobs.train import Train
 from raytriever.trainers.loop import StepReport
-
-if TYPE_CHECKING:
-    from raytriever.trainers.jobs.train import Train
+from raytriever.trainers.run_record import Heard
 
 _POLL_SECONDS = 0.5
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A step as the progress line shows it."""
+
+    number: int
+    examples: int
+    note: str
+
+
 @ray.remote(num_cpus=0)
 class _Board:
-    """Where the first worker posts its steps and the driver reads them; the two may be on different machines."""
+    """Where the first worker posts its steps and lines and the driver reads them, maybe on different machines."""
 
     def __init__(self) -> None:
-        self._posted: list[tuple[int, int, str]] = []
+        self._posted: list[_Step | str] = []
 
-    def post(self, step: int, examples: int, note: str) -> None:
-        self._posted.append((step, examples, note))
+    def post(self, item: "_Step | str") -> None:
+        self._posted.append(item)
 
-    def take(self) -> list[tuple[int, int, str]]:
+    def take(self) -> "list[_Step | str]":
         posted, self._posted = self._posted, []
         return posted
 
 
-def fit(stage: "Train", progress: ProgressLine) -> ShardRecord:
+def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
     """Runs ``stage.train_here`` on every worker. Raises ``UserError`` for what a worker refused."""
     stage = stage.for_workers()
     board = _Board.remote()  # type: ignore[attr-defined]
     resources = stage.config.resources
     workers = resources.workers or 1
+    fewest = stage.config.fewest_workers
     cpus = resources.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1) // workers))
     use_gpu = resources.gpus_per_worker > 0
     per_worker = {"CPU": cpus} | ({"GPU": resources.gpus_per_worker} if use_gpu else {})
     trainer = TorchTrainer(
         _train_on_worker,
         train_loop_config={"stage": stage, "board": board, "threads": max(1, int(cpus))},
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu, resources_per_worker=per_worker),
+        scaling_config=ScalingConfig(
+            num_workers=workers if fewest is None else (fewest, workers),
+            use_gpu=use_gpu,
+            resources_per_worker=per_worker,
+        ),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         run_config=RunConfig(
             # Checkpoints are ours; a new name keeps Ray Train from going on with a state of its own
@@ -72,11 +85,14 @@ def fit(stage: "Train", progress: ProgressLine) -> ShardRecord:
     started = False
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
-        for step, examples, note in ray.get(board.take.remote()):
+        for item in ray.get(board.take.remote()):
+            if isinstance(item, str):
+                say(item)
+                continue
             if not started:
-                progress.start_at((step - 1) * examples)
+                progress.start_at((item.number - 1) * item.examples)
                 started = True
-            progress.advance(examples, note)
+            progress.advance(item.examples, item.note)
     ray.kill(board)
     if "raised" in outcome:
         raise outcome["raised"]
@@ -92,13 +108,15 @@ def _train_on_worker(arguments: dict[str, Any]) -> str:
 
     def on_step(report: StepReport) -> None:
         note = f"loss {report.measured.loss:.3f}, learning rate {report.learning_rate:.1e}"
-        board.post.remote(report.step, report.measured.examples, note)
+        board.post.remote(_Step(report.step, report.measured.examples, note))
 
-    def on_checkpoint(step: int) -> None:
-        ray.train.report({"step": step})
-
+    heard = Heard(
+        on_line=lambda line: board.post.remote(line),
+        on_step=on_step,
+        on_checkpoint=lambda steps: ray.train.report({"step": steps}),
+    )
     try:
-        record = stage.train_here(ray.train.get_context().get_world_rank(), get_device(), on_step, on_checkpoint)
+        record = stage.train_here(get_device(), heard)
     except UserError as error:
         return json.dumps({"error": str(error)})
     return json.dumps({"record": asdict(record)} if record else {})

@@ -24,6 +24,7 @@ def row_of(layout: Layout, epoch: int, index: int, row: int) -> dict[str, Any]:
         return {
             **query,
             "candidate_ids": [f"d{place}" for place in range(15)],
+            "candidate_rows": list(range(15)),
             "candidate_relevance": [2, None, 0] + 11 * [None] + [1],
             "candidate_scores": [None, 0.25, -7.0] + 12 * [0.125],
             "domain": domain,
@@ -160,3 +161,12 @@ def test_of_candidates_the_relevant_and_the_first_are_shown(tmp_path: Path) -> N
         "       3. d2  relevance 0, score -7",
     ]
     assert shown[12:14] == ["      15. d14  relevance 1, score 0.125", "          … 4 more"]
+
+
+def test_batches_that_lack_a_column_of_today_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = SCHEMAS["candidates"].remove(SCHEMAS["candidates"].get_field_index("candidate_rows"))
+    with monkeypatch.context() as patch:
+        patch.setitem(SCHEMAS, "candidates", earlier)
+        uri = make(str(tmp_path / "earlier"), "candidates").uri
+    with pytest.raises(UserError, match="no column candidate_rows: an earlier version made them. Make them again"):
+        BatchReader(uri).read(0, 0)

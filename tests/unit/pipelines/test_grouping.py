@@ -13,11 +13,9 @@ from raytriever.pipelines.grouping import (
     cut,
     group_batches,
     join,
-    keep_domains,
     single_rows,
     without_remainder,
 )
-from raytriever.retrieval.errors import UserError
 
 
 def stretches_of(lengths: list[int], groups: list[int] | None = None) -> Stretches:
@@ -158,18 +156,6 @@ def test_what_is_left_out_is_few_and_consecutive(lengths: list[int], size: int, 
     document_of = documents_of(stretches)
     np.testing.assert_array_equal(document_of[rows], documents_of(kept))
     assert len(kept.first) <= len(lengths) + 2  # at most two documents are cut
-
-
-def test_small_domains() -> None:
-    names, counts = ["a", "", "c", "d"], np.array([20, 3, 16, 14])
-    assert keep_domains(names, counts, 16, "drop", "chunks").tolist() == [0, -1, 1, -1]
-    assert keep_domains(names, counts, 16, "merge", "chunks").tolist() == [0, 2, 1, 2]
-    assert keep_domains(names, np.array([20, 3, 16, 2]), 16, "merge", "chunks").tolist() == [0, -1, 1, -1]
-    assert keep_domains(names, counts + 20, 16, "refuse", "chunks").tolist() == [0, 1, 2, 3]
-    with pytest.raises(UserError, match=r"2 domains have fewer than 16 chunks.*: \(none\) \(3\), d \(14\)\. Set small"):
-        keep_domains(names, counts, 16, "refuse", "chunks")
-    with pytest.raises(UserError, match=r"No domain has 99 queries, nor have all together \(53\)"):
-        keep_domains(names, counts, 99, "merge", "queries")
 
 
 def test_single_rows_are_batched_within_their_group() -> None:

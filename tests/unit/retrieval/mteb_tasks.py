@@ -100,7 +100,7 @@ def save_encoder(folder: Path) -> str:
     """A tiny encoder, the same every time, as a sentence-transformers folder with both prompts."""
     model = str(save_tiny_model("bert", folder / "plain"))
     prompts = {"query_prompt": "the index of ", "document_prompt": "return "}
-    load_described(EncoderSettings(model=model, pooling="mean", normalize=True, **prompts)).save(folder / "tiny")
+    load_described(EncoderSettings(model=model, pooling="mean", normalize=True, **prompts)).query.save(folder / "tiny")
     return str(folder / "tiny")
 
 

@@ -55,7 +55,7 @@ class Recorded(torch.nn.Module):
         super().__init__()
         self.encoder = encoder
         self.shapes: list[tuple[int, int]] = []
-        self.tokenize_ids, self.pad, self.dimension = encoder.tokenize_ids, encoder.pad, encoder.dimension
+        self.tokenize_ids, self.pad, self.vector_shape = encoder.tokenize_ids, encoder.pad, encoder.vector_shape
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         self.shapes.append(tuple(features["input_ids"].shape))

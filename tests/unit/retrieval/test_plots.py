@@ -8,18 +8,14 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
+from raytriever.retrieval.curve_plots import Curve, Panel, curve_panels
 from raytriever.retrieval.plots import (
-    Curve,
     Distribution,
     Interval,
     counted_bars,
-    curve_panels,
     histogram,
     interval_panels,
     overlaid_curves,
-    running_mean,
-    steps_of_mean,
-    thin,
 )
 from raytriever.retrieval.plots import ridgelines as draw_ridgelines
 
@@ -42,7 +38,15 @@ def intervals(name: str) -> str:
 
 
 def curves(name: str) -> str:
-    return curve_panels(STEPS, [Curve(name, VALUES), Curve("rate", VALUES, smoothed=False)], f"curves {name}", [25.5])
+    curve, other = Curve(name, STEPS, VALUES), Curve("other", STEPS, VALUES + 1)
+    panels = [Panel(name, [curve]), Panel("rate", [curve], smoothed=False), Panel("both", [curve, other])]
+    return curve_panels(panels, f"curves {name}", [25.5])
+
+
+def shares(name: str) -> str:
+    won = Curve(name, STEPS, VALUES**2 / (1 + VALUES**2))
+    lost = Curve("rest", STEPS, 1 / (1 + VALUES**2))
+    return curve_panels([Panel(name, [won, lost], stacked=True)], f"shares {name}")
 
 
 def overlaid(name: str) -> str:
@@ -53,7 +57,7 @@ def counted(name: str) -> str:
     return counted_bars([0, 5, 10], [3, 0], name, "chunks", f"counted {name}", {name: 5.0})
 
 
-PLOTS = pytest.mark.parametrize("plot", [ridgelines, bars, intervals, curves, overlaid, counted])
+PLOTS = pytest.mark.parametrize("plot", [ridgelines, bars, intervals, curves, shares, overlaid, counted])
 
 
 @PLOTS
@@ -91,7 +95,7 @@ def test_same_numbers_same_bytes_and_the_users_style_is_left_alone(plot: Callabl
 def test_two_plots_on_a_page_share_no_id() -> None:
     ids = [
         set(re.findall(r'\bid="([^"]*)"', plot("name")))
-        for plot in (ridgelines, bars, intervals, curves, overlaid, counted)
+        for plot in (ridgelines, bars, intervals, curves, shares, overlaid, counted)
     ]
     assert len(set.union(*ids)) == sum(map(len, ids))
 
@@ -104,31 +108,7 @@ def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
         draw_ridgelines([Distribution("a", values)], "x", "two"),
         draw_ridgelines([Distribution("a", values)], "x", "integers", whole=True),
         overlaid_curves({"a": values}, "x", "y", "overlaid"),
-        curve_panels(np.arange(len(values)), [Curve("a", values)], "three"),
+        curve_panels([Panel("a", [Curve("a", np.arange(len(values)), values)])], "three"),
     ):
         ElementTree.fromstring(svg)
         assert "nan" not in svg.lower()
-
-
-def test_running_mean_is_the_mean_of_a_full_window_around_each_step() -> None:
-    values = np.random.default_rng(1).normal(size=73)
-    steps = np.arange(73, dtype=np.float64)
-    expected = {step: np.mean(values[step - 3 : step + 4]) for step in range(3, 70)}  # 73 // 10 = 7 points
-    np.testing.assert_array_equal(steps_of_mean(steps, values), list(expected))
-    np.testing.assert_allclose(running_mean(values), list(expected.values()), rtol=1e-12)
-
-
-@pytest.mark.parametrize("points", [1, 2, 9, 10, 19])
-def test_running_mean_of_few_points_is_the_points(points: int) -> None:
-    values = np.arange(points, dtype=np.float64)
-    np.testing.assert_array_equal(running_mean(values), values)
-    np.testing.assert_array_equal(steps_of_mean(values, values), values)
-
-
-def test_long_curves_are_thinned_to_means() -> None:
-    values = np.random.default_rng(2).normal(size=1200)
-    np.testing.assert_allclose(thin(values), values.reshape(400, 3).mean(axis=1))
-    assert len(thin(values[:1000])) == 400
-    np.testing.assert_array_equal(thin(values[:400]), values[:400])
-    long = curve_panels(np.arange(100_000), [Curve("loss", np.ones(100_000))], "long")
-    assert len(long) < 100_000

@@ -1,13 +1,10 @@
-"""Exact search: the defined order, ties at the cut, and independence of blocks and shards."""
+"""The defined order and torch's exact search: what is its own (see test_every_exact_search.py)."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from raytriever.retrieval import top_k
@@ -15,54 +12,17 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.top_k import Ranking, exact_top_k, merge_rankings
 
 
-def literal_top_k(products: NDArray[np.floating], k: int) -> tuple[list[list[int]], list[list[float]]]:
-    """Python's sort by (score descending, row ascending), padded."""
-    rows, scores = [], []
-    for line in products.tolist():
-        order = sorted(range(len(line)), key=lambda row: (-line[row], row))[:k]
-        rows.append(order + [-1] * (k - len(order)))
-        scores.append([line[row] for row in order] + [-np.inf] * (k - len(order)))
-    return rows, scores
-
-
 def assert_same(a: Ranking, b: Ranking) -> None:
     np.testing.assert_array_equal(a.rows, b.rows)
     np.testing.assert_array_equal(a.scores, b.scores)
 
 
-def use_small_tiles(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(top_k, "_QUERY_TILES", (2, 4))
-    patch.setattr(top_k, "_DOCUMENT_TILE", 8)
-    patch.setattr(top_k, "_DOCUMENT_BYTES_AT_ONCE", 300)
-
-
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_small_tiles(monkeypatch)
+    monkeypatch.setattr(top_k, "_QUERY_TILES", (2, 4))
+    monkeypatch.setattr(top_k, "_DOCUMENT_TILE", 8)
+    monkeypatch.setattr(top_k, "_DOCUMENT_BYTES_AT_ONCE", 300)
     monkeypatch.setattr(top_k, "_CANDIDATES_AT_ONCE", 40)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    queries=st.integers(0, 9),
-    documents=st.integers(0, 70),
-    k=st.integers(1, 40),
-    first_row=st.integers(0, 2**40),
-)
-def test_equals_a_literal_sort_with_many_ties(seed: int, queries: int, documents: int, k: int, first_row: int) -> None:
-    generator = np.random.default_rng(seed)
-    left = generator.integers(-1, 2, size=(queries, 3)).astype(np.float32)
-    right = generator.integers(-1, 2, size=(documents, 3)).astype(np.float16)
-    with pytest.MonkeyPatch.context() as patch:
-        use_small_tiles(patch)
-        found = exact_top_k(left, right, k, first_row=first_row)
-    rows, scores = literal_top_k(left @ right.astype(np.float32).T, k)
-    expected = np.array(rows, dtype=np.int64).reshape(queries, k)
-    np.testing.assert_array_equal(found.rows, np.where(expected < 0, -1, expected + first_row))
-    np.testing.assert_array_equal(found.scores, np.array(scores, dtype=np.float32).reshape(queries, k))
-    assert found.rows.dtype == np.int64
-    assert found.scores.dtype == np.float32
 
 
 def test_order_of_every_kind_of_float() -> None:
@@ -91,16 +51,6 @@ def test_signed_zeros_tie() -> None:
     assert torch.argsort(keys, descending=True).tolist() == [0, 1, 2]
 
 
-def test_real_numbers_against_float64() -> None:
-    generator = np.random.default_rng(0)
-    queries = generator.standard_normal((70, 48)).astype(np.float32)
-    documents = generator.standard_normal((20_000, 48)).astype(np.float32)
-    found = exact_top_k(queries, documents, 25)
-    products = queries.astype(np.float64) @ documents.astype(np.float64).T
-    np.testing.assert_allclose(found.scores, -np.sort(-products, axis=1)[:, :25], rtol=1e-5)
-    np.testing.assert_allclose(found.scores, np.take_along_axis(products, found.rows, axis=1), rtol=1e-5)
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("cuts", [[0, 1, 40, 300], [0, 150, 150, 300], [0, 299, 300]])
 def test_shards_merged_equal_one_search_to_the_last_bit(cuts: list[int]) -> None:
@@ -115,18 +65,6 @@ def test_shards_merged_equal_one_search_to_the_last_bit(cuts: list[int]) -> None
     assert_same(merge_rankings([merge_rankings(shards[:1], 30), *shards[1:]], 30), whole)
 
 
-def test_equal_vectors_have_equal_scores_wherever_they_stand() -> None:
-    generator = np.random.default_rng(2)
-    documents = generator.standard_normal((9000, 768)).astype(np.float32)
-    copies = [0, 1, 63, 4095, 8191, 8192, 8999]
-    documents[copies] = documents[17]
-    for queries in (1, 2, 67):
-        question = np.repeat(documents[17:18], queries, axis=0)
-        found = exact_top_k(question, documents, 8)
-        assert (found.rows == sorted([*copies, 17])).all()
-        assert len(np.unique(found.scores)) == 1
-
-
 def test_uneven_shards_merged_equal_one_search_with_the_block_sizes_in_use() -> None:
     generator = np.random.default_rng(6)
     queries = generator.standard_normal((65, 384)).astype(np.float32)
@@ -136,21 +74,13 @@ def test_uneven_shards_merged_equal_one_search_with_the_block_sizes_in_use() -> 
     assert_same(merge_rankings(shards, 20), exact_top_k(queries, documents, 20))
 
 
-def test_a_query_scores_the_same_alone_and_in_company() -> None:
-    generator = np.random.default_rng(3)
-    queries = generator.standard_normal((130, 96)).astype(np.float32)
-    documents = generator.standard_normal((500, 96)).astype(np.float32)
-    together = exact_top_k(queries, documents, 500)
-    for place in (0, 64, 129):
-        alone = exact_top_k(queries[place : place + 1], documents, 500)
-        np.testing.assert_array_equal(alone.scores[0], together.scores[place])
-
-
-def test_memory_mapped_documents(tmp_path: Path) -> None:
-    documents = np.random.default_rng(4).standard_normal((300, 8)).astype(np.float16)
-    np.save(tmp_path / "vectors.npy", documents)
-    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
-    assert_same(exact_top_k(documents[:5], mapped, 10), exact_top_k(documents[:5], documents, 10))
+@pytest.mark.usefixtures("small_blocks")
+def test_rows_count_from_the_first() -> None:
+    generator = np.random.default_rng(4)
+    queries, documents = (generator.integers(-1, 2, size=(n, 3)).astype(np.float16) for n in (5, 20))
+    found, from_far = exact_top_k(queries, documents, 25), exact_top_k(queries, documents, 25, first_row=2**40)
+    np.testing.assert_array_equal(from_far.rows, np.where(found.rows < 0, -1, found.rows + 2**40))
+    np.testing.assert_array_equal(from_far.scores, found.scores)
 
 
 def test_merge_pads_and_cuts() -> None:
@@ -161,29 +91,11 @@ def test_merge_pads_and_cuts() -> None:
     assert merge_rankings([short, other], 2).rows.tolist() == [[2, 4]]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_documents_that_are_not_finite_are_named(value: float) -> None:
-    documents = np.ones((9000, 4), dtype=np.float16)
-    documents[8500, 2] = value
-    with pytest.raises(UserError, match=r"Vector 8500 of documents holds NaN or infinity"):
-        exact_top_k(np.zeros((1, 4), dtype=np.float32), documents, 1)
-    with pytest.raises(UserError, match=r"Vector 8500 of queries"):
-        exact_top_k(documents, np.zeros((1, 4), dtype=np.float32), 1)
-
-
-def test_products_beyond_float32_are_refused() -> None:
-    huge = np.full((1, 2), 3e38, dtype=np.float32)
-    with pytest.raises(UserError, match=r"may exceed float32"):
-        exact_top_k(huge, huge, 1)
-
-
 @pytest.mark.parametrize(
     ("queries", "documents", "k", "message"),
     [
-        (np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32), 1, "dimension 4, 3 is needed"),
         (np.zeros(3, np.float32), np.zeros((2, 3), np.float32), 1, r"queries: shape \(3,\)"),
         (np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float64), 1, "dtype float64"),
-        (np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32), 0, "k is 0"),
     ],
 )
 def test_wrong_input(queries: NDArray, documents: NDArray, k: int, message: str) -> None:

@@ -220,10 +220,12 @@ def test_many_blocks_are_added_in_order(monkeypatch: pytest.MonkeyPatch, vectors
 
 
 @pytest.mark.parametrize("factory", ["HNSW32_PQ16x6", "OPQ16,HNSW32_PQ16x6"])
-def test_a_graph_over_codes_compares_by_inner_product(factory: str, vectors: NDArray[np.float32]) -> None:
+def test_a_graph_over_codes_compares_by_inner_product(
+    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
+) -> None:
     """Lengths differ, so Euclidean distance would give another order."""
     longer = vectors * np.random.default_rng(4).uniform(0.3, 3.0, size=(len(vectors), 1)).astype(np.float32)
-    index = built(longer, factory)
+    index = vector_index.build_shard([longer], factory, trained=trained(factory))
     vector_index.set_search_parameters(index, "efSearch=500")
     found = vector_index.search_shard(index, vectors[:40], 100)
     assert_ordered(found)
@@ -240,10 +242,11 @@ def test_indexes_by_other_distances_are_refused() -> None:
 
 
 @pytest.mark.parametrize("factory", [*FACTORIES, "OPQ16,HNSW32_PQ16x6", "IVF16,PQ8x4,RFlat"])
-def test_bytes_of_a_vector_are_foretold(factory: str, vectors: NDArray[np.float32]) -> None:
-    trained = vector_index.train(vectors, factory, seed=0)
-    empty = len(trained)
-    whole = len(vector_index.serialize_index(vector_index.build_shard([vectors], factory, trained=trained)))
+def test_bytes_of_a_vector_are_foretold(
+    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
+) -> None:
+    empty = len(trained(factory))
+    whole = len(vector_index.serialize_index(vector_index.build_shard([vectors], factory, trained=trained(factory))))
     foretold = index_factory.bytes_per_vector(factory, DIMENSION)
     assert foretold * 0.98 <= (whole - empty) / len(vectors) <= foretold * 1.05
 

@@ -1,5 +1,6 @@
 import json
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ from pyarrow.fs import S3FileSystem
 from safetensors.torch import load_file
 
 from raytriever.retrieval.errors import UserError
-from raytriever.trainers.checkpoint import Checkpoints
+from raytriever.retrieval.storage import Folder
+from raytriever.trainers.checkpoint import Checkpoints, State
+from raytriever.trainers.early_stopping import Evaluation
 from raytriever.trainers.optimization import OptimizerSettings, build_optimizer
 from tests.unit.trainers.tiny import TinyEncoder, weights_of
 
@@ -36,17 +39,22 @@ def step(encoder, optimizer):
 
 def run(folder: Path, lines: list[str] | None = None, keep: int = 2, **config) -> Checkpoints:
     checkpoints = Checkpoints(str(folder), config, keep=keep, say=(lines if lines is not None else []).append)
-    return checkpoints.of_run(TRAINING, "b" * 64, 2)
+    return checkpoints.of_run(TRAINING, "b" * 64)
+
+
+def save(checkpoints: Checkpoints, steps: int, encoder, optimizer, best_step: int | None = None) -> None:
+    checkpoints.save(State(steps, best_step=best_step), encoder, optimizer)
+    checkpoints.wait()
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "radam"])
 def test_a_restored_optimizer_goes_on_exactly(tmp_path, kind):
     encoder, optimizer = stepped(kind)
-    run(tmp_path).save(3, encoder, optimizer)
+    save(run(tmp_path), 3, encoder, optimizer)
     step(encoder, optimizer)
 
     other, its_optimizer = stepped(kind, steps=0)
-    assert run(tmp_path).restore(other, its_optimizer) == 3
+    assert run(tmp_path).restore(other, its_optimizer).steps == 3
     step(other, its_optimizer)
     for name, value in weights_of(encoder).items():
         np.testing.assert_array_equal(weights_of(other)[name], value, err_msg=name)
@@ -54,7 +62,7 @@ def test_a_restored_optimizer_goes_on_exactly(tmp_path, kind):
 
 def test_only_trainable_weights_are_stored(tmp_path):
     encoder, optimizer = stepped()
-    run(tmp_path).save(3, encoder, optimizer)
+    save(run(tmp_path), 3, encoder, optimizer)
     folder = tmp_path / "step-00000003"
     trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
     assert set(load_file(folder / "weights.safetensors")) == trained
@@ -68,12 +76,60 @@ def test_only_trainable_weights_are_stored(tmp_path):
 def test_the_last_ones_are_kept(tmp_path):
     encoder, optimizer = stepped()
     for steps in (1, 2, 3, 10):
-        run(tmp_path, keep=2).save(steps, encoder, optimizer)
+        save(run(tmp_path, keep=2), steps, encoder, optimizer)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
 
 
+def test_the_best_one_is_kept_besides(tmp_path):
+    encoder, optimizer = stepped()
+    kept = weights_of(encoder)
+    for steps in (2, 4, 6, 8):
+        save(run(tmp_path, keep=1), steps, encoder, optimizer, best_step=2)
+        step(encoder, optimizer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000008"]
+    run(tmp_path).restore_weights(2, encoder)
+    for name, value in kept.items():
+        np.testing.assert_array_equal(weights_of(encoder)[name], value)
+    save(run(tmp_path, keep=1), 10, encoder, optimizer, best_step=10)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+    with pytest.raises(UserError, match="step-00000002, the best of the run, is incomplete"):
+        run(tmp_path).restore_weights(2, encoder)
+
+
+def test_evaluations_come_back(tmp_path):
+    evaluations = (Evaluation(0, {"nDCG@10": 0.25}, 1.5), Evaluation(3, {"nDCG@10": 0.5}, 2.5))
+    checkpoints = run(tmp_path)
+    checkpoints.save(State(3, evaluations, 3), *stepped())
+    checkpoints.wait()
+    assert run(tmp_path).restore(*stepped()) == State(3, evaluations, 3)
+
+
+def test_what_is_written_in_the_background_is_the_state_of_the_call(tmp_path, monkeypatch):
+    encoder, optimizer = stepped()
+    expected = weights_of(encoder)
+    go = threading.Event()
+    write = Checkpoints._write
+    monkeypatch.setattr(Checkpoints, "_write", lambda *arguments: go.wait(10) and write(*arguments))
+    checkpoints = run(tmp_path)
+    checkpoints.save(State(3), encoder, optimizer)
+    step(encoder, optimizer)
+    assert list(tmp_path.iterdir()) == []
+    go.set()
+    checkpoints.wait()
+    for name, value in load_file(tmp_path / "step-00000003" / "weights.safetensors").items():
+        np.testing.assert_array_equal(value.numpy(), expected[name])
+
+
+def test_what_goes_wrong_in_the_background_is_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(Folder, "put", lambda *_: (_ for _ in ()).throw(UserError("No space left")))
+    checkpoints = run(tmp_path)
+    checkpoints.save(State(3), *stepped())
+    with pytest.raises(UserError, match="No space left"):
+        checkpoints.save(State(6), *stepped())
+
+
 def test_no_checkpoint_is_step_zero(tmp_path):
-    assert run(tmp_path / "absent").restore(*stepped()) == 0
+    assert run(tmp_path / "absent").restore(*stepped()) == State(0)
 
 
 def truncate(folder: Path) -> None:
@@ -100,13 +156,13 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_passed_over_with_a_line(tmp_path, damage):
     encoder, optimizer = stepped()
-    run(tmp_path).save(3, encoder, optimizer)
+    save(run(tmp_path), 3, encoder, optimizer)
     kept = weights_of(encoder)
     step(encoder, optimizer)
-    run(tmp_path).save(6, encoder, optimizer)
+    save(run(tmp_path), 6, encoder, optimizer)
     DAMAGE[damage][0](tmp_path / "step-00000006")
     lines: list[str] = []
-    assert run(tmp_path, lines).restore(encoder, optimizer) == 3
+    assert run(tmp_path, lines).restore(encoder, optimizer).steps == 3
     assert len(lines) == 1
     assert "step-00000006" in lines[0]
     assert re.search(DAMAGE[damage][1], lines[0])
@@ -116,42 +172,41 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_line(tmp_path, damage):
 
 def test_saving_again_repairs_a_damaged_one(tmp_path):
     encoder, optimizer = stepped()
-    run(tmp_path).save(3, encoder, optimizer)
+    save(run(tmp_path), 3, encoder, optimizer)
     truncate(tmp_path / "step-00000003")
-    run(tmp_path).save(3, encoder, optimizer)
-    assert run(tmp_path).restore(encoder, optimizer) == 3
+    save(run(tmp_path), 3, encoder, optimizer)
+    assert run(tmp_path).restore(encoder, optimizer).steps == 3
 
 
 @pytest.mark.parametrize(
     ("config", "arguments", "named"),
     [
-        ({}, (TRAINING | {"seed": 2}, "b" * 64, 2), "config.training.seed: 1 there, 2 now"),
-        ({}, (TRAINING | {"optimizer": {"learning_rate": 0.2}}, "b" * 64, 2), "optimizer.learning_rate: 0.1 there"),
-        ({}, (TRAINING, "c" * 64, 2), "inputs.batches: bbbbbbbbbbbb there, cccccccccccc now"),
-        ({}, (TRAINING, "b" * 64, 4), "config.world_size: 2 there, 4 now"),
-        ({"encoder": "other"}, (TRAINING, "b" * 64, 2), 'config.encoder: "(absent)" there, "other" now'),
+        ({}, (TRAINING | {"seed": 2}, "b" * 64), "config.training.seed: 1 there, 2 now"),
+        ({}, (TRAINING | {"optimizer": {"learning_rate": 0.2}}, "b" * 64), "optimizer.learning_rate: 0.1 there"),
+        ({}, (TRAINING, "c" * 64), "inputs.batches: bbbbbbbbbbbb there, cccccccccccc now"),
+        ({"encoder": "other"}, (TRAINING, "b" * 64), 'config.encoder: "(absent)" there, "other" now'),
     ],
 )
 def test_a_different_run_is_refused_by_the_names_of_its_fields(tmp_path, config, arguments, named):
     encoder, optimizer = stepped()
-    run(tmp_path).save(3, encoder, optimizer)
+    save(run(tmp_path), 3, encoder, optimizer)
     with pytest.raises(UserError) as refusal:
         Checkpoints(str(tmp_path), config).of_run(*arguments).restore(encoder, optimizer)
     assert named in str(refusal.value)
 
 
 def test_other_weights_are_refused(tmp_path):
-    run(tmp_path).save(3, *stepped())
+    save(run(tmp_path), 3, *stepped())
     encoder = TinyEncoder(dimension=5)
     with pytest.raises(UserError, match=r"doesn't fit the model: .* the first embedding.weight \(None there"):
         run(tmp_path).restore(encoder, build_optimizer(encoder, OptimizerSettings()))
 
 
 def test_the_record_is_plain_json(tmp_path):
-    run(tmp_path, encoder={"model": "x"}).save(3, *stepped())
+    save(run(tmp_path, encoder={"model": "x"}), 3, *stepped())
     record = json.loads((tmp_path / "step-00000003" / "checkpoint.json").read_text())
     assert record["steps"] == 3
-    assert record["derivation"]["config"] == {"encoder": {"model": "x"}, "training": TRAINING, "world_size": 2}
+    assert record["derivation"]["config"] == {"encoder": {"model": "x"}, "training": TRAINING}
 
 
 def test_keeping_none_is_refused(tmp_path):
@@ -171,12 +226,12 @@ def test_an_object_store_holds_checkpoints_too(tmp_path, monkeypatch):
     try:
         address = {"endpoint_override": f"{host}:{port}", "scheme": "http", "region": "us-east-1"}
         S3FileSystem(**address, allow_bucket_creation=True).create_dir("runs")
-        checkpoints = Checkpoints("s3://runs/mine", {}, keep=1).of_run(TRAINING, "b" * 64, 2)
+        checkpoints = Checkpoints("s3://runs/mine", {}, keep=1).of_run(TRAINING, "b" * 64)
         encoder, optimizer = stepped()
         for steps in (3, 6):
-            checkpoints.save(steps, encoder, optimizer)
+            save(checkpoints, steps, encoder, optimizer)
         other, its_optimizer = stepped(steps=0)
-        assert checkpoints.restore(other, its_optimizer) == 6
+        assert checkpoints.restore(other, its_optimizer).steps == 6
         assert {name.split("/")[0] for name in checkpoints.folder.files()} == {"step-00000006"}
     finally:
         server.stop()

@@ -1,4 +1,6 @@
+import json
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from raytriever.pipelines.batches import epoch_permutation
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers import collectives
 from raytriever.trainers.checkpoint import Checkpoints
+from raytriever.trainers.early_stopping import Criterion
 from raytriever.trainers.loop import StepReport, train
 from raytriever.trainers.objective import Objective, Outcome
 from raytriever.trainers.optimization import OptimizerSettings
@@ -114,12 +117,9 @@ def test_a_finished_run_takes_no_step_and_has_the_final_weights(tmp_path):
 def test_checkpoints_are_made_at_their_interval_and_at_the_end(tmp_path):
     done: list[int] = []
 
-    def note(steps: int) -> None:
-        assert (tmp_path / f"step-{steps:08d}" / "checkpoint.json").exists()
-        done.append(steps)
-
-    run(tiny_settings(checkpoint_every=3), tmp_path, on_checkpoint=note)
+    run(tiny_settings(checkpoint_every=3), tmp_path, on_checkpoint=done.append)
     assert done == [3, 6, 8]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,78 @@ def test_a_run_shorter_than_its_checkpoint_is_refused(tmp_path):
         run(tiny_settings(max_steps=4), tmp_path)
 
 
+class Scripted:
+    """A validation that measures what it is told, call by call, and notes when it was asked."""
+
+    criteria: ClassVar = [Criterion("score", higher_is_better=True)]
+
+    def __init__(self, *scores: float, every: int = 2, patience: int | None = None) -> None:
+        self.scores = list(scores)
+        self.every, self.patience = every, patience
+        self.weights: list[dict[str, np.ndarray]] = []
+
+    def measure(self, objective):
+        self.weights.append(weights_of(objective))
+        return {"score": self.scores.pop(0)}
+
+
+def test_a_validated_run_ends_as_it_was_at_its_best(tmp_path):
+    validation = Scripted(0.9, 0.1, 0.5, 0.3, 0.4)
+    evaluations = []
+    objective, reports = run(
+        tiny_settings(checkpoint_every=3), tmp_path, validation=validation, on_evaluation=evaluations.append
+    )
+    assert [(e.step, e.measures["score"]) for e in evaluations] == [(0, 0.9), (2, 0.1), (4, 0.5), (6, 0.3), (8, 0.4)]
+    assert len(reports) == 8
+    for name, value in weights_of(objective).items():
+        np.testing.assert_array_equal(value, validation.weights[2][name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000006", "step-00000008"]
+
+
+def test_a_run_stops_when_patience_is_at_its_end_and_stays_stopped(tmp_path):
+    objective, reports = run(tiny_settings(), tmp_path, validation=Scripted(0.0, 0.5, 0.4, 0.3, 0.9, patience=2))
+    assert reports[-1].step == 6
+    again, reports = run(tiny_settings(), tmp_path, validation=Scripted(patience=2))
+    assert reports == []
+    assert_same_weights(again, objective)
+
+
+def test_an_interrupted_validated_run_goes_on_as_if_nothing_had_happened(tmp_path):
+    scores = (0.0, 0.5, 0.4, 0.3, 0.2)
+    whole, _ = run(tiny_settings(), tmp_path / "whole", validation=Scripted(*scores))
+
+    class Killed(Exception):
+        pass
+
+    def stop(step: int) -> None:
+        if step == 6:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(tiny_settings(), tmp_path / "killed", validation=Scripted(*scores), on_checkpoint=stop)
+    asked = Scripted(*scores[3:])
+    resumed, reports = run(tiny_settings(), tmp_path / "killed", validation=asked)
+    assert asked.scores == []
+    assert reports[0].step == 5
+    assert_same_weights(resumed, whole)
+    one, other = (
+        json.loads((tmp_path / run / "step-00000008/checkpoint.json").read_text()) for run in ("whole", "killed")
+    )
+    for record in (one, other):
+        for evaluation in record["evaluations"]:
+            del evaluation["seconds"]
+    assert one == other
+
+
+def test_an_evaluation_at_the_end_of_a_shorter_run_is_forgotten_when_it_is_prolonged(tmp_path):
+    run(tiny_settings(max_steps=5), tmp_path, validation=Scripted(0.0, 0.1, 0.2, 0.9))
+    evaluations = []
+    run(tiny_settings(max_steps=6), tmp_path, validation=Scripted(0.3), on_evaluation=evaluations.append)
+    record = json.loads((tmp_path / "step-00000006" / "checkpoint.json").read_text())
+    assert [evaluation["step"] for evaluation in record["evaluations"]] == [0, 2, 4, 6]
+    assert record["best_step"] == 6
+
+
 class Poisoned(Objective[bool]):
     """Its loss, or only its gradient, is not finite for the batch that begins with ``text``."""
 
@@ -175,6 +247,12 @@ class Poisoned(Objective[bool]):
         elif batch:
             loss = 1 + (loss - loss.detach()).sqrt()  # one, with an infinite slope
         return Outcome(loss, {}, 1)
+
+    def comparisons(self, rows):
+        raise NotImplementedError
+
+    def encoder(self, role):
+        raise NotImplementedError
 
     def export(self, folder):
         raise NotImplementedError

@@ -1,9 +1,13 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from raytriever.retrieval.errors import UserError
+from raytriever.trainers.checkpoint import Checkpoints, State
 from raytriever.trainers.optimization import OptimizerSettings, build_optimizer, trainable_parameters
 from tests.unit.trainers.tiny import TinyEncoder
 
@@ -72,3 +76,63 @@ def test_updates_against_the_papers(kind):
             direction = direction * r * np.sqrt(1 - b2**t) / (np.sqrt(v) + epsilon)
         w = w - rate * direction
     np.testing.assert_allclose(steps_of(kind, gradients), w, rtol=1e-12)
+
+
+def test_8_bits_without_their_package_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(UserError, match="bitsandbytes, which is not installed: pip install 'raytriever"):
+        build_optimizer(TinyEncoder(), OptimizerSettings(kind="adamw_8bit"))
+
+
+def test_adam_in_8_bits_has_no_penalty():
+    with pytest.raises(ValidationError, match="adam_8bit has no L2 penalty"):
+        OptimizerSettings(kind="adam_8bit", weight_decay=0.1)
+
+
+class Wide(nn.Module):
+    """A matrix large enough for 8 bits, and a bias that isn't."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(64, 128)
+
+
+def steps_of_wide(module: Wide, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for parameter in module.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("kind", "decay"), [("adamw", 0.1), ("adam", 0.0)])
+def test_8_bits_stay_near_32(kind, decay):
+    pytest.importorskip("bitsandbytes", exc_type=ImportError)
+    found, expected = Wide(), Wide()
+    for module, name in ((found, f"{kind}_8bit"), (expected, kind)):
+        optimizer = build_optimizer(module, OptimizerSettings(kind=name, learning_rate=0.01, weight_decay=decay))
+        steps_of_wide(module, optimizer, range(30))
+    moved = (expected.linear.weight - Wide().linear.weight).abs().mean()
+    apart = (found.linear.weight - expected.linear.weight).abs().mean()
+    assert 0 < apart < 0.05 * moved
+    torch.testing.assert_close(found.linear.bias, expected.linear.bias, rtol=1e-5, atol=1e-6)
+
+
+def test_8_bits_resume_exactly(tmp_path):
+    pytest.importorskip("bitsandbytes", exc_type=ImportError)
+    settings = OptimizerSettings(kind="adamw_8bit", learning_rate=0.01, weight_decay=0.1)
+    whole = Wide()
+    optimizer = build_optimizer(whole, settings)
+    steps_of_wide(whole, optimizer, range(5))
+    with Checkpoints(str(tmp_path), {}) as checkpoints:
+        checkpoints.save(State(5), whole, optimizer)
+    assert optimizer.state[whole.linear.weight]["state1"].dtype == torch.uint8
+    steps_of_wide(whole, optimizer, range(5, 12))
+    resumed = Wide()
+    optimizer = build_optimizer(resumed, settings)
+    assert Checkpoints(str(tmp_path), {}).restore(resumed, optimizer) == State(5)
+    steps_of_wide(resumed, optimizer, range(5, 12))
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(resumed.get_parameter(name), parameter), name

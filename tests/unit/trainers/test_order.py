@@ -30,9 +30,25 @@ def test_every_world_size_consumes_the_same_batches(counts, batches_per_step, wo
         }
         parts = orders[0].slices_per_batch
         pieces = [piece for step in ranks for piece in step.pieces]
-        assert pieces == [Piece(batch, part, parts) for batch in expected.batches for part in range(parts)]
+        assert pieces == [Piece((batch,), part, parts) for batch in expected.batches for part in range(parts)]
     firsts = [order.first_piece for order in orders]
     assert firsts == [rank * (orders[0].pieces_per_step // world_size) for rank in range(world_size)]
+
+
+@given(batches_per_step=st.sampled_from([1, 2, 4, 12]), world_size=st.sampled_from([1, 2, 4, 12]))
+def test_a_joined_step_is_one_piece_a_rank_and_all_its_rows_in_order(batches_per_step, world_size):
+    orders = [Order([30], batches_per_step, 0, world_size, rank, joined=True) for rank in range(world_size)]
+    for ranks in zip(*(order.steps() for order in orders), strict=True):
+        assert all(len(step.pieces) == 1 for step in ranks)
+        rows = [
+            (batch, row)
+            for piece in (step.pieces[0] for step in ranks)
+            for batch in piece.batches
+            for row in range(12 // piece.parts * piece.part, 12 // piece.parts * (piece.part + 1))
+        ]
+        assert rows == [(batch, row) for batch in ranks[0].batches for row in range(12)]
+    assert {(order.pieces_per_step, order.ranks_per_loss) for order in orders} == {(world_size, world_size)}
+    assert [order.first_piece for order in orders] == list(range(world_size))
 
 
 @given(count=st.integers(5, 60), batches_per_step=st.integers(1, 5), seed=st.integers(0, 99))
@@ -60,6 +76,12 @@ def test_starting_late_gives_the_rest(start, max_steps):
     assert list(order.steps(start)) == steps[start:]
 
 
+def test_the_steps_at_which_epochs_end():
+    assert Order([7, 9, 5], 2, 3).epoch_ends == (3, 7, 9)
+    assert Order([7, 9, 5], 2, 3, max_steps=7).epoch_ends == (3, 7)
+    assert Order([7, 9, 5], 2, 3, max_steps=5).epoch_ends == (3, 5)
+
+
 def test_a_too_small_epoch_is_refused():
     with pytest.raises(UserError, match=r"Epoch 1 has 3 stored batches, fewer than the 4"):
         Order([8, 3], 4, 0)
@@ -70,18 +92,18 @@ def draws() -> tuple[float, float, float]:
 
 
 def test_randomness_is_a_function_of_position():
-    step = Step(7, 1, 2, (4, 5), (Piece(4), Piece(5)))
+    step = Step(7, 1, 2, (4, 5), (Piece((4,)), Piece((5,))))
     seed_randomness(0, step, step.pieces[0])
     first = draws()
     torch.rand(5), np.random.rand(5), random.random()
     seed_randomness(0, step, step.pieces[0])
     assert draws() == first
     others = [
-        (1, step, Piece(4)),
-        (0, step, Piece(5)),
-        (0, step, Piece(4, 1, 2)),
-        (0, Step(7, 0, 2, (4,), ()), Piece(4)),
-        (0, Step(7, 1, 3, (4,), ()), Piece(4)),
+        (1, step, Piece((4,))),
+        (0, step, Piece((5,))),
+        (0, step, Piece((4,), 1, 2)),
+        (0, Step(7, 0, 2, (4,), ()), Piece((4,))),
+        (0, Step(7, 1, 3, (4,), ()), Piece((4,))),
     ]
     for arguments in others:
         seed_randomness(*arguments)

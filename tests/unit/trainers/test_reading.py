@@ -5,7 +5,7 @@ import pytest
 
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.order import Piece, Step
-from raytriever.trainers.reading import prefetched, read_piece, read_step
+from raytriever.trainers.reading import Reader, prefetched
 from tests.unit.trainers.tiny import TinyBatches, random_batch, tiny_objective
 
 
@@ -52,29 +52,56 @@ def test_leaving_early_ends_the_thread():
         time.sleep(0.01)
 
 
+def reader(*columns: str, batches=None, **keywords) -> Reader:
+    objective = tiny_objective()
+    objective.columns = columns
+    return Reader(batches or TinyBatches(), objective, **keywords)
+
+
 def test_slices_are_consecutive_rows_of_the_wanted_columns():
-    rows = [read_piece(TinyBatches(), ("document", "query"), 1, Piece(3, part, 3)) for part in range(3)]
+    rows = [reader("document", "query").read_piece(1, Piece((3,), part, 3)) for part in range(3)]
     assert [table.column_names for table in rows] == [["document", "query"]] * 3
     whole = random_batch(1003)
     assert [text for table in rows for text in table["query"].to_pylist()] == whole["query"].to_pylist()
 
 
+def test_a_piece_of_several_batches_tells_them_apart():
+    rows = reader("query", "batch").read_piece(1, Piece((3, 0)))
+    queries = random_batch(1003)["query"].to_pylist() + random_batch(1000)["query"].to_pylist()
+    assert rows["query"].to_pylist() == queries
+    assert rows["batch"].to_pylist() == [3] * 6 + [0] * 6
+
+
+def test_a_piece_tells_its_epoch():
+    assert reader("epoch", "query").read_piece(1, Piece((3,)))["epoch"].to_pylist() == [1] * 6
+
+
+def test_hard_negatives_are_drawn_for_the_whole_batch_before_it_is_cut():
+    columns = ("query", "hard_negatives", "masked")
+    whole = reader(*columns, seed=3, hard_negatives=1).read_piece(1, Piece((3,)))
+    assert {len(texts) for texts in whole["hard_negatives"].to_pylist()} == {0, 1}
+    cut = [reader(*columns, seed=3, hard_negatives=1).read_piece(1, Piece((3,), part, 2)) for part in range(2)]
+    assert [row for table in cut for row in table.to_pylist()] == whole.to_pylist()
+    stored = random_batch(1003)["hard_negatives"].to_pylist()
+    assert all(set(drawn) <= set(pool) for drawn, pool in zip(whole["hard_negatives"].to_pylist(), stored, strict=True))
+
+
 def test_rows_that_ranks_cannot_share_are_refused():
     with pytest.raises(UserError, match=r"Batch 3 of epoch 1 in tiny/batches has 6 rows, which 4 ranks"):
-        read_piece(TinyBatches(), ("query",), 1, Piece(3, 0, 4))
+        reader("query").read_piece(1, Piece((3,), 0, 4))
 
 
 def test_a_missing_column_is_named():
-    with pytest.raises(UserError, match="no column relevance, which this objective reads; they have query,"):
-        read_piece(TinyBatches(), ("query", "relevance"), 0, Piece(0))
+    with pytest.raises(UserError, match="no column relevance, which this objective reads; they have query"):
+        reader("query", "relevance").read_piece(0, Piece((0,)))
 
 
 def test_what_is_wrong_with_a_batch_comes_with_its_number():
     class Masked(TinyBatches):
         def read(self, epoch, index):
             rows = super().read(epoch, index)
-            return rows.set_column(3, "masked", [[[0]] * len(rows)])
+            return rows.set_column(rows.column_names.index("masked"), "masked", [[[0]] * len(rows)])
 
-    step = Step(0, 1, 0, (5,), (Piece(5),))
+    step = Step(0, 1, 0, (5,), (Piece((5,)),))
     with pytest.raises(UserError, match="Batch 5 of epoch 1 in tiny/batches: Row 0 leaves out column 0"):
-        read_step(Masked(), tiny_objective(), step)
+        Reader(Masked(), tiny_objective()).read_step(step)

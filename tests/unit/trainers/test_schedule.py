@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -32,13 +33,95 @@ def test_exponential_equals_torchs():
     assert rates(8, kind="exponential", decay=0.9, warmup_steps=2)[2:] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("settings", [{"kind": "exponential"}, {"kind": "linear", "decay": 0.9}, {"decays": 1}])
-def test_settings_that_contradict_one_another_are_refused(settings):
-    with pytest.raises(ValidationError):
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kind": "exponential"}, "needs decay"),
+        ({"kind": "linear", "decay": 0.9}, "decay belongs to kind 'exponential'"),
+        ({"kind": "exponential", "decay": 0.9, "minimum": 0.1}, "minimum belongs to kind 'linear' or 'plateau'"),
+        ({"kind": "linear", "patience": 5}, "patience belongs to kind 'plateau', not to 'linear'"),
+        ({"warmup_steps": 3, "warmup_ratio": 0.1}, "give one of them"),
+        ({"kind": "plateau", "factor": 1.0}, "less than 1"),
+        ({"decays": 1}, "Extra inputs"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(settings, says):
+    with pytest.raises(ValidationError, match=says):
         ScheduleSettings(**settings)
+
+
+def test_settings_survive_being_written_and_read():
+    settings = ScheduleSettings(kind="plateau", patience=5, warmup_ratio=0.1)
+    assert ScheduleSettings.model_validate(settings.model_dump(mode="json")) == settings
+    assert ScheduleSettings.model_validate(ScheduleSettings().model_dump()) == ScheduleSettings()
+
+
+def test_linear_with_a_floor_would_reach_it_one_step_after_the_last():
+    assert rates(5, kind="linear", warmup_steps=1, minimum=0.2) == pytest.approx([2.0, 2.0, 1.6, 1.2, 0.8])
+    assert learning_rate(5, 5, 2.0, ScheduleSettings(minimum=0.2, warmup_steps=1)) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "plateau"])
+def test_a_warm_up_by_share_is_that_many_steps_rounded_up(kind):
+    assert rates(21, kind=kind, warmup_ratio=0.1) == rates(21, kind=kind, warmup_steps=3)
+    assert rates(7, kind=kind, warmup_ratio=0.0) == rates(7, kind=kind)
+
+
+def test_which_schedules_depend_on_the_length():
+    assert ScheduleSettings(kind="constant", warmup_ratio=0.1).depends_on_length
+    assert ScheduleSettings(kind="linear").depends_on_length
+    assert not ScheduleSettings(kind="plateau", warmup_steps=5).depends_on_length
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+@pytest.mark.parametrize(
+    ("patience", "cooldown", "threshold", "minimum"), [(0, 0, 0, 0), (2, 1, 0.05, 0.1), (1, 3, 0.2, 0)]
+)
+def test_plateau_equals_torchs(higher_is_better, patience, cooldown, threshold, minimum):
+    values = np.random.default_rng(patience).uniform(0.3, 0.5, size=60) + np.linspace(0, 0.1, 60)
+    values[7] = np.nan
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, "max" if higher_is_better else "min", 0.5, patience, threshold, "rel", cooldown, 2.0 * minimum, eps=0
+    )
+    settings = ScheduleSettings(
+        kind="plateau", factor=0.5, patience=patience, cooldown=cooldown, threshold=threshold, minimum=minimum
+    )
+    evaluations, seen = [], set()
+    for number, value in enumerate(values):
+        theirs.step(value)
+        evaluations.append((10 * number, value, higher_is_better))
+        found = learning_rate(10 * number + 3, 1000, 2.0, settings, evaluations)
+        assert found == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        seen.add(found)
+    assert len(seen) >= 3
+    assert minimum == 0 or min(seen) == pytest.approx(2.0 * minimum)
+
+
+def test_a_rate_on_a_plateau_knows_only_what_came_before_its_step():
+    settings = ScheduleSettings(kind="plateau", patience=0, factor=0.1)
+    evaluations = [(0, 0.5, True), (4, 0.4, True), (8, 0.3, True)]
+    found = [learning_rate(step, 100, 1.0, settings, evaluations) for step in range(10)]
+    assert found == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_evaluations_of_the_warm_up_are_no_bad_ones():
+    settings = ScheduleSettings(kind="plateau", patience=0, factor=0.1, warmup_steps=5)
+    evaluations = [(0, 0.5, True), (3, 0.4, True), (6, 0.45, True), (9, 0.6, True)]
+    found = [learning_rate(step, 100, 1.0, settings, evaluations) for step in (3, 4, 5, 6, 9)]
+    assert found == pytest.approx([0.8, 1, 1, 0.1, 0.1])
+
+
+def test_a_measure_of_another_direction_starts_anew():
+    settings = ScheduleSettings(kind="plateau", patience=1, factor=0.1)
+    losses = [(0, 0.5, False), (1, 0.6, False)]
+    assert learning_rate(9, 10, 1.0, settings, [*losses, (2, 0.1, True), (3, 0.2, True)]) == 1.0
+    assert learning_rate(9, 10, 1.0, settings, [*losses, (2, 0.1, True), (3, 0.1, True), (4, 0.1, True)]) == 0.1
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():
     require_room_for_warmup(ScheduleSettings(warmup_steps=9), 10)
     with pytest.raises(UserError, match="warmup_steps is 10, but the run has only 10 steps"):
         require_room_for_warmup(ScheduleSettings(warmup_steps=10), 10)
+    with pytest.raises(UserError, match=r"warmup_ratio 0\.9 makes it 3, but the run has only 3 steps"):
+        require_room_for_warmup(ScheduleSettings(warmup_ratio=0.9), 3)

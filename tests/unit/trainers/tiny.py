@@ -29,14 +29,18 @@ class TinyEncoder(nn.Module):
         self.projection = nn.Linear(width, dimension)
         self.dimension = dimension
 
-    def tokenize(self, texts: Sequence[str], role: str, max_length: int | None = None) -> dict[str, Tensor]:
+    def tokenize_ids(self, texts: Sequence[str], role: str, max_length: int | None = None) -> list[list[int]]:
         prompt = 1 if role == "query" else 2
-        rows = [[prompt, *(int(word[1:]) + 3 for word in text.split())][:max_length] for text in texts]
-        longest = max(map(len, rows))
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        return [[prompt, *(int(word[1:]) + 3 for word in text.split())][:max_length] for text in texts]
+
+    def pad(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
         for place, row in enumerate(rows):
             ids[place, : len(row)] = torch.tensor(row)
         return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+    def tokenize(self, texts: Sequence[str], role: str, max_length: int | None = None) -> dict[str, Tensor]:
+        return self.pad(self.tokenize_ids(texts, role, max_length))
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         states = self.embedding(features["input_ids"])
@@ -67,8 +71,12 @@ def random_batch(seed: int, size: int = 6) -> pa.Table:
         masked[row] = sorted({*masked[row], twin})
     return pa.table(
         {
+            "query_id": pa.array([f"q{seed}-{row}" for row in range(size)]),
             "query": pa.array([random_text(generator) for _ in range(size)]),
             "document": pa.array(documents),
+            "hard_negative_ids": pa.array(
+                [[f"n{text}" for text in pool] for pool in hard_negatives], pa.list_(pa.string())
+            ),
             "hard_negatives": pa.array(hard_negatives, pa.list_(pa.string())),
             "masked": pa.array(masked, pa.list_(pa.int32())),
             "domain": pa.array(["any"] * size),

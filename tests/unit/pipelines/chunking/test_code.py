@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raytriever.pipelines.chunking import code
 from raytriever.pipelines.chunking.chunks import chunk_text
 from raytriever.pipelines.chunking.settings import ChunkingSettings, Language
 from raytriever.pipelines.chunking.words import count_words
@@ -131,6 +132,20 @@ def test_binaries_and_enormous_files_are_cut_by_lines() -> None:
     for text in ("a\0b\n" * 100, "x = 1\n" * 200_000):
         chunks = chunk_text(text, ChunkingSettings(kind="auto"), "a.py")
         assert chunks.counts["sources_cut_as_lines"] == chunks.counts["sources_not_parsed"] == 1
+
+
+@pytest.mark.parametrize(("unit", "name"), [("a<", "a.cpp"), ("a<b>(", "a.cs")])
+def test_what_no_parser_can_make_sense_of_is_cut_by_lines(
+    unit: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "_MOST_CALLS", 500)
+    garbage, good = unit * 10_000 + "\n" + unit, "int one() {\n  return 1;\n}\n" * 100
+    for text, parsed in ((good, True), (garbage, False), (good, True)):
+        counts = chunk_text(text, ChunkingSettings(kind="auto"), name).counts
+        assert counts.get("sources_cut_as_code", 0) == parsed
+        assert counts.get("sources_not_parsed", 0) == counts.get("sources_cut_as_lines", 0) == (not parsed)
+    monkeypatch.undo()
+    assert chunk_text(garbage, ChunkingSettings(kind="auto"), name).counts["sources_with_syntax_errors"] == 1
 
 
 @pytest.mark.parametrize("name", ["argparse.py", "dataclasses.py", "textwrap.py", "typing.py"])

@@ -10,7 +10,10 @@ import torch
 
 from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from raytriever.pipelines.clusters import read_clusters, size_histogram
+from raytriever.pipelines.jobs import cluster as job
 from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
+from raytriever.pipelines.packing import domains
+from raytriever.pipelines.pairs import read_pairs
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Resources
@@ -43,6 +46,23 @@ def test_domains_are_clustered_apart_as_the_plain_function_does(tmp_path: Path) 
     facts = artifact.manifest["facts"]
     assert (facts["sides"], facts["clusters_asked_for"], facts["pairs_with_zero_vectors"]) == ("both", 30, 0)
     assert sum(facts["sizes"]) == 30
+
+
+def test_pairs_are_read_through_once_for_all_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns: list[str] = []
+
+    def read(artifact: Artifact, names: list[str]) -> Any:
+        columns.extend(names)
+        return read_pairs(artifact, names)
+
+    monkeypatch.setattr(domains, "read_pairs", read)
+    monkeypatch.setattr(job, "read_pairs", read)
+    names = [f"domain {number % 25}" for number in range(600)]
+    artifact = Artifact(
+        make(Cluster(config(tmp_path, store(tmp_path, *topics(600, 12, 30), names), smallest_domain=9)))
+    )
+    assert len(artifact.shards) == 25
+    assert sorted(columns) == ["document_row", "domain", "domain", "query_row"]  # domains to plan with, too
 
 
 def test_queries_alone_need_no_documents(tmp_path: Path) -> None:

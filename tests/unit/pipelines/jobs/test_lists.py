@@ -71,7 +71,8 @@ def test_lists_are_those_mined(collection: str, candidates: str, tmp_path: Path,
                 found = mined[row["query_id"]]
                 assert row == {
                     "query_id": found.query_id, "query": f"query {found.query_row}",
-                    "candidate_ids": found.document_ids, "candidate_relevance": found.relevance,
+                    "candidate_ids": found.document_ids, "candidate_rows": found.document_rows,
+                    "candidate_relevance": found.relevance,
                     "candidate_scores": found.scores, "domain": "health" if found.query_row % 3 else "law",
                 }  # fmt: skip
     assert seen == set(mined)  # what is left out of an epoch rotates

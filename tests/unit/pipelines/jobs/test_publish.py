@@ -50,6 +50,7 @@ def row_of(layout: Layout, epoch: int, index: int, row: int) -> dict[str, Any]:
         },
         "candidates": {
             "query_id": f"q{name}", "query": f"query {name}", "candidate_ids": ["a", "b", "c"],
+            "candidate_rows": [7, 3, 1 << 40],
             "candidate_relevance": [2, None, 0], "candidate_scores": [0.5, None, -1.0], "domain": "web",
         },
     }[layout]  # fmt: skip

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from raytriever.pipelines.packing.neighbours import find_neighbours
-from raytriever.pipelines.packing.pack import MERGED, Packing, PackingSettings, group_domains, pack
+from raytriever.pipelines.packing.pack import Packing, PackingSettings, pack
 from raytriever.pipelines.packing.topics import topic_batches
 from raytriever.pipelines.packing.tour import greedy_tour, tour_length
 from raytriever.retrieval.errors import UserError
@@ -185,46 +184,3 @@ def test_bad_input_is_named() -> None:
     corpus.groups[3] = 2
     with pytest.raises(UserError, match="domain is 2, but there are 2"):
         corpus.pack(4)
-
-
-DOMAINS = ["wiki"] * 10 + ["code"] * 3 + ["größe\0"] * 4 + ["größe"] * 9
-
-
-def test_small_domains_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"2 domains .* code \(3\), größe\0 \(4\).* merge .* drop"):
-        group_domains(DOMAINS, 8, "refuse")
-    found = group_domains(DOMAINS, 3, "refuse")
-    assert found.names == ("code", "größe", "größe\0", "wiki")
-    assert [found.names[label] for label in found.labels] == DOMAINS
-    assert found.dropped == {}
-
-
-def test_small_domains_merge_where_they_fill_a_batch() -> None:
-    found = group_domains(np.array(DOMAINS, dtype=object), 7, "merge")
-    assert found.names == ("größe", "wiki", MERGED)
-    assert found.labels.tolist() == [1] * 10 + [2] * 7 + [0] * 9
-    assert found.dropped == {}
-    found = group_domains(DOMAINS, 8, "merge")
-    assert found.names == ("größe", "wiki")
-    assert found.labels.tolist() == [1] * 10 + [-1] * 7 + [0] * 9
-    assert found.dropped == {"code": 3, "größe\0": 4}
-
-
-def test_domains_may_be_an_arrow_column() -> None:
-    expected = group_domains(DOMAINS, 7, "merge")
-    found = group_domains(pa.chunked_array([DOMAINS[:11], DOMAINS[11:]]), 7, "merge")
-    np.testing.assert_array_equal(found.labels, expected.labels)
-    assert (found.names, found.dropped) == (expected.names, expected.dropped)
-
-
-def test_small_domains_drop() -> None:
-    found = group_domains(DOMAINS, 7, "drop")
-    assert found.labels.tolist() == [1] * 10 + [-1] * 7 + [0] * 9
-    assert found.dropped == {"code": 3, "größe\0": 4}
-    with pytest.raises(UserError, match=r"No domain has 30 pairs, nor have all together \(26\)"):
-        group_domains(DOMAINS, 30, "merge")
-
-
-def test_a_domain_may_not_be_called_merged() -> None:
-    with pytest.raises(UserError, match="Rename"):
-        group_domains([MERGED] * 8 + ["a"] * 4 + ["b"] * 4, 8, "merge")

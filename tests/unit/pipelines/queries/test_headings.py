@@ -1,3 +1,4 @@
+import time
 from itertools import pairwise
 
 from hypothesis import given
@@ -121,3 +122,42 @@ def test_chunks_are_cut_at_headings(sizes: list[int]) -> None:
 
 def test_a_section_is_a_plain_value() -> None:
     assert sections("") == [Section((), 0, 0)]
+
+
+@given(st.lists(st.integers(1, 30), max_size=12), st.integers(1, 8))
+def test_no_piece_is_shorter_than_asked_for(sizes: list[int], minimum_words: int) -> None:
+    settings = HeadingQueries(minimum_words=minimum_words)
+    made, _ = examples(settings, source(ARTICLE, "Lobster", "s", chunks(ARTICLE, sizes)))
+    whole, _ = examples(settings, source(ARTICLE, "Lobster"))
+    for example, expected in zip(made, whole, strict=True):
+        pieces = [document.text for document in example.documents]
+        assert min(len(piece.split()) for piece in pieces) >= min(minimum_words, len(pieces[0].split()))
+        assert "".join("".join(pieces).split()) == "".join(expected.documents[0].text.split())
+
+
+def test_short_pieces_join_their_neighbours() -> None:
+    text = "# A\nOne two three four five. Six. Seven eight nine ten eleven. Twelve."
+    cuts = (len("# A\nOne two three four five."), text.index("Seven"), text.index("Twelve"))
+    made, _ = examples(HeadingQueries(minimum_words=3), source(text, "", "s", cuts))
+    assert [document.text for document in made[0].documents] == [
+        "One two three four five. Six.",
+        "Seven eight nine ten eleven. Twelve.",
+    ]
+    made, _ = examples(HeadingQueries(minimum_words=3), source(text, "", "s", (text.index("two"), *cuts[1:])))
+    assert [document.text for document in made[0].documents] == [
+        "One two three four five. Six.",
+        "Seven eight nine ten eleven. Twelve.",
+    ]
+
+
+def test_many_sections_in_many_chunks_take_linear_time() -> None:
+    def seconds(number: int) -> float:
+        text = "# A\nsome words\n" * number
+        chunked = source(text, "", "s", tuple(range(15, len(text), 15)))
+        begin = time.perf_counter()
+        made, _ = examples(HeadingQueries(minimum_words=1), chunked)
+        assert len(made) == number
+        return time.perf_counter() - begin
+
+    seconds(10)
+    assert seconds(8_000) < 30 * seconds(1_000) + 0.05  # 8 times where linear, 64 where quadratic

@@ -38,6 +38,9 @@ OTHERS: dict[str, Any] = {
     "append_eos": True,
     "dtype": "bfloat16",
     "dimension": 64,
+    "form": "layers 4, 6",
+    "projection": "linear",
+    "document_model": "c" * 64,
 }
 
 
@@ -57,6 +60,27 @@ def test_a_difference_is_an_error_that_names_it(field: str) -> None:
 
 def test_the_same_files_may_be_asked_for_by_another_name() -> None:
     CONTRACT.require_same(CONTRACT.model_copy(update={"revision": "0123abc"}), "one", "two")
+
+
+def test_queries_of_an_encoder_that_was_trained_for_the_documents_may_search_them() -> None:
+    queries = CONTRACT.model_copy(update={"model": "another", "document_model": CONTRACT.fingerprint, "max_length": 9})
+    CONTRACT.require_queries(CONTRACT, "index", "queries")
+    CONTRACT.require_queries(queries, "index", "queries")
+    queries.require_queries(queries, "its own index", "queries")  # what it made of documents itself
+    other = CONTRACT.model_copy(update={"pooling": "cls" if CONTRACT.pooling != "cls" else "mean"})
+    with pytest.raises(UserError, match=r"queries was trained for documents of another encoder .* behind index"):
+        other.require_queries(queries, "index", "queries")
+    with pytest.raises(UserError, match="come from different encoders: pooling"):
+        other.require_queries(CONTRACT, "index", "queries")
+    with pytest.raises(UserError, match=r"come from different encoders: .*document_model"):
+        CONTRACT.require_same(queries, "one", "two")
+
+
+def test_fingerprints_are_of_what_is_compared() -> None:
+    assert CONTRACT.model_copy(update={"revision": "abc"}).fingerprint == CONTRACT.fingerprint
+    assert CONTRACT.model_copy(update={"normalize": not CONTRACT.normalize}).fingerprint != CONTRACT.fingerprint
+    earlier = CONTRACT.model_dump(exclude={"form", "document_model", "projection"})  # before there were these settings
+    assert EncoderContract.model_validate(earlier).fingerprint == CONTRACT.fingerprint
 
 
 @pytest.mark.parametrize(

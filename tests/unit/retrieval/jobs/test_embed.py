@@ -14,6 +14,7 @@ from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.embedding import encode_texts
 from raytriever.retrieval.encoders import specification
+from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs import embed
@@ -114,6 +115,47 @@ def test_the_vectors_of_every_text_are_stored_in_order(
     assert [record.rows for record in artifact.shards] == [7, 7, 7, 2, 5]
 
 
+@pytest.mark.parametrize("reduction", ["none", "average"])
+def test_documents_have_the_vectors_of_the_form_and_queries_one(
+    collection: str, model: Path, tmp_path: Path, reduction: str
+) -> None:
+    plain = run(stage(collection, model, tmp_path / "plain"))
+    assert "form" not in plain.config["encoder"]  # as artifacts were recorded before there were forms
+    form = VectorForm.model_validate({"kind": "layers", "layers": [1, 2], "reduction": reduction})
+    run(stage(collection, model, tmp_path / "several", {"form": form}))
+    vectors, expected = (StoredVectors(str(tmp_path / name)) for name in ("several", "plain"))
+    documents = vectors.part("documents")
+    encoder = MultiVectorEncoder(load_tiny(model, pooling="last_token"), form).eval()
+    texts = StoredCollection(collection).texts("documents", np.arange(len(DOCUMENTS)), with_title=True)
+    found = documents.range(0, len(DOCUMENTS))
+    np.testing.assert_allclose(found, encode_texts(encoder, texts, "document"), atol=2e-3, rtol=1e-3)
+    if reduction == "none":
+        assert documents.vectors_per_text == 2
+        np.testing.assert_array_equal(found[:, 1], expected.part("documents").range(0, len(DOCUMENTS)))
+    queries = (each.part("queries").range(0, len(QUERIES)) for each in (vectors, expected))
+    np.testing.assert_array_equal(*queries)
+    assert vectors.contract.form == str(form)
+    with pytest.raises(UserError, match=f"form '{form}' against 'single'"):
+        vectors.contract.require_same(expected.contract, "one", "two")
+
+
+def test_texts_with_different_numbers_of_vectors_are_refused_at_once(
+    collection: str, model: Path, tmp_path: Path
+) -> None:
+    job = stage(collection, model, tmp_path / "out", {"form": VectorForm(kind="all_tokens"), "pooling": "cls"})
+    with pytest.raises(UserError, match="all_tokens gives every text its own number of vectors"):
+        job.plan()
+
+
+def test_vectors_that_were_stored_before_there_were_forms(collection: str, model: Path, tmp_path: Path) -> None:
+    run(stage(collection, model, tmp_path / "out"))
+    manifest = tmp_path / "out" / "manifest.json"
+    value = json.loads(manifest.read_text())
+    assert value["facts"]["encoder"].pop("form") == "single"
+    manifest.write_text(json.dumps(value))
+    assert StoredVectors(str(tmp_path / "out")).contract.form == "single"
+
+
 def test_a_run_s_texts_alone_rank_it_as_all_texts_do(collection: str, model: Path, tmp_path: Path) -> None:
     index = make(Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "index"))))
     first = make(Search(SearchConfig(index=index, collection=collection, split=None, output=str(tmp_path / "first"))))
@@ -156,6 +198,7 @@ def test_a_restart_continues_and_ends_in_the_same_bytes(collection: str, model: 
         ({"encoder": {"max_length": 9}}, "max_length"),
         ({"encoder": {"append_eos": False}}, "append_eos"),
         ({"encoder": {"revision": "other"}}, "revision"),
+        ({"encoder": {"form": {"kind": "layers", "layers": [1, 2]}}}, "form"),
         ({"with_title": False}, "with_title"),
         ({"texts_per_shard": 8}, "texts_per_shard"),
     ],

@@ -10,12 +10,11 @@ from torch import nn
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.objective import to_device
 from raytriever.trainers.objectives.contrastive import (
-    Contrastive,
     ContrastiveSettings,
     contrastive_metrics,
     masked_contrastive_loss,
 )
-from tests.unit.trainers.tiny import TinyEncoder, gradients_of, random_batch, tiny_objective
+from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
 
 
 def random_problem(seed: int, queries: int = 5, documents: int = 9):
@@ -107,9 +106,9 @@ def test_a_stored_batch_means_what_its_columns_say(similarity, chunk_size, gradi
         chunk_size=chunk_size,
         gradient_cache=gradient_cache,
     )
-    rows = random_batch(5)
+    rows = random_batch(5).append_column("batch", pa.array([3] * 6, pa.int32()))
     outcome = objective(objective.collate(rows.select(list(objective.columns))))
-    encode, tokenize = objective.encoder, objective.encoder.tokenize
+    encode, tokenize = objective.query_encoder, objective.query_encoder.tokenize
     q = torch.cat([encode(tokenize([text], "query")) for text in rows["query"].to_pylist()])
     hard_negatives = [text for texts in rows["hard_negatives"].to_pylist() for text in texts]
     written = rows["document"].to_pylist() + hard_negatives
@@ -175,11 +174,6 @@ def test_a_masked_column_that_is_not_there_is_refused(column, message):
         objective(objective.collate(batch_of(["w1", "w2"], [["w3"], []], [[column], []])))
 
 
-def test_negatives_of_other_batches_are_refused_without_masks_for_them():
-    with pytest.raises(UserError, match="share_negatives 'step'"):
-        Contrastive(TinyEncoder(), ContrastiveSettings(share_negatives="step"))
-
-
 def test_neither_chunks_nor_the_gradient_cache_change_a_gradient():
     expected, *others = (
         gradients_with(chunk_size=chunk_size, gradient_cache=gradient_cache)
@@ -217,7 +211,7 @@ def test_a_batch_moves_between_devices_whole():
     moved = to_device(batch, torch.device("meta"))
     assert {t.device.type for chunk in moved.documents.chunks for t in chunk.values()} == {"meta"}
     assert moved.queries.order.device.type == moved.masked_rows.device.type == "meta"
-    assert moved.largest_masked == batch.largest_masked
+    assert moved.tokens == batch.tokens
 
 
 def test_export_writes_the_encoder(tmp_path):

@@ -1,0 +1,162 @@
+"""A teacher's scores for `raytriever filter`: from mined candidates, a run, or a run file of any other program."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raytriever.pipelines.filtering.false_negatives import pair_keys
+from raytriever.pipelines.filtering.teacher_scores import TeacherScores
+from raytriever.pipelines.jobs.lookups import add_array, map_array
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
+from raytriever.retrieval.collections.stored import StoredCollection, TextPart
+from raytriever.retrieval.collections.text_lines import numbered_lines
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.lineage import require_own_queries, require_same_origin
+from raytriever.retrieval.mining.candidates import CANDIDATES, StoredCandidates
+from raytriever.retrieval.runs import RUN, StoredRun
+from raytriever.retrieval.storage import Folder, sha256_of
+
+SCORES_SHARD = "teacher-scores"
+
+_KEYS_FILE, _SCORES_FILE = "lookup/teacher-keys.npy", "lookup/teacher-scores.npy"
+_LINES_AT_ONCE = 1 << 18
+_QUERIES_AT_ONCE = 1 << 14
+
+# query rows, document rows and scores of some pairs, each (n,)
+ScoredPairs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
+
+
+def scores_fingerprint(path: str) -> str:
+    """That of the artifact, or of the file's bytes. Raises ``UserError`` where there is neither."""
+    if is_artifact(path):
+        return Artifact(path).fingerprint
+    if not Path(path).is_file():
+        raise UserError(
+            f"teacher_scores is {path!r}, which is neither an artifact (candidates or a run) nor a run file. Is the"
+            " path right?"
+        )
+    return sha256_of(Path(path))
+
+
+def check_scores(path: str, collection: StoredCollection) -> None:
+    """Raises ``UserError`` for an artifact of another kind, or of another collection."""
+    if not is_artifact(path):
+        return
+    artifact = Artifact(path)
+    if artifact.kind not in (CANDIDATES, RUN):
+        raise UserError(
+            f"teacher_scores is {artifact.uri}, which holds {artifact.kind}: scores come from candidates (of raytriever"
+            " mine, form labelled_lists), from a run, or from a run file."
+        )
+    require_same_origin("collection", collection, artifact)
+    if artifact.kind == RUN:
+        require_own_queries(collection, artifact)
+
+
+def make_scores(writer: ShardWriter, path: str, collection: StoredCollection) -> ShardRecord:
+    """Keys and scores of all pairs, as sorted arrays. Raises ``UserError`` for a pair with two scores.
+
+    Memory: 12 bytes a pair, a few times while they are sorted.
+    """
+    keys, scores = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
+    for query_rows, document_rows, found in _scored_pairs(path, collection):
+        keys.append(pair_keys(query_rows, document_rows))
+        scores.append(found)
+    all_keys, all_scores = np.concatenate(keys), np.concatenate(scores)
+    if not len(all_keys):
+        raise UserError(f"{path} scores no document of {collection.uri} for a query of it. Are ids written alike?")
+    order = np.lexsort((all_scores, all_keys))
+    all_keys, all_scores = all_keys[order], all_scores[order]
+    again = np.diff(all_keys) == 0
+    differ = again & (np.diff(all_scores) != 0)
+    if differ.any():
+        query, document = divmod(int(all_keys[int(np.argmax(differ))]), 1 << 31)
+        names = [_id(collection, "queries", query), _id(collection, "documents", document)]
+        raise UserError(f"{path} gives query {names[0]!r} and document {names[1]!r} two different scores. Keep one.")
+    first = np.concatenate([[True], ~again])
+    add_array(writer, _KEYS_FILE, all_keys[first])
+    add_array(writer, _SCORES_FILE, all_scores[first])
+    return writer.commit(0)
+
+
+def open_scores(output: str) -> TeacherScores:
+    """What ``make_scores`` wrote."""
+    return TeacherScores(*(map_array(output, SCORES_SHARD, name) for name in (_KEYS_FILE, _SCORES_FILE)))
+
+
+def _id(collection: StoredCollection, part: TextPart, row: int) -> str:
+    return str(collection.rows_of(part).take(np.array([row]), ["id"])["id"][0].as_py())
+
+
+def _scored_pairs(path: str, collection: StoredCollection) -> Iterator[ScoredPairs]:
+    if not is_artifact(path):
+        return _of_run_file(Path(path), collection)
+    if Artifact(path).kind == RUN:
+        return _of_run(StoredRun(path), collection)
+    return _of_candidates(StoredCandidates(path))
+
+
+def _of_candidates(candidates: StoredCandidates) -> Iterator[ScoredPairs]:
+    """Candidates and positives with a known score."""
+    for table in candidates.tables(["query_row", "document_rows", "scores"]):
+        lists = table["document_rows"].combine_chunks()
+        queries = table["query_row"].to_numpy()[pc.list_parent_indices(lists).to_numpy()]
+        scores = pc.list_flatten(table["scores"].combine_chunks())
+        known = scores.is_valid().to_numpy(zero_copy_only=False)
+        yield queries[known], pc.list_flatten(lists).to_numpy()[known], scores.drop_null().to_numpy()
+
+
+def _of_run(run: StoredRun, collection: StoredCollection) -> Iterator[ScoredPairs]:
+    query_rows, ranking = collection.query_rows(run.query_ids()), run.ranking()
+    for start in range(0, len(query_rows), _QUERIES_AT_ONCE):
+        block = slice(start, start + _QUERIES_AT_ONCE)
+        queries, places = np.nonzero(ranking.rows[block] >= 0)
+        yield query_rows[block][queries], ranking.rows[block][queries, places], ranking.scores[block][queries, places]
+
+
+def _of_run_file(path: Path, collection: StoredCollection) -> Iterator[ScoredPairs]:
+    """Pairs whose ids the collection has; a teacher may have scored more."""
+    known = [collection.rows_of(part).read(["id"])["id"].combine_chunks() for part in ("queries", "documents")]
+    for queries, documents, scores in _blocks(path):
+        rows = [
+            pc.index_in(pa.array(ids, pa.string()), of) for ids, of in zip((queries, documents), known, strict=True)
+        ]
+        both = pc.and_(rows[0].is_valid(), rows[1].is_valid())
+        query_rows, document_rows = (found.filter(both).to_numpy().astype(np.int64) for found in rows)
+        yield query_rows, document_rows, np.array(scores, dtype=np.float32)[both.to_numpy(zero_copy_only=False)]
+
+
+def _blocks(path: Path) -> Iterator[tuple[list[str], list[str], list[float]]]:
+    queries: list[str] = []
+    documents: list[str] = []
+    scores: list[float] = []
+    for number, line in numbered_lines(Folder(str(path.parent)), path.name):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 6:
+            raise UserError(
+                f"{path}, line {number} has {len(fields)} columns; 6 are needed: query Q0 document rank score tag."
+            )
+        queries.append(fields[0])
+        documents.append(fields[2])
+        scores.append(_number(fields[4], f"{path}, line {number}"))
+        if len(queries) == _LINES_AT_ONCE:
+            yield queries, documents, scores
+            queries, documents, scores = [], [], []
+    yield queries, documents, scores
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        score = float(text)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise UserError(f"{where}: column 5 (score) is {text!r}, no finite number.")
+    return score

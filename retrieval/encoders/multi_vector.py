@@ -1,0 +1,120 @@
+"""Several vectors a document, from several layers or tokens of one transformer, and their reductions to one vector.
+
+"Investigating Multi-layer Representations for Dense Passage Retrieval" (MLR, Xie & Lukasiewicz 2025), with the two
+forms it is compared with: ME-BERT (Luan et al. 2021) and ColBERT (Khattab & Zaharia 2020, with one query vector).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.retrieval.encoders.layer_states import LayerStates, numbered_blocks
+from raytriever.retrieval.encoders.text_encoder import TextEncoder, pool
+from raytriever.retrieval.encoders.vector_form import VectorForm
+from raytriever.retrieval.errors import UserError
+
+__all__ = ["MultiVectorEncoder", "VectorForm", "scalar_mix"]
+
+
+class MultiVectorEncoder(TextEncoder):
+    """Documents to several vectors, or to the one that these are reduced to, by the modules of a ``TextEncoder``.
+
+    Shares its weights with ``encoder``, which stays the encoder of queries. Layers are pooled as ``encoder`` pools its
+    last one ([CLS], masked mean, last token); which states they are, ``LayerStates`` says. Dense layers and
+    normalisation are applied to each vector, or to the one that an average leaves.
+
+    ``alpha``, a parameter (m,) in float32: the scalar mix's weights before their softmax, by default 0, which is the
+    average; None for other reductions. Raises ``UserError`` for a form that the encoder doesn't have.
+    """
+
+    def __init__(self, encoder: TextEncoder, form: VectorForm, alpha: Sequence[float] | None = None) -> None:
+        contract = encoder.contract.model_copy(update={"form": str(form)})
+        super().__init__(encoder.transformer, encoder.tokenizer, list(encoder.dense), contract)
+        _check_form(form, encoder)
+        self.form = form
+        self.alpha: nn.Parameter | None = None
+        if form.reduction == "scalar_mix":
+            self.alpha = nn.Parameter(torch.tensor(alpha or [0.0] * (form.vectors or 0)))
+        self._layer_states = LayerStates(encoder.transformer, form.layers) if form.kind == "layers" else None
+
+    def states(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """All m vectors of each text, before a reduction: float32 (n, m, dimension), and bool (n, m).
+
+        True is a vector; a text of fewer than m tokens lacks the others, which are zero. Layers ascend, so the last
+        layer is the last; the first token is the first.
+        """
+        states, present = self._pooled(features)
+        return self._finish(states).masked_fill(~present.unsqueeze(-1), 0.0), present
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """What is stored and searched: float32 (n, dimension), or (n, m, dimension) without a reduction.
+
+        Where a text has fewer than m tokens, its first vector stands in for the others: the best inner product with a
+        text's vectors stays the best one.
+        """
+        states, present = self._pooled(features)
+        if not self.form.reduced:
+            vectors = self._finish(states)
+            return torch.where(present.unsqueeze(-1), vectors, vectors[:, :1])
+        if self.form.reduction in ("average", "scalar_mix"):
+            alpha = states.new_zeros(states.shape[1]) if self.alpha is None else self.alpha
+            return self._finish(scalar_mix(states, present, alpha))
+        return self._finish(states[:, -1] if self.form.kind == "layers" else states[:, 0])
+
+    def save(self, folder: Path) -> None:
+        """Writes a folder that queries and documents are embedded with, and that sentence-transformers loads.
+
+        There a document's vector is the reduced one if a sentence-transformers module can do it, else the last layer's.
+        """
+        from raytriever.retrieval.encoders.towers import write_towers
+
+        write_towers(self, self, folder)
+
+    def _finish(self, vectors: Tensor) -> Tensor:
+        for layer in self.dense:
+            vectors = layer(vectors)
+        return nn.functional.normalize(vectors, dim=-1) if self.contract.normalize else vectors
+
+    def _pooled(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Float32 (n, m, hidden) and bool (n, m), before dense layers and normalisation."""
+        mask = features["attention_mask"]
+        if self._layer_states is not None:
+            return _all_present(self._layer_states(self.transformer, features, self.contract.pooling))
+        tokens: Tensor = self.transformer(**features).last_hidden_state
+        if self.form.kind == "single":
+            return _all_present(pool(tokens, mask, self.contract.pooling).unsqueeze(1))
+        width = self.form.tokens or tokens.shape[1]
+        tokens, present = tokens[:, :width].float(), mask[:, :width].bool()
+        absent = width - tokens.shape[1]
+        return nn.functional.pad(tokens, (0, 0, 0, absent)), nn.functional.pad(present, (0, absent))
+
+
+def scalar_mix(states: Tensor, present: Tensor, alpha: Tensor) -> Tensor:
+    """The average of a text's vectors weighted by softmax(alpha), Eq. 8 of MLR; equal alphas give the plain one.
+
+    ``states`` float32 (n, m, d); ``present`` bool (n, m), one True a row at least, over which the softmax goes;
+    ``alpha`` (m,). Returns (n, d).
+    """
+    weights = alpha.to(states.dtype).expand(present.shape).masked_fill(~present, -torch.inf).softmax(dim=1)
+    return (weights.unsqueeze(-1) * states.masked_fill(~present.unsqueeze(-1), 0.0)).sum(dim=1)
+
+
+def _all_present(states: Tensor) -> tuple[Tensor, Tensor]:
+    return states, torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+
+
+def _check_form(form: VectorForm, encoder: TextEncoder) -> None:
+    if form.kind == "layers":
+        count = len(numbered_blocks(encoder.transformer))
+        if form.layers[-1] != count:
+            raise UserError(
+                f"layers is {list(form.layers)}. It must end in {count}, the encoder's last layer, whose vector queries"
+                f" have; before it, any of 1 to {count - 1}."
+            )
+    elif form.kind != "single" and encoder.contract.pooling != "cls":
+        raise UserError(
+            f"The form {form.kind} compares token states with a query's [CLS] state, but the encoder's pooling is"
+            f" {encoder.contract.pooling}. Set its pooling to cls, or use the form layers."
+        )

@@ -1,0 +1,108 @@
+"""The encoders behind a role: of queries, and of documents, which may have several vectors or a tower of their own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from raytriever.retrieval.encoders.export import write_form, write_routes, write_sentence_transformers_folder
+from raytriever.retrieval.encoders.modules import has_two_towers, read_json
+from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder
+from raytriever.retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
+from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from raytriever.retrieval.encoders.vector_form import FORM_FILE, VectorForm
+from raytriever.retrieval.errors import UserError
+
+
+class Towers(nn.Module):
+    """The encoders of queries and of documents, under one contract; often the same, or sharing their weights."""
+
+    def __init__(self, query: TextEncoder, document: TextEncoder) -> None:
+        super().__init__()
+        self.query = query
+        self.document = document
+
+    @property
+    def contract(self) -> EncoderContract:
+        """What makes their vectors comparable, the documents' form included."""
+        return self.document.contract
+
+    def of(self, role: Role) -> TextEncoder:
+        """The encoder of texts of this role."""
+        return self.query if role == "query" else self.document
+
+
+def load_towers(
+    settings: EncoderSettings,
+    path: Path,
+    fingerprint: str,
+    dropout: float | None = None,
+    fresh_seed: int | None = None,
+) -> Towers:
+    """Loads both encoders as ``load_encoder`` does, documents in the form that ``settings`` or the folder say.
+
+    ``fingerprint``: of the whole folder; ``fresh_seed``: of a projection's fresh weights, in training. Raises
+    ``UserError`` also for towers of different settings, and a form that the encoder of documents doesn't have.
+    """
+    form, alpha = settle_form(settings.form, path)
+    plain = settings.model_copy(update={"form": None})
+    query = document = load_encoder(plain, path, fingerprint, dropout, "query", fresh_seed)
+    if has_two_towers(path):
+        # a reduction of token states is written as the documents' pooling
+        alike = plain if form.kind == "single" else plain.model_copy(update={"pooling": query.contract.pooling})
+        document = load_encoder(alike, path, fingerprint, dropout, "document", fresh_seed)
+        query.contract.require_same(document.contract, f"the queries of {path}", "its documents")
+    return Towers(query, document if form.kind == "single" else MultiVectorEncoder(document, form, alpha))
+
+
+def settle_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Sequence[float] | None]:
+    """The form of a document's vectors, ``wanted`` or as the folder says, and the alphas stored with just that form.
+
+    Raises ``UserError`` where the folder's form can't be read.
+    """
+    listing = path / FORM_FILE
+    values = read_json(listing)
+    try:
+        alpha = values.pop("alpha", None)
+        stored = VectorForm.model_validate(values)
+        if alpha is not None and len(torch.tensor(alpha, dtype=torch.float32)) != stored.vectors:
+            raise ValueError(f"{len(alpha)} alphas for {stored.vectors} vectors")
+    except (ValidationError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{listing} describes no form of vectors: {' '.join(str(error).split())}") from error
+    return (stored, alpha) if wanted in (None, stored) else (wanted or stored, None)
+
+
+def write_towers(query: TextEncoder, document: TextEncoder, folder: Path) -> None:
+    """Writes the encoders of queries and documents as one folder, which ``load_towers`` reads.
+
+    sentence-transformers loads it too, several vectors a document or a reduction that it has no module for as the last
+    layer's. Encoders with weights of their own, and averages, take its Router, which it has from release 5 on. Raises
+    ``UserError`` where the two differ in pooling, prompts, length, dimension or normalisation.
+    """
+    form = document.form
+    alone = document.contract.model_copy(update={"model": query.contract.model, "form": query.contract.form})
+    query.contract.require_same(alone, "the queries' encoder", "the documents' encoder")
+    weights = _layer_weights(document)
+    token_average = form.kind == "all_tokens" and form.reduction == "average"
+    if weights is not None or token_average or query.transformer is not document.transformer:
+        write_routes(query, document, folder, "mean" if token_average else document.contract.pooling, weights)
+    else:
+        write_sentence_transformers_folder(query, folder)
+    if form.kind != "single" and form.reduction != "last":  # what is left is a plain encoder
+        write_form(form, _alpha(document), folder)
+
+
+def _layer_weights(document: TextEncoder) -> dict[int, float] | None:
+    """The share of each layer in the one vector that is left of several; None where there is no such average."""
+    layers = document.form.layers
+    if not layers or document.form.reduction not in ("average", "scalar_mix"):
+        return None
+    alpha = torch.tensor(_alpha(document) or [0.0] * len(layers))
+    return dict(zip(layers, alpha.softmax(dim=0).tolist(), strict=True))
+
+
+def _alpha(document: TextEncoder) -> list[float] | None:
+    alpha = document.alpha if isinstance(document, MultiVectorEncoder) else None
+    return None if alpha is None else [float(each) for each in alpha.detach().float().cpu()]

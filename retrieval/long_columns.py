@@ -1,0 +1,51 @@
+"""Columns of more than 2 GiB of text: Arrow's strings, whose offsets have 32 bits, hold them in several chunks alone.
+
+What joins chunks (``combine_chunks``, ``take``) overflows there; these functions don't.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_ROWS_AT_ONCE = 1 << 18  # of a chunk that is made: ids and names are far shorter than 8 KiB on average
+
+
+def take_texts(column: pa.ChunkedArray, rows: NDArray[np.int64]) -> pa.ChunkedArray:
+    """The strings in these rows, in their order; each chunk is read where it is."""
+    starts = np.cumsum([0, *map(len, column.chunks)])
+    blocks = (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
+    return pa.chunked_array([_take_block(column.chunks, starts, block) for block in blocks], column.type)
+
+
+def _take_block(chunks: Sequence[pa.Array], starts: NDArray[np.int64], rows: NDArray[np.int64]) -> pa.Array:
+    order = np.argsort(rows, kind="stable")
+    ascending = rows[order]
+    bounds = pairwise(np.searchsorted(ascending, starts).tolist())
+    taken = [
+        chunk.take(pa.array(ascending[begin:end] - start))
+        for chunk, start, (begin, end) in zip(chunks, starts[:-1], bounds, strict=True)
+        if begin < end
+    ]
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return pa.concat_arrays(taken).take(pa.array(place))
+
+
+def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """These rows of a table of strings and numbers, in their order."""
+    columns = [
+        take_texts(column, rows) if column.type == pa.string() else column.take(pa.array(rows))
+        for column in table.columns
+    ]
+    return pa.table(columns, schema=table.schema)
+
+
+def places_among(ids: pa.Array | pa.ChunkedArray, known: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
+    """Where each id first stands among the ``known``, -1 where it doesn't."""
+    found = pc.index_in(ids.cast(pa.large_string()), value_set=known.cast(pa.large_string()))
+    places: NDArray[np.int64] = found.fill_null(-1).to_numpy().astype(np.int64)
+    return places

@@ -1,0 +1,42 @@
+"""Layers of a transformer that is shared out over ranks are those of a whole one, and so are its gradients."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm
+from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.text_encoder import load_encoder
+from raytriever.retrieval.encoders.transformer import checkpoint_activations
+from raytriever.trainers.sharding import shard, whole
+from tests.distributed.processes import run_in_processes
+
+TEXTS = ["import the first of the values", "yield", "a file is open"]
+
+
+def states_and_gradients(rank: int, folder: str, shares: bool, again: bool) -> tuple[NDArray[Any], dict[str, Any]]:  # noqa: ARG001
+    located = locate_model(folder)
+    encoder = load_encoder(EncoderSettings(model=folder, pooling="cls"), located.path, "", dropout=0.0).train()
+    several = MultiVectorEncoder(encoder, VectorForm(kind="layers", layers=(1, 2)))
+    if again:
+        checkpoint_activations(encoder.transformer)
+    if shares:
+        shard(several)
+    states, _ = several.states(several.tokenize(TEXTS, "document"))
+    states.square().sum().backward()
+    named = several.named_parameters()
+    return states.detach().numpy(), {name: whole(p.grad).numpy() for name, p in named if p.grad is not None}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_shared_out_transformer_gives_the_same_states(tiny_encoder: Path, again: bool) -> None:
+    ((expected, gradients),) = run_in_processes(states_and_gradients, 1, str(tiny_encoder), False, False)
+    for states, summed in run_in_processes(states_and_gradients, 2, str(tiny_encoder), True, again):
+        np.testing.assert_allclose(states, expected, atol=1e-6)
+        assert summed.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(summed[name], 2 * gradient, atol=1e-4, rtol=1e-4, err_msg=name)

@@ -1,0 +1,58 @@
+"""Losses over queries and documents: however the rows lie on ranks, gradients are those of one process."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from raytriever.trainers import collectives
+from tests.distributed.processes import run_in_processes
+from tests.unit.trainers.several_batches import as_one_batch, several_batches
+from tests.unit.trainers.tiny import gradients_of, tiny_objective
+from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
+
+CHUNKS = {"chunk_size": 3, "gradient_cache": True}
+OBJECTIVES = {
+    "contrastive": lambda **settings: tiny_objective(dtype=torch.float64, **CHUNKS, **settings),
+    "layers": lambda **settings: tiny_multi_layer(LAYERS, "self_contrastive", **CHUNKS, **settings),
+    "all tokens": lambda **settings: tiny_multi_layer(ALL_TOKENS, "multi_vector", **CHUNKS, **settings),
+    "scalar mix": lambda **settings: tiny_multi_layer(LAYERS, "scalar_mix", **CHUNKS, **settings),
+}
+
+
+def step(rank: int, ranks: int, name: str, batches: int, share: str):
+    """Gradients and measurements of one step, as the loop takes it."""
+    objective = OBJECTIVES[name](share_negatives=share)
+    rows = several_batches(batches)
+    if share == "batch":
+        rows = as_one_batch(rows).drop_columns("batch")
+    objective.batch_group = dist.group.WORLD if ranks > 1 else None
+    each = len(rows) // ranks
+    outcome = objective(objective.collate(rows.slice(rank * each, each)))
+    (outcome.loss / ranks).backward()
+    collectives.sum_gradients(objective.parameters())
+    told = collectives.sum_across_ranks(torch.stack([outcome.loss, *outcome.metrics.values()])) / ranks
+    return gradients_of(objective), told.tolist()
+
+
+def steps(rank: int, ranks: int, batches: int):
+    return {
+        (name, share): step(rank, ranks, name, batches, share) for name in OBJECTIVES for share in ("step", "batch")
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batches"), [(2, 4), (4, 2)], ids=["two batches a rank", "two batches of two slices each"]
+)
+def test_ranks_equal_one_process(ranks, batches):
+    alone = steps(0, 1, batches)
+    for answers in run_in_processes(steps, ranks, ranks, batches):
+        for case, (expected, measured) in alone.items():
+            found, told = answers[case]
+            assert told == pytest.approx(measured, rel=1e-6), case
+            assert found.keys() == expected.keys()
+            scale = max(np.abs(gradient).max() for gradient in expected.values())  # a bias that cancels has none
+            for parameter, gradient in expected.items():
+                np.testing.assert_allclose(
+                    found[parameter], gradient, rtol=1e-12, atol=1e-12 * scale, err_msg=f"{case} {parameter}"
+                )

@@ -1,0 +1,68 @@
+"""Objectives of triplets over ranks: batches of their own, slices of one batch, negatives of the whole step."""
+
+import numpy as np
+import pytest
+import torch
+
+from raytriever.trainers.loop import train
+from raytriever.trainers.objectives.adaptive_margin import AdaptiveMargin, AdaptiveMarginSettings
+from raytriever.trainers.objectives.margin_mse import MarginMse, MarginMseSettings
+from tests.distributed.processes import run_in_processes
+from tests.unit.trainers.tiny import TinyEncoder, gradients_of, tiny_settings
+from tests.unit.trainers.triplet_batches import TripletBatches
+
+FORMS = [
+    {"target": "static", "margin": 0.3},
+    {"target": "adaptive"},
+    {"target": "adaptive", "in_batch": True},
+    {"target": "adaptive", "in_batch": True, "pairing": "released", "share_negatives": "step"},
+    {"target": "distributed"},
+    {"target": "distributed", "share_negatives": "step"},
+    {"target": "distributed", "pairing": "released"},
+]
+
+
+def one_step(rank: int, batches_per_step: int):  # noqa: ARG001
+    """Gradients and figures of a step of each form, and of MarginMSE."""
+    chunks = {"chunk_size": 2, "gradient_cache": True}
+    objectives = [
+        *(AdaptiveMargin(tiny_encoder(), AdaptiveMarginSettings(**form, **chunks)) for form in FORMS),
+        MarginMse(tiny_encoder(), MarginMseSettings(**chunks)),
+    ]
+    found = []
+    for objective in objectives:
+        settings = tiny_settings(batches_per_step=batches_per_step, max_steps=1, schedule={"kind": "constant"})
+        reports = []
+        train(objective, TripletBatches(), settings, on_step=reports.append)
+        found.append((gradients_of(objective), reports[0].measured))
+    return found
+
+
+def tiny_encoder() -> TinyEncoder:
+    torch.manual_seed(7)
+    return TinyEncoder().double()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batches_per_step"),
+    [(2, 2), (2, 1), (2, 4), (4, 2)],
+    ids=["a batch each", "slices of one batch", "two batches each", "slices of two batches"],
+)
+def test_world_size_changes_nothing(ranks, batches_per_step):
+    alone = one_step(0, batches_per_step)
+    for answers in run_in_processes(one_step, ranks, batches_per_step):
+        for (found, told), (expected, measured) in zip(answers, alone, strict=True):
+            assert found.keys() == expected.keys()
+            for name in expected:
+                scale = np.abs(expected[name]).max()
+                np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-12 * scale, err_msg=name)
+            assert told.loss == pytest.approx(measured.loss, rel=1e-6)
+            assert told.examples == measured.examples
+            assert told.metrics == pytest.approx(measured.metrics, rel=1e-5)
+
+
+def test_sharing_negatives_over_a_step_changes_the_loss():
+    forms = dict(zip(map(str, FORMS), one_step(0, 2), strict=False))
+    own, shared = (forms[str(FORMS[place])][1] for place in (4, 5))
+    assert own.metrics["target_max"] <= shared.metrics["target_max"]
+    assert own.loss != pytest.approx(shared.loss, rel=1e-6)

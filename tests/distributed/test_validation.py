@@ -1,0 +1,160 @@
+"""Two ranks share an evaluation and say what one says; where one of them fails, both do, in the same words."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder
+from raytriever.retrieval.encoders.specification import VectorForm
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.validation.batches import BatchValidation
+from raytriever.trainers.validation.opening import open_validation
+from raytriever.trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
+from tests.distributed.processes import run_in_processes
+from tests.unit.trainers.validation.made_up import (
+    MadeUpBatches,
+    PairObjective,
+    encoder_settings,
+    load,
+    make_collection,
+    spread,
+)
+from tests.unit.trainers.validation.stages import searched_by_words
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> tuple[str, str, str]:
+    """Folders of an encoder, a collection and a run."""
+    folder = tmp_path_factory.mktemp("shared")
+    collection = make_collection(folder)
+    run = searched_by_words(collection, folder, "dev", top_k=30)
+    return str(spread(tiny_encoder, folder / "encoder")), collection, run
+
+
+def made(model: str, form: VectorForm | None = None) -> PairObjective:
+    objective = PairObjective(load(encoder_settings(model, pooling="cls")))
+    if form is not None:
+        single, several = objective.text_encoder, MultiVectorEncoder(objective.text_encoder, form)
+        objective.encoder = lambda role: single if role == "query" else several
+    return objective.train()
+
+
+KINDS = {"searched": {}, "two vectors a document": {"form": VectorForm(kind="layers", layers=[1, 2])}, "run": {}}
+TOKEN_BUDGETS = (60, 5_000)
+IDLE = (0,)  # what a rank encodes while it waits for one that has more
+
+
+def evaluations(rank: int, model: str, collection: str, run: str):  # noqa: ARG001
+    """By kind and token budget: what was measured, twice, the texts that this rank encoded and its number of passes."""
+    torch.set_num_threads(1)
+    found = {}
+    for name, changes in KINDS.items():
+        for token_budget in TOKEN_BUDGETS:
+            objective = made(model, **changes)
+            passes: list[int] = []
+            objective.text_encoder.transformer.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+            settings = RetrievalValidationSettings(
+                collection=collection,
+                token_budget=token_budget,
+                others=("RR@10", "R@10", "AP"),
+                run=run if name == "run" else None,
+            )
+            validation = open_validation(settings, bf16=False, epoch_ends=[10])
+            measured = [validation.measure(objective) for _ in range(2)]
+            assert objective.training
+            found[name, token_budget] = (measured, objective.encoded, len(passes))
+    return found
+
+
+@pytest.fixture(scope="module")
+def shared_out(world: tuple[str, str, str]):
+    return evaluations(0, *world), run_in_processes(evaluations, 2, *world)
+
+
+@pytest.mark.parametrize("token_budget", TOKEN_BUDGETS, ids=["many pieces", "a piece for one rank alone"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_share_the_texts(shared_out, kind, token_budget):
+    alone, ranks = shared_out[0][kind, token_budget], [answers[kind, token_budget] for answers in shared_out[1]]
+    (expected, again), texts, _ = alone
+    assert again == expected
+    assert 0 < expected["AP"] < 1
+    for measured, _, passes in ranks:
+        assert measured == [expected, expected]
+        assert passes == ranks[0][2]
+    own = [[text for text in encoded if text != IDLE] for _, encoded, _ in ranks]
+    assert sorted(own[0] + own[1]) == sorted(texts)
+    if token_budget == TOKEN_BUDGETS[0]:
+        tokens = [sum(map(len, of_rank)) for of_rank in own]
+        assert max(tokens) < 1.3 * min(tokens)
+
+
+def on_batches(rank: int, model: str):
+    """What is measured on so many batches, with which passes, and what two mistakes on the second rank say."""
+    found: dict[str, object] = {}
+    settings = BatchValidationSettings(batches="there")
+    for name, count in {"1": 1, "5": 5, "6": 6, "refused": 5}.items():
+        objective, batches = made(model), MadeUpBatches(count)
+        if rank == 1 and name == "refused":
+            objective.refused = batches.read(0, 3)["query"][0].as_py()
+        validation = BatchValidation(settings, settings.criteria([10]), bf16=False, batches=batches)
+        try:
+            found[name] = validation.measure(objective), len(objective.draws)
+        except UserError as error:
+            found[name] = str(error)
+    return found
+
+
+def infinite_on_the_second(rank: int, model: str, collection: str) -> str:
+    objective = made(model)
+    if rank == 1:
+        forward = objective.text_encoder.forward
+        objective.text_encoder.forward = lambda features: forward(features) * float("inf")
+    settings = RetrievalValidationSettings(collection=collection, token_budget=60)
+    try:
+        return str(open_validation(settings, bf16=False, epoch_ends=[10]).measure(objective))
+    except UserError as error:
+        return str(error)
+
+
+def both(rank: int, model: str, collection: str):
+    return on_batches(rank, model), infinite_on_the_second(rank, model, collection)
+
+
+def test_ranks_share_the_batches_and_the_mistakes(world):
+    model, collection, _ = world
+    alone = on_batches(0, model)
+    (one, infinite), (other, infinite_too) = run_in_processes(both, 2, model, collection)
+    for name in ("1", "5", "6"):
+        expected, _ = alone[name]
+        assert one[name] == other[name] == (expected, (int(name) + 1) // 2)
+    assert one["refused"] == other["refused"]
+    assert "Batch 3 of epoch 0" in one["refused"]
+    assert infinite == infinite_too
+    assert "beyond half precision" in infinite
+
+
+def test_the_numbers_are_of_a_search_of_the_whole(world):
+    """Against one product of all queries and documents."""
+    model, collection, _ = world
+    objective = made(model)
+    settings = RetrievalValidationSettings(collection=collection, measure="RR", others=())
+    validation = open_validation(settings, bf16=False, epoch_ends=[10])
+    selected = validation._selected
+    stored = validation._collection
+    encoder = objective.text_encoder.eval()
+    with torch.no_grad():
+        queries, documents = (
+            encoder(encoder.tokenize(stored.texts(part, rows), role)).half().double().numpy()
+            for part, rows, role in (
+                ("queries", selected.query_rows, "query"),
+                ("documents", selected.document_rows, "document"),
+            )
+        )
+    scores = queries @ documents.T
+    reciprocal = []
+    for line, query in enumerate(selected.query_ids):
+        positives = [int(name[1:]) for name, grade in selected.qrels[query].items() if grade > 0]
+        reciprocal.append(1 / (1 + (scores[line] > scores[line, positives].max()).sum()))
+    assert validation.measure(objective.train())["RR"] == pytest.approx(np.mean(reciprocal), abs=1e-6)

@@ -1,0 +1,94 @@
+"""A training step in bfloat16 on the device against the same step in float32 on the CPU, for every objective."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raytriever.trainers.objective import Objective
+from raytriever.trainers.optimization import OptimizerSettings, build_optimizer
+from raytriever.trainers.order import Order
+from raytriever.trainers.settings import TrainingSettings
+from raytriever.trainers.step import Measured, compute_gradients
+from tests.gpu.objectives import KINDS, make_objective, make_rows
+
+PIECES = 2
+ROOT = Path(__file__).parents[2]
+
+
+def gradients_of(module: nn.Module) -> dict[str, Tensor]:
+    """On the CPU in float64; without those of a key's bias, which are rounding errors."""
+    return {
+        name: parameter.grad.detach().double().cpu()
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None and not name.endswith("key.bias")
+    }
+
+
+def step(objective: Objective[Any], name: str, bf16: bool) -> Measured:
+    """Leaves a step's gradients in the parameters."""
+    order = Order([PIECES], PIECES, seed=0)
+    settings = TrainingSettings(batches_per_step=PIECES, bf16=bf16, optimizer=OptimizerSettings(max_grad_norm=None))
+    first = next(iter(order.steps()))
+    objective.train()
+    collated = [objective.collate(make_rows(name, number)) for number in range(PIECES)]
+    return compute_gradients(objective, first, collated, order, settings, "made up")
+
+
+def cosine(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    left, right = (torch.cat([each[name].flatten() for name in expected]) for each in (found, expected))
+    return float(nn.functional.cosine_similarity(left, right, dim=0))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("lora", [False, True], ids=["", "lora"])
+def test_bfloat16_is_near_float32(device: torch.device, tiny_encoder: Path, name: str, lora: bool) -> None:
+    reference = make_objective(name, tiny_encoder, lora)
+    expected = step(reference, name, bf16=False)
+    objective = make_objective(name, tiny_encoder, lora).to(device)
+    found = step(objective, name, bf16=True)
+    gradients, wanted = gradients_of(objective), gradients_of(reference)
+    assert {p.grad.dtype for p in objective.parameters() if p.grad is not None} == {torch.float32}
+    assert found.loss == pytest.approx(expected.loss, rel=2e-2)
+    assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=5e-2)
+    assert cosine(gradients, wanted) > 0.99
+    for key, gradient in wanted.items():
+        if gradient.norm() > 1e-3 * expected.gradient_norm:
+            assert cosine({key: gradients[key]}, {key: gradient}) > 0.98, key
+    optimizer = build_optimizer(objective, OptimizerSettings(learning_rate=1e-3))
+    before = {key: value.detach().clone() for key, value in objective.named_parameters()}
+    optimizer.step()
+    moved = {key for key, value in objective.named_parameters() if not torch.equal(value, before[key])}
+    assert moved >= {key for key, gradient in gradients.items() if gradient.any()}  # LoRA's A has none at first
+    assert moved <= {key for key, value in objective.named_parameters() if value.requires_grad}
+    assert step(objective, name, bf16=True).loss != found.loss
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_float32_on_the_device_is_float32(device: torch.device, tiny_encoder: Path, name: str) -> None:
+    reference = make_objective(name, tiny_encoder)
+    expected = step(reference, name, bf16=False)
+    objective = make_objective(name, tiny_encoder).to(device)
+    found = step(objective, name, bf16=False)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+    assert found.metrics.keys() == expected.metrics.keys()
+    assert cosine(gradients_of(objective), gradients_of(reference)) > 0.9999
+
+
+def test_they_need_no_ray_faiss_or_sentence_transformers() -> None:
+    """These tests' own modules import none of them, nor does a step."""
+    blocked = ("ray", "faiss", "sentence_transformers", "datasets", "scipy", "matplotlib")
+    program = f"""
+import sys
+for name in {blocked!r}:
+    sys.modules[name] = None  # importing it raises ImportError
+import pathlib, tempfile
+from transformers import BertConfig, BertModel
+import tests.gpu.test_objectives as objectives, tests.gpu.test_one_rank
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -1,0 +1,256 @@
+"""Teacher scores in stored batches: where they come from, what they are drawn by, and what is refused."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raytriever.pipelines.batches import SCHEMAS, TEACHER_SCORES, BatchReader
+from raytriever.pipelines.jobs import filter_scores
+from raytriever.pipelines.jobs.filter import Filter, FilterConfig
+from raytriever.pipelines.jobs.mix import Mix, MixConfig
+from raytriever.pipelines.jobs.publish import Publish, PublishConfig
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.collection import DOCUMENTS
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
+from tests.unit.pipelines.jobs.batch_inputs import artifact, contents, make_candidates, make_packing, make_pairs
+from tests.unit.pipelines.jobs.made_up import store
+from tests.unit.small_run import make
+
+QUERIES, DOCUMENTS_, SIZE, EPOCHS = 12, 40, 4, 3
+LISTED = 9
+
+
+@dataclass
+class World:
+    """Artifacts, and the teacher's score of every pair."""
+
+    inputs: dict[str, str]
+    folder: Path
+    scores: np.ndarray
+    lists: dict[int, list[int]]
+    positives: dict[int, int]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("scores")
+    random = np.random.default_rng(3)
+    documents = [{"id": f"d{row}", "title": "", "text": f"text {row}", "domain": ""} for row in range(DOCUMENTS_)]
+    pairs = [(query, int(random.integers(DOCUMENTS_))) for query in range(QUERIES)]
+    collection = store(
+        folder / "c",
+        [pa.Table.from_pylist(documents, DOCUMENTS)],
+        [(f"q{row}", f"query {row}", "", []) for row in range(QUERIES)],
+        [(f"q{query}", f"d{document}", 1, "train") for query, document in pairs],
+    )
+    lists = {
+        query: [row for row in random.permutation(DOCUMENTS_).tolist() if row != positive][:LISTED]
+        for query, positive in pairs
+    }
+    stored_pairs = make_pairs(folder / "p", collection, pairs)
+    epochs = [random.permutation(QUERIES).reshape(-1, SIZE) for _ in range(EPOCHS)]
+    candidates = {query: [(row, None) for row in rows] for query, rows in lists.items()}
+    return World(
+        inputs={
+            "collection": collection,
+            "pairs": stored_pairs,
+            "packing": make_packing(folder / "k", stored_pairs, epochs),
+            "negatives": make_candidates(folder / "n", collection, candidates),
+        },
+        folder=folder,
+        scores=random.gamma(2, 2, (QUERIES, DOCUMENTS_)).astype(np.float32),
+        lists=lists,
+        positives=dict(pairs),
+    )
+
+
+def run_file(world: World, path: Path, left_out: set[tuple[int, int]] = frozenset(), more: str = "") -> str:
+    lines = [
+        f"q{query} Q0 d{row} 1 {float(world.scores[query, row])!r} teacher\n"
+        for query in range(QUERIES)
+        for row in range(DOCUMENTS_)
+        if (query, row) not in left_out
+    ]
+    path.write_text("".join(lines) + more)
+    return str(path)
+
+
+def run(world: World, output: Path, **settings: Any) -> BatchReader:
+    values = {
+        **world.inputs,
+        "output": str(output),
+        "batches_per_shard": 2,
+        "false_negatives": {"surrogate_score": False},
+        **settings,
+    }
+    return BatchReader(make(Filter(validate(FilterConfig, values, "Settings of filter"))))
+
+
+def rows_of(reader: BatchReader, epoch: int) -> list[dict[str, Any]]:
+    return [row for index in range(reader.number_of_batches(epoch)) for row in reader.read(epoch, index).to_pylist()]
+
+
+def row_of(name: str) -> int:
+    return int(name[1:])
+
+
+def test_scores_of_a_run_file_are_stored_with_each_row(world: World, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(filter_scores, "_LINES_AT_ONCE", 7)
+    # a teacher may have scored what this collection doesn't have, and said the same thing twice
+    more = f"q0 Q0 unknown 1 3.5 t\nunknown Q0 d0 1 3.5 t\n\nq0 Q0 d0 1 {float(world.scores[0, 0])!r} t\n"
+    path = run_file(world, tmp_path / "teacher.trec", more=more)
+    reader = run(world, tmp_path / "b", teacher_scores=path, negatives_per_example=3)
+    assert reader.columns == (*SCHEMAS["pairs"].names, *TEACHER_SCORES.names)
+    assert reader.artifact.manifest["facts"]["teacher_scores"] is True
+    assert reader.read(0, 0).schema.field("positive_score").type == pa.float32()
+    for epoch in range(EPOCHS):
+        for row in rows_of(reader, epoch):
+            of_query = world.scores[row_of(row["query_id"])]
+            assert row["positive_score"] == of_query[row_of(row["document_id"])]
+            assert row["hard_negative_scores"] == [of_query[row_of(name)] for name in row["hard_negative_ids"]]
+            assert len(row["hard_negative_scores"]) == 3
+
+
+def test_candidates_and_runs_say_the_same(world: World, tmp_path: Path) -> None:
+    expected = run(world, tmp_path / "f", teacher_scores=run_file(world, tmp_path / "teacher.trec"))
+    candidates = labelled(world, tmp_path / "candidates")
+    ranking = stored_run(world, tmp_path / "run")
+    for name, path in (("c", candidates), ("r", ranking)):
+        found = run(world, tmp_path / name, teacher_scores=path)
+        assert [rows_of(found, epoch) for epoch in range(EPOCHS)] == [rows_of(expected, e) for e in range(EPOCHS)]
+
+
+def labelled(world: World, folder: Path) -> str:
+    """All documents of each query with the teacher's scores, but for one that no batch needs."""
+    unlisted = next(row for row in range(DOCUMENTS_) if row not in world.lists[0] and row != world.positives[0])
+    rows = [
+        {
+            "query_id": f"q{query}",
+            "query_row": query,
+            "document_ids": [f"d{row}" for row in range(DOCUMENTS_)],
+            "document_rows": list(range(DOCUMENTS_)),
+            "scores": [None if (query, row) == (0, unlisted) else score for row, score in enumerate(scores)],
+            "ranks": [None] * DOCUMENTS_,
+            "relevance": [None] * DOCUMENTS_,
+        }
+        for query, scores in enumerate(world.scores.tolist())
+    ]
+    config = {"form": "labelled_lists", "rules": {"minimum_relevance": 1}}
+    inputs = {"collection": Artifact(world.inputs["collection"]).fingerprint}
+    files = {"candidates/00000.parquet": pa.Table.from_pylist(rows, CANDIDATES_SCHEMA)}
+    return artifact(folder, "candidates", config, inputs, [{"files": files, "rows": QUERIES}])
+
+
+def stored_run(world: World, folder: Path) -> str:
+    order = np.argsort(-world.scores, axis=1, kind="stable")
+    files: dict[str, Any] = {
+        "rows.npy": order,
+        "scores.npy": np.take_along_axis(world.scores, order, axis=1),
+        "queries.parquet": pa.table({"id": [f"q{query}" for query in range(QUERIES)]}),
+    }
+    inputs = {"collection": Artifact(world.inputs["collection"]).fingerprint}
+    return artifact(folder, "run", {}, inputs, [{"files": files, "rows": QUERIES}])
+
+
+def test_negatives_drawn_by_balanced_margins(world: World, tmp_path: Path) -> None:
+    teacher = run_file(world, tmp_path / "teacher.trec")
+    asked = {"teacher_scores": teacher, "choose_negatives": "balanced_margins"}
+    reader = run(world, tmp_path / "b", **asked)
+    again, other = (run(world, tmp_path / str(seed), **asked, seed=seed) for seed in (0, 1))
+    assert contents(reader.uri) == contents(again.uri)
+    assert [rows_of(reader, e) for e in range(EPOCHS)] != [rows_of(other, e) for e in range(EPOCHS)]
+    hardest = run(world, tmp_path / "h", **asked, balanced_margins={"bins": 40, "keep_bins": 1})
+    drawn: dict[int, set[int]] = {}
+    for epoch in range(EPOCHS):
+        for row in rows_of(reader, epoch):
+            query, negative = row_of(row["query_id"]), row_of(row["hard_negative_ids"][0])
+            assert negative in world.lists[query]
+            drawn.setdefault(query, set()).add(negative)
+        for row in rows_of(hardest, epoch):  # the smallest margin is the best score
+            query = row_of(row["query_id"])
+            best = max(world.lists[query], key=lambda listed: world.scores[query, listed])
+            assert world.scores[query, best] - row["hard_negative_scores"][0] < np.ptp(world.scores[query]) / 40
+    assert max(map(len, drawn.values())) > 1  # every epoch draws anew
+
+
+def test_what_the_teacher_did_not_score_is_named(world: World, tmp_path: Path) -> None:
+    query = 5
+    teacher = run_file(world, tmp_path / "teacher.trec", left_out={(query, row) for row in world.lists[query]})
+    with pytest.raises(UserError, match=r"The teacher has no score for hard negative 'd\d+' of query 'q5'"):
+        run(world, tmp_path / "a", teacher_scores=teacher)
+    with pytest.raises(UserError, match=f"no score for {LISTED} of its document and {LISTED} hard negatives"):
+        run(world, tmp_path / "b", teacher_scores=teacher, choose_negatives="balanced_margins")
+    positives = {(q, row) for q in range(QUERIES) for row in range(DOCUMENTS_) if row not in world.lists[q]}
+    teacher = run_file(world, tmp_path / "positives.trec", left_out=positives)
+    with pytest.raises(UserError, match=r"The teacher has no score for document 'd\d+' of query 'q\d+'"):
+        run(world, tmp_path / "c", teacher_scores=teacher)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q0 Q0 d1 1 2.0\n", r"line 481 has 5 columns; 6 are needed"),
+        ("q0 Q0 d1 1 nan t\n", r"line 481: column 5 \(score\) is 'nan', no finite number"),
+        ("q0 Q0 d1 1 high t\n", r"line 481: column 5 \(score\) is 'high'"),
+        ("q0 Q0 d1 1 -77 t\n", r"gives query 'q0' and document 'd1' two different scores"),
+    ],
+)
+def test_a_damaged_run_file_is_refused(world: World, tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(world, tmp_path / "b", teacher_scores=run_file(world, tmp_path / "teacher.trec", more=line))
+
+
+def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
+    teacher = run_file(world, tmp_path / "teacher.trec")
+    for settings, message in [
+        ({"choose_negatives": "balanced_margins"}, "needs 'teacher_scores'"),
+        ({"teacher_scores": teacher, "negatives": None}, "give 'negatives' too"),
+        ({"teacher_scores": teacher, "too_few_negatives": "random"}, "no teacher scored; set refuse or repeat"),
+        ({"teacher_scores": str(tmp_path / "none")}, "neither an artifact .* nor a run file"),
+        ({"teacher_scores": world.inputs["packing"]}, "which holds packing: scores come from"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            run(world, tmp_path / "b", **settings)
+    strangers = tmp_path / "strangers.trec"
+    strangers.write_text("a Q0 b 1 2.0 t\n")
+    with pytest.raises(UserError, match=r"scores no document of .* for a query of it\. Are ids written alike"):
+        run(world, tmp_path / "c", teacher_scores=str(strangers))
+
+
+def test_other_scores_are_another_artifact(world: World, tmp_path: Path) -> None:
+    """A run file counts by its bytes: the same batches are reused, others are not taken for them."""
+    path = run_file(world, tmp_path / "teacher.trec")
+    fingerprint = run(world, tmp_path / "b", teacher_scores=path).fingerprint
+    assert run(world, tmp_path / "b", teacher_scores=path).fingerprint == fingerprint
+    run_file(world, tmp_path / "teacher.trec", more="unknown Q0 d0 1 3.5 t\n")
+    with pytest.raises(UserError, match="teacher_scores"):
+        run(world, tmp_path / "b", teacher_scores=path)
+
+
+def test_scores_survive_mixing_and_publishing(world: World, tmp_path: Path) -> None:
+    scored = run(world, tmp_path / "s", teacher_scores=run_file(world, tmp_path / "teacher.trec"))
+    plain = run(world, tmp_path / "p")
+    assert plain.columns == tuple(SCHEMAS["pairs"].names)
+    mixed = {"sources": {"one": scored.uri, "two": scored.uri}, "output": str(tmp_path / "m")}
+    reader = BatchReader(make(Mix(validate(MixConfig, mixed, "Settings of mix"))))
+    assert reader.columns == scored.columns
+    assert sorted(row["positive_score"] for row in rows_of(reader, 0)) == sorted(
+        2 * [row["positive_score"] for row in rows_of(scored, 0)]
+    )
+    unlike = {"sources": {"one": plain.uri, "two": scored.uri}, "output": str(tmp_path / "u")}
+    with pytest.raises(UserError, match="has batches of columns query_id"):
+        make(Mix(validate(MixConfig, unlike, "Settings of mix")))
+    published = {"batches": scored.uri, "format": "hugging_face", "output": str(tmp_path / "h")}
+    make(Publish(validate(PublishConfig, published, "Settings of publish")))
+    table = pq.read_table(tmp_path / "h" / "data" / "epoch-00000" / "batches-00000.parquet")
+    first = scored.read(0, table["batch"][0].as_py())
+    for name in TEACHER_SCORES.names:
+        assert table[name].to_pylist()[:SIZE] == first[name].to_pylist()
+    assert "positive_score" in (tmp_path / "h" / "README.md").read_text()

@@ -1,0 +1,213 @@
+"""States of chosen layers are those of transformers' ``output_hidden_states``, with gradients, however blocks run."""
+
+import copy
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
+from raytriever.retrieval.encoders.layer_states import LayerStates
+from raytriever.retrieval.encoders.specification import EncoderSettings, Pooling
+from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder, pool
+from raytriever.retrieval.encoders.transformer import checkpoint_activations, compile_blocks
+from raytriever.retrieval.errors import UserError
+from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, TEXTS, load_tiny, save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bases")
+    return {name: save_tiny_model(name, folder / name) for name in ARCHITECTURES}
+
+
+def all_layers(encoder: TextEncoder) -> tuple[int, ...]:
+    config: Any = encoder.transformer.config
+    return tuple(range(1, config.num_hidden_layers + 1))
+
+
+def of_transformers(encoder: TextEncoder, features: dict[str, Tensor]) -> Tensor:
+    """(n, L, hidden), layers 1 to L."""
+    output = encoder.transformer(**features, output_hidden_states=True)
+    assert torch.equal(output.hidden_states[-1], output.last_hidden_state)
+    states = [pool(each, features["attention_mask"], encoder.contract.pooling) for each in output.hidden_states[1:]]
+    return torch.stack(states, dim=1)
+
+
+def gradients(encoder: TextEncoder, states: Tensor) -> dict[str, Tensor]:
+    """Of a number that depends on every layer in another way."""
+    encoder.zero_grad()
+    weights = torch.linspace(0.5, 2.0, states[0].numel()).reshape(states.shape[1:])
+    (states * weights).sin().sum().backward()
+    return {name: p.grad.clone() for name, p in encoder.named_parameters() if p.grad is not None}
+
+
+def assert_gradients_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert ours
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_states_and_gradients_equal_those_of_transformers(bases: dict[str, Path], name: str) -> None:
+    for pooling in get_args(Pooling):
+        encoder = load_tiny(bases[name], pooling=pooling)
+        features = encoder.tokenize(TEXTS, "document")
+        layers = LayerStates(encoder.transformer, all_layers(encoder))
+        expected = of_transformers(encoder, features)
+        states = layers(encoder.transformer, features, pooling)
+        torch.testing.assert_close(states, expected, atol=0, rtol=0)
+        with torch.inference_mode():  # another path: pooled inside the pass
+            torch.testing.assert_close(layers(encoder.transformer, features, pooling), states.detach())
+    assert_gradients_equal(gradients(encoder, states), gradients(encoder, expected))
+
+
+def test_the_last_state_alone_is_normed(bases: dict[str, Path]) -> None:
+    """A T5's last layer is its last_hidden_state, behind the final norm; the one before is its block's output."""
+    encoder = load_tiny(bases["t5"], pooling="cls")
+    features = encoder.tokenize(TEXTS, "document")
+    blocks: list[Tensor] = []
+    for block in encoder.transformer.encoder.block:
+        block.register_forward_hook(lambda _block, _inputs, output: blocks.append(output[0]))
+    with torch.no_grad():
+        states = LayerStates(encoder.transformer, (1, 2))(encoder.transformer, features, "cls")
+        normed = encoder.transformer.encoder.final_layer_norm(blocks[1][:, 0])
+    torch.testing.assert_close(states[:, 0], blocks[0][:, 0])
+    torch.testing.assert_close(states[:, 1], normed)
+    assert (states[:, 1] - blocks[1][:, 0]).abs().max() > 0.1
+
+
+def test_no_layer_outlives_the_pass_without_gradients(bases: dict[str, Path]) -> None:
+    encoder = load_tiny(bases["modernbert"], pooling="cls")
+    blocks = encoder.transformer.layers
+    layers = LayerStates(encoder.transformer, (1, 2, 4))
+    outputs: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+    blocks[0].register_forward_hook(lambda _block, _inputs, output: outputs.append(weakref.ref(output)))
+    blocks[3].register_forward_pre_hook(lambda _block, _inputs: alive.append(outputs[-1]() is not None))
+    with torch.inference_mode():
+        layers(encoder.transformer, encoder.tokenize(TEXTS, "document"), "cls")
+    assert alive == [False]
+    layers(encoder.transformer, encoder.tokenize(TEXTS, "document"), "cls")
+    assert alive == [False, True]  # the check can tell: with gradients the backward pass holds it
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "modernbert", "qwen2"])
+@pytest.mark.parametrize("how", [checkpoint_activations, lambda model: compile_blocks(model, "eager")])
+def test_blocks_may_be_computed_again_or_compiled(
+    bases: dict[str, Path], name: str, how: Callable[[nn.Module], None]
+) -> None:
+    plain = load_tiny(bases[name], pooling="mean")
+    changed = load_encoder(EncoderSettings(model="any", pooling="mean"), bases[name], "", dropout=0.0).train()
+    features = plain.tokenize(TEXTS, "document")
+    expected = of_transformers(plain, features)
+    layers = LayerStates(changed.transformer, all_layers(changed))
+    how(changed.transformer)
+    changed(features)  # a pass in which no layer is asked for comes first
+    states = layers(changed.transformer, features, "mean")
+    torch.testing.assert_close(states, expected)
+    assert_gradients_equal(gradients(changed, states), gradients(plain, expected))
+
+
+def test_the_whole_transformer_may_be_compiled(bases: dict[str, Path]) -> None:
+    encoder = load_tiny(bases["bert"], pooling="cls")
+    features = encoder.tokenize(TEXTS, "document")
+    layers, expected = LayerStates(encoder.transformer, (1, 2)), of_transformers(encoder, features)
+    compiled = torch.compile(encoder.transformer, backend="eager")
+    compiled(**features)
+    for _ in range(2):
+        torch.testing.assert_close(layers(compiled, features, "cls"), expected)
+
+
+def test_the_gradient_cache_encodes_again(bases: dict[str, Path]) -> None:
+    encoder = load_tiny(bases["bert"], pooling="cls")
+    checkpoint_activations(encoder.transformer)
+    features = encoder.tokenize(TEXTS, "document")
+    layers, expected = LayerStates(encoder.transformer, (1, 2)), of_transformers(encoder, features)
+    states = checkpoint(layers, encoder.transformer, features, "cls", use_reentrant=False)
+    torch.testing.assert_close(states, expected)
+    assert_gradients_equal(gradients(encoder, states), gradients(encoder, expected))
+
+
+class Reentrant(nn.Module):
+    """Runs a block under the older kind of checkpointing."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, states: Tensor, *others: Any, **more: Any) -> Any:
+        return checkpoint(lambda each: self.block(each, *others, **more), states, use_reentrant=True)
+
+
+def test_reentrant_checkpointing_is_refused(bases: dict[str, Path]) -> None:
+    """It runs blocks without gradients at first, so a layer's state would have none."""
+    encoder = load_tiny(bases["bert"], pooling="cls")
+    features = encoder.tokenize(TEXTS, "document")
+    layers = LayerStates(encoder.transformer, (1, 2))
+    blocks = encoder.transformer.encoder.layer
+    blocks[0] = Reentrant(blocks[0])
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        layers(encoder.transformer, features, "cls")
+
+
+def test_lora_is_trained_through_every_layer(bases: dict[str, Path]) -> None:
+    encoder = load_tiny(bases["bert"], pooling="cls")
+    features = encoder.tokenize(TEXTS, "document")
+    layers = LayerStates(encoder.transformer, (1, 2))
+    add_adapter(encoder.transformer, LoraSettings(rank=2))
+    torch.manual_seed(0)
+    for name, parameter in encoder.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.2)
+    expected = of_transformers(encoder, features)
+    states = layers(encoder.transformer, features, "cls")
+    torch.testing.assert_close(states, expected)
+    first = {name: grad for name, grad in gradients(encoder, states[:, :1]).items() if grad.abs().max() > 0}
+    assert first
+    assert all("lora_" in name and ".0." in name for name in first)  # the first layer's state needs the first block
+    layers = LayerStates(encoder.transformer, (1, 2))  # and made after the adapter
+    torch.testing.assert_close(layers(encoder.transformer, features, "cls"), expected)
+
+
+def test_autocast_gives_float32_near_the_exact_states(bases: dict[str, Path]) -> None:
+    encoder = load_tiny(bases["bert"], pooling="mean")
+    features = encoder.tokenize(TEXTS, "document")
+    layers, expected = LayerStates(encoder.transformer, (1, 2)), of_transformers(encoder, features)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = layers(encoder.transformer, features, "mean")
+    assert states.dtype == torch.float32
+    assert 1e-4 < (states - expected).abs().max() < 0.1
+
+
+def test_a_copy_keeps_states_of_its_own(bases: dict[str, Path]) -> None:
+    encoder = load_tiny(bases["bert"], pooling="cls")
+    features = encoder.tokenize(TEXTS, "document")
+    layers = LayerStates(encoder.transformer, (1, 2))
+    transformer, copied = copy.deepcopy((encoder.transformer, layers))
+    with torch.no_grad():
+        transformer.encoder.layer[0].output.LayerNorm.bias.add_(1.0)
+        ours, theirs = (
+            each(model, features, "cls") for each, model in ((layers, encoder.transformer), (copied, transformer))
+        )
+    torch.testing.assert_close(theirs[:, 0], ours[:, 0] + 1.0)
+
+
+def test_layers_that_share_their_weights_are_refused() -> None:
+    config = transformers.AlbertConfig(
+        vocab_size=50,
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    with pytest.raises(UserError, match="AlbertModel has 3 layers but 1 blocks"):
+        LayerStates(transformers.AlbertModel(config), (1, 3))

@@ -1,0 +1,227 @@
+"""Several vectors a document: which they are, what they are reduced to, and what is refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm, scalar_mix
+from raytriever.retrieval.encoders.text_encoder import TextEncoder
+from raytriever.retrieval.errors import UserError
+from tests.unit.retrieval.encoders.tiny_models import (
+    TEXTS,
+    WIDTH,
+    load_tiny,
+    save_sentence_transformer,
+    save_tiny_model,
+)
+
+LAYERS = VectorForm(kind="layers", layers=(1, 2))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("bert", tmp_path_factory.mktemp("base") / "bert")
+
+
+@pytest.fixture(scope="module")
+def encoder(base: Path) -> TextEncoder:
+    return load_tiny(base, pooling="cls")
+
+
+@pytest.fixture(scope="module")
+def features(encoder: TextEncoder) -> dict[str, Tensor]:
+    return encoder.tokenize(TEXTS, "document")
+
+
+@pytest.fixture(scope="module")
+def hidden(encoder: TextEncoder, features: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Token states of the embeddings and of each layer, (texts, length, width)."""
+    with torch.no_grad():
+        states: tuple[Tensor, ...] = encoder.transformer(**features, output_hidden_states=True).hidden_states
+    return states
+
+
+def form(kind: str, reduction: str = "none", **settings: Any) -> VectorForm:
+    return VectorForm.model_validate({"kind": kind, "reduction": reduction} | settings)
+
+
+@torch.no_grad()
+def test_layers_are_the_first_tokens_states(encoder, features, hidden):
+    several = MultiVectorEncoder(encoder, LAYERS)
+    states, present = several.states(features)
+    assert states.dtype == torch.float32
+    assert present.dtype == torch.bool
+    assert present.all()
+    torch.testing.assert_close(states, torch.stack([hidden[1][:, 0], hidden[2][:, 0]], dim=1))
+    torch.testing.assert_close(several(features), states)
+    torch.testing.assert_close(states[:, -1], encoder(features))  # what a query has
+    assert several.vector_shape == (2, WIDTH)
+
+
+@torch.no_grad()
+def test_layers_are_reduced_by_the_formulas(encoder, features, hidden):
+    first, last = hidden[1][:, 0], hidden[2][:, 0]
+    alpha = [0.75, -0.5]
+    shares = np.exp(alpha) / np.exp(alpha).sum()
+    expected = {
+        "last": last,
+        "average": (first + last) / 2,
+        "scalar_mix": float(shares[0]) * first + float(shares[1]) * last,  # Eq. 8
+    }
+    for reduction, vectors in expected.items():
+        reduced = MultiVectorEncoder(encoder, form("layers", reduction, layers=(1, 2)), alpha)
+        torch.testing.assert_close(reduced(features), vectors)
+        torch.testing.assert_close(reduced.states(features)[0], torch.stack([first, last], dim=1))
+        assert reduced.vector_shape == (WIDTH,)
+    untrained = MultiVectorEncoder(encoder, form("layers", "scalar_mix", layers=(1, 2)))
+    assert untrained.alpha.tolist() == [0, 0]
+    torch.testing.assert_close(untrained(features), expected["average"])
+
+
+@torch.no_grad()
+def test_tokens_are_states_of_the_last_layer(encoder, features, hidden):
+    lengths = features["attention_mask"].sum(dim=1)
+    assert lengths.min() < 4 < lengths.max()
+    states, present = MultiVectorEncoder(encoder, form("first_tokens", tokens=4)).states(features)
+    assert torch.equal(present, torch.arange(4) < lengths.unsqueeze(1))
+    torch.testing.assert_close(states, hidden[2][:, :4].masked_fill(~present.unsqueeze(-1), 0.0))
+    everything, present = MultiVectorEncoder(encoder, form("all_tokens")).states(features)
+    assert torch.equal(present, features["attention_mask"].bool())
+    torch.testing.assert_close(everything[present], hidden[2][present])
+    more = MultiVectorEncoder(encoder, form("first_tokens", tokens=200))
+    states, wider = more.states(features)
+    assert states.shape == (len(TEXTS), 200, WIDTH)
+    torch.testing.assert_close(states[wider], hidden[2][present])
+
+
+@torch.no_grad()
+def test_tokens_are_reduced_without_the_absent_ones(encoder, features, hidden):
+    kept = features["attention_mask"][:, :4].unsqueeze(-1)
+    average = (hidden[2][:, :4] * kept).sum(dim=1) / kept.sum(dim=1)
+    mixed = MultiVectorEncoder(encoder, form("first_tokens", "average", tokens=4))
+    torch.testing.assert_close(mixed(features), average)
+    whole = MultiVectorEncoder(encoder, form("all_tokens", "average"))
+    plain = load_tiny(Path(encoder.tokenizer.name_or_path), pooling="mean")
+    torch.testing.assert_close(whole(features), plain(features))
+    for kind, more in (("first_tokens", {"tokens": 4}), ("all_tokens", {})):
+        torch.testing.assert_close(MultiVectorEncoder(encoder, form(kind, "last", **more))(features), encoder(features))
+
+
+@torch.no_grad()
+def test_what_stands_in_for_absent_tokens_changes_no_maximum(encoder, features):
+    several = MultiVectorEncoder(encoder, form("first_tokens", tokens=6))
+    queries = encoder(encoder.tokenize(TEXTS, "query"))
+    states, present = several.states(features)
+    scores = torch.einsum("qd,nmd->qnm", queries, states).masked_fill(~present, -torch.inf)
+    stored = torch.einsum("qd,nmd->qnm", queries, several(features))
+    torch.testing.assert_close(stored.amax(dim=2), scores.amax(dim=2))
+
+
+@torch.no_grad()
+def test_a_mix_is_over_the_vectors_that_are_there() -> None:
+    states, alpha = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0.5, -1.0, 2.0])
+    states[1, 2] = torch.nan  # some attentions leave it in padding
+    present = torch.tensor([[True, True, True], [True, True, False]])
+    shares = [alpha.softmax(0), alpha[:2].softmax(0)]
+    expected = [shares[0] @ states[0], shares[1] @ states[1, :2]]
+    torch.testing.assert_close(scalar_mix(states, present, alpha), torch.stack(expected))
+
+
+def test_alpha_is_learnt(encoder: TextEncoder, features: dict[str, Tensor]) -> None:
+    several = MultiVectorEncoder(encoder, form("layers", "scalar_mix", layers=(1, 2)))
+    assert [name for name, _ in several.named_parameters() if "alpha" in name] == ["alpha"]
+    several(features).sum().backward()
+    assert several.alpha is not None
+    assert several.alpha.grad is not None
+    assert several.alpha.grad.abs().min() > 0
+    torch.testing.assert_close(several.alpha.grad.sum(), torch.tensor(0.0), atol=1e-3, rtol=0)  # a softmax's
+    encoder.zero_grad()
+
+
+def test_weights_are_shared_with_the_encoder_of_queries(encoder: TextEncoder) -> None:
+    several = MultiVectorEncoder(encoder, LAYERS)
+    assert {id(p) for p in several.parameters()} == {id(p) for p in encoder.parameters()}
+    assert several.state_dict().keys() == encoder.state_dict().keys()
+    assert (encoder.contract.form, several.contract.form) == ("single", "layers 1, 2")
+
+
+@torch.no_grad()
+def test_dense_layers_and_normalisation_follow(base: Path, tmp_path: Path, features: dict[str, Tensor], hidden) -> None:
+    """Each vector passes them, or the average; its states before them are what is averaged."""
+    from sentence_transformers.base.modules import Dense, Normalize
+
+    torch.manual_seed(0)
+    dense = Dense(WIDTH, 12)
+    folder = save_sentence_transformer(base, tmp_path / "model", "cls", extra=[dense, Normalize()])
+    encoder = load_tiny(folder)
+
+    def finished(vectors: Tensor) -> Tensor:
+        return nn.functional.normalize(torch.tanh(dense.linear(vectors)), dim=-1)
+
+    both = torch.stack([hidden[1][:, 0], hidden[2][:, 0]], dim=1)
+    torch.testing.assert_close(MultiVectorEncoder(encoder, LAYERS)(features), finished(both))
+    averaged = MultiVectorEncoder(encoder, form("layers", "average", layers=(1, 2)))
+    torch.testing.assert_close(averaged(features), finished(both.mean(dim=1)))
+    torch.testing.assert_close(averaged.states(features)[0], finished(both))
+
+
+def test_many_texts_are_embedded_in_their_order(encoder: TextEncoder) -> None:
+    texts = [*TEXTS, TEXTS[2], "x", *TEXTS]
+    for each in (LAYERS, form("first_tokens", tokens=5), form("layers", "average", layers=(1, 2))):
+        several = MultiVectorEncoder(encoder, each).eval()
+        together = encode_texts(several, texts, "document", token_budget=100, piece_size=4)
+        assert together.shape == (len(texts), *several.vector_shape)
+        with torch.no_grad():
+            alone = [several(several.tokenize([text], "document")).numpy() for text in texts]
+        np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-5, rtol=0)
+    assert encode_texts(several, [], "document").shape == (0, WIDTH)
+
+
+def test_what_has_no_fixed_number_is_not_stored(encoder: TextEncoder) -> None:
+    with pytest.raises(UserError, match="all_tokens gives every text its own number of vectors"):
+        encode_texts(MultiVectorEncoder(encoder, form("all_tokens")), TEXTS, "document")
+
+
+@pytest.mark.parametrize("layers", [(1,), (1, 2, 3), (3,)])
+def test_the_last_layer_is_one_of_them(encoder: TextEncoder, layers: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=rf"layers is \[{', '.join(map(str, layers))}\]. It must end in 2.*1 to 1"):
+        MultiVectorEncoder(encoder, form("layers", layers=layers))
+
+
+def test_tokens_need_a_first_one_to_compare_with(base: Path) -> None:
+    with pytest.raises(UserError, match="encoder's pooling is mean"):
+        MultiVectorEncoder(load_tiny(base, pooling="mean"), form("first_tokens", tokens=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "layers"}, "layers are given exactly where"),
+        ({"kind": "single", "layers": [1]}, "layers are given exactly where"),
+        ({"kind": "layers", "layers": [0, 2]}, r"layers \[0, 2\] must be ascending and distinct, from 1"),
+        ({"kind": "layers", "layers": [2, 1]}, r"layers \[2, 1\] must be ascending"),
+        ({"kind": "layers", "layers": [2, 2]}, r"layers \[2, 2\] must be ascending and distinct"),
+        ({"kind": "first_tokens"}, "tokens is 0; 1 or more"),
+        ({"kind": "first_tokens", "tokens": -1}, "tokens is -1; 1 or more"),
+        ({"kind": "layers", "layers": [2], "tokens": 3}, "tokens is 3"),
+        ({"reduction": "average"}, "reduction is 'average', but kind 'single' has one vector"),
+        ({"kind": "all_tokens", "reduction": "scalar_mix"}, "all_tokens has no fixed number"),
+        ({"kind": "layer", "layers": [2]}, "kind"),
+    ],
+)
+def test_forms_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(VectorForm, settings, "recipe.yaml")
+
+
+def test_forms_in_words() -> None:
+    forms = [VectorForm(), LAYERS, form("layers", "scalar_mix", layers=(2,)), form("first_tokens", "average", tokens=8)]
+    words = ["single", "layers 1, 2", "scalar_mix of layers 2", "average of first 8 tokens"]
+    assert [str(each) for each in forms] == words

@@ -1,0 +1,140 @@
+"""What holds of both exact searches, torch's and FAISS's: the order, ties, independence of blocks and shards."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from raytriever.retrieval import exact_search, top_k
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.exact_search import search_stored
+from raytriever.retrieval.top_k import Ranking, exact_top_k, merge_rankings
+
+Search = Callable[[NDArray[np.float32], NDArray[np.float32], int], Ranking]
+pytestmark = pytest.mark.parametrize("search", [exact_top_k, search_stored])
+
+
+def literal_ranking(scores: NDArray[np.float32], k: int) -> Ranking:
+    """Python's sort by (score descending, row ascending), padded."""
+    rows = np.full((len(scores), k), -1)
+    best = np.full((len(scores), k), -np.inf, dtype=np.float32)
+    for number, line in enumerate(scores.tolist()):
+        order = sorted(range(len(line)), key=lambda row: (-line[row], row))[:k]
+        rows[number, : len(order)], best[number, : len(order)] = order, scores[number, order]
+    return Ranking(rows, best)
+
+
+def assert_same(found: Ranking, expected: Ranking) -> None:
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    assert found.rows.dtype == np.int64
+    assert found.scores.dtype == np.float32
+
+
+def vectors(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    queries=st.integers(0, 9),
+    documents=st.integers(0, 70),
+    k=st.integers(1, 40),
+)
+def test_equals_a_literal_sort_with_many_ties(search: Search, seed: int, queries: int, documents: int, k: int) -> None:
+    generator = np.random.default_rng(seed)
+    left = generator.integers(-1, 2, size=(queries, 3)).astype(np.float32)
+    right = generator.integers(-1, 2, size=(documents, 3)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(top_k, "_QUERY_TILES", (2, 4))
+        patch.setattr(top_k, "_DOCUMENT_TILE", 8)
+        patch.setattr(top_k, "_DOCUMENT_BYTES_AT_ONCE", 300)
+        patch.setattr(exact_search, "_MARGIN", 1)
+        patch.setattr(exact_search, "_QUERIES_AT_ONCE", 4)
+        assert_same(search(left, right, k), literal_ranking(left @ right.T, k))
+
+
+def test_equals_float64_on_real_numbers(search: Search) -> None:
+    queries, documents = vectors(1100, 100).astype(np.float16), vectors(3000, 100, seed=1)
+    found = search(queries, documents, 25)
+    products = queries.astype(np.float64) @ documents.T.astype(np.float64)
+    np.testing.assert_allclose(found.scores, -np.sort(-products, axis=1)[:, :25], rtol=1e-5)
+    np.testing.assert_allclose(found.scores, np.take_along_axis(products, found.rows, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("cuts", [[0, 1, 70, 8261, 9001], [0, 4500, 4500, 9001]])
+def test_shards_merged_equal_one_search_to_the_last_bit(search: Search, cuts: list[int]) -> None:
+    queries, documents = vectors(65, 384), vectors(9001, 384, seed=1)
+    copied = np.random.default_rng(2).integers(0, 20, 500)
+    documents[4000:4500] = documents[copied]  # copies far from their originals tie
+    queries[:20] = documents[:20]
+    shards = []
+    for start, stop in pairwise(cuts):
+        found = search(queries, documents[start:stop], 20)
+        shards.append(Ranking(np.where(found.rows < 0, -1, found.rows + start), found.scores))
+    assert_same(merge_rankings(shards, 20), search(queries, documents, 20))
+
+
+def test_a_query_scores_the_same_alone_and_in_company(search: Search) -> None:
+    queries, documents = vectors(130, 96), vectors(2500, 96, seed=1)
+    together = search(queries, documents, 500)
+    for place in (0, 64, 129):
+        alone = search(queries[place : place + 1], documents, 500)
+        assert_same(alone, Ranking(together.rows[place : place + 1], together.scores[place : place + 1]))
+
+
+def test_equal_documents_and_zero_queries_rank_by_row(search: Search) -> None:
+    documents = np.repeat(vectors(1, 33), 700, axis=0)
+    queries = np.stack([documents[0], np.zeros(33, np.float32), -documents[0]])
+    found = search(queries, documents, 30)
+    np.testing.assert_array_equal(found.rows, np.tile(np.arange(30), (3, 1)))
+    assert all(len(np.unique(scores)) == 1 for scores in found.scores)
+
+
+def test_equal_vectors_have_equal_scores_wherever_they_stand(search: Search) -> None:
+    documents = vectors(9000, 768)
+    copies = [0, 1, 63, 4095, 8191, 8192, 8999]
+    documents[copies] = documents[17]
+    for queries in (1, 2, 67):
+        found = search(np.repeat(documents[17:18], queries, axis=0), documents, 8)
+        assert (found.rows == sorted([*copies, 17])).all()
+        assert len(np.unique(found.scores)) == 1
+
+
+def test_memory_mapped_documents(search: Search, tmp_path: Path) -> None:
+    documents = vectors(300, 8)
+    np.save(tmp_path / "documents.npy", documents)
+    mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
+    assert_same(search(documents[:5], mapped, 7), search(documents[:5], documents, 7))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_vectors_that_are_not_finite_are_named(search: Search, value: float) -> None:
+    bad, good = np.ones((9000, 4), dtype=np.float32), np.zeros((1, 4), dtype=np.float32)
+    bad[8500, 2] = value
+    with pytest.raises(UserError, match=r"Vector 8500 of documents holds NaN or infinity"):
+        search(good, bad, 1)
+    with pytest.raises(UserError, match=r"Vector 8500 of queries"):
+        search(bad, good, 1)
+
+
+def test_products_beyond_float32_are_refused(search: Search) -> None:
+    huge = np.full((1, 2), 3e38, dtype=np.float32)
+    with pytest.raises(UserError, match=r"may exceed float32"):
+        search(huge, huge, 1)
+
+
+def test_no_document_is_no_answer(search: Search) -> None:
+    with pytest.raises(UserError, match="k is 0; at least 1 document must be asked for"):
+        search(vectors(2, 3), vectors(2, 3), 0)
+
+
+def test_dimensions_must_agree(search: Search) -> None:
+    with pytest.raises(UserError, match=r"vectors of dimension \d, \d is needed"):
+        search(vectors(2, 3), vectors(2, 4), 1)

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from raytriever.trainers.objectives.coder.documents import ABSENT
+from raytriever.trainers.objectives.coder.lists import CandidateList, compose_lists, draw_others, padded, stored_lists
+from tests.unit.trainers.candidate_batches import DOCUMENTS, candidate_batch
+
+NAN = np.nan
+
+
+def a_list(rows, grades):
+    return CandidateList(np.array(rows), np.array(grades, np.float32))
+
+
+LISTS = [a_list([5, 3, 9, 1, 7], [NAN, 2, 0, NAN, 1]), a_list([4, 5], [3, NAN]), a_list([], [])]
+
+
+def composed(candidates, negatives="retrieved", level=1.0, key="", documents=DOCUMENTS):
+    keys = [f"{key}{place}" for place in range(len(LISTS))]
+    return compose_lists(LISTS, keys, level=level, candidates=candidates, negatives=negatives, documents=documents)
+
+
+def test_stored_lists_are_as_stored():
+    batch = candidate_batch(3)
+    for found, row in zip(stored_lists(batch.slice(1)), batch.to_pylist()[1:], strict=True):
+        assert found.rows.tolist() == row["candidate_rows"]
+        assert [None if np.isnan(g) else g for g in found.grades.tolist()] == row["candidate_relevance"]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "level", "rows"),
+    [
+        (None, 1, [[5, 3, 9, 1, 7], [4, 5], []]),
+        (10, 1, [[5, 3, 9, 1, 7], [4, 5], []]),
+        (4, 1, [[5, 3, 9, 7], [4, 5], []]),
+        (3, 1, [[5, 3, 7], [4, 5], []]),
+        (1, 1, [[3, 7], [4], []]),  # positives are never cut
+        (3, 2, [[5, 3, 9], [4, 5], []]),
+        (3, 0, [[3, 9, 7], [4, 5], []]),
+    ],
+)
+def test_retrieved_negatives_are_the_best(candidates, level, rows):
+    assert [found.rows.tolist() for found in composed(candidates, level=level)] == rows
+
+
+def test_negatives_of_the_batch_are_other_lists():
+    found = composed(4, "in_batch")
+    assert found[0].rows.tolist() == [3, 7, 4]  # 5 is in its own list
+    assert set(found[1].rows.tolist()) <= {4, 3, 9, 1, 7}
+    assert len(found[1].rows) == 4
+    assert np.isnan(found[1].grades).tolist() == [False, True, True, True]
+    assert len(set(found[2].rows.tolist())) == 4
+
+
+def test_negatives_of_the_corpus_are_drawn_anew_and_the_same_again():
+    first, again, other = (composed(12, "corpus", key=key) for key in ("a", "a", "b"))
+    assert all(np.array_equal(x.rows, y.rows) for x, y in zip(first, again, strict=True))
+    assert not np.array_equal(first[0].rows, other[0].rows)
+    for found, own in zip(first, LISTS, strict=True):
+        assert len(set(found.rows.tolist())) == 12
+        positives = own.rows[own.grades >= 1]
+        assert set(found.rows.tolist()) & set(own.rows.tolist()) == set(positives.tolist())
+
+
+def test_draws_are_even():
+    own = np.array([2, 5])
+    counts = np.zeros(8)
+    for key in range(3000):
+        drawn = draw_others(8, own, 3, str(key))
+        assert len(drawn) == 3
+        counts[drawn] += 1
+    assert (counts[own] == 0).all()
+    others = np.delete(counts, own)
+    assert np.abs(others / 1500 - 1).max() < 0.1  # each of 6 in half of the draws
+    assert draw_others(8, own, 20, "k").tolist() != []
+    assert sorted(draw_others(8, own, 20, "k").tolist()) == [0, 1, 3, 4, 6, 7]
+
+
+def test_lists_are_padded_to_the_longest():
+    rows, labels = padded(LISTS)
+    assert rows.tolist() == [[5, 3, 9, 1, 7], [4, 5, *[ABSENT] * 3], [ABSENT] * 5]
+    inf = float("inf")
+    assert labels.tolist() == [[-inf, 2, 0, -inf, 1], [3, -inf, -inf, -inf, -inf], [-inf] * 5]
+    assert padded(LISTS[2:])[0].shape == (1, 1)

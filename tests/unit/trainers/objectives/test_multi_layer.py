@@ -1,0 +1,254 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from raytriever.trainers.objectives.multi_layer import (
+    best_vector,
+    max_similarity,
+    multi_vector_loss,
+    reduced_vector_loss,
+    self_contrastive_loss,
+    self_contrastive_regulariser,
+    vector_similarities,
+)
+from tests.unit.trainers.tiny import gradients_of, random_batch
+from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, COMBINATIONS, FORMS, LAYERS, SEVERAL, tiny_multi_layer
+
+
+def literal_loss(q, documents, mask, training_form, reduced, weight, temperature=1.0) -> float:
+    """Eq. 2, 3, 5, 6 and 7, one term after the other; ``documents`` are lists of vectors, positives come first."""
+    total = 0.0
+    for i, query in enumerate(q):
+        similarities = [[float(query @ h) / temperature for h in vectors] for vectors in documents]
+        scores = []
+        for j, of_document in enumerate(similarities):
+            takes_reduced = training_form == "last_reg" or (training_form == "self_contrastive" and i == j)
+            scores.append(of_document[reduced] if takes_reduced else max(of_document))
+        denominator = sum(math.exp(score) for j, score in enumerate(scores) if not mask[i][j])
+        total -= math.log(math.exp(scores[i]) / denominator)
+        if training_form != "multi_vector":
+            own = similarities[i]
+            total -= weight * math.log(math.exp(own[reduced]) / sum(map(math.exp, own)))
+    return total / len(q)
+
+
+class Problem:
+    """4 queries and 7 documents of up to 3 vectors, the positives among them first."""
+
+    def __init__(self, seed: int, all_present: bool = False) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.q = torch.randn(4, 5, dtype=torch.float64, generator=generator)
+        self.d = torch.randn(7, 3, 5, dtype=torch.float64, generator=generator)
+        self.present = torch.rand(7, 3, generator=generator) < (1.1 if all_present else 0.6)
+        self.present[:, 0] = True
+        self.mask = torch.rand(4, 7, generator=generator) < 0.3
+        self.positives = torch.arange(4)
+        self.mask[self.positives, self.positives] = False
+
+    def loss(self, training_form: str, reduced: int, weight: float = 0.7, temperature: float = 1.0) -> Tensor:
+        return problem_loss(self.q, self.d, self, training_form, reduced, weight, temperature)
+
+
+def problem_loss(q, d, problem, training_form, reduced, weight=0.7, temperature=1.0) -> Tensor:
+    similarities = vector_similarities(q, d, problem.present) / temperature
+    losses = {
+        "multi_vector": multi_vector_loss,
+        "self_contrastive": self_contrastive_loss,
+        "last_reg": reduced_vector_loss,
+    }[training_form](similarities, problem.mask, problem.positives, reduced)
+    if training_form != "multi_vector":
+        losses = losses + weight * self_contrastive_regulariser(similarities, problem.positives, reduced)
+    return losses.mean()
+
+
+@pytest.mark.parametrize("training_form", SEVERAL)
+@pytest.mark.parametrize("reduced", [0, -1])
+def test_the_losses_are_the_papers_equations(training_form, reduced):
+    for seed in range(5):
+        problem = Problem(seed, all_present=reduced == -1)
+        documents = [vectors[there] for vectors, there in zip(problem.d, problem.present, strict=True)]
+        for temperature in (0.5, 1.0, 3.0):
+            expected = literal_loss(problem.q, documents, problem.mask, training_form, reduced, 0.7, temperature)
+            found = problem.loss(training_form, reduced, 0.7, temperature)
+            assert found.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("training_form", SEVERAL)
+@pytest.mark.parametrize("reduced", [0, -1])
+def test_the_gradients_are_the_derivatives(training_form, reduced):
+    problem = Problem(0, all_present=reduced == -1)
+    q, d = problem.q.requires_grad_(), problem.d.requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, d: problem_loss(q, d, problem, training_form, reduced), (q, d))
+
+
+@pytest.mark.parametrize("training_form", SEVERAL)
+def test_neither_the_order_of_documents_nor_that_of_other_layers_matters(training_form):
+    problem = Problem(3, all_present=True)
+    expected = problem.loss(training_form, -1)
+    order, layers = torch.tensor([4, 0, 6, 2, 5, 1, 3]), torch.tensor([1, 0, 2])
+    problem.d, problem.mask = problem.d[order][:, layers], problem.mask[:, order]
+    problem.positives = torch.argsort(order)[problem.positives]
+    torch.testing.assert_close(problem.loss(training_form, -1), expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("training_form", SEVERAL)
+def test_absent_vectors_have_no_influence(training_form):
+    problem = Problem(1)
+    assert not problem.present[problem.positives].all()
+    problem.d.requires_grad_()
+    expected = problem.loss(training_form, 0)
+    expected.backward()
+    assert problem.d.grad[~problem.present].abs().max() == 0
+    with torch.no_grad():
+        problem.d[~problem.present] += 1e6
+    assert problem.loss(training_form, 0) == expected
+
+
+def test_of_equal_vectors_the_reduced_one_wins_and_has_the_whole_gradient():
+    similarities = torch.tensor([[[2.0, 1.0, 2.0], [0.0, 3.0, 3.0], [1.0, 1.0, 1.0], [-1.0, -torch.inf, -2.0]]])
+    assert best_vector(similarities, -1).tolist() == [[2, 2, 2, 0]]
+    assert best_vector(similarities, 0).tolist() == [[0, 1, 0, 0]]
+    for reduced, winners in ((-1, [2, 2, 2, 0]), (0, [0, 1, 0, 0])):
+        leaf = similarities.clone().requires_grad_()
+        found = max_similarity(leaf, reduced)
+        assert found.tolist() == [[2.0, 3.0, 1.0, -1.0]]
+        found.sum().backward()
+        assert leaf.grad[0].tolist() == torch.eye(3)[winners].tolist()
+
+
+def test_only_the_own_positive_is_judged_by_the_reduced_vector():
+    """A document's other vector pulls it up for every query but its own, for which it has no gradient."""
+    d = torch.zeros(2, 2, 1, dtype=torch.float64)
+    d[:, 0], d[:, 1] = 5.0, 1.0  # the first layer is the better one
+    d.requires_grad_()
+    q = torch.ones(2, 1, dtype=torch.float64)
+    similarities = vector_similarities(q, d, torch.ones(2, 2, dtype=torch.bool))
+    losses = self_contrastive_loss(similarities, torch.zeros(2, 2, dtype=torch.bool), torch.arange(2), -1)
+    assert losses.tolist() == pytest.approx([math.log(1 + math.exp(4.0))] * 2)
+    losses[0].backward()
+    assert (d.grad != 0).squeeze(-1).tolist() == [[False, True], [True, False]]
+
+
+def test_similarities_are_float32_under_autocast():
+    problem = Problem(2)
+    q, d = problem.q.float(), problem.d.float()
+    expected = vector_similarities(q, d, problem.present)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(vector_similarities(q, d, problem.present), expected)
+        assert vector_similarities(q.bfloat16(), d.bfloat16(), problem.present).dtype == torch.float32
+
+
+@torch.no_grad()
+def encoded_alone(objective, rows) -> tuple[Tensor, list[Tensor]]:
+    """Queries, and the vectors of each column's document, every text in a pass of its own."""
+    texts = rows["document"].to_pylist() + [text for pool in rows["hard_negatives"].to_pylist() for text in pool]
+    queries, documents = objective.query_encoder, objective.document_encoder
+    q = torch.cat([queries(queries.tokenize([text], "query")) for text in rows["query"].to_pylist()])
+    vectors = []
+    for text in texts:
+        features = documents.tokenize([text], "document")
+        if objective.settings.training_form in SEVERAL:
+            states, present = documents.states(features)
+            vectors.append(states[present])
+        else:
+            vectors.append(documents(features))
+    return q, vectors
+
+
+@pytest.mark.parametrize(("form", "training_form"), COMBINATIONS)
+@pytest.mark.parametrize(("chunk_size", "gradient_cache"), [(None, False), (4, True)])
+def test_a_stored_batch_means_what_its_columns_say(form, training_form, chunk_size, gradient_cache):
+    objective = tiny_multi_layer(
+        FORMS[form], training_form, chunk_size=chunk_size, gradient_cache=gradient_cache, similarity_temperature=0.5
+    )
+    rows = random_batch(5)
+    outcome = objective(objective.collate(rows))
+    q, documents = encoded_alone(objective, rows)
+    masked = rows["masked"].to_pylist()
+    mask = [[column in masked[row] for column in range(len(documents))] for row in range(6)]
+    assert len(documents) > 8
+    assert sum(map(sum, mask)) > 3
+    reduced = -1 if form == "layers" else 0
+    one_vector = training_form not in SEVERAL
+    expected = literal_loss(
+        q, documents, mask, "multi_vector" if one_vector else training_form, reduced, 0.3, temperature=0.5
+    )
+    assert outcome.loss.item() == pytest.approx(expected, rel=1e-10)
+    assert outcome.examples == 6
+    assert not any(metric.requires_grad for metric in outcome.metrics.values())
+
+
+@pytest.mark.parametrize(("form", "training_form"), COMBINATIONS)
+def test_neither_chunks_nor_the_gradient_cache_change_a_gradient(form, training_form):
+    def gradients(**settings) -> dict[str, np.ndarray]:
+        objective = tiny_multi_layer(FORMS[form], training_form, **settings)
+        objective(objective.collate(random_batch(8))).loss.backward()
+        return gradients_of(objective)
+
+    expected = gradients()
+    assert {name.split(".")[0] for name in expected} == {"query_encoder", "document_encoder"}
+    assert ("document_encoder.alpha" in expected) == (training_form == "scalar_mix")
+    for settings in ({"chunk_size": 2}, {"chunk_size": 2, "gradient_cache": True}):
+        found = gradients(**settings)
+        assert found.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_the_gradient_cache_repeats_the_dropout():
+    """The same draws with and without it, chunk by chunk, for encoders of several vectors too."""
+
+    def gradients(gradient_cache: bool) -> dict[str, np.ndarray]:
+        objective = tiny_multi_layer(
+            ALL_TOKENS, "self_contrastive", dropout=0.4, chunk_size=3, gradient_cache=gradient_cache
+        )
+        batch = objective.collate(random_batch(8))
+        torch.manual_seed(5)
+        objective(batch).loss.backward()
+        return gradients_of(objective)
+
+    for name, expected in gradients(False).items():
+        np.testing.assert_allclose(gradients(True)[name], expected, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_metrics_are_of_what_is_searched(form):
+    rows, reduced = random_batch(11), -1 if form == "layers" else 0
+    for training_form in SEVERAL:
+        objective = tiny_multi_layer(FORMS[form], training_form)
+        metrics = {name: value.item() for name, value in objective(objective.collate(rows)).metrics.items()}
+        q, documents = encoded_alone(objective, rows)
+        masked, ranks, won = rows["masked"].to_pylist(), [], []
+        for i, query in enumerate(q):
+            scores = [[float(query @ h) for h in vectors] for vectors in documents]
+            seen = [max(of) if training_form == "multi_vector" else of[reduced] for of in scores]
+            rivals = [seen[j] for j in range(len(seen)) if j != i and j not in masked[i]]
+            ranks.append(1 + sum(score >= seen[i] for score in rivals))
+            won.append(int(np.argmax(scores[i])))
+        assert metrics["positive_rank"] == pytest.approx(np.mean(ranks))
+        assert metrics["accuracy"] == pytest.approx(np.mean(np.array(ranks) == 1))
+        shares = {name: value for name, value in metrics.items() if name.startswith("won_by")}
+        if form == "layers":
+            expected = {"won_by_layer_1": won.count(0) / 6, "won_by_layer_2": won.count(1) / 6}
+        else:
+            expected = {"won_by_first_token": won.count(0) / 6}
+        assert shares == pytest.approx(expected)
+
+
+def test_towers_may_share_their_weights():
+    """A shared weight's gradient is the sum of those that two towers of equal weights get."""
+    apart, shared = (tiny_multi_layer(LAYERS, "self_contrastive") for _ in range(2))
+    apart.query_encoder.load_state_dict(apart.document_encoder.state_dict())
+    shared.query_encoder.load_state_dict(shared.document_encoder.state_dict())
+    for name, module in shared.document_encoder.named_children():
+        setattr(shared.query_encoder, name, module)
+    for objective in (apart, shared):
+        objective(objective.collate(random_batch(3))).loss.backward()
+    found, expected = gradients_of(shared), gradients_of(apart)
+    assert len(found) == len(expected) // 2
+    for name, gradient in found.items():
+        whole = expected[name] + expected[name.replace("query_encoder", "document_encoder")]
+        np.testing.assert_allclose(gradient, whole, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,138 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.objective import Comparisons
+from raytriever.trainers.objectives.pair_batch import known_positives
+from tests.unit.trainers.several_batches import as_one_batch, several_batches
+from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
+from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
+
+OBJECTIVES = {
+    "contrastive": lambda **settings: tiny_objective(dtype=torch.float64, **settings),
+    "layers": lambda **settings: tiny_multi_layer(LAYERS, "self_contrastive", **settings),
+    "all tokens": lambda **settings: tiny_multi_layer(ALL_TOKENS, "multi_vector", **settings),
+}
+
+
+def test_other_batches_leave_out_what_answers_the_query():
+    queries = torch.tensor([1, 2, 1, 3])
+    texts = torch.tensor([10, 20, 11, 10, 11, 20, 99])  # the four queries' positives, then other texts
+    found = known_positives(queries, queries, texts).int().tolist()
+    assert found == [
+        [1, 0, 1, 1, 1, 0, 0],  # query 1 is answered by 10 and 11
+        [0, 1, 0, 0, 0, 1, 0],
+        [1, 0, 1, 1, 1, 0, 0],
+        [1, 0, 0, 1, 0, 0, 0],
+    ]
+    assert known_positives(queries[2:3], queries, texts).int().tolist() == found[2:3]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_masks_over_several_batches_against_brute_force(count):
+    rows = several_batches(count)
+    objective = tiny_objective(share_negatives="step")
+    assert objective.joins_step
+    columns = objective.count_columns(objective.collate(rows))
+    expected = as_one_batch(rows)["masked"].to_pylist()
+    assert [row.nonzero()[:, 0].tolist() for row in columns.mask] == expected
+    assert columns.positives.tolist() == list(range(6 * count))
+    assert columns.order.tolist() == list(range(columns.mask.shape[1]))
+    if count == 4:
+        stored = sum(map(len, rows["masked"].to_pylist()))
+        assert sum(map(len, expected)) > stored + 20  # other batches add some
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_as_one_loss_is_one_large_batch(name):
+    rows = several_batches(3)
+    joined, alone = OBJECTIVES[name](share_negatives="step"), OBJECTIVES[name]()
+    outcomes = joined(joined.collate(rows)), alone(alone.collate(as_one_batch(rows)))
+    for outcome in outcomes:
+        outcome.loss.backward()
+    assert outcomes[0].loss.item() == pytest.approx(outcomes[1].loss.item(), rel=1e-14)
+    for metric, value in outcomes[1].metrics.items():
+        torch.testing.assert_close(outcomes[0].metrics[metric], value, rtol=1e-12, atol=1e-12)
+    expected = gradients_of(alone)
+    for parameter, found in gradients_of(joined).items():
+        np.testing.assert_allclose(found, expected[parameter], rtol=1e-12, atol=1e-12, err_msg=parameter)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_order_of_rows_does_not_matter(name):
+    rows = as_one_batch(several_batches(2))
+    order = np.random.default_rng(0).permutation(len(rows))
+    shuffled = renumbered(rows, order)
+    one, other = OBJECTIVES[name](), OBJECTIVES[name]()
+    found, expected = one(one.collate(shuffled)).loss, other(other.collate(rows)).loss
+    assert found.item() == pytest.approx(expected.item(), rel=1e-13)
+    found.backward(), expected.backward()
+    for parameter, gradient in gradients_of(one).items():
+        np.testing.assert_allclose(gradient, gradients_of(other)[parameter], rtol=1e-10, atol=1e-12)
+
+
+def renumbered(rows: pa.Table, order: np.ndarray) -> pa.Table:
+    """The rows in another order, their masks naming the same documents."""
+    count = len(rows)
+    places: list[list[int]] = []  # of each row's hard negatives, among all columns
+    total = count
+    for pool in rows["hard_negatives"].to_pylist():
+        places.append(list(range(total, total + len(pool))))
+        total += len(pool)
+    moved = {int(row): place for place, row in enumerate(order)}
+    for row in order:
+        for place in places[row]:
+            moved[place] = len(moved)
+    masked = [sorted(moved[column] for column in columns) for columns in rows["masked"].to_pylist()]
+    index = rows.column_names.index("masked")
+    return rows.set_column(index, "masked", pa.array(masked, pa.list_(pa.int32()))).take(order)
+
+
+def test_several_batches_are_checked_one_by_one():
+    rows = several_batches(2)
+    objective = tiny_objective(share_negatives="step")
+    columns = 6 + sum(map(len, rows["hard_negatives"].to_pylist()[6:]))
+    for column, message in (
+        (1, "Row 7 leaves out column 1, which is its own positive"),
+        (columns, f"column {columns}, but its batch has only {columns} columns"),
+    ):
+        masked = rows["masked"].to_pylist()
+        masked[7] = [column]
+        broken = rows.set_column(rows.column_names.index("masked"), "masked", pa.array(masked, pa.list_(pa.int32())))
+        with pytest.raises(UserError, match=message):
+            objective(objective.collate(broken))
+
+
+def test_comparisons_count_what_a_loss_is_over():
+    rows, objective = random_batch(5), tiny_objective()
+    pools = [len(pool) for pool in rows["hard_negatives"].to_pylist()]
+    masked = sum(map(len, rows["masked"].to_pylist()))
+    found = objective.comparisons(rows)
+    assert found == Comparisons(
+        queries=6,
+        documents=6 + sum(pools),
+        positives=1.0,
+        in_batch=pytest.approx(np.mean([5 + sum(pools) - pool for pool in pools])),
+        hard=pytest.approx(np.mean(pools)),
+        masked=pytest.approx(masked / 6),
+    )
+    mask = objective.count_columns(objective.collate(rows)).mask
+    assert (~mask).sum(dim=1).float().mean() - 1 == pytest.approx(found.in_batch + found.hard - found.masked)
+
+
+def test_one_hard_negative_a_row_gives_the_papers_number_of_negatives():
+    rows = random_batch(5)
+    rows = rows.set_column(rows.column_names.index("hard_negatives"), "hard_negatives", pa.array([["w1"]] * 6))
+    found = tiny_objective().comparisons(rows)
+    assert found.in_batch + found.hard == 2 * (6 - 1) + 1
+
+
+def test_tokens_are_those_that_are_encoded():
+    rows, objective = random_batch(5), tiny_objective(chunk_size=2, document_max_length=4)
+    outcome = objective(objective.collate(rows))
+    documents = rows["document"].to_pylist() + [t for pool in rows["hard_negatives"].to_pylist() for t in pool]
+    lengths = [1 + len(text.split()) for text in set(rows["query"].to_pylist())]
+    lengths += [min(4, 1 + len(text.split())) for text in set(documents)]
+    assert outcome.tokens == sum(lengths)

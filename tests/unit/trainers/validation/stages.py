@@ -1,0 +1,52 @@
+"""The stages that measure an exported encoder, in this process: what validation's numbers are compared with."""
+
+from pathlib import Path
+from typing import Any
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
+from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from raytriever.retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
+from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
+from raytriever.retrieval.jobs.search import Search, SearchConfig
+from tests.unit.small_run import make
+
+
+def embedded(collection: str, encoder: EncoderSettings, folder: Path, **settings: Any) -> str:
+    stage = Embed(EmbedConfig(collection=collection, encoder=encoder, output=str(folder / "vectors"), **settings))
+    stage.load()
+    return make(stage)
+
+
+def searched(collection: str, vectors: str, folder: Path, split: str) -> str:
+    index = make(Index(IndexConfig(index=VectorIndexSettings(vectors=vectors, shards=2), output=str(folder / "index"))))
+    config = SearchConfig(
+        index=index, collection=collection, vectors=vectors, split=split, output=str(folder / "search")
+    )
+    return make(Search(config))
+
+
+def searched_by_words(collection: str, folder: Path, split: str, top_k: int) -> str:
+    index = make(Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(folder / "bm25"))))
+    config = SearchConfig(
+        index=index, collection=collection, split=split, top_k=top_k, output=str(folder / "bm25-search")
+    )
+    return make(Search(config))
+
+
+def reranked(collection: str, run: str, vectors: str, folder: Path, depth: int) -> str:
+    config = RerankConfig(run=run, vectors=vectors, collection=collection, depth=depth, output=str(folder / "reranked"))
+    return make(Rerank(config))
+
+
+def evaluated(collection: str, run: str, folder: Path, split: str, measures: list[str], **settings: Any):
+    config = EvaluateConfig(
+        collection=collection,
+        runs={"it": run},
+        split=split,
+        measures=measures,
+        output=str(folder / "evaluation"),
+        **settings,
+    )
+    return Artifact(make(Evaluate(config))).read_json("metrics.json")["means"]["it"]

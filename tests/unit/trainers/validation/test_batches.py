@@ -1,0 +1,119 @@
+"""Validation on stored batches: means over them in evaluation mode, the same however often it is made."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.early_stopping import Criterion
+from raytriever.trainers.validation.batches import BatchValidation
+from raytriever.trainers.validation.opening import open_validation
+from raytriever.trainers.validation.settings import BatchValidationSettings
+from tests.unit.trainers.validation.made_up import MadeUpBatches, PairObjective, encoder_settings, load
+
+
+@pytest.fixture
+def objective(spread_encoder: Path) -> PairObjective:
+    made = PairObjective(load(encoder_settings(spread_encoder))).train()
+    made.frozen.eval()
+    return made
+
+
+def validation(batches: MadeUpBatches | None = None, **settings) -> BatchValidation:
+    given = BatchValidationSettings(batches="there", **settings)
+    return BatchValidation(given, given.criteria([10, 20]), bf16=False, batches=batches or MadeUpBatches())
+
+
+def test_means_over_the_batches(objective):
+    found = validation(every=3, patience=2).measure(objective)
+    assert list(found) == ["loss", "draw", "positive_rank"]
+    batches, losses, ranks = MadeUpBatches(), [], []
+    objective.eval()
+    for number in range(batches.count):
+        with torch.no_grad():
+            outcome = objective(objective.collate(batches.read(0, number)))
+        losses.append(float(outcome.loss))
+        ranks.append(float(outcome.metrics["positive_rank"]))
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert found["positive_rank"] == pytest.approx(np.mean(ranks))
+    assert 1 < found["positive_rank"] < batches.size
+
+
+def test_the_first_batches_alone(objective):
+    limited = validation(MadeUpBatches(5), batches_limit=2)
+    assert limited.measure(objective) == validation(MadeUpBatches(2)).measure(objective)
+    assert limited.notes == ("loss on 2 of 5 batches of made/up",)
+    assert validation(MadeUpBatches(5), batches_limit=9).notes == ("loss on 5 batches of made/up",)
+
+
+def test_what_the_objective_draws_is_the_same_at_every_evaluation_and_nobody_elses(objective):
+    it = validation(seed=4)
+
+    def draw():
+        return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]
+
+    def seed():
+        torch.manual_seed(1), np.random.seed(2), random.seed(3)
+
+    seed()
+    expected = draw()
+    seed()
+    first = it.measure(objective)
+    assert draw() == expected
+    draws = list(objective.draws)
+    assert len(set(draws)) == 5
+    assert it.measure(objective) == first
+    assert objective.draws == draws * 2
+    assert validation(seed=5).measure(objective)["draw"] != first["draw"]
+
+
+def test_an_evaluation_leaves_no_trace(objective):
+    modes = [module.training for module in objective.modules()]
+    objective.batch_group = "the ranks of a batch"
+    validation().measure(objective)
+    assert [module.training for module in objective.modules()] == modes
+    assert objective.batch_group == "the ranks of a batch"
+    assert all(parameter.grad is None for parameter in objective.parameters())
+
+
+def test_what_decides():
+    it = validation(then={"measure": "positive_rank", "after_epoch": 1}, minimum_change=0.01)
+    assert it.criteria == (
+        Criterion("loss", higher_is_better=False, minimum_change=0.01),
+        Criterion("positive_rank", higher_is_better=False, start=11),
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"measure": "accuracy"}, {"then": {"measure": "accuracy", "after_step": 3}}],
+    ids=["measure", "then"],
+)
+def test_a_measure_that_the_objective_lacks(objective, settings):
+    with pytest.raises(
+        UserError, match=r"'accuracy', which this objective doesn't measure. It measures loss, draw, pos"
+    ):
+        validation(**settings).measure(objective)
+
+
+def test_a_column_that_the_batches_lack(objective):
+    objective.columns = ("query", "document", "masked")
+    with pytest.raises(UserError, match="made/up have no column masked, which this objective reads"):
+        validation().measure(objective)
+
+
+def test_a_batch_that_does_not_fit_is_named(objective):
+    objective.refused = MadeUpBatches().read(0, 3)["query"][0].as_py()
+    with pytest.raises(UserError, match="Batch 3 of epoch 0 in made/up: Row 0 is refused"):
+        validation().measure(objective)
+    assert objective.training
+
+
+def test_no_batches(tmp_path):
+    with pytest.raises(UserError, match="holds no batch to validate on"):
+        validation(MadeUpBatches(0))
+    with pytest.raises(UserError, match="holds no artifact"):
+        open_validation(BatchValidationSettings(batches=str(tmp_path)), bf16=False, epoch_ends=[10])

@@ -1,0 +1,342 @@
+"""Validation by retrieval says what the stages say, encodes every text once, and leaves nothing behind."""
+
+import random
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder
+from raytriever.retrieval.encoders.specification import VectorForm
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.run_files import read_run
+from raytriever.retrieval.runs import StoredRun
+from raytriever.trainers.validation import retrieval
+from raytriever.trainers.validation.opening import open_validation, warn_if_test_set
+from raytriever.trainers.validation.settings import RetrievalValidationSettings
+from raytriever.trainers.validation.texts import SharedTexts
+from tests.unit.trainers.validation.made_up import (
+    DOCUMENTS,
+    PairObjective,
+    collect,
+    encoder_settings,
+    load,
+    make_collection,
+    write_source,
+)
+from tests.unit.trainers.validation.stages import embedded, evaluated, reranked, searched, searched_by_words
+
+MEASURES = ["nDCG@10", "RR@10", "R@100", "AP", "Success@1"]
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_collection(tmp_path_factory.mktemp("validated"))
+
+
+@pytest.fixture
+def objective(spread_encoder: Path) -> PairObjective:
+    made = PairObjective(load(encoder_settings(spread_encoder))).train()
+    made.frozen.eval()
+    return made
+
+
+def opened(collection: str, bf16: bool = False, **settings):
+    values = {"measure": MEASURES[0], "others": MEASURES[1:], "every": 2} | settings
+    return open_validation(RetrievalValidationSettings(collection=collection, **values), bf16=bf16, epoch_ends=[10])
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_search_has_the_numbers_of_the_stages(collection, spread_encoder, tmp_path, normalize):
+    settings = encoder_settings(spread_encoder, normalize=normalize)
+    vectors = embedded(collection, settings, tmp_path)
+    run = searched(collection, vectors, tmp_path, "dev")
+    expected = evaluated(collection, run, tmp_path, "dev", MEASURES)
+    found = opened(collection).measure(PairObjective(load(settings)))
+    assert list(found) == MEASURES
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert 0 < found["AP"] < 1
+
+
+def test_the_documents_come_in_blocks_of_any_size(collection, objective, monkeypatch):
+    expected = opened(collection).measure(objective)
+    monkeypatch.setattr(retrieval, "_VECTORS_AT_ONCE", 7)
+    assert opened(collection, token_budget=64).measure(objective) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_run_is_ranked_anew_as_by_the_stages(collection, spread_encoder, objective, tmp_path):
+    run = searched_by_words(collection, tmp_path, "dev", top_k=40)
+    vectors = embedded(collection, encoder_settings(spread_encoder), tmp_path, run=run, depth=25)
+    again = reranked(collection, run, vectors, tmp_path, depth=25)
+    expected = evaluated(collection, again, tmp_path, "dev", MEASURES)
+    validation = opened(collection, run=run, candidates=25, token_budget=128)
+    assert validation.measure(objective) == pytest.approx(expected, abs=1e-6)
+    assert len(set(objective.encoded)) < DOCUMENTS
+    assert "25 candidates of each" in validation.notes[0]
+
+
+def test_conventions_are_those_of_the_tool_that_is_named(spread_encoder, objective, tmp_path):
+    judged = {"q0": {"d1": 1}, "q1": {"d2": 1, "d3": 0}, "q2": {"d4": 0}}
+    collection = make_collection(tmp_path, dev=judged)
+    run = searched(collection, embedded(collection, encoder_settings(spread_encoder), tmp_path), tmp_path, "dev")
+    for like in ("trec", "beir"):
+        expected = evaluated(collection, run, tmp_path / like, "dev", MEASURES, like=like)
+        assert opened(collection, like=like).measure(objective) == pytest.approx(expected, abs=1e-6)
+
+
+def test_each_distinct_text_is_encoded_once_an_evaluation_and_tokenised_once_a_run(collection, objective, monkeypatch):
+    tokenised = []
+    encoder = objective.text_encoder
+    tokenize_ids = encoder.tokenize_ids
+
+    def counting(texts, role, max_length=None):
+        tokenised.extend((role, text) for text in texts)
+        return tokenize_ids(texts, role, max_length)
+
+    monkeypatch.setattr(encoder, "tokenize_ids", counting)
+    stored = StoredCollection(collection)
+    documents = set(stored.texts("documents", np.arange(DOCUMENTS)))
+    dev = set(stored.judgments("dev")["query_id"].to_pylist())
+    queries = stored.query_rows(sorted(dev))
+    expected = [("document", text) for text in documents] + [
+        ("query", text) for text in set(stored.texts("queries", queries))
+    ]
+    assert len(documents) < DOCUMENTS
+    validation = opened(collection, token_budget=200)
+    validation.measure(objective)
+    assert Counter(tokenised) == Counter(expected)
+    first = Counter(objective.encoded)
+    assert first == Counter(tuple(tokenize_ids([text], role)[0]) for role, text in expected)
+    objective.encoded.clear()
+    validation.measure(objective)
+    assert Counter(tokenised) == Counter(expected)
+    assert Counter(objective.encoded) == first
+
+
+def test_padding_stays_within_the_budget(collection, objective):
+    shapes = []
+    objective.text_encoder.register_forward_pre_hook(lambda _, given: shapes.append(given[0]["input_ids"].shape))
+    opened(collection, token_budget=100).measure(objective)
+    assert max(rows * width for rows, width in shapes if rows > 1) <= 100
+    assert len(shapes) > 10
+
+
+def test_lengths_cut_texts(collection, objective):
+    prompt = tuple(objective.text_encoder.tokenize_ids([""], "query")[0][:-1])
+    opened(collection, query_max_length=len(prompt) + 2, document_max_length=9).measure(objective)
+    queries = {text for text in objective.encoded if text[: len(prompt)] == prompt}
+    assert max(map(len, queries)) == len(prompt) + 2
+    assert max(map(len, set(objective.encoded) - queries)) == 9
+
+
+def test_an_evaluation_leaves_no_trace(collection, objective):
+    for parameter in objective.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    objective.batch_group = "the ranks of a batch"  # never used: an evaluation is each rank's own
+    modes = [module.training for module in objective.modules()]
+    assert set(modes) == {True, False}
+    weights = {name: value.clone() for name, value in objective.state_dict().items()}
+
+    def seed():
+        torch.manual_seed(1), np.random.seed(2), random.seed(3)
+
+    def draw():
+        return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]
+
+    seed()
+    expected = draw()
+    validation = opened(collection)
+    seed()
+    found = validation.measure(objective)
+    assert draw() == expected
+    assert found == validation.measure(objective)
+    assert [module.training for module in objective.modules()] == modes
+    assert objective.batch_group == "the ranks of a batch"
+    assert torch.is_grad_enabled()
+    assert all(torch.equal(parameter.grad, torch.ones_like(parameter)) for parameter in objective.parameters())
+    assert all(torch.equal(value, weights[name]) for name, value in objective.state_dict().items())
+
+
+def test_the_objective_is_as_before_where_an_evaluation_fails(collection, objective):
+    objective.text_encoder.forward = lambda features: features["no such thing"]
+    with pytest.raises(KeyError):
+        opened(collection).measure(objective)
+    assert objective.training
+    assert not objective.frozen.training
+    assert torch.is_grad_enabled()
+
+
+def test_bf16_is_that_of_the_training_unless_said(collection, objective):
+    kinds = []
+    linear = next(module for module in objective.modules() if isinstance(module, torch.nn.Linear))
+    linear.register_forward_hook(lambda _module, _given, output: kinds.append(output.dtype))
+    for training, validation, expected in [(True, None, torch.bfloat16), (True, False, torch.float32)]:
+        kinds.clear()
+        settings = RetrievalValidationSettings(collection=collection, bf16=validation)
+        open_validation(settings, bf16=training, epoch_ends=[10]).measure(objective)
+        assert set(kinds) == {expected}
+
+
+FORMS = {
+    "layers": VectorForm(kind="layers", layers=[1, 2]),
+    "tokens": VectorForm(kind="first_tokens", tokens=4),
+    "all tokens": VectorForm(kind="all_tokens"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("rerank", [False, True], ids=["search", "run"])
+def test_the_best_vector_of_a_document_counts(collection, spread_encoder, tmp_path, form, rerank):
+    encoder = load(encoder_settings(spread_encoder, pooling="cls"))
+    several = MultiVectorEncoder(encoder, form)
+    objective = PairObjective(several)
+    objective.encoder = lambda role: encoder if role == "query" else several
+    stored = StoredCollection(collection)
+    run = {"run": searched_by_words(collection, tmp_path, "dev", top_k=50)} if rerank else {}
+    found = opened(collection, token_budget=150, top_k=None if rerank else DOCUMENTS + 10, **run).measure(objective)
+
+    several.eval()
+    qrels = {}
+    for row in stored.judgments("dev").to_pylist():
+        qrels.setdefault(row["query_id"], {})[row["document_id"]] = row["relevance"]
+    texts = stored.texts("documents", np.arange(DOCUMENTS))
+    with torch.no_grad():
+        vectors = [several(several.tokenize([text], "document")).half()[0] for text in texts]
+    found_by_words = read_run(StoredRun(run["run"]).path("run.trec")) if rerank else {}
+    reciprocal = []
+    for query, grades in qrels.items():
+        with torch.no_grad():
+            sought = encoder(encoder.tokenize(stored.texts("queries", stored.query_rows([query])), "query")).half()
+        scores = [float((each.double() @ sought[0].double()).max()) for each in vectors]
+        of_id = {f"d{row}": score for row, score in enumerate(scores)}
+        if rerank:
+            of_id = {name: of_id[name] for name in found_by_words.get(query, ())}
+        ranked = sorted(sorted(of_id, reverse=True), key=lambda name: -of_id[name])
+        ranks = [place for place, name in enumerate(ranked[:10], 1) if grades.get(name, 0) > 0]
+        reciprocal.append(1 / ranks[0] if ranks else 0)
+    assert found["RR@10"] == pytest.approx(np.mean(reciprocal), abs=1e-6)
+
+
+def test_accuracy_looks_for_answers(tmp_path, objective):
+    source = write_source(tmp_path / "source", dev={"q0": {"d0": 1}, "q1": {"d1": 1}})
+    (source / "queries.jsonl").write_text(
+        '{"_id": "q0", "text": "x", "metadata": {"answers": ["import"]}}\n{"_id": "q1", "text": "y"}\n'
+    )
+    collection = collect(source, tmp_path / "collection")
+    measures = ["Accuracy@1", "Accuracy@5", "nDCG@10"]
+    settings = encoder_settings(objective.text_encoder.tokenizer.name_or_path)
+    vectors = embedded(collection, settings, tmp_path)
+    expected = evaluated(collection, searched(collection, vectors, tmp_path, "dev"), tmp_path, "dev", measures)
+    found = opened(collection, measure="Accuracy@1", others=measures[1:]).measure(objective)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_samples_are_the_same_every_time_and_keep_what_is_judged(collection, objective):
+    validation = opened(collection, queries=3, documents=20)
+    assert [validation._selected.query_ids, validation._selected.document_rows.tolist()] == [
+        opened(collection, queries=3, documents=20)._selected.query_ids,
+        opened(collection, queries=3, documents=20)._selected.document_rows.tolist(),
+    ]
+    others = [opened(collection, queries=3, documents=20, seed=seed)._selected for seed in range(1, 5)]
+    assert len({tuple(selected.query_ids) for selected in others}) > 1
+    for selected in others:
+        judged = {int(name[1:]) for grades in selected.qrels.values() for name in grades}
+        assert len(selected.qrels) == 3
+        assert judged <= set(selected.document_rows.tolist())
+        assert len(selected.document_rows) == 20
+    found = validation.measure(objective)
+    assert found["nDCG@10"] >= opened(collection, queries=3).measure(objective)["nDCG@10"]
+    assert "3 of the 6 queries of split 'dev' are a sample" in validation.notes
+    assert "higher than on the whole collection" in validation.notes[-1]
+    assert len(opened(collection, queries=3, documents=2)._selected.document_rows) > 2
+    assert len(opened(collection, queries=600, documents=2000).notes) == 1
+
+
+def test_the_first_evaluation_of_a_better_encoder_is_better(collection, objective):
+    """What is measured is the encoder as it is now, not as it was when texts were tokenised."""
+    validation = opened(collection)
+    before = validation.measure(objective)
+    with torch.no_grad():
+        for parameter in objective.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    assert validation.measure(objective) != before
+
+
+@pytest.mark.parametrize(
+    ("dev", "settings", "named"),
+    [
+        ({"q0": {"d0": 1}}, {"split": "deev"}, "no judgments of split 'deev'. Splits there: dev"),
+        ({"q0": {"d0": 0}, "q1": {"d3": -1}}, {}, "No judgment of split 'dev'.*every encoder would score 0"),
+        ({"q0": {"d0": 1}}, {"measure": "Accuracy@5"}, "no query with answers"),
+        ({"q0": {"d0": 1}}, {"measure": "Accuracy@5", "split": "deev"}, "no query with answers"),
+    ],
+)
+def test_splits_that_can_not_be_measured(tmp_path, dev, settings, named):
+    collection = make_collection(tmp_path, dev=dev)
+    with pytest.raises(UserError, match=named):
+        opened(collection, **settings)
+
+
+def test_runs_that_do_not_fit(collection, tmp_path):
+    other = make_collection(tmp_path / "other", seed=5)
+    run = searched_by_words(other, tmp_path / "other", "dev", 20)
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        opened(collection, run=run)
+    run = searched_by_words(collection, tmp_path, "train", 20)
+    with pytest.raises(UserError, match="answers none of the 6 queries of split 'dev'"):
+        opened(collection, run=run)
+    run = searched_by_words(collection, tmp_path / "dev", "dev", 20)
+    with pytest.raises(UserError, match=r"measure is R@20, but 20 candidates.*whatever the encoder does"):
+        opened(collection, run=run, measure="R@20")
+    assert opened(collection, run=run, measure="R@10").notes
+
+
+def test_texts_that_are_all_empty(objective):
+    blocks = [(np.arange(2), ["", ""]), (np.array([5]), [""])]
+    with pytest.raises(UserError, match="All 3 documents of there are empty texts"):
+        SharedTexts(objective.text_encoder, "document", lambda: blocks, "3 documents of there")
+    blocks[1] = (np.array([5]), ["a word"])
+    texts = SharedTexts(objective.text_encoder.eval(), "document", lambda: blocks, "3 documents of there")
+    with torch.no_grad():
+        ((rows, vectors),) = list(texts.encode(objective.text_encoder))
+    assert rows.tolist() == [0, 1, 5]
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert (vectors[2] != vectors[1]).any()
+
+
+def test_vectors_that_are_not_finite_name_a_text(collection, objective):
+    weight = next(module for module in objective.modules() if isinstance(module, torch.nn.Embedding)).weight
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    with pytest.raises(UserError, match="NaN or numbers beyond half precision for queries, such as the one with id 'q"):
+        opened(collection).measure(objective)
+    assert objective.training
+
+
+def test_a_dev_set_that_is_reported_is_warned_of(collection):
+    settings = RetrievalValidationSettings(collection=collection)
+    fingerprint = StoredCollection(collection).fingerprint
+    assert warn_if_test_set(settings, [(fingerprint, "train")]) is None
+    assert "split 'dev'" in warn_if_test_set(settings, [(fingerprint, "dev")])
+
+
+def test_memory_does_not_grow_with_the_documents_vectors(tmp_path, objective, monkeypatch):
+    monkeypatch.setattr(retrieval, "_VECTORS_AT_ONCE", 128)
+    encoder, width = objective.text_encoder, 1280
+    encoder.contract = encoder.contract.model_copy(update={"dimension": width})
+    inner = encoder.forward
+    encoder.forward = lambda features: inner(features).repeat(1, width // 32)
+    peaks = {}
+    for documents in (400, 1600):
+        collection = make_collection(tmp_path / str(documents), documents=documents)
+        validation = opened(collection, document_max_length=6, token_budget=120)
+        validation.measure(objective)
+        tracemalloc.start()
+        validation.measure(objective)
+        peaks[documents] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peaks[1600] - peaks[400] < 0.1 * 1200 * width * np.float16().nbytes

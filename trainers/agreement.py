@@ -1,0 +1,69 @@
+"""Do all ranks see the same run? Asked once before the first step, while a difference still has a name."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers import collectives
+from raytriever.trainers.objective import Objective
+from raytriever.trainers.optimization import trainable_parameters
+
+_MUST_AGREE = {
+    "batches": "Give all machines the same batches: one folder that they share, or copies with one fingerprint.",
+    "steps": "Give all ranks the same settings.",
+    "trainable parameters": "Give all machines the same model and settings.",
+    "torch": "Install one version of torch on all machines.",
+}
+_MAY_DIFFER = ("threads", "device")
+
+
+def check_ranks_agree(objective: Objective[Any], batches: str, steps: int) -> list[str]:
+    """A warning for each of threads and device in which ranks differ; all ranks call it and get the same lines.
+
+    ``batches``: their fingerprint, ``steps``: of the whole run. Raises ``UserError`` on every rank where these, the
+    trainable parameters or the version of torch differ, naming who has what.
+    """
+    named = trainable_parameters(objective)
+    device = next(iter(named.values())).device
+    size = sum(parameter.numel() for parameter in named.values())
+    facts = {
+        "batches": batches[:12],
+        "steps": f"{steps:,}",
+        "trainable parameters": f"{size:,} in {len(named):,} tensors",
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+    of_ranks = _gathered(facts, device)
+    for name, remedy in _MUST_AGREE.items():
+        values = [of_rank[name] for of_rank in of_ranks]
+        if len(set(values)) > 1:
+            raise UserError(f"The ranks differ in {name}: {_who_has_what(values)}. {remedy}")
+    return [
+        f"The ranks differ in {name}: {_who_has_what(values)}. The slowest sets the pace of all, and the same weights"
+        " to the last bit need equal machines."
+        for name in _MAY_DIFFER
+        if len(set(values := [of_rank[name] for of_rank in of_ranks])) > 1
+    ]
+
+
+def _gathered(facts: Mapping[str, str], device: torch.device) -> list[dict[str, str]]:
+    """Every rank's facts, by rank: as lines of text in bytes, because pickled objects are nothing to receive."""
+    line = (json.dumps(facts) + "\n").encode()
+    sent = torch.tensor(list(line), dtype=torch.uint8, device=device)
+    return [json.loads(received) for received in bytes(collectives.gather(sent).tolist()).splitlines()]
+
+
+def _who_has_what(values: Sequence[str]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return "; ".join(f"{value} on {_named(of_value)}" for value, of_value in ranks.items())
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"

@@ -1,0 +1,75 @@
+"""Which evaluation of a run is its best, and when to stop: pure functions of the evaluations so far."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What validation measured after ``step`` steps, by name; ``seconds`` are wall-clock."""
+
+    step: int
+    measures: dict[str, float]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The measure that decides from step ``start`` on; an improvement is a change for the better by more than
+    ``minimum_change``. Under a later criterion the best so far starts anew: its measure has another scale.
+    """
+
+    measure: str
+    higher_is_better: bool
+    start: int = 0
+    minimum_change: float = 0.0
+
+    def improves(self, value: float, best: float) -> bool:
+        """Whether ``value`` beats ``best``; what is not a number is beaten by any and beats none."""
+        if math.isnan(value) or math.isnan(best):
+            return not math.isnan(value)
+        return value > best + self.minimum_change if self.higher_is_better else value < best - self.minimum_change
+
+
+def criterion_at(criteria: Sequence[Criterion], step: int) -> Criterion:
+    """The criterion that decides at ``step``; ``criteria`` are in order of their starts, the first from 0 on."""
+    return next(criterion for criterion in reversed(criteria) if criterion.start <= step)
+
+
+def best_evaluation(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> Evaluation | None:
+    """The first of the best evaluations under the criterion that decides now; that before the first step is none.
+
+    An untrained encoder is what a run is compared with, not what it may end as.
+    """
+    best: Evaluation | None = None
+    for evaluation, criterion in _deciding(evaluations, criteria):
+        value = evaluation.measures[criterion.measure]
+        if best is None or criterion.improves(value, best.measures[criterion.measure]):
+            best = evaluation
+    return best
+
+
+def evaluations_without_improvement(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> int:
+    """How many evaluations have come after the best one."""
+    best = best_evaluation(evaluations, criteria)
+    return 0 if best is None else sum(evaluation.step > best.step for evaluation in evaluations)
+
+
+def should_stop(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion], patience: int | None) -> bool:
+    """Whether ``patience`` evaluations in a row have not improved on the best."""
+    return patience is not None and evaluations_without_improvement(evaluations, criteria) >= patience
+
+
+def deciding_values(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> list[tuple[int, float, bool]]:
+    """Of each evaluation its step, the measure that decided then, and whether higher is better."""
+    deciding = [(evaluation, criterion_at(criteria, evaluation.step)) for evaluation in evaluations]
+    return [(e.step, e.measures[criterion.measure], criterion.higher_is_better) for e, criterion in deciding]
+
+
+def _deciding(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> list[tuple[Evaluation, Criterion]]:
+    trained = [evaluation for evaluation in evaluations if evaluation.step > 0]
+    if not trained:
+        return []
+    criterion = criterion_at(criteria, trained[-1].step)
+    return [(evaluation, criterion) for evaluation in trained if evaluation.step >= criterion.start]

@@ -1,0 +1,213 @@
+"""Adaptive relevance margins: the margin that a triplet should have is told by the encoder itself.
+
+Gienapp, Deckers, Scells and Potthast 2024, "Learning Effective Representations for Retrieval Using Self-Distillation
+with Adaptive Relevance Margins".
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import pyarrow as pa
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from raytriever.retrieval.encoders.specification import Role
+from raytriever.trainers.objective import Comparisons, Objective, Outcome
+from raytriever.trainers.objectives.pair_objective import PairSettings
+from raytriever.trainers.triplets import (
+    TRIPLET_COLUMNS,
+    Triplets,
+    at_least_float32,
+    encode_triplets,
+    read_triplets,
+    unit_vectors,
+)
+
+Target = Literal["static", "adaptive", "distributed"]
+Pairing = Literal["paper", "released"]
+ErrorFunction = Literal["squared", "absolute", "soft"]
+
+
+class AdaptiveMarginSettings(PairSettings):
+    """Which margin a triplet should have, and how the difference from it is punished.
+
+    ``target``: "static", the same ``margin`` for all (eq. 1); "adaptive", the scaled similarity of document and
+    negative (eq. 2); "distributed", those of the document and all negatives of the batch (eq. 3). ``in_batch``: the
+    other triplets' negatives count for a query too (None: only where the target is distributed, which always does).
+    ``pairing``: "paper", in-batch residuals as the equations have them, or "released", as the authors' code pairs them,
+    where row i's similarity to negative j meets row j's to its positive. ``error``: the square (eq. 4, 5), or the
+    absolute value and log(1 + exp(-l)), options of the authors' code. ``share_negatives``: whose negatives count in
+    batch.
+    """
+
+    kind: Literal["adaptive_margin"] = "adaptive_margin"
+    target: Target = "distributed"
+    margin: float | None = Field(default=None, ge=0, le=2)  # epsilon; the paper's baseline 1, tuned 0.1 to 0.6
+    in_batch: bool | None = None
+    pairing: Pairing = "paper"
+    error: ErrorFunction = "squared"
+
+    @property
+    def uses_batch(self) -> bool:
+        """Whether other rows' negatives are part of a row's loss."""
+        return self.target == "distributed" or bool(self.in_batch)
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        if (self.target == "static") != (self.margin is not None):
+            raise ValueError(
+                "margin is given exactly where target is 'static': 1 is the paper's untuned baseline, its tuned values"
+                " are 0.1 to 0.6"
+            )
+        if self.target == "distributed" and self.in_batch is False:
+            raise ValueError(
+                "target 'distributed' spreads targets over the batch's negatives, so it has no form without them; leave"
+                " in_batch out, or set target to 'adaptive'"
+            )
+        if self.share_negatives == "step" and not self.uses_batch:
+            raise ValueError("share_negatives 'step' has no negatives to share: set in_batch to true too")
+        return self
+
+
+class Vectors(NamedTuple):
+    """Of n triplets, each (n, d)."""
+
+    queries: Tensor
+    positives: Tensor
+    negatives: Tensor
+
+
+def cosine(left: Tensor, right: Tensor) -> Tensor:
+    """phi of rows of unit length, (n, d) and (n, d): (n,)."""
+    return (left * right).sum(dim=-1)
+
+
+def own_residuals(triplets: Vectors, margin: float | None) -> tuple[Tensor, Tensor]:
+    """l_i = phi(q_i, d+_i) - phi(q_i, d-_i) - t_i, and t_i, each (n,): eq. 1 with t = ``margin``, eq. 2 without one.
+
+    t_i = (1 + phi(d+_i, d-_i)) / 2 is not detached: it moves document and negative as the relevance margin does.
+    """
+    queries, positives, negatives = triplets
+    relevance_margin = cosine(queries, positives) - cosine(queries, negatives)
+    target = _target(cosine(positives, negatives), margin)
+    return relevance_margin - target, target
+
+
+def in_batch_residuals(
+    triplets: Vectors, batch: Vectors, margin: float | None, pairing: Pairing = "paper"
+) -> tuple[Tensor, Tensor]:
+    """l_ij = phi(q_i, d+_i) - phi(q_i, d-_j) - t_ij, and t_ij, each (n, m): eq. 1 or 2 with d-_j for d-_i, as in eq. 5.
+
+    ``triplets``: rows i, the n of this loss; ``batch``: rows j, all m of the batch, these among them. ``pairing``
+    "released" takes phi(q_j, d+_j) for phi(q_i, d+_i).
+    """
+    queries, positives, _ = triplets if pairing == "paper" else batch
+    similarity = cosine(queries, positives).unsqueeze(1 if pairing == "paper" else 0)
+    target = _target(triplets.positives @ batch.negatives.T, margin)
+    return similarity - triplets.queries @ batch.negatives.T - target, target
+
+
+def distributed_residuals(triplets: Vectors, batch: Vectors, pairing: Pairing = "paper") -> tuple[Tensor, Tensor]:
+    """l_ij = phi(q_i, d+_i) - phi(q_i, d-_i) - t_ij, and t_ij = (1 + phi(d+_i, d-_j)) / 2, each (n, m): eq. 3.
+
+    Arguments as for ``in_batch_residuals``; ``pairing`` "released" takes the relevance margin of row j for that of i.
+    """
+    queries, positives, negatives = triplets if pairing == "paper" else batch
+    relevance_margin = cosine(queries, positives) - cosine(queries, negatives)
+    target = _target(triplets.positives @ batch.negatives.T, None)
+    return relevance_margin.unsqueeze(1 if pairing == "paper" else 0) - target, target
+
+
+def _target(similarity: Tensor, margin: float | None) -> Tensor:
+    return (1 + similarity) / 2 if margin is None else torch.full_like(similarity, margin)
+
+
+def mean_error(residuals: Tensor, error: ErrorFunction = "squared") -> Tensor:
+    """Mean of l^2 over all residuals (eq. 4, eq. 5), or of |l| or log(1 + exp(-l)): options of the authors' code."""
+    match error:
+        case "squared":
+            return residuals.square().mean()
+        case "absolute":
+            return residuals.abs().mean()
+        case "soft":
+            return torch.nn.functional.softplus(-residuals).mean()
+
+
+class AdaptiveMargin(Objective[Triplets]):
+    """Trains one encoder for queries and documents by the margins of triplets.
+
+    Rows of a batch: ``query``, ``document`` and ``hard_negatives``, of which there is one. Nothing is detached and no
+    false negative is left out, as in the paper. The loss is computed in float32 (float64 for float64 vectors) whatever
+    autocast says. A batch may be cut over ranks; one of a single row has but its own negative in batch, so that its
+    distributed target is the adaptive one.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = TRIPLET_COLUMNS
+    accepts_slices: ClassVar[bool] = True
+
+    def __init__(self, encoder: Any, settings: AdaptiveMarginSettings) -> None:
+        super().__init__()
+        self.text_encoder = encoder
+        self.settings = settings
+
+    @property
+    def joins_step(self) -> bool:
+        """Whether negatives are shared over the step."""
+        return self.settings.share_negatives == "step"
+
+    def collate(self, rows: pa.Table) -> Triplets:
+        """Tokenises each distinct text once. Raises ``UserError`` where a row has not one hard negative."""
+        lengths = self.settings.query_max_length, self.settings.document_max_length
+        first_row = self.slice_number * len(rows)
+        return read_triplets(rows, self.text_encoder, *lengths, self.settings.chunk_size, first_row)
+
+    def forward(self, batch: Triplets) -> Outcome:
+        """The loss over this slice's triplets."""
+        encoded = encode_triplets(self.text_encoder, batch, cached=self.settings.gradient_cache)
+        with torch.autocast(encoded[0].device.type, enabled=False):
+            triplets = Vectors(*(unit_vectors(at_least_float32(vectors)) for vectors in encoded))
+            residuals, target = self._residuals(triplets)
+            loss = mean_error(residuals, self.settings.error)
+            return Outcome(loss, self._metrics(triplets, target), len(batch), batch.tokens)
+
+    def _residuals(self, triplets: Vectors) -> tuple[Tensor, Tensor]:
+        settings = self.settings
+        if not settings.uses_batch:
+            return own_residuals(triplets, settings.margin)
+        # one gather for all three: its backward pass is a collective that every rank must take part in
+        batch = Vectors(*self.gather(torch.stack(triplets, dim=1)).unbind(dim=1))
+        if settings.target == "distributed":
+            return distributed_residuals(triplets, batch, settings.pairing)
+        return in_batch_residuals(triplets, batch, settings.margin, settings.pairing)
+
+    @torch.no_grad()
+    def _metrics(self, triplets: Vectors, target: Tensor) -> dict[str, Tensor]:
+        """Figures of the own triplets, and of the targets (the paper's fig. 6 has them before scaling)."""
+        queries, positives, negatives = triplets
+        positive, negative = cosine(queries, positives), cosine(queries, negatives)
+        by_row = target.reshape(len(target), -1)
+        extremes = self.gather(torch.stack([by_row.amin(dim=1), by_row.amax(dim=1)], dim=1))
+        return {
+            "target_min": extremes[:, 0].min(),
+            "target_mean": target.mean(),
+            "target_max": extremes[:, 1].max(),
+            "margin_mean": (positive - negative).mean(),
+            "accuracy": (positive > negative).float().mean(),
+            "positive_similarity": positive.mean(),
+            "negative_similarity": negative.mean(),
+        }
+
+    def comparisons(self, rows: pa.Table) -> Comparisons:
+        """A query's own triplet, and the other rows' negatives where they count; ``documents`` are the negatives."""
+        count = len(rows)
+        in_batch = count - 1.0 if self.settings.uses_batch else 0.0
+        return Comparisons(count, documents=count, positives=1.0, in_batch=in_batch, hard=1.0, masked=0.0)
+
+    def encoder(self, role: Role) -> Any:  # noqa: ARG002
+        """The one encoder."""
+        return self.text_encoder
+
+    def export(self, folder: Path) -> None:
+        """Writes the encoder's own folder."""
+        self.text_encoder.save(folder)

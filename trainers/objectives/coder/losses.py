@@ -1,0 +1,80 @@
+"""Losses over ragged lists of labelled candidates: pure functions of scores, labels and a mask.
+
+"CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking" (Zerveas et al.
+2022). Shapes: ``scores`` (B, N) of any float type, ``labels`` (B, N) with -inf where a candidate has none, ``present``
+bool (B, N), False in padding. Each gives one number a query, (B,), in float32 at least; a query without a label gives 0
+and no gradient. Nothing depends on how wide the padding is, but for the released divisor of ``max_margin_loss``.
+"""
+
+import torch
+from torch import Tensor
+
+
+def list_net_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+    """KL divergence of the softmax of the scores from that of the labels: eq. 3, the ListNet loss (Cao et al. 2007).
+
+    sum_i t_i (log t_i - log p_i) with t = softmax(labels) and p = softmax(scores), both over the candidates that are
+    there. Levels enter as they are, so equal labels share the target evenly and one label gives ``info_nce_loss``.
+    """
+    with torch.autocast(scores.device.type, enabled=False):
+        log_target = masked_log_softmax(labels.to(_precise(scores)), present & labels.isfinite())
+        log_predicted = masked_log_softmax(scores.to(_precise(scores)), present)
+        target = log_target.exp()
+        in_target = target > 0
+        terms = torch.where(in_target, target * (log_target - log_predicted), 0.0)
+        return _of_labelled(terms.sum(dim=1), labels, present)
+
+
+def info_nce_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+    """-log p of the highest label's candidate (the first of equals) with p = softmax(scores) over the list."""
+    with torch.autocast(scores.device.type, enabled=False):
+        log_predicted = masked_log_softmax(scores.to(_precise(scores)), present)
+        best = labels.masked_fill(~present, -torch.inf).argmax(dim=1, keepdim=True)
+        return _of_labelled(-log_predicted.gather(1, best).squeeze(1), labels, present)
+
+
+def max_margin_loss(
+    scores: Tensor, labels: Tensor, present: Tensor, relevant_at: float = 1.0, *, divide_by_width: bool = False
+) -> Tensor:
+    """Hinge over all pairs of a relevant and another candidate, the baseline of Fig. 2.
+
+    sum_{p relevant, n not} max(0, 1 - s_p + s_n) / (number of candidates); relevant are labels of ``relevant_at`` and
+    more, all others count as not. ``divide_by_width``: divide by the padded width N instead, as the released code does,
+    by which a query's loss depends on the longest list beside it.
+    """
+    with torch.autocast(scores.device.type, enabled=False):
+        scores = scores.to(_precise(scores))
+        relevant = present & (labels >= relevant_at)
+        losses = []
+        for score, is_relevant, is_present in zip(scores, relevant, present, strict=True):
+            margins = 1 - score[is_relevant, None] + score[None, is_present & ~is_relevant]
+            count = len(score) if divide_by_width else is_present.sum().clamp(min=1)
+            losses.append(margins.clamp(min=0).sum() / count)
+        return torch.stack(losses)
+
+
+def mean_over_labelled(losses: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+    """The mean of ``losses`` (B,) over the queries that have a label; 0 where none has."""
+    labelled = is_labelled(labels, present)
+    return torch.where(labelled, losses, 0.0).sum() / labelled.sum().clamp(min=1)
+
+
+def is_labelled(labels: Tensor, present: Tensor) -> Tensor:
+    """Which queries have a label, bool (B,)."""
+    return (present & labels.isfinite()).any(dim=1)
+
+
+def masked_log_softmax(values: Tensor, kept: Tensor) -> Tensor:
+    """log softmax over the ``kept`` of each row; -inf elsewhere, and in rows that keep nothing (without gradient)."""
+    nothing = ~kept.any(dim=1, keepdim=True)
+    # rows that keep nothing take part as zeros and are left out afterwards: -inf alone would give NaN
+    logits = torch.where(kept | nothing, values.masked_fill(~kept, 0.0), -torch.inf)
+    return logits.log_softmax(dim=1).masked_fill(~kept, -torch.inf)
+
+
+def _of_labelled(losses: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+    return torch.where(is_labelled(labels, present), losses, 0.0)
+
+
+def _precise(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

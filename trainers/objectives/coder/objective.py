@@ -1,0 +1,281 @@
+"""CODER: a query encoder trained on whole lists of candidates, whose documents stay as they were embedded.
+
+"CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking" (Zerveas et al.
+2022). Gradients reach the query encoder alone, so any index of the documents stays in use.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from raytriever.retrieval.configuration import InputPath, Settings
+from raytriever.retrieval.encoders.specification import Role
+from raytriever.retrieval.vectors import StoredVectors
+from raytriever.trainers import collectives
+from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
+from raytriever.trainers.objective import Comparisons, Objective, Outcome
+from raytriever.trainers.objectives.coder.documents import ABSENT, DocumentVectors, Pool
+from raytriever.trainers.objectives.coder.labels import Normalization, at_level, binary, normalized
+from raytriever.trainers.objectives.coder.lists import CandidateList, Negatives, compose_lists, padded, stored_lists
+from raytriever.trainers.objectives.coder.losses import (
+    info_nce_loss,
+    is_labelled,
+    list_net_loss,
+    max_margin_loss,
+    mean_over_labelled,
+)
+from raytriever.trainers.objectives.coder.smoothing import LabelSmoother, SmoothingSettings
+from raytriever.trainers.objectives.pair_objective import Encoder
+
+if TYPE_CHECKING:
+    from raytriever.retrieval.encoders.text_encoder import TextEncoder
+
+_SMALLEST_NORM = 1e-6
+
+
+class CoderSettings(Settings):
+    """Lists of candidates over the vectors ``documents``, which the encoder that is trained made (its base).
+
+    ``candidates``: so many a query, None: as many as its list has; its positives are always among them.
+    ``negatives``: the list's own, or as many drawn from the batch's other lists or the whole collection, anew each
+    epoch. ``relevance_level``: grades below count as no label: 1 is lenient, 2 strict on the scale of TREC, 0 takes
+    documents that are judged irrelevant into the target, which gives them more than those without a judgment.
+
+    ``distribution``: 'gathered', every rank reads what its lists name; 'sharded', every rank has a share of the
+    documents and is sent the queries instead. ``on_device``: keeps the vectors in the device's memory.
+    """
+
+    kind: Literal["coder"] = "coder"
+    documents: InputPath
+    other_encoder: bool = False  # the trained encoder is not the one behind ``documents``
+    loss: Literal["list_net", "info_nce", "max_margin"] = "list_net"
+    margin_divisor: Literal["list", "padded_width"] = "list"  # of max_margin; 'padded_width' as released
+    similarity: Literal["inner_product", "cosine"] = "inner_product"
+    temperature: float = Field(default=1.0, gt=0)  # divides the similarities
+    learn_temperature: bool = False
+    relevance_level: float = Field(default=1.0, ge=0)
+    binary_labels: bool = False
+    label_normalization: Normalization = "none"
+    smoothing: SmoothingSettings | None = None  # labels for candidates that nobody judged
+    candidates: int | None = Field(default=None, ge=1)
+    negatives: Negatives = "retrieved"
+    seed: int = Field(default=0, ge=0)  # of negatives that are drawn, and of a fresh projection
+    distribution: Literal["gathered", "sharded"] = "gathered"
+    on_device: bool = False
+    query_max_length: int | None = Field(default=None, ge=1)  # tokens; None: as the encoder says
+    chunk_size: int | None = Field(default=None, ge=1)  # queries that are encoded together; None: the whole batch
+    gradient_cache: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.gradient_cache and self.chunk_size is None:
+            raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (16 to 128 queries) too")
+        if self.loss != "list_net" and (self.binary_labels or self.label_normalization != "none"):
+            raise ValueError(f"binary_labels and label_normalization shape the target of list_net, not {self.loss}")
+        if self.loss != "max_margin" and self.margin_divisor != "list":
+            raise ValueError(f"margin_divisor belongs to the loss max_margin, not to {self.loss}")
+        if self.smoothing and (self.loss != "list_net" or self.binary_labels or self.distribution == "sharded"):
+            raise ValueError(
+                "smoothing makes graded labels for list_net by documents that every rank can read: leave out smoothing,"
+                " or set loss to list_net, binary_labels to false and distribution to gathered"
+            )
+        return self
+
+
+def list_similarities(queries: Tensor, documents: Tensor, places: Tensor, similarity: str) -> Tensor:
+    """Similarities of B queries with N candidates each, (B, N), in float32 (float64 for float64 queries).
+
+    ``queries`` (B, d); ``documents`` (M + 1, d), their last a zero vector; ``places`` int64 (B, N), each candidate's
+    among them. Whatever ``similarity`` is, a candidate that isn't there has 0.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        queries = queries.to(torch.promote_types(queries.dtype, torch.float32))
+        documents = documents.to(queries.dtype)
+        if similarity == "cosine":
+            queries = nn.functional.normalize(queries, dim=-1, eps=_SMALLEST_NORM)
+            documents = nn.functional.normalize(documents, dim=-1, eps=_SMALLEST_NORM)
+        # all with all: lists share documents, and up to d queries it takes no more memory than the documents themselves
+        return (queries @ documents.T).gather(1, places)
+
+
+@torch.no_grad()
+def list_metrics(similarities: Tensor, labels: Tensor, present: Tensor) -> dict[str, Tensor]:
+    """How the lists are ranked, over the queries that have a label: scalars.
+
+    ``positive_rank``: place of the best ranked labelled candidate, from 1, behind unlabelled ones that equal it;
+    ``reciprocal_rank``: mean of its inverse. ``unlabelled``: share of queries without a label, which are left out;
+    ``list_length``: candidates a query. Shapes as in ``losses``.
+    """
+    labelled = present & labels.isfinite()
+    best = similarities.masked_fill(~labelled, -torch.inf).amax(dim=1, keepdim=True)
+    ranks = 1.0 + ((similarities >= best) & present & ~labelled).sum(dim=1)
+    return {
+        "reciprocal_rank": mean_over_labelled(1 / ranks, labels, present),
+        "positive_rank": mean_over_labelled(ranks, labels, present),
+        "unlabelled": 1 - is_labelled(labels, present).float().mean(),
+        "list_length": present.sum(dim=1).float().mean(),
+    }
+
+
+@dataclass(frozen=True)
+class CoderBatch:
+    """B queries with N candidates each.
+
+    ``rows``: int64 (B, N), in the collection, ``ABSENT`` behind a list's end; ``labels``: float32 (B, N), -inf for
+    none. ``pool``: which documents this rank looks up, and ``documents``: their vectors, where that is known and done
+    before the queries are encoded.
+    """
+
+    queries: Chunks
+    rows: Tensor
+    labels: Tensor
+    pool: Pool | None
+    documents: Tensor | None
+    tokens: int
+
+
+class Coder(Objective[CoderBatch]):
+    """Trains a query encoder by one of the losses of ``losses``; queries without a label are skipped and counted."""
+
+    columns: ClassVar[tuple[str, ...]] = ("query_id", "query", "candidate_rows", "candidate_relevance", "epoch")
+
+    def __init__(self, encoder: Encoder, settings: CoderSettings, vectors: StoredVectors) -> None:
+        super().__init__()
+        self.query_encoder = encoder
+        self.settings = settings
+        self._vectors = vectors
+        share = (collectives.rank(), collectives.world_size()) if settings.distribution == "sharded" else (0, 1)
+        self._documents = DocumentVectors(vectors, *share)
+        self._smoother = LabelSmoother(vectors, settings.smoothing) if settings.smoothing else None
+        if settings.learn_temperature:
+            self.log_temperature = nn.Parameter(torch.tensor(float(np.log(settings.temperature))))
+
+    @property
+    def document_vectors(self) -> StoredVectors:
+        """What the queries are trained for, and searched in."""
+        return self._vectors
+
+    def collate(self, rows: pa.Table) -> CoderBatch:
+        """Tokenises the queries and fetches the candidates' vectors.
+
+        Raises ``UserError`` where a list names a document that has no vector.
+        """
+        settings = self.settings
+        lists = self._lists(rows)
+        places, labels = padded(lists)
+        features = self.query_encoder.tokenize(rows["query"].to_pylist(), "query", settings.query_max_length)
+        labels, pool, documents = at_level(labels, settings.relevance_level), None, None
+        if settings.distribution == "gathered":
+            pool = self._documents.pool(places)
+            documents = None if settings.on_device else self._documents.gather(pool.rows)
+        if self._smoother and pool is not None:
+            vectors = self._documents.gather(pool.rows).cpu() if documents is None else documents
+            labels = self._smoother.smoothed(rows["query_id"].to_pylist(), labels, pool.places, vectors)
+        return CoderBatch(
+            queries=cut_by_length(features, settings.chunk_size),
+            rows=places,
+            labels=self._targets(labels),
+            pool=pool,
+            documents=documents,
+            tokens=int(features["attention_mask"].sum()),
+        )
+
+    def _lists(self, rows: pa.Table) -> list[CandidateList]:
+        settings = self.settings
+        stored = zip(rows["epoch"].to_pylist(), rows["query_id"].to_pylist(), strict=True)
+        return compose_lists(
+            stored_lists(rows),
+            [f"{settings.seed} {epoch} {query}" for epoch, query in stored],
+            level=settings.relevance_level,
+            candidates=settings.candidates,
+            negatives=settings.negatives,
+            documents=self._documents.total,
+        )
+
+    def _targets(self, labels: Tensor) -> Tensor:
+        labels = binary(labels) if self.settings.binary_labels else labels
+        labels = normalized(labels, self.settings.label_normalization)
+        return at_level(labels, self.settings.smoothing.minimum) if self.settings.smoothing else labels
+
+    def forward(self, batch: CoderBatch) -> Outcome:
+        """The mean loss of the queries that have a label."""
+        queries = encode_chunks(self.query_encoder, batch.queries, cached=self.settings.gradient_cache)
+        if self.settings.on_device:
+            self._documents.load(queries.device)
+        similarities = self._similarities(queries, batch)
+        present = batch.rows != ABSENT
+        losses = self._losses(similarities / self._temperature(), batch.labels, present)
+        loss = mean_over_labelled(losses, batch.labels, present)
+        metrics = list_metrics(similarities, batch.labels, present)
+        if self.settings.learn_temperature:
+            metrics["temperature"] = self.log_temperature.detach().exp()
+        return Outcome(loss, metrics, len(queries), batch.tokens)
+
+    def _temperature(self) -> Tensor | float:
+        return self.log_temperature.exp() if self.settings.learn_temperature else self.settings.temperature
+
+    def _similarities(self, queries: Tensor, batch: CoderBatch) -> Tensor:
+        if batch.pool is None:
+            return self._joined_similarities(queries, batch.rows)
+        documents = self._documents.gather(batch.pool.rows) if batch.documents is None else batch.documents
+        return list_similarities(queries, documents, batch.pool.places, self.settings.similarity)
+
+    def _joined_similarities(self, queries: Tensor, rows: Tensor) -> Tensor:
+        """The queries go to the documents: each rank scores the candidates that it has, of all ranks' queries.
+
+        A candidate is on one rank and 0 on all others, so the sum over the ranks is its similarity.
+        """
+        count, width = rows.shape
+        counts = collectives.gather(rows.new_tensor([[count, width]]))
+        widest = int(counts[:, 1].max())
+        all_rows = collectives.gather(nn.functional.pad(rows, (0, widest - width), value=ABSENT))
+        pool = self._documents.pool(all_rows.cpu())
+        documents = self._documents.gather(pool.rows).to(queries.device)
+        places = pool.places.to(queries.device)
+        own = list_similarities(collectives.gather(queries), documents, places, self.settings.similarity)
+        first = int(counts[: collectives.rank(), 0].sum())
+        return collectives.add_up(own)[first : first + count, :width]
+
+    def _losses(self, scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+        settings = self.settings
+        match settings.loss:
+            case "list_net":
+                return list_net_loss(scores, labels, present)
+            case "info_nce":
+                return info_nce_loss(scores, labels, present)
+        by_width = settings.margin_divisor == "padded_width"
+        return max_margin_loss(scores, labels, present, settings.relevance_level, divide_by_width=by_width)
+
+    def comparisons(self, rows: pa.Table) -> Comparisons:
+        """The lists as they are composed; no document is encoded, ``documents`` counts those that are looked up."""
+        lists = self._lists(rows)
+        positives = _mean([int((found.grades >= self.settings.relevance_level).sum()) for found in lists])
+        others = _mean([len(found.rows) for found in lists]) - positives
+        drawn = self.settings.negatives == "in_batch"
+        return Comparisons(
+            queries=len(rows),
+            documents=len(np.unique(np.concatenate([found.rows for found in lists]))),
+            positives=positives,
+            in_batch=others if drawn else 0.0,
+            hard=0.0 if drawn else others,
+            masked=0.0,
+        )
+
+    def encoder(self, role: Role) -> "TextEncoder":  # noqa: ARG002
+        """The query encoder: documents are never encoded, ``document_vectors`` has them."""
+        return cast("TextEncoder", self.query_encoder)
+
+    def export(self, folder: Path) -> None:
+        """Writes the query encoder, with the name of the documents' encoder."""
+        self.query_encoder.save(folder)
+
+
+def _mean(counts: Sequence[int]) -> float:
+    return float(np.mean(counts)) if counts else 0.0

@@ -1,0 +1,231 @@
+"""Multi-layer representations: documents with a vector for each of several layers, and their reduction to one.
+
+Xie & Lukasiewicz 2025, "Investigating Multi-layer Representations for Dense Passage Retrieval", whose equations are
+cited below, and under the same switch what it is compared with: vectors of tokens (ME-BERT, ColBERT with one query
+vector), average and scalar mix, and the plain dual encoder. Nothing is detached.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, Protocol, Self, cast
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional
+
+from raytriever.retrieval.encoders.vector_form import VectorForm
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.gradient_cache import encode_chunks, encode_several, pad_vectors
+from raytriever.trainers.objective import Outcome
+from raytriever.trainers.objectives.batch_metrics import batch_metrics
+from raytriever.trainers.objectives.contrastive import at_least_float32, contrastive_metrics, masked_contrastive_loss
+from raytriever.trainers.objectives.pair_batch import Columns, PairBatch
+from raytriever.trainers.objectives.pair_objective import Encoder, PairObjective, PairSettings
+
+TrainingForm = Literal["multi_vector", "self_contrastive", "last_reg", "average", "scalar_mix", "dual_encoder"]
+Reduced = Literal[0, -1]
+"""Place of the vector that stands for a document alone: -1 the last layer's, 0 the first token's."""
+
+_REGULARISED = ("self_contrastive", "last_reg")
+# The reductions of a document's vectors that are what was trained
+_REDUCTIONS: dict[TrainingForm, tuple[str, ...]] = {
+    "multi_vector": ("none", "last"),
+    "self_contrastive": ("last",),
+    "last_reg": ("last",),
+    "average": ("average",),
+    "scalar_mix": ("scalar_mix",),
+    "dual_encoder": ("last",),
+}
+
+
+class MultiLayerSettings(PairSettings):
+    """How documents of several vectors (the encoder's ``form`` says which) are trained.
+
+    ``training_form``: 'multi_vector' scores a document by its best vector (Eq. 3); 'self_contrastive' the same, but a
+    query's positive by the last layer (or first token), which is what is searched then (Eq. 7, ``regularisation`` is
+    its lambda); 'last_reg' (released code only) all documents by the last layer, with the same regularisation;
+    'average' and 'scalar_mix' score the one vector that the encoder's reduction of that name gives (Eq. 8);
+    'dual_encoder' that of the last layer (first token).
+    """
+
+    kind: Literal["multi_layer"] = "multi_layer"
+    training_form: TrainingForm
+    regularisation: float | None = Field(default=None, ge=0)
+    similarity_temperature: float = Field(default=1.0, gt=0)  # of inner products; also divides those of Eq. 6
+
+    @model_validator(mode="after")
+    def _regularisation_has_its_forms(self) -> Self:
+        if (self.regularisation is not None) != (self.training_form in _REGULARISED):
+            raise ValueError(
+                f"regularisation (lambda of Eq. 7, 0 for none) belongs to {' and '.join(_REGULARISED)}, and each needs"
+                f" it; training_form is {self.training_form!r}, regularisation {self.regularisation}"
+            )
+        return self
+
+    def require_form(self, form: VectorForm) -> None:
+        """Raises ``UserError`` where documents of ``form`` can't be trained so, or would be used otherwise."""
+        if form.kind == "single":
+            if self.training_form == "dual_encoder":
+                return
+            raise UserError(
+                f"training_form {self.training_form!r} trains documents of several vectors, but the encoder's form"
+                " is single. Set encoder.form.kind to layers, first_tokens or all_tokens, or training_form to"
+                " dual_encoder."
+            )
+        allowed = _REDUCTIONS[self.training_form]
+        if form.reduction not in allowed:
+            raise UserError(
+                f"training_form {self.training_form!r} does not train what the encoder's reduction"
+                f" {form.reduction!r} searches. Set encoder.form.reduction to {' or '.join(allowed)}, or another"
+                " training_form."
+            )
+
+
+def vector_similarities(query_vectors: Tensor, document_vectors: Tensor, present: Tensor) -> Tensor:
+    """Inner products h_q^T h of n queries with every vector of M documents: (n, M, m), -inf where there is none.
+
+    ``query_vectors`` (n, d), ``document_vectors`` (M, m, d), ``present`` bool (M, m). In float32 (float64 for float64
+    vectors) whatever autocast says.
+    """
+    with torch.autocast(query_vectors.device.type, enabled=False):
+        flat = at_least_float32(document_vectors).flatten(0, 1)
+        similarities = at_least_float32(query_vectors) @ flat.T
+        return similarities.view(len(query_vectors), *present.shape).masked_fill(~present, -torch.inf)
+
+
+def best_vector(similarities: Tensor, reduced: Reduced) -> Tensor:
+    """Which of m vectors is most similar: int64 (…) from (…, m). Of equal ones the nearest to ``reduced``."""
+    similarities = similarities.detach()
+    number = similarities.shape[-1]
+    preference = torch.arange(1, number + 1, device=similarities.device)
+    if reduced == 0:
+        preference = preference.flip(0)
+    best = similarities == similarities.amax(dim=-1, keepdim=True)
+    return (best * preference).argmax(dim=-1)
+
+
+def max_similarity(similarities: Tensor, reduced: Reduced) -> Tensor:
+    """Eq. 2: the similarity of a document is that of its best vector, (…) from (…, m); only that has a gradient."""
+    return similarities.gather(-1, best_vector(similarities, reduced).unsqueeze(-1)).squeeze(-1)
+
+
+def multi_vector_loss(similarities: Tensor, mask: Tensor, positives: Tensor, reduced: Reduced) -> Tensor:
+    """Eq. 3 of each query, (n,): every document by its best vector.
+
+    ``similarities`` (n, M, m), temperature applied; ``mask`` bool (n, M), True is left out, never a query's own
+    positive; ``positives`` int64 (n,), each query's column. The same for the losses below.
+    """
+    return _cross_entropy(max_similarity(similarities, reduced), mask, positives)
+
+
+def self_contrastive_loss(similarities: Tensor, mask: Tensor, positives: Tensor, reduced: Reduced) -> Tensor:
+    """Eq. 5 of each query, (n,): its positive by the ``reduced`` vector, every other document by its best.
+
+    A document that is the positive of one query is judged by its best vector for all other queries.
+    """
+    own = positive_similarities(similarities, positives)[:, reduced]
+    scores = max_similarity(similarities, reduced).scatter(1, positives.unsqueeze(1), own.unsqueeze(1))
+    return _cross_entropy(scores, mask, positives)
+
+
+def reduced_vector_loss(similarities: Tensor, mask: Tensor, positives: Tensor, reduced: Reduced) -> Tensor:
+    """The dual encoder's loss of each query, (n,): every document by the ``reduced`` vector."""
+    return _cross_entropy(similarities[:, :, reduced], mask, positives)
+
+
+def self_contrastive_regulariser(similarities: Tensor, positives: Tensor, reduced: Reduced) -> Tensor:
+    """Eq. 6 of each query, (n,): the ``reduced`` vector of its positive against all vectors of it."""
+    own = positive_similarities(similarities, positives)
+    return own.logsumexp(dim=1) - own[:, reduced]
+
+
+def positive_similarities(similarities: Tensor, positives: Tensor) -> Tensor:
+    """Similarities of each query with the vectors of its positive, (n, m) from (n, M, m)."""
+    return similarities[torch.arange(len(positives), device=positives.device), positives]
+
+
+def _cross_entropy(scores: Tensor, mask: Tensor, positives: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.masked_fill(mask, -torch.inf), positives, reduction="none")
+
+
+class DocumentEncoder(Encoder, Protocol):
+    """An encoder of documents with several vectors each, such as ``MultiVectorEncoder``."""
+
+    @property
+    def form(self) -> VectorForm: ...
+    def states(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]: ...
+
+
+class MultiLayer(PairObjective):
+    """Trains a query encoder of one vector and a document encoder of several; they may share their weights.
+
+    Negatives of a query are all other documents and hard negatives of its batch, 2 (B - 1) + 1 with one hard negative
+    a row, less those in ``masked``. Raises ``UserError`` where the document encoder's form is not what is trained.
+    """
+
+    def __init__(self, query_encoder: Encoder, document_encoder: DocumentEncoder, settings: MultiLayerSettings) -> None:
+        settings.require_form(document_encoder.form)
+        super().__init__(query_encoder, document_encoder, settings)
+        self.settings = settings
+        self._form = document_encoder.form
+        self._reduced: Reduced = -1 if self._form.kind == "layers" else 0
+
+    def forward(self, batch: PairBatch) -> Outcome:
+        """The loss over this rank's queries and the documents of all ranks that share it."""
+        columns = self.count_columns(batch)
+        query_vectors = encode_chunks(self.query_encoder, batch.queries, cached=self.settings.gradient_cache)
+        if self.settings.training_form in ("average", "scalar_mix", "dual_encoder"):
+            loss, metrics = self._one_vector(query_vectors, batch, columns)
+        else:
+            loss, metrics = self._several_vectors(query_vectors, batch, columns)
+        return Outcome(loss, metrics, len(query_vectors), batch.tokens)
+
+    def _one_vector(
+        self, query_vectors: Tensor, batch: PairBatch, columns: Columns
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        encoded = encode_chunks(self.document_encoder, batch.documents, cached=self.settings.gradient_cache)
+        document_vectors = self.gather_columns(encoded, columns)
+        mask, positives = columns.mask, columns.positives
+        temperature = self.settings.similarity_temperature
+        loss = masked_contrastive_loss(query_vectors, document_vectors, mask, positives, temperature)
+        return loss, contrastive_metrics(query_vectors, document_vectors, mask, positives)
+
+    def _several_vectors(
+        self, query_vectors: Tensor, batch: PairBatch, columns: Columns
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        similarities = vector_similarities(query_vectors, *self._document_vectors(batch, columns))
+        scaled = similarities / self.settings.similarity_temperature
+        mask, positives, reduced = columns.mask, columns.positives, self._reduced
+        if self.settings.training_form == "multi_vector":
+            losses = multi_vector_loss(scaled, mask, positives, reduced)
+        elif self.settings.training_form == "self_contrastive":
+            losses = self_contrastive_loss(scaled, mask, positives, reduced)
+        else:
+            losses = reduced_vector_loss(scaled, mask, positives, reduced)
+        if self.settings.regularisation:
+            regulariser = self_contrastive_regulariser(scaled, positives, reduced)
+            losses = losses + self.settings.regularisation * regulariser  # Eq. 7
+        return losses.mean(), self._metrics(similarities, columns)
+
+    def _document_vectors(self, batch: PairBatch, columns: Columns) -> tuple[Tensor, Tensor]:
+        encoder = cast(DocumentEncoder, self.document_encoder)
+        vectors, present = encode_several(encoder.states, batch.documents, cached=self.settings.gradient_cache)
+        if self.batch_group is None:
+            return vectors, present
+        most = int(self.gather(torch.tensor([vectors.shape[1]], device=vectors.device)).max())
+        vectors, present = pad_vectors(vectors, present, most)
+        return self.gather_columns(vectors, columns), self.gather_columns(present.byte(), columns).bool()
+
+    @torch.no_grad()
+    def _metrics(self, similarities: Tensor, columns: Columns) -> dict[str, Tensor]:
+        """Those of the similarities that a search would see, and the share of positives that each vector won."""
+        winner = best_vector(positive_similarities(similarities, columns.positives), self._reduced)
+        if self._form.kind == "layers":
+            shares = {f"won_by_layer_{layer}": winner == place for place, layer in enumerate(self._form.layers)}
+        else:
+            shares = {"won_by_first_token": winner == 0}
+        searched = similarities[:, :, self._reduced]
+        if not self._form.reduced:
+            searched = max_similarity(similarities, self._reduced)
+        metrics = batch_metrics(lambda rows: searched[rows], columns.mask, columns.positives)
+        return metrics | {name: won.float().mean() for name, won in shares.items()}

@@ -1,0 +1,182 @@
+"""One training run from its settings: encoders, objective, validation, loop, export. Plain Python: no Ray, no stage."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+
+from raytriever.pipelines.batches import BatchReader
+from raytriever.retrieval.configuration import InputPath, Settings, without_inputs
+from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
+from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.towers import Towers, load_towers
+from raytriever.retrieval.encoders.transformer import checkpoint_activations, compile_blocks
+from raytriever.retrieval.encoders.vector_form import VectorForm
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.progress import say
+from raytriever.trainers import collectives
+from raytriever.trainers.agreement import check_ranks_agree
+from raytriever.trainers.checkpoint import Checkpoints
+from raytriever.trainers.early_stopping import Evaluation
+from raytriever.trainers.kinds import ObjectiveSettings, build_objective
+from raytriever.trainers.ledger import Ledger, measure_ledger
+from raytriever.trainers.loop import StepReport, Trained, run_order, train
+from raytriever.trainers.objective import Objective
+from raytriever.trainers.objectives.multi_layer import MultiLayerSettings
+from raytriever.trainers.out_of_memory import out_of_memory_message
+from raytriever.trainers.reading import Reader
+from raytriever.trainers.settings import TrainingSettings
+from raytriever.trainers.sharding import shard
+from raytriever.trainers.validation.opening import open_validation
+from raytriever.trainers.validation.settings import ValidationSettings
+
+
+class RunSettings(Settings):
+    """What is trained on which batches, by which objective, for how long.
+
+    ``document_encoder``: documents get an encoder with weights of its own, None: queries and documents share one.
+    ``dropout``: None: as the encoder's configuration says. ``sharding``: 'sharded' shares weights, gradients and
+    optimizer states out over the ranks (FSDP2), for models that don't fit on one device.
+    """
+
+    batches: InputPath
+    encoder: EncoderSettings
+    document_encoder: EncoderSettings | None = None
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    lora: LoraSettings | None = None
+    activation_checkpointing: bool = False
+    compile: bool = False
+    sharding: Literal["replicated", "sharded"] = "replicated"
+    objective: ObjectiveSettings
+    training: TrainingSettings = TrainingSettings()
+    validation: ValidationSettings | None = None
+    checkpoints_kept: int = Field(default=2, gt=0)
+
+    @model_validator(mode="after")
+    def _form_fits_the_objective(self) -> Self:
+        if isinstance(self.objective, MultiLayerSettings):
+            documents = self.document_encoder or self.encoder
+            try:
+                self.objective.require_form(documents.form or VectorForm())
+            except UserError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+    def located(self) -> "LocatedEncoders":
+        """Where the encoders' files are on this machine. Raises ``UserError`` where they can't be had."""
+        encoder = self.encoder
+        query = locate_model(encoder.model, encoder.revision, encoder.base_model)
+        if self.document_encoder is None:
+            return LocatedEncoders(query, None)
+        encoder = self.document_encoder
+        return LocatedEncoders(query, locate_model(encoder.model, encoder.revision, encoder.base_model))
+
+
+@dataclass(frozen=True)
+class LocatedEncoders:
+    """The files of the encoder, and of the documents' own where there is one."""
+
+    query: LocatedModel
+    document: LocatedModel | None
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """By the names of the settings."""
+        found = {"encoder.model": self.query.fingerprint}
+        return found | ({"document_encoder.model": self.document.fingerprint} if self.document else {})
+
+
+@dataclass
+class Watchers:
+    """Who is told what, on the rank that calls: nobody by default."""
+
+    on_ledger: Callable[[Ledger], None] = lambda _: None
+    on_step: Callable[[StepReport], None] = lambda _: None
+    on_evaluation: Callable[[Evaluation], None] = lambda _: None
+    on_checkpoint: Callable[[int], None] = lambda _: None
+    say: Callable[[str], None] = field(default=say)
+
+
+def load_for_training(settings: RunSettings, located: LocatedEncoders) -> Towers:
+    """The encoders as they are trained: with LoRA, compiled and checkpointing activations, as the settings say."""
+    seed = settings.training.seed
+    towers = load_towers(settings.encoder, located.query.path, located.query.fingerprint, settings.dropout, seed)
+    if settings.document_encoder is not None and located.document is not None:
+        own = load_towers(
+            settings.document_encoder, located.document.path, located.document.fingerprint, settings.dropout, seed
+        )
+        towers = Towers(towers.query, own.document)
+    for transformer in {id(encoder.transformer): encoder.transformer for encoder in towers.children()}.values():
+        if settings.lora is not None:
+            add_adapter(transformer, settings.lora, seed)
+        if settings.compile:
+            compile_blocks(transformer)
+        if settings.activation_checkpointing:
+            checkpoint_activations(transformer)
+    return towers
+
+
+def run_training(
+    settings: RunSettings, located: LocatedEncoders, folder: str, device: torch.device, watchers: Watchers
+) -> tuple[Objective[Any], Trained]:
+    """Trains on ``device``, with checkpoints in ``folder``; every rank of the process group calls it alike.
+
+    Returns the objective as it ended, on every rank. Raises ``UserError`` as the loop does.
+    """
+    torch.manual_seed(settings.training.seed)
+    objective = build_objective(settings.objective, load_for_training(settings, located)).to(device)
+    if settings.sharding == "sharded":
+        shard(objective)
+    batches, training = BatchReader(settings.batches), settings.training
+    if objective.document_vectors is not None:
+        require_same_origin("collection", batches.artifact, objective.document_vectors)
+    order = run_order(objective, batches, training)
+    for line in check_ranks_agree(objective, batches.fingerprint, order.total_steps):
+        watchers.say(line)
+    if collectives.rank() == 0:
+        reader = Reader(batches, objective, training.seed, training.hard_negatives)
+        precision = "bfloat16 autocast" if training.bf16 else "float32"
+        watchers.on_ledger(measure_ledger(objective, batches, reader, order, collectives.world_size(), precision))
+    validation = None
+    if settings.validation is not None:
+        validation = open_validation(settings.validation, bf16=training.bf16 is True, epoch_ends=order.epoch_ends)
+        for note in validation.notes if collectives.rank() == 0 else ():
+            watchers.say(f"  validation: {note}")
+    config = shaping(settings) | {"fingerprints": located.fingerprints}
+    checkpoints = Checkpoints(f"{folder}/checkpoints", config, keep=settings.checkpoints_kept, say=watchers.say)
+    try:
+        trained = train(
+            objective,
+            batches,
+            training,
+            validation=validation,
+            checkpoints=checkpoints,
+            on_step=watchers.on_step,
+            on_evaluation=watchers.on_evaluation,
+            on_checkpoint=watchers.on_checkpoint,
+        )
+    except torch.OutOfMemoryError as error:
+        raise UserError(out_of_memory_message(error, settings.model_dump(mode="json"))) from error
+    return objective, trained
+
+
+# what changes no weight: how often they are stored, and how memory is saved
+_UNSHAPING = ("checkpoints_kept", "sharding", "activation_checkpointing")
+
+
+def shaping(settings: RunSettings) -> dict[str, Any]:
+    """The settings that the weights depend on, without inputs and the training's own."""
+    values = without_inputs(settings)
+    own = RunSettings.model_fields.keys() - {"training", *_UNSHAPING}
+    return {name: value for name, value in values.items() if name in own}
+
+
+def export(objective: Objective[Any], folder: Path) -> None:
+    """Writes the encoder(s) of a trained objective; its weights are whole."""
+    objective.eval()
+    objective.export(folder)

@@ -1,0 +1,123 @@
+"""The three trackers, each around its package, which is handed in: nothing here imports one."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PARAMETERS = 100  # a request
+
+
+class TensorBoard:
+    """Events in ``<folder>/tensorboard/<run name>``; ``module`` has a ``SummaryWriter``."""
+
+    def __init__(self, module: Any, folder: Path, run_name: str | None, config: Mapping[str, Any]) -> None:
+        self._writer = module.SummaryWriter(str(folder / "tensorboard" / (run_name or "")))
+        self._writer.add_text("settings", f"```json\n{json.dumps(config, indent=1, sort_keys=True)}\n```")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(plain_name(name), value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of a project; where it goes (online, offline) the environment says, as the package documents."""
+
+    def __init__(
+        self,
+        module: Any,
+        folder: Path,
+        project: str,
+        entity: str | None,
+        run_name: str | None,
+        config: Mapping[str, Any],
+    ) -> None:
+        earlier = _tracked_run(folder, "wandb")
+        self._run = module.init(
+            project=project,
+            entity=entity,
+            name=run_name,
+            config=dict(config),
+            dir=str(folder),
+            id=earlier,
+            resume="allow" if earlier else None,
+            # numbers and settings only: neither the code nor what is printed nor the machine
+            save_code=False,
+            settings=module.Settings(
+                console="off", silent=True, disable_git=True, disable_job_creation=True, x_disable_meta=True
+            ),
+        )
+        _remember_run(folder, "wandb", self._run.id)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Mlflow:
+    """A run of an experiment at ``uri``; None: MLFLOW_TRACKING_URI, else ``<folder>/mlflow.db``."""
+
+    def __init__(
+        self,
+        module: Any,
+        folder: Path,
+        uri: str | None,
+        experiment: str,
+        run_name: str | None,
+        config: Mapping[str, Any],
+    ) -> None:
+        here = f"sqlite:///{(folder / 'mlflow.db').absolute()}"
+        self._entities = module.entities
+        self._client = module.MlflowClient(tracking_uri=uri or os.environ.get("MLFLOW_TRACKING_URI") or here)
+        earlier = _tracked_run(folder, "mlflow")
+        if earlier is None:
+            earlier = self._create(experiment, run_name, config)
+            _remember_run(folder, "mlflow", earlier)
+        self._run = earlier
+
+    def _create(self, experiment: str, run_name: str | None, config: Mapping[str, Any]) -> str:
+        found = self._client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        run: str = self._client.create_run(number, run_name=run_name).info.run_id
+        flat = [self._entities.Param(key, str(value)) for key, value in flattened(config).items()]
+        for start in range(0, len(flat), _PARAMETERS):
+            self._client.log_batch(run, params=flat[start : start + _PARAMETERS])
+        return run
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self._entities.Metric(plain_name(name), value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def plain_name(name: str) -> str:
+    """``dev/nDCG@10`` as ``dev/nDCG_at_10``: TensorBoard and MLflow have no place for an ``@``."""
+    return name.replace("@", "_at_")
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _tracked_run(folder: Path, tracker: str) -> str | None:
+    """The run that an earlier attempt of the same training began."""
+    path = folder / f"{tracker}.run"
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+
+
+def _remember_run(folder: Path, tracker: str, run: str) -> None:
+    (folder / f"{tracker}.run").write_text(run, encoding="utf-8")

@@ -1,0 +1,225 @@
+"""Trackers: where a run can be watched besides its own JSONL, each by its name and only if its package is there.
+
+A tracker works in a thread of its own behind a bounded queue. Whatever goes wrong there (a server that is gone, a full
+disk) costs one line and the tracker, never a step: a slow one makes no rank wait, and a broken one is turned off.
+"""
+
+import importlib
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+from pydantic import Field, model_validator
+
+from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.progress import say
+from raytriever.trainers.tracker_kinds import Mlflow, TensorBoard, WeightsAndBiases
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
+_TITLES: dict[TrackerName, str] = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
+# the first that is there is used; the first is also what to install
+_MODULES: dict[TrackerName, tuple[str, ...]] = {
+    "tensorboard": ("tensorboardX", "torch.utils.tensorboard"),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+}
+_WAITING_POINTS = 10_000  # at most, in memory; beyond it points are dropped, and counted
+_CLOSING_SECONDS = 60.0
+
+
+class TrackingSettings(Settings):
+    """Who is told about a run. ``project``: of Weights & Biases, the experiment of MLflow.
+
+    ``run_name``: None for one that the tracker makes up. ``entity``: whose project, Weights & Biases only. ``uri``: of
+    the MLflow server; None: MLFLOW_TRACKING_URI, else a file in ``folder``, where TensorBoard's events are too (None:
+    beside the model). Keys and logins come from the environment or the tracker's own login, never from here.
+    """
+
+    trackers: tuple[TrackerName, ...] = ()
+    project: str = Field(default="raytriever", min_length=1)
+    run_name: str | None = None
+    entity: str | None = None
+    uri: str | None = None
+    folder: str | None = None
+    every: int = Field(default=1, ge=1)  # steps
+
+    @model_validator(mode="after")
+    def _fits_the_trackers(self) -> Self:
+        if len(set(self.trackers)) < len(self.trackers):
+            raise ValueError(f"trackers names one twice: {', '.join(self.trackers)}")
+        for key, tracker in (("entity", "wandb"), ("uri", "mlflow")):
+            if getattr(self, key) is not None and tracker not in self.trackers:
+                raise ValueError(f"{key} is for {tracker}, which trackers doesn't name")
+        return self
+
+
+class Tracker(Protocol):
+    """Gets numbers by name at steps, which do not decrease."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+def tracked_values(point: Mapping[str, Any]) -> dict[str, float]:
+    """What is told of a step: a curve's point under the names that trackers group by."""
+    seconds = max(float(point["seconds"]), 1e-9)
+    plain = ("step", "examples", "tokens", "seconds", "waiting_seconds")
+    return {
+        **{f"train/{name}": float(value) for name, value in point.items() if name not in plain},
+        "speed/examples_per_second": point["examples"] / seconds,
+        "speed/tokens_per_second": point["tokens"] / seconds,
+        "speed/waiting_share": point["waiting_seconds"] / seconds,
+    }
+
+
+class Trackers:
+    """All trackers of a run; one process opens them, the first rank's."""
+
+    def __init__(self, trackers: Sequence["_InBackground"], every: int = 1) -> None:
+        self._trackers = trackers
+        self._every = every
+
+    def log_step(self, point: Mapping[str, Any]) -> None:
+        """A curve's point, where its step is one to be told."""
+        if self._trackers and point["step"] % self._every == 0:
+            self.log(point["step"], tracked_values(point))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers by name, such as an evaluation's ``dev/nDCG@10``; always told."""
+        for tracker in self._trackers:
+            tracker.log(step, values)
+
+    def close(self) -> None:
+        """Waits, for a while, until everything has arrived."""
+        for tracker in self._trackers:
+            tracker.end()
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        for tracker in self._trackers:
+            tracker.wait(deadline)
+
+
+def open_trackers(
+    settings: TrackingSettings, folder: Path, config: Mapping[str, Any], say: Callable[[str], None] = say
+) -> Trackers:
+    """The trackers that ``settings`` names; a resumed run goes on where ``folder`` says that it was tracked.
+
+    ``folder``: local, for events, offline runs and the ids of runs. ``config``: the run's settings as JSON values, to
+    be shown there; nothing else is told, and nothing of the environment. ``say`` gets a line where a tracker is turned
+    off. Raises ``UserError`` where a package or a login is absent.
+    """
+    modules = {name: _require(name) for name in settings.trackers}
+    if "wandb" in modules:
+        _require_login(modules["wandb"])
+    opened = []
+    for name, module in modules.items():
+        start = partial(_open, name, module, settings, folder, config)
+        opened.append(_InBackground(_TITLES[name], start, say))
+    return Trackers(opened, settings.every)
+
+
+def _open(
+    name: TrackerName, module: Any, settings: TrackingSettings, folder: Path, config: Mapping[str, Any]
+) -> Tracker:
+    folder.mkdir(parents=True, exist_ok=True)
+    match name:
+        case "tensorboard":
+            return TensorBoard(module, folder, settings.run_name, config)
+        case "wandb":
+            return WeightsAndBiases(module, folder, settings.project, settings.entity, settings.run_name, config)
+        case "mlflow":
+            return Mlflow(module, folder, settings.uri, settings.project, settings.run_name, config)
+
+
+def _require(name: TrackerName) -> Any:
+    for module in _MODULES[name]:
+        try:
+            return importlib.import_module(module)
+        except ImportError:
+            continue
+    raise UserError(
+        f"tracking.trackers names {name}, whose package isn't installed where training runs. Install it there (pip"
+        f" install {_MODULES[name][0]}), or take it out of the list: the curve is stored in any case."
+    )
+
+
+def _require_login(wandb: Any) -> None:
+    if wandb.setup().settings.mode not in ("online", "shared"):
+        return
+    try:
+        is_known = wandb.login(prompt=False)
+    except Exception:  # it asks the server, which may be out of reach: that is no reason not to train
+        return
+    if not is_known:
+        raise UserError(
+            "tracking.trackers names wandb, but there is no login where training runs. Log in there (wandb login), set"
+            " WANDB_API_KEY, or set WANDB_MODE=offline and send the run later (wandb sync)."
+        )
+
+
+class _InBackground:
+    """A tracker in a thread of its own. What it raises turns it off with one line."""
+
+    def __init__(self, title: str, start: Callable[[], Tracker], say: Callable[[str], None]) -> None:
+        self._title = title
+        self._start = start
+        self._say = say
+        self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(_WAITING_POINTS)
+        self._ended = threading.Event()
+        self._dropped = 0
+        self._off = False
+        self._thread = threading.Thread(target=self._work, name=f"tracker {title}", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._off:
+            return
+        try:
+            self._queue.put_nowait((step, dict(values)))
+        except queue.Full:
+            self._dropped += 1
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self._ended.set()
+        with suppress(queue.Full):
+            self._queue.put_nowait(None)
+
+    def wait(self, deadline: float) -> None:
+        """Until the tracker is closed or the monotonic clock shows ``deadline``; says what is lost."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._off = True
+            self._say(f"{self._title} was left behind with points that it had not sent; is its server in reach?")
+        elif self._dropped:
+            self._say(f"{self._title} was too slow: {self._dropped:,} points were not sent.")
+
+    def _work(self) -> None:
+        try:
+            tracker = self._start()
+            while not self._off and (item := self._next()) is not None:
+                tracker.log(*item)
+            tracker.close()
+        except BaseException as error:  # SystemExit too: some trackers end the process when they give up
+            if not self._off:
+                self._off = True
+                problem = without_credentials(" ".join(f"{type(error).__name__}: {error}".split()))
+                self._say(f"{self._title} is off: {problem[:300]}. Training goes on, and its curve is stored.")
+
+    def _next(self) -> tuple[int, dict[str, float]] | None:
+        try:
+            return self._queue.get(block=not self._ended.is_set())
+        except queue.Empty:
+            return None  # what ends a queue that was full when the end came
+
+
+def without_credentials(text: str) -> str:
+    """The text with user and password taken out of its URLs."""
+    return re.sub(r"(\w://)[^/\s@]+@", r"\1…@", text)

@@ -1,0 +1,220 @@
+"""Validation by retrieval: what `raytriever embed`, `search` (or `rerank`) and `evaluate` would say of the encoder now.
+
+Rankings are those of the encoder as it will be exported: inner products of what it returns, normalised or not, rounded
+to float16 as vectors are stored, in the one order that every ranking has. Whatever similarity an objective trains with
+is its own affair.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raytriever.retrieval.collections.stored import StoredCollection, TextPart
+from raytriever.retrieval.encoders.text_encoder import TextEncoder
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation.answer_accuracy import answer_accuracy
+from raytriever.retrieval.evaluation.conventions import CONVENTIONS
+from raytriever.retrieval.evaluation.measures import evaluate, parse_measure
+from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.top_k import Ranking, merge_rankings
+from raytriever.retrieval.vectors import StoredVectors
+from raytriever.trainers import collectives
+from raytriever.trainers.early_stopping import Criterion
+from raytriever.trainers.objective import Objective
+from raytriever.trainers.validation.isolation import isolated, raise_together
+from raytriever.trainers.validation.ranking import merge_over_ranks, nothing_found, rerank_block, search_block
+from raytriever.trainers.validation.selection import select
+from raytriever.trainers.validation.settings import RetrievalValidationSettings
+from raytriever.trainers.validation.texts import SharedTexts, Vectors, stacked, stored_texts
+
+_VECTORS_AT_ONCE = 16_384  # of documents that are scored together
+
+Encoded = Iterator[tuple[NDArray[np.int64], Vectors]]
+"""Rows, ascending within each item, and their vectors."""
+
+
+class RetrievalValidation:
+    """Made with the settings before training; ``measure`` tokenises on its first call and only encodes from then on.
+
+    Memory of a rank: its token ids (4 bytes a token of its share), the queries' vectors, k documents a query and one
+    block of documents' vectors. ``notes``: sentences for the user, about this run. Raises ``UserError`` as ``select``.
+    """
+
+    def __init__(self, settings: RetrievalValidationSettings, criteria: Sequence[Criterion], *, bf16: bool) -> None:
+        self.every, self.patience, self.criteria = settings.every, settings.patience, tuple(criteria)
+        self._settings = settings
+        self._bf16 = bf16
+        self._collection = StoredCollection(settings.collection)
+        self._selected = select(settings, self._collection)
+        by_answers = any(parse_measure(name).by_answers for name in settings.measures)
+        self._answers = self._collection.answers() if by_answers else {}
+        self._texts: dict[TextPart, SharedTexts] = {}
+        self.notes = (self._summary(), *self._selected.notes)
+
+    def _summary(self) -> str:
+        selected, settings = self._selected, self._settings
+        what = f"{settings.measure} on {len(selected.query_ids):,} queries of split '{settings.split}'"
+        how = f"{len(selected.document_rows):,} documents searched"
+        if selected.candidates is not None:
+            how = f"{selected.candidates.shape[1]:,} candidates of each ranked anew"
+        return f"{what} of {self._collection.uri}, {how}, every {settings.every:,} steps"
+
+    def measure(self, objective: Objective[Any]) -> dict[str, float]:
+        """Every measure by its name, the same on all ranks, which call it together; leaves the objective as it was."""
+        with isolated(objective, bf16=self._bf16) as device:
+            query_encoder = objective.encoder("query")
+            queries, documents = self._shared_texts(query_encoder, "queries"), self._documents(objective)
+            problems: list[str] = []
+            encoded = self._checked(queries.encode(query_encoder), "queries", problems)
+            sought = _gathered(list(encoded), query_encoder.dimension, device)
+            raise_together(problems, device)
+            encoded = self._checked(documents, "documents", problems)
+            found = self._rank(sought, encoded, device)
+            raise_together(problems, device)
+            return self._judged(merge_over_ranks(found, device), device)
+
+    def _documents(self, objective: Objective[Any]) -> Encoded:
+        """This rank's share of the documents: as they are stored, or encoded now."""
+        vectors = self._stored_vectors(objective)
+        if vectors is not None:
+            return self._share_of(vectors)
+        encoder = objective.encoder("document")
+        return self._shared_texts(encoder, "documents").encode(encoder)
+
+    def _stored_vectors(self, objective: Objective[Any]) -> StoredVectors | None:
+        """The documents' vectors, where the objective doesn't train what makes them; all ranks refuse them alike."""
+        of_objective, named = objective.document_vectors, self._settings.document_vectors
+        if of_objective is None:
+            if named is not None:
+                raise UserError(
+                    "validation.document_vectors are of documents that don't change, but this objective trains what"
+                    " embeds them. Leave it out."
+                )
+            return None
+        vectors = of_objective if named is None else StoredVectors(named)
+        require_same_origin("collection", self._collection, vectors)
+        of_objective.contract.require_same(vectors.contract, of_objective.uri, vectors.uri)
+        return vectors
+
+    def _share_of(self, vectors: StoredVectors) -> Encoded:
+        """This rank's share of the documents as they are stored."""
+        rows, stored = self._selected.document_rows, vectors.part("documents")
+        starts = range(0, len(rows), _VECTORS_AT_ONCE)[collectives.rank() :: collectives.world_size()]
+        for start in starts:
+            block = rows[start : start + _VECTORS_AT_ONCE]
+            yield block, stored.gather(block).astype(np.float16)
+
+    def _shared_texts(self, encoder: TextEncoder, part: TextPart) -> SharedTexts:
+        if part not in self._texts:
+            settings, uri = self._settings, self._collection.uri
+            is_query = part == "queries"
+            rows = self._selected.query_rows if is_query else self._selected.document_rows
+            of_split = f"of split '{settings.split}' " if is_query else ""
+            self._texts[part] = SharedTexts(
+                encoder,
+                "query" if is_query else "document",
+                lambda: stored_texts(self._collection, part, rows, with_title=settings.with_title),
+                f"{len(rows):,} {part} {of_split}of {uri}",
+                max_length=settings.query_max_length if is_query else settings.document_max_length,
+                token_budget=settings.token_budget,
+            )
+        return self._texts[part]
+
+    def _checked(self, encoded: Encoded, part: TextPart, problems: list[str]) -> Encoded:
+        """Passes on what is finite, the rest as zeros, and notes it in ``problems``: all ranks have to go through."""
+        for rows, vectors in encoded:
+            bad = ~np.isfinite(vectors).reshape(len(vectors), -1).all(axis=1)
+            if bad.any() and not problems:
+                name = self._collection.rows_of(part).take(rows[bad][:1], ["id"])["id"][0].as_py()
+                problems.append(
+                    f"Validation can't rank: the encoder gives NaN or numbers beyond half precision for {part}, such as"
+                    f" the one with id {name!r}. Lower optimizer.learning_rate, or set the encoder's normalize to true."
+                )
+            vectors[bad] = 0
+            yield rows, vectors
+
+    def _rank(self, queries: Vectors, documents: Encoded, device: torch.device) -> Ranking:
+        """This rank's best documents of each query."""
+        candidates = self._selected.candidates
+        k = self._settings.depth if candidates is None else candidates.shape[1]
+        best = nothing_found(len(queries), k)
+        for rows, vectors in _joined(documents):
+            if candidates is None:
+                found = search_block(queries, rows, vectors, k, device)
+            else:
+                found = rerank_block(queries, rows, vectors, candidates, k)
+            best = merge_rankings([best, found], k)
+        return best
+
+    def _judged(self, ranking: Ranking, device: torch.device) -> dict[str, float]:
+        """The first rank judges and tells the others."""
+        measures, problems = self._settings.measures, list[str]()
+        values = torch.zeros(len(measures), dtype=torch.float64, device=device)
+        if collectives.rank() == 0:
+            try:
+                means = self._means(ranking)
+                values = torch.tensor([means[name] for name in measures], dtype=torch.float64, device=device)
+            except UserError as error:
+                problems.append(str(error))
+        raise_together(problems, device)
+        return dict(zip(measures, collectives.sum_across_ranks(values).tolist(), strict=True))
+
+    def _means(self, ranking: Ranking) -> dict[str, float]:
+        used = np.unique(ranking.rows[ranking.rows >= 0])
+        ids: list[str] = self._collection.rows_of("documents").take(used, ["id"])["id"].to_pylist()
+        names = dict(zip(used.tolist(), ids, strict=True))
+        run = {
+            query: {names[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
+            for query, rows, scores in zip(
+                self._selected.query_ids, ranking.rows.tolist(), ranking.scores.tolist(), strict=True
+            )
+        }
+        parsed = [parse_measure(name) for name in self._settings.measures]
+        conventions = CONVENTIONS[self._settings.like]
+        means: dict[str, float] = {}
+        by_grades = [measure.name for measure in parsed if not measure.by_answers]
+        if by_grades:
+            judged = evaluate(self._selected.qrels, run, by_grades, conventions)
+            means |= {name: judged.mean(name) for name in by_grades}
+        cutoffs = {measure.name: measure.cutoff or 0 for measure in parsed if measure.by_answers}
+        if cutoffs:
+            hits = answer_accuracy(self._collection, self._answers, run, [*cutoffs.values()], conventions)
+            if not hits:
+                raise UserError(f"No query of split '{self._settings.split}' has answers, which Accuracy@k looks for.")
+            means |= dict(zip(cutoffs, np.mean(list(hits.values()), axis=0).tolist(), strict=True))
+        return means
+
+
+def _gathered(encoded: list[tuple[NDArray[np.int64], Vectors]], dimension: int, device: torch.device) -> Vectors:
+    """The vectors of all ranks' rows, in row order."""
+    rows = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in encoded)])
+    vectors = np.concatenate([np.zeros((0, dimension), np.float16), *(vectors for _, vectors in encoded)])
+    all_rows, all_vectors = (
+        collectives.gather(torch.from_numpy(part).to(device)).cpu().numpy() for part in (rows, vectors)
+    )
+    ordered: Vectors = all_vectors[np.argsort(all_rows)]
+    return ordered
+
+
+def _joined(encoded: Encoded) -> Encoded:
+    """Pieces joined to blocks that are worth a search, rows ascending within each."""
+    pending: list[tuple[NDArray[np.int64], Vectors]] = []
+    waiting = 0
+    for rows, vectors in encoded:
+        pending.append((rows, vectors))
+        waiting += int(np.prod(vectors.shape[:-1]))
+        if waiting >= _VECTORS_AT_ONCE:
+            yield _sorted_block(pending)
+            pending, waiting = [], 0
+    if pending:
+        yield _sorted_block(pending)
+
+
+def _sorted_block(pieces: list[tuple[NDArray[np.int64], Vectors]]) -> tuple[NDArray[np.int64], Vectors]:
+    rows = np.concatenate([rows for rows, _ in pieces])
+    vectors = stacked([vectors for _, vectors in pieces])
+    order = np.argsort(rows)
+    return rows[order], vectors[order]

@@ -1,0 +1,198 @@
+"""How a run is validated: what is measured, every how many steps, and which measure decides what its best state is."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from raytriever.retrieval.configuration import InputPath, Settings
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation.conventions import Like
+from raytriever.retrieval.evaluation.measures import parse_measure
+from raytriever.trainers.early_stopping import Criterion
+
+Better = Literal["higher", "lower"]
+
+# of what objectives measure: which way is better, where that is known
+_BETTER: dict[str, Better] = {
+    "loss": "lower",
+    "accuracy": "higher",
+    "reciprocal_rank": "higher",
+    "positive_rank": "lower",
+    "positive_similarity": "higher",
+    "negative_similarity": "lower",
+}
+_SEARCHED = 100
+
+
+class EvaluationSettings(Settings):
+    """What every kind has. An evaluation is made before the first step, every ``every`` steps and after the last.
+
+    ``patience``: evaluations in a row without improvement that end the run, None for no early end.
+    ``minimum_change``: an improvement is by more than this.
+    """
+
+    every: int = Field(default=500, ge=1)  # steps
+    patience: int | None = Field(default=None, ge=1)
+    minimum_change: float = Field(default=0.0, ge=0)
+    bf16: bool | None = None  # autocast; None: as the training does
+
+
+class RetrievalValidationSettings(EvaluationSettings):
+    """A split of a collection, searched whole or in part, or a run of its queries ranked anew.
+
+    Measures, ``like`` and ``with_title`` are those of evaluate and embed, and on the whole collection the numbers are
+    theirs too. ``others`` are measured beside ``measure``, which decides.
+    """
+
+    kind: Literal["retrieval"] = "retrieval"
+    collection: InputPath
+    split: str = "dev"
+    measure: str = "nDCG@10"
+    others: tuple[str, ...] = ("RR@10", "R@100")
+    like: Like = "trec"
+    with_title: bool = True
+    document_vectors: InputPath | None = None  # of this collection, where an objective's fixed ones are of another
+    top_k: int | None = Field(default=None, ge=1)  # documents found a query; None: 100, or what a measure looks at
+    run: InputPath | None = None  # whose documents are ranked anew, instead of a search
+    candidates: int | None = Field(default=None, ge=1)  # of each query of the run; None: all
+    queries: int | None = Field(default=None, ge=1)  # a sample of so many; None: all
+    documents: int | None = Field(default=None, ge=1)  # a sample of so many with all judged ones; None: all
+    seed: int = Field(default=0, ge=0)  # of both samples
+    query_max_length: int | None = Field(default=None, ge=1)  # tokens; None: as the exported encoder reads
+    document_max_length: int | None = Field(default=None, ge=1)
+    token_budget: int | None = Field(default=None, ge=1)  # padded tokens in a forward pass; None: as suits the device
+
+    @field_validator("measure", "others")
+    @classmethod
+    def _are_measures(cls, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        try:
+            for name in (given,) if isinstance(given, str) else given:
+                parse_measure(name)
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        return given
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.run is None:
+            if self.candidates is not None:
+                raise ValueError("candidates are those of a run: name the 'run', or leave candidates out")
+            if self.top_k is not None and self.top_k < self._deepest():
+                raise ValueError(f"top_k is {self.top_k}, but a measure looks at {self._deepest()} documents: raise it")
+        elif self.documents is not None or self.top_k is not None:
+            name = "documents" if self.documents is not None else "top_k"
+            raise ValueError(f"'{name}' is for a search, but a run is ranked anew: leave one of the two out")
+        return self
+
+    def _deepest(self) -> int:
+        return max(parse_measure(name).cutoff or 0 for name in self.measures)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """All that are measured, the deciding one first."""
+        return tuple(dict.fromkeys((self.measure, *self.others)))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all queries search all documents, so that the numbers may be told without saying how."""
+        return self.run is None and self.queries is None and self.documents is None
+
+    @property
+    def depth(self) -> int:
+        """Documents that a search finds of a query."""
+        return self.top_k or max(_SEARCHED, self._deepest())
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Always, of measures of retrieval."""
+        return True
+
+    def criteria(self, epoch_ends: Sequence[int]) -> tuple[Criterion, ...]:  # noqa: ARG002
+        """What decides, from which step on."""
+        return (Criterion(self.measure, self.higher_is_better, minimum_change=self.minimum_change),)
+
+
+class LaterMeasure(Settings):
+    """The measure that decides after so many steps or epochs, beginning with the first evaluation past their end."""
+
+    measure: str
+    better: Better | None = None
+    minimum_change: float = Field(default=0.0, ge=0)
+    after_step: int | None = Field(default=None, ge=1)
+    after_epoch: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.after_step is None) == (self.after_epoch is None):
+            raise ValueError("another measure decides after either 'after_step' or 'after_epoch': give one of the two")
+        is_better(self.measure, self.better)
+        return self
+
+    def start(self, epoch_ends: Sequence[int]) -> int:
+        """The first step at which it decides. Raises ``UserError`` where the run ends before."""
+        epochs = len(epoch_ends)
+        if self.after_epoch is not None and self.after_epoch >= epochs:
+            raise UserError(f"then.after_epoch is {self.after_epoch}, but the run has {epochs} epochs. Lower it.")
+        if self.after_step is not None and self.after_step >= epoch_ends[-1]:
+            raise UserError(f"then.after_step is {self.after_step}, but the run has {epoch_ends[-1]} steps. Lower it.")
+        after = self.after_step if self.after_epoch is None else epoch_ends[self.after_epoch - 1]
+        return (after or 0) + 1
+
+
+class BatchValidationSettings(EvaluationSettings):
+    """Stored batches that are not trained on (their first epoch), through the objective itself.
+
+    ``measure`` is ``loss`` or a metric of the objective, as a mean over the batches; ``better`` says which way is
+    better of a metric for which that isn't known. ``hard_negatives``: drawn from each row's, the same at every
+    evaluation. ``then``: another measure that decides later in the run, such as the average rank after 30 epochs of
+    Karpukhin et al. 2020, "Dense Passage Retrieval"; the best so far then starts anew.
+    """
+
+    kind: Literal["batches"] = "batches"
+    batches: InputPath
+    measure: str = "loss"
+    better: Better | None = None
+    batches_limit: int | None = Field(default=None, ge=1)  # the first so many; None: all
+    hard_negatives: int | None = Field(default=None, ge=0)  # None: all of a row's
+    seed: int = Field(default=0, ge=0)  # of that draw, and of what the objective draws
+    then: LaterMeasure | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        is_better(self.measure, self.better)
+        return self
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Those that decide; whatever else the objective measures is in the evaluations too."""
+        return (self.measure, *([self.then.measure] if self.then else []))
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more of ``measure`` is better."""
+        return is_better(self.measure, self.better) == "higher"
+
+    def criteria(self, epoch_ends: Sequence[int]) -> tuple[Criterion, ...]:
+        """What decides, from which step on; ``epoch_ends``: the steps done when each epoch of the run ends.
+
+        Raises ``UserError`` where the run ends before ``then`` begins.
+        """
+        first = Criterion(self.measure, self.higher_is_better, minimum_change=self.minimum_change)
+        if self.then is None:
+            return (first,)
+        higher = is_better(self.then.measure, self.then.better) == "higher"
+        return first, Criterion(self.then.measure, higher, self.then.start(epoch_ends), self.then.minimum_change)
+
+
+ValidationSettings = Annotated[RetrievalValidationSettings | BatchValidationSettings, Field(discriminator="kind")]
+
+
+def is_better(measure: str, said: Better | None) -> Better:
+    """Which way is better of a metric of an objective: as ``said``, or as is known. ``ValueError`` where neither."""
+    found = said or _BETTER.get(measure)
+    if found is None:
+        raise ValueError(f"whether more or less of '{measure}' is better isn't known: say 'better: higher' or 'lower'")
+    if measure in _BETTER and found != _BETTER[measure]:
+        raise ValueError(f"of '{measure}' {_BETTER[measure]} is better: leave 'better' out")
+    return found
