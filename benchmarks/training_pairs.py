@@ -106,7 +106,11 @@ def ours(rows: pa.Table, steps: int, batch_size: int, chunk_size: int, bf16: boo
 def theirs(rows: pa.Table, steps: int, batch_size: int, chunk_size: int, bf16: bool) -> Side:
     """The trainer of sentence-transformers, its sampler replaced by the same order."""
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
     from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
     from torch.utils.data import BatchSampler, SequentialSampler
     from transformers import TrainerCallback

@@ -154,7 +154,7 @@ def measure_ledger(
         if sum(compared.queries for compared in found) >= _SAMPLED_ROWS:
             break
     compared = _mean(found)
-    cross_batch = float(compared.documents * (order.batches_per_step - 1)) if objective.joins_step else 0.0
+    cross_batch = float(_offered(compared) * (order.batches_per_step - 1)) if objective.joins_step else 0.0
     parameters = list(objective.parameters())
     return Ledger(
         steps=order.total_steps,
@@ -190,6 +190,7 @@ def _mean(found: Sequence[Comparisons]) -> Comparisons:
         in_batch=mean("in_batch"),
         hard=mean("hard"),
         masked=mean("masked"),
+        offered=None if found[0].offered is None else round(mean("offered")),
     )
 
 
@@ -199,7 +200,11 @@ def _cross_rank(compared: Comparisons, order: Order, *, joined: bool) -> float:
     if ranks_per_loss == 1:
         return 0.0
     batches = order.batches_per_step if joined else 1
-    return compared.documents * batches * (1 - 1 / ranks_per_loss)
+    return _offered(compared) * batches * (1 - 1 / ranks_per_loss)
+
+
+def _offered(compared: Comparisons) -> int:
+    return compared.documents if compared.offered is None else compared.offered
 
 
 def text_lengths(collated: Any, name: str = "texts") -> dict[str, NDArray[np.int64]]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import pyarrow as pa
 import torch
@@ -45,8 +45,8 @@ class Comparisons:
     """What the queries of one stored batch are compared with: documents a query, as means over the batch.
 
     ``in_batch``: other rows' documents and hard negatives; ``hard``: the query's own hard negatives; ``masked``: of
-    both, those left out as false negatives. ``documents``: all that the batch encodes, which is what each query of
-    another batch gains where negatives are shared over a step.
+    both, those left out as false negatives. ``documents``: all that the batch encodes; ``offered``: how many of them a
+    query of another batch gains where negatives are shared over a step, None for all.
     """
 
     queries: int
@@ -55,6 +55,7 @@ class Comparisons:
     in_batch: float
     hard: float
     masked: float
+    offered: int | None = None
 
 
 class Objective(nn.Module, ABC, Generic[Batch]):
@@ -66,8 +67,14 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     columns: ClassVar[tuple[str, ...]]
     """The columns it reads from a stored batch."""
 
+    columns_from: ClassVar[str] = "Make batches for this objective, or choose another objective."
+    """What to do where a batch lacks one of them, as a sentence."""
+
     accepts_slices: ClassVar[bool] = False
     """Whether ``forward`` joins a batch that is cut over several ranks by calling ``gather``."""
+
+    similarity: Literal["inner_product", "cosine"] = "inner_product"
+    """By which it trains; a search of the exported encoder ranks by inner products of what the encoder returns."""
 
     batch_group: dist.ProcessGroup | None = None
     """The ranks whose rows are one loss, in row order; None where every rank has losses of its own."""

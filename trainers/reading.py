@@ -72,7 +72,7 @@ class Reader:
         if missing:
             raise UserError(
                 f"The batches in {uri} have no column {', '.join(missing)}, which this objective reads; they have"
-                f" {', '.join(table.column_names)}. Make batches for this objective, or choose another objective."
+                f" {', '.join(table.column_names)}. {self._objective.columns_from}"
             )
         rows, remainder = divmod(len(table), piece.parts)
         if remainder:

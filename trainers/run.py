@@ -28,6 +28,7 @@ from raytriever.trainers.ledger import Ledger, measure_ledger
 from raytriever.trainers.loop import StepReport, Trained, run_order, train
 from raytriever.trainers.objective import Objective
 from raytriever.trainers.objectives.multi_layer import MultiLayerSettings
+from raytriever.trainers.order import Order
 from raytriever.trainers.out_of_memory import out_of_memory_message
 from raytriever.trainers.reading import Reader
 from raytriever.trainers.settings import TrainingSettings
@@ -139,9 +140,7 @@ def run_training(
     for line in check_ranks_agree(objective, batches.fingerprint, order.total_steps):
         watchers.say(line)
     if collectives.rank() == 0:
-        reader = Reader(batches, objective, training.seed, training.hard_negatives)
-        precision = "bfloat16 autocast" if training.bf16 else "float32"
-        watchers.on_ledger(measure_ledger(objective, batches, reader, order, collectives.world_size(), precision))
+        _introduce(objective, batches, order, training, watchers)
     validation = None
     if settings.validation is not None:
         validation = open_validation(settings.validation, bf16=training.bf16 is True, epoch_ends=order.epoch_ends)
@@ -163,6 +162,20 @@ def run_training(
     except torch.OutOfMemoryError as error:
         raise UserError(out_of_memory_message(error, settings.model_dump(mode="json"))) from error
     return objective, trained
+
+
+def _introduce(
+    objective: Objective[Any], batches: BatchReader, order: Order, training: TrainingSettings, watchers: Watchers
+) -> None:
+    """Says what the run is, before its first step."""
+    if objective.similarity == "cosine" and not objective.encoder("document").contract.normalize:
+        watchers.say(
+            "  Warning: the objective trains cosines, but the encoder doesn't normalise its vectors, so a search ranks"
+            " by inner products instead. Set encoder.normalize to true."
+        )
+    reader = Reader(batches, objective, training.seed, training.hard_negatives)
+    precision = "bfloat16 autocast" if training.bf16 else "float32"
+    watchers.on_ledger(measure_ledger(objective, batches, reader, order, collectives.world_size(), precision))
 
 
 # what changes no weight: how often they are stored, and how memory is saved

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from raytriever.retrieval.encoders.transformer import transformer_blocks
+from raytriever.retrieval.errors import UserError
 from raytriever.trainers import collectives
 from raytriever.trainers.gradient_cache import Chunks
 
@@ -33,10 +34,15 @@ def shard(module: nn.Module) -> None:
 
     All ranks call it together, with the module on its device and before the optimizer is built. They start from the
     first rank's trainable weights. Gradients are summed over the ranks, never averaged. Raises ``UserError`` where
-    there is no transformer with a list of blocks.
+    there is no transformer with a list of blocks, and for an older torch.
     """
     if not collectives.is_distributed():
         return
+    if torch.__version__ < "2.13":  # where several passes are computed again in one backward pass, as in the cache
+        raise UserError(
+            f"Sharding needs torch 2.13 or later, and torch {torch.__version__} is installed: earlier ones lose a"
+            " block's weights between the passes of a step. Upgrade torch, or train without sharding."
+        )
     collectives.broadcast_weights(module)
     mesh = init_device_mesh(next(module.parameters()).device.type, (collectives.world_size(),))
     for transformer in _transformers(module):
@@ -99,10 +105,11 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     shared_out = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     if not shared_out:
-        return clip_grad_norm_(parameters, torch.inf if limit is None else limit)
+        total: Tensor = clip_grad_norm_(parameters, torch.inf if limit is None else limit)
+        return total
     local = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
     norms = [whole(get_total_norm(part)) for part in (shared_out, local) if part]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     if limit is not None:
         coefficient = torch.clamp(limit / (norm + 1e-6), max=1.0)  # as torch's own function has it
         for gradient in (*(gradient.to_local() for gradient in shared_out), *local):
@@ -116,10 +123,15 @@ def equal_passes(batch: Batch, device: torch.device) -> Batch:
     Ranks have different numbers of distinct texts. One with fewer chunks than another encodes a text again, and nothing
     reads the vector. All ranks call it together.
     """
-    found: list[Chunks] = []
-    _map_chunks(batch, lambda chunks: found.append(chunks) or chunks)  # type: ignore[func-returns-value]
-    counts = torch.tensor([len(chunks.chunks) for chunks in found], device=device)
-    if len(found):
+    found: list[int] = []
+
+    def count(chunks: Chunks) -> Chunks:
+        found.append(len(chunks.chunks))
+        return chunks
+
+    _map_chunks(batch, count)
+    counts = torch.tensor(found, dtype=torch.int64, device=device)
+    if found:
         dist.all_reduce(counts, dist.ReduceOp.MAX)
     wanted = iter(counts.tolist())
     return cast(Batch, _map_chunks(batch, lambda chunks: _with_passes(chunks, next(wanted))))

@@ -68,7 +68,8 @@ def write_routes(
 
     A transformer that both have is written once. ``document_pooling`` stands in for the encoder's own;
     ``layer_weights``, by layer, are of documents that pool a weighted average of layers. sentence-transformers reads it
-    from release 5 on.
+    from release 5 on; over transformers 4, whose ModernBERT leaves its final norm out of ``hidden_states``, that
+    model's averages are others.
     """
     _begin(folder)
     types: dict[str, str] = {}

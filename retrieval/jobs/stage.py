@@ -6,7 +6,7 @@ import platform
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +87,10 @@ class Stage(Generic[Config]):
 
     def check_source(self) -> None:
         """Looks for what comes from outside a run, before any stage of it begins. Raises ``UserError``."""
+
+    def warnings(self, run: Mapping[str, "Stage[Any]"]) -> list[str]:  # noqa: ARG002
+        """What the user should know of this stage beside the others of its ``run``, before any of them begins."""
+        return []
 
     def plan(self) -> list[Shard]:
         """Checks the inputs and lists the shards in order; raises ``UserError`` before anything is written."""

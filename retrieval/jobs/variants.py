@@ -18,6 +18,8 @@ def run_variants(variants: Mapping[str, Mapping[str, Stage[Any]]], until: str | 
     for stages in variants.values():
         for stage in stages.values():
             stage.check_source()
+            for warning in stage.warnings(stages):
+                say(f"Warning: {warning}")
     finished: dict[str, list[tuple[Stage[Any], Artifact]]] = {}
     with RaySession() as session:
         for variant, stages in variants.items():

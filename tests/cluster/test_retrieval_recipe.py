@@ -45,7 +45,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, session
         "vectors.encoder.normalize": "true",
         "vectors.encoder.max_length": "32",
         "vectors.encoder.dtype": "float32",
-        "ivf_pq_index.index.factory": "OPQ8,IVF16,PQ8x4",
+        "ivf_pq_index.index.factory": "IVF16,PQ8x4",
         "hnsw_pq_index.index.factory": "HNSW32_PQ16x6",
     }
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

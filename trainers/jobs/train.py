@@ -14,6 +14,7 @@ from raytriever.retrieval.artifacts import LOG, Artifact, ShardRecord, ShardWrit
 from raytriever.retrieval.configuration import input_paths
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.jobs.evaluate import Evaluate
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.progress import ProgressLine, say
 from raytriever.retrieval.storage import Folder
@@ -27,6 +28,7 @@ from raytriever.trainers.run_record import Heard, RunRecord
 from raytriever.trainers.sharding import whole_weights
 from raytriever.trainers.trackers import TrackingSettings
 from raytriever.trainers.training_report import EVALUATIONS, LEDGER, TRAINING
+from raytriever.trainers.validation.opening import test_set_warning
 from raytriever.trainers.validation.settings import RetrievalValidationSettings
 
 MODEL = "model"
@@ -78,6 +80,18 @@ class Train(Stage[TrainConfig]):
         found = {"batches": BatchReader(self.config.batches).fingerprint, **self._located().fingerprints}
         others = {key: path for key, path in input_paths(self.config).items() if key.startswith(_OTHER_INPUTS)}
         return found | {key: Artifact(path).fingerprint for key, path in others.items()}
+
+    def warnings(self, run: Mapping[str, Stage[Any]]) -> list[str]:
+        """Where validation chooses by the queries that the run is then reported on."""
+        validation = self.config.validation
+        if not isinstance(validation, RetrievalValidationSettings):
+            return []
+        evaluated = [
+            (stage.config.collection, stage.config.split) for stage in run.values() if isinstance(stage, Evaluate)
+        ]
+        if (validation.collection, validation.split) not in evaluated:
+            return []
+        return [test_set_warning(validation.split)]
 
     def plan(self) -> list[Shard]:
         """The run; refuses more epochs than are stored."""

@@ -150,6 +150,7 @@ class AdaptiveMargin(Objective[Triplets]):
         super().__init__()
         self.text_encoder = encoder
         self.settings = settings
+        self.similarity = "cosine"
 
     @property
     def joins_step(self) -> bool:
@@ -199,10 +200,13 @@ class AdaptiveMargin(Objective[Triplets]):
         }
 
     def comparisons(self, rows: pa.Table) -> Comparisons:
-        """A query's own triplet, and the other rows' negatives where they count; ``documents`` are the negatives."""
+        """A query's own triplet, and the other rows' negatives where they count."""
         count = len(rows)
-        in_batch = count - 1.0 if self.settings.uses_batch else 0.0
-        return Comparisons(count, documents=count, positives=1.0, in_batch=in_batch, hard=1.0, masked=0.0)
+        offered = count if self.settings.uses_batch else 0
+        in_batch = max(0.0, offered - 1.0)
+        return Comparisons(
+            count, documents=2 * count, positives=1.0, in_batch=in_batch, hard=1.0, masked=0.0, offered=offered
+        )
 
     def encoder(self, role: Role) -> Any:  # noqa: ARG002
         """The one encoder."""

@@ -69,6 +69,7 @@ class Contrastive(PairObjective):
     ) -> None:
         super().__init__(encoder, document_encoder or encoder, settings)
         self.settings = settings
+        self.similarity = settings.similarity
 
     def forward(self, batch: PairBatch) -> Outcome:
         """The loss over this rank's queries and the documents of all ranks that share it."""

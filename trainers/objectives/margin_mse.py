@@ -71,12 +71,16 @@ class MarginMse(Objective[ScoredTriplets]):
     """
 
     columns: ClassVar[tuple[str, ...]] = (*TRIPLET_COLUMNS, "positive_score", "hard_negative_scores")
+    columns_from: ClassVar[str] = (
+        "Name a teacher's run as teacher_scores of raytriever filter, which stores its scores."
+    )
     accepts_slices: ClassVar[bool] = True
 
     def __init__(self, encoder: Any, settings: MarginMseSettings) -> None:
         super().__init__()
         self.text_encoder = encoder
         self.settings = settings
+        self.similarity = settings.similarity
 
     def collate(self, rows: pa.Table) -> ScoredTriplets:
         """Tokenises each distinct text once. Raises ``UserError`` where a row lacks its hard negative or a score."""
@@ -111,7 +115,9 @@ class MarginMse(Objective[ScoredTriplets]):
 
     def comparisons(self, rows: pa.Table) -> Comparisons:
         """A query's own triplet."""
-        return Comparisons(len(rows), documents=2 * len(rows), positives=1.0, in_batch=0.0, hard=1.0, masked=0.0)
+        return Comparisons(
+            len(rows), documents=2 * len(rows), positives=1.0, in_batch=0.0, hard=1.0, masked=0.0, offered=0
+        )
 
     def encoder(self, role: Role) -> Any:  # noqa: ARG002
         """The one encoder."""

@@ -1,15 +1,10 @@
-"""A run's validation from its settings, and whether it looks at what the run is reported on."""
+"""A run's validation from its settings, and what to say where it looks at what the run is reported on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.trainers.validation.batches import BatchValidation
 from raytriever.trainers.validation.retrieval import RetrievalValidation
-from raytriever.trainers.validation.settings import (
-    BatchValidationSettings,
-    RetrievalValidationSettings,
-    ValidationSettings,
-)
+from raytriever.trainers.validation.settings import BatchValidationSettings, ValidationSettings
 
 
 def open_validation(
@@ -27,23 +22,10 @@ def open_validation(
     return RetrievalValidation(settings, criteria, bf16=precision)
 
 
-def warn_if_test_set(settings: ValidationSettings, evaluated: Iterable[tuple[str, str]]) -> str | None:
-    """A warning where validation chooses the best state by queries that are reported as a test, else None.
-
-    ``evaluated``: fingerprint of the collection and split of each reported evaluation. Stored batches don't say which
-    split they were made from, so nothing is found of those.
-    """
-    if not isinstance(settings, RetrievalValidationSettings):
-        return None
-    return overlap_warning(StoredCollection(settings.collection).fingerprint, settings.split, evaluated)
-
-
-def overlap_warning(collection: str, split: str, evaluated: Iterable[tuple[str, str]]) -> str | None:
-    """The same by the fingerprint of the collection and the split that validation measures."""
-    if (collection, split) not in set(evaluated):
-        return None
+def test_set_warning(split: str) -> str:
+    """What to know where the split that validation measures is also evaluated at the end of the run."""
     return (
-        f"The dev set is also a test set of this run: split '{split}' of one collection ({collection[:12]}) decides"
-        " when training stops and which state is kept, and is evaluated at the end. The reported numbers are then too"
-        " high. Hold out queries for validation, and name that split in validation.split."
+        f"the dev set is also a test set of this run: split '{split}' of one collection decides when training stops and"
+        " which state is kept, and is evaluated at the end. The reported numbers are then too high. Hold out queries"
+        " for validation, and name that split in validation.split."
     )

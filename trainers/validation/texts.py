@@ -99,11 +99,6 @@ class SharedTexts:
         most = collectives.gather(torch.tensor([passes], device=self._device)).max()
         self._idle_passes = int(most) - passes
 
-    @property
-    def token_bytes(self) -> int:
-        """Memory of this rank's token ids."""
-        return sum(batch.tokens.nbytes for piece in self.pieces for batch in piece.batches)
-
     def encode(self, encoder: TextEncoder) -> Iterator[tuple[NDArray[np.int64], Vectors]]:
         """Rows, ascending, and their vectors (n, d) or (n, m, d), a piece at a time, in the precision of stored ones.
 

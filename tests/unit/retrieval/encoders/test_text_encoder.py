@@ -183,6 +183,9 @@ def test_a_real_encoder_equals_sentence_transformers(minilm: tuple[Path, TextEnc
         "append_eos": False,
         "dtype": "float32",
         "dimension": 384,
+        "projection": None,
+        "form": "single",
+        "document_model": None,
     }
     assert_equal_vectors(path, encoder)
     encoder.save(tmp_path / "exported")

@@ -268,7 +268,8 @@ def test_comparisons():
     rows = triplet_batch(1)
     own, in_batch = (tiny_objective(**form).comparisons(rows) for form in (FORMS[1], FORMS[5]))
     assert (own.queries, own.positives, own.hard, own.in_batch, own.masked) == (6, 1, 1, 0, 0)
-    assert (in_batch.in_batch, in_batch.documents) == (5, 6)
+    assert (own.documents, own.offered) == (12, 0)
+    assert (in_batch.in_batch, in_batch.documents, in_batch.offered) == (5, 12, 6)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.run_files import read_run
 from raytriever.retrieval.runs import StoredRun
 from raytriever.trainers.validation import retrieval
-from raytriever.trainers.validation.opening import open_validation, warn_if_test_set
+from raytriever.trainers.validation.opening import open_validation
 from raytriever.trainers.validation.settings import RetrievalValidationSettings
 from raytriever.trainers.validation.texts import SharedTexts
 from tests.unit.trainers.validation.made_up import (
@@ -315,13 +315,6 @@ def test_vectors_that_are_not_finite_name_a_text(collection, objective):
     with pytest.raises(UserError, match="NaN or numbers beyond half precision for queries, such as the one with id 'q"):
         opened(collection).measure(objective)
     assert objective.training
-
-
-def test_a_dev_set_that_is_reported_is_warned_of(collection):
-    settings = RetrievalValidationSettings(collection=collection)
-    fingerprint = StoredCollection(collection).fingerprint
-    assert warn_if_test_set(settings, [(fingerprint, "train")]) is None
-    assert "split 'dev'" in warn_if_test_set(settings, [(fingerprint, "dev")])
 
 
 def test_memory_does_not_grow_with_the_documents_vectors(tmp_path, objective, monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 from raytriever.retrieval.configuration import Settings, input_paths, validate
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.early_stopping import Criterion, Evaluation, best_evaluation
-from raytriever.trainers.validation.opening import overlap_warning, warn_if_test_set
 from raytriever.trainers.validation.settings import ValidationSettings
 
 EPOCH_ENDS = [10, 20, 30]
@@ -85,10 +84,3 @@ def test_under_the_later_measure_the_best_starts_anew():
     ]
     best = [best_evaluation(history[:count], criteria).step for count in range(1, 6)]
     assert best == [5, 10, 15, 20, 20]
-
-
-def test_the_warning_of_a_dev_set_that_is_a_test_set():
-    reported = [("a" * 64, "test"), ("b" * 64, "dev")]
-    assert overlap_warning("a" * 64, "dev", reported) is None
-    assert re.search("also a test set.*split 'dev'.*bbbbbbbbbbbb", overlap_warning("b" * 64, "dev", reported))
-    assert warn_if_test_set(settings("batches"), reported) is None

@@ -1,0 +1,75 @@
+import pytest
+
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from raytriever.trainers.jobs.train import Train, TrainConfig, _check_elastic, mean_loss
+
+SETTINGS = {
+    "output": "run/model",
+    "batches": "run/batches",
+    "encoder": {"model": "any"},
+    "objective": {"kind": "contrastive"},
+    "training": {"bf16": False},
+    "validation": {"kind": "retrieval", "collection": "run/corpus", "split": "test"},
+}
+
+
+def stage(**changes) -> Train:
+    return Train(validate(TrainConfig, SETTINGS | changes, "model"))
+
+
+def evaluation(split: str) -> Evaluate:
+    config = {"output": "run/evaluation", "collection": "run/corpus", "split": split, "runs": {"a": "run/a"}}
+    return Evaluate(validate(EvaluateConfig, config, "evaluation"))
+
+
+def test_a_dev_set_that_is_also_evaluated_is_warned_of():
+    (warning,) = stage().warnings({"evaluation": evaluation("test")})
+    assert "the dev set is also a test set of this run: split 'test'" in warning
+    assert stage().warnings({"evaluation": evaluation("held_out")}) == []
+    assert stage(validation=None).warnings({"evaluation": evaluation("test")}) == []
+
+
+@pytest.mark.parametrize("name", ["checkpoints_kept", "fewest_workers", "failures_survived", "tracking", "sharding"])
+def test_what_changes_no_weight_is_not_recorded(name):
+    values = {"tracking": {"trackers": ["tensorboard"]}, "sharding": "sharded"}
+    other = stage(**{name: values.get(name, 1)})
+    assert getattr(other.config, name) != getattr(stage().config, name)
+    assert other.resolved() == stage().resolved()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dropout": 0.3},
+        {"lora": {"rank": 4}},
+        {"compile": True},
+        {"validation": SETTINGS["validation"] | {"patience": 2}},
+        {"training": {"bf16": False, "hard_negatives": 1}},
+    ],
+    ids=str,
+)
+def test_what_changes_the_weights_is_recorded(changes):
+    assert stage(**changes).resolved() != stage().resolved()
+
+
+def test_a_form_that_the_objective_does_not_train_is_refused_with_the_settings():
+    objective = {"kind": "multi_layer", "training_form": "self_contrastive", "regularisation": 1.0}
+    with pytest.raises(UserError, match="but the encoder's form is single"):
+        stage(objective=objective)
+    form = {"kind": "layers", "layers": [1, 2], "reduction": "last"}
+    assert stage(objective=objective, encoder={"model": "any", "form": form}).config.objective.kind == "multi_layer"
+
+
+def test_workers_that_may_be_left_must_be_able_to_share_a_step():
+    _check_elastic(1, 4, 12)
+    with pytest.raises(UserError, match=r"batches_per_step 4 can't be shared by 3 workers"):
+        _check_elastic(1, 4, 4)
+    with pytest.raises(UserError, match=r"fewest_workers is 3, more than resources.workers, 2"):
+        _check_elastic(3, 2, 4)
+
+
+def test_mean_losses_are_of_tenths_of_the_steps():
+    points = [{"loss": float(number)} for number in range(40)]
+    assert (mean_loss(points, 0), mean_loss(points, -1)) == (1.5, 37.5)
