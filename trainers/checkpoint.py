@@ -196,7 +196,8 @@ class Checkpoints:
 
     def _read(self, steps: int, files: Mapping[str, str], name: str) -> dict[str, Tensor]:
         try:
-            return load_file(self._path(steps, name, files[name]))
+            tensors: dict[str, Tensor] = load_file(self._path(steps, name, files[name]))
+            return tensors
         except (SafetensorError, KeyError) as error:
             raise UserError(
                 f"Checkpoint {self.folder.describe(_step_folder(steps))} can't be read: {error}."

@@ -27,7 +27,8 @@ def build_objective(settings: ObjectiveSettings, towers: Towers) -> Objective[An
     """
     match settings:
         case MultiLayerSettings():
-            return MultiLayer(towers.query, towers.document, settings)
+            documents: Any = towers.document  # a plain one where documents have a single vector
+            return MultiLayer(towers.query, documents, settings)
         case ContrastiveSettings():
             _require(towers.document.form.kind == "single", settings.kind, "several vectors a document (encoder.form)")
             return Contrastive(towers.query, settings, towers.document)

@@ -51,6 +51,12 @@ PAPERS = {
         2025,
         "https://aclanthology.org/2025.findings-emnlp.1333/",
     ),
+    "coder": Paper(
+        "Zerveas, Rekabsaz, Cohen & Eickhoff",
+        "CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking",
+        2022,
+        "https://arxiv.org/abs/2112.08766",
+    ),
 }
 
 

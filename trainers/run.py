@@ -112,7 +112,10 @@ def load_for_training(settings: RunSettings, located: LocatedEncoders) -> Towers
             settings.document_encoder, located.document.path, located.document.fingerprint, settings.dropout, seed
         )
         towers = Towers(towers.query, own.document)
-    for transformer in {id(encoder.transformer): encoder.transformer for encoder in towers.children()}.values():
+    transformers = [towers.query.transformer]
+    if towers.document.transformer is not towers.query.transformer:
+        transformers.append(towers.document.transformer)
+    for transformer in transformers:
         if settings.lora is not None:
             add_adapter(transformer, settings.lora, seed)
         if settings.compile:

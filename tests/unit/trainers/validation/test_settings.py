@@ -1,5 +1,3 @@
-import re
-
 import pytest
 
 from raytriever.retrieval.configuration import Settings, input_paths, validate
