@@ -19,6 +19,7 @@ DATA = os.environ.get("RAYTRIEVER_TEST_DATA", "")
 pytestmark = pytest.mark.skipif(not DATA, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections")
 
 
+@pytest.mark.slow
 def test_the_papers_comparison_is_one_recipe(tmp_path: Path, tiny_encoder: Path) -> None:
     settings = {
         "corpus.source.path": f"{DATA}/nfcorpus_filtered",

@@ -38,6 +38,7 @@ def run(recipe: str, output: Path, encoder: Path, layered: list[str], others: li
     assert (output / "report" / "report.html").stat().st_size > 20_000
 
 
+@pytest.mark.slow
 def test_the_papers_comparison_is_one_recipe(tmp_path: Path, tiny_encoder: Path) -> None:
     run("multi_layer", tmp_path, tiny_encoder, ["model"], ["dual_encoder", "base_vectors"])
     assert {len(pool) for pool in BatchReader(str(tmp_path / "batches")).read(0, 0)["hard_negatives"].to_pylist()} == {

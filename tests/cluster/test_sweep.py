@@ -109,6 +109,7 @@ def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path) -> None:
     assert trials[0]["error"] == trials[1]["error"]
 
 
+@pytest.mark.slow
 def test_an_encoder_is_trained_for_each_value(
     tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
