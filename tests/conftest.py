@@ -28,6 +28,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tensors as small as a test's are slowed down by more threads, tenfold where the cores are busy."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def object_store() -> Iterator[str]:
     """The URI of a bucket in an S3 server on loopback; its address and keys are in the environment."""

@@ -11,7 +11,7 @@ _PIECES = "curve/"
 
 
 class Curve:
-    """Collects steps: call it with every ``StepReport``, and ``store`` just before a checkpoint is written.
+    """Collects the points of steps, and stores them just before a checkpoint is written.
 
     So every step up to a checkpoint has its point, whatever kills the run.
     """
@@ -20,9 +20,9 @@ class Curve:
         self._folder = folder
         self._points: list[dict[str, Any]] = []
 
-    def __call__(self, report: StepReport) -> None:
-        """Notes one step."""
-        self._points.append(point_of(report))
+    def add(self, point: dict[str, Any]) -> None:
+        """Notes one step, as ``point_of`` has it."""
+        self._points.append(point)
 
     def store(self) -> None:
         """Stores what was noted since the last piece."""

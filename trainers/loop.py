@@ -81,6 +81,11 @@ class Trained:
         return self.state.steps < self.order.total_steps
 
     @property
+    def start(self) -> dict[str, float]:
+        """What was measured before the first step; empty without validation."""
+        return next((evaluation.measures for evaluation in self.state.evaluations if evaluation.step == 0), {})
+
+    @property
     def best(self) -> tuple[Evaluation, Criterion] | None:
         """The evaluation of the state that it ended as, and what made it the best; None without validation."""
         found = best_evaluation(self.state.evaluations, self.criteria)

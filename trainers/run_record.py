@@ -66,8 +66,8 @@ class RunRecord:
             self._heard.on_line(f"  {line}")
 
     def _note_step(self, report: StepReport) -> None:
-        self._curve(report)
         point = point_of(report)
+        self._curve.add(point)
         self._trackers.log_step(point)
         if len(self._first_points) < _STEPS_MEASURED:
             self._first_points.append(point)

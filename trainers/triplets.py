@@ -89,8 +89,3 @@ def unit_vectors(vectors: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     is_zero = lengths == 0
     return torch.where(is_zero, 0.0, vectors / torch.where(is_zero, 1.0, lengths))
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor in float32, or in float64 where it is."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -171,15 +171,17 @@ class Train(Stage[TrainConfig]):
 
     def _measured(self, trained: Trained) -> Measured | None:
         """What validation says of the exported weights, for the model card."""
-        validation, state = self.config.validation, trained.state
-        best = next((e for e in state.evaluations if e.step == state.best_step), None)
-        if best is None or not isinstance(validation, RetrievalValidationSettings) or not validation.is_complete:
+        validation = self.config.validation
+        if (
+            trained.best is None
+            or not isinstance(validation, RetrievalValidationSettings)
+            or not validation.is_complete
+        ):
             return None
-        start = next((e.measures for e in state.evaluations if e.step == 0), {})
+        best, _ = trained.best
         collection = Artifact(validation.collection)
-        return Measured(
-            Path(collection.uri).name, validation.split, best.step, best.measures, start, collection.fingerprint
-        )
+        name, revision = Path(collection.uri).name, collection.fingerprint
+        return Measured(name, validation.split, best.step, best.measures, trained.start, revision)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Steps, losses, evaluations, the encoder's contract."""
@@ -219,9 +221,8 @@ def _check_elastic(fewest: int | None, workers: int | None, batches_per_step: in
 
 
 def _facts(points: Sequence[Mapping[str, Any]], trained: Trained, contract: Any) -> dict[str, Any]:
-    state = trained.state
     found: dict[str, Any] = {
-        "steps": state.steps,
+        "steps": trained.state.steps,
         "first_loss": mean_loss(points, 0),
         "last_loss": mean_loss(points, -1),
         "stopped_early": trained.stopped_early,
@@ -230,9 +231,13 @@ def _facts(points: Sequence[Mapping[str, Any]], trained: Trained, contract: Any)
     }
     if trained.best is not None:
         evaluation, criterion = trained.best
-        start = next((e.measures.get(criterion.measure) for e in state.evaluations if e.step == 0), None)
-        value = evaluation.measures[criterion.measure]
-        found["best"] = {"step": evaluation.step, "measure": criterion.measure, "value": value, "start": start}
+        name = criterion.measure
+        found["best"] = {
+            "step": evaluation.step,
+            "measure": name,
+            "value": evaluation.measures[name],
+            "start": trained.start.get(name),
+        }
     return found
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from raytriever.retrieval.encoders.specification import Role
 from raytriever.trainers.objective import Comparisons, Objective, Outcome
 from raytriever.trainers.objectives.pair_objective import PairSettings
+from raytriever.trainers.precision import at_least_float32
 from raytriever.trainers.triplets import (
     TRIPLET_COLUMNS,
     Triplets,
-    at_least_float32,
     encode_triplets,
     read_triplets,
     unit_vectors,

@@ -11,6 +11,7 @@ from raytriever.trainers.objective import Outcome
 from raytriever.trainers.objectives.batch_metrics import batch_metrics
 from raytriever.trainers.objectives.pair_batch import PairBatch
 from raytriever.trainers.objectives.pair_objective import Encoder, PairObjective, PairSettings
+from raytriever.trainers.precision import at_least_float32
 
 
 class ContrastiveSettings(PairSettings):
@@ -42,11 +43,6 @@ def masked_contrastive_loss(
     with torch.autocast(query_vectors.device.type, enabled=False):
         scores = at_least_float32(query_vectors) @ at_least_float32(document_vectors).T / similarity_temperature
         return torch.nn.functional.cross_entropy(scores.masked_fill(mask, -torch.inf), positives)
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """``tensor`` in float32, in float64 as it is."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def contrastive_metrics(

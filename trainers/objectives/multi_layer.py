@@ -18,9 +18,10 @@ from raytriever.retrieval.errors import UserError
 from raytriever.trainers.gradient_cache import encode_chunks, encode_several, pad_vectors
 from raytriever.trainers.objective import Outcome
 from raytriever.trainers.objectives.batch_metrics import batch_metrics
-from raytriever.trainers.objectives.contrastive import at_least_float32, contrastive_metrics, masked_contrastive_loss
+from raytriever.trainers.objectives.contrastive import contrastive_metrics, masked_contrastive_loss
 from raytriever.trainers.objectives.pair_batch import Columns, PairBatch
 from raytriever.trainers.objectives.pair_objective import Encoder, PairObjective, PairSettings
+from raytriever.trainers.precision import at_least_float32
 
 TrainingForm = Literal["multi_vector", "self_contrastive", "last_reg", "average", "scalar_mix", "dual_encoder"]
 Reduced = Literal[0, -1]

@@ -9,6 +9,8 @@ and no gradient. Nothing depends on how wide the padding is, but for the release
 import torch
 from torch import Tensor
 
+from raytriever.trainers.precision import at_least_float32
+
 
 def list_net_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     """KL divergence of the softmax of the scores from that of the labels: eq. 3, the ListNet loss (Cao et al. 2007).
@@ -17,8 +19,9 @@ def list_net_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     there. Levels enter as they are, so equal labels share the target evenly and one label gives ``info_nce_loss``.
     """
     with torch.autocast(scores.device.type, enabled=False):
-        log_target = masked_log_softmax(labels.to(_precise(scores)), present & labels.isfinite())
-        log_predicted = masked_log_softmax(scores.to(_precise(scores)), present)
+        scores = at_least_float32(scores)
+        log_target = masked_log_softmax(labels.to(scores.dtype), present & labels.isfinite())
+        log_predicted = masked_log_softmax(scores, present)
         target = log_target.exp()
         in_target = target > 0
         terms = torch.where(in_target, target * (log_target - log_predicted), 0.0)
@@ -28,7 +31,7 @@ def list_net_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
 def info_nce_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     """-log p of the highest label's candidate (the first of equals) with p = softmax(scores) over the list."""
     with torch.autocast(scores.device.type, enabled=False):
-        log_predicted = masked_log_softmax(scores.to(_precise(scores)), present)
+        log_predicted = masked_log_softmax(at_least_float32(scores), present)
         best = labels.masked_fill(~present, -torch.inf).argmax(dim=1, keepdim=True)
         return _of_labelled(-log_predicted.gather(1, best).squeeze(1), labels, present)
 
@@ -43,7 +46,7 @@ def max_margin_loss(
     by which a query's loss depends on the longest list beside it.
     """
     with torch.autocast(scores.device.type, enabled=False):
-        scores = scores.to(_precise(scores))
+        scores = at_least_float32(scores)
         relevant = present & (labels >= relevant_at)
         losses = []
         for score, is_relevant, is_present in zip(scores, relevant, present, strict=True):
@@ -74,7 +77,3 @@ def masked_log_softmax(values: Tensor, kept: Tensor) -> Tensor:
 
 def _of_labelled(losses: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     return torch.where(is_labelled(labels, present), losses, 0.0)
-
-
-def _precise(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)

@@ -33,6 +33,7 @@ from raytriever.trainers.objectives.coder.losses import (
 )
 from raytriever.trainers.objectives.coder.smoothing import LabelSmoother, SmoothingSettings
 from raytriever.trainers.objectives.pair_objective import Encoder
+from raytriever.trainers.precision import at_least_float32
 
 if TYPE_CHECKING:
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
@@ -96,7 +97,7 @@ def list_similarities(queries: Tensor, documents: Tensor, places: Tensor, simila
     among them. Whatever ``similarity`` is, a candidate that isn't there has 0.
     """
     with torch.autocast(queries.device.type, enabled=False):
-        queries = queries.to(torch.promote_types(queries.dtype, torch.float32))
+        queries = at_least_float32(queries)
         documents = documents.to(queries.dtype)
         if similarity == "cosine":
             queries = nn.functional.normalize(queries, dim=-1, eps=_SMALLEST_NORM)

@@ -47,11 +47,8 @@ class Alone(Embed):
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def small_tensors(one_thread: None) -> None:
+    """Every test here computes in one thread."""
 
 
 @pytest.fixture(scope="module")
