@@ -9,7 +9,6 @@ The command. ``raytriever run quickstart`` chains the jobs of a recipe; every jo
 
 import importlib
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,11 +19,18 @@ import yaml
 # This one file is the command and the package: ``import raytriever.pipelines`` finds the folder beside it,
 # in a checkout as in a wheel, without claiming the top-level names ``pipelines``, ``trainers``, ``retrieval``.
 __path__ = [str(Path(__file__).parent)]
+if __name__ == "__main__":
+    sys.modules["raytriever"] = sys.modules["__main__"]  # by which name everything else imports it
+
+from raytriever.retrieval.command_line import TracebackOption, user_errors
+from raytriever.retrieval.jobs import doctor, submit
+from raytriever.retrieval.jobs.tokens import open_environment
 
 # command: (module, class, what it does)
 JOBS = {
     "collect": ("retrieval.jobs.collect", "Collect", "Read a source in any of many formats into a collection."),
     "chunk": ("pipelines.jobs.chunk", "Chunk", "Cut documents into chunks: sentences, Markdown or source code."),
+    "context": ("retrieval.jobs.context", "Context", "Fit a contextual encoder's context to a collection."),
     "embed": ("retrieval.jobs.embed", "Embed", "Embed the documents and queries of a collection."),
     "lsa": ("retrieval.jobs.lsa", "Lsa", "Vectors from TF-IDF or BM25 weights and an SVD, without an encoder."),
     "queries": ("pipelines.jobs.queries", "Queries", "Make queries and judgments out of documents."),
@@ -36,6 +42,7 @@ JOBS = {
     "lists": ("pipelines.jobs.lists", "Lists", "Make training batches of labelled candidate lists."),
     "mix": ("pipelines.jobs.mix", "Mix", "Mix batches of several artifacts, all or by ratio."),
     "publish": ("pipelines.jobs.publish", "Publish", "Write batches for the hub or for another trainer."),
+    "score": ("trainers.jobs.score", "Score", "Score the chunks of batches by a language model, for REPLUG."),
     "train": ("trainers.jobs.train", "Train", "Train an encoder on stored batches."),
     "index": ("retrieval.jobs.index", "Index", "Build a sharded FAISS index, or a BM25 index."),
     "search": ("retrieval.jobs.search", "Search", "Search an index with a split's queries; writes a TREC run."),
@@ -62,7 +69,6 @@ SetOption = Annotated[
 ]
 PrintOption = Annotated[bool, typer.Option("--print-config", help="Prints the resolved settings and stops.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replaces a different artifact in the output folder.")]
-TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
 
 
 def stage_class(job: str, where: str) -> Any:
@@ -264,34 +270,15 @@ def _run_job(job: str, config: Path | None, overrides: list[str], print_config: 
 
 for _job in JOBS:
     app.command(_job)(_job_command(_job))
-
-
-class user_errors:
-    """Shows a ``UserError`` as one paragraph and exits with code 2; an interrupt exits with 130."""
-
-    def __init__(self, with_traceback: bool) -> None:
-        self._with_traceback = with_traceback
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from raytriever.retrieval.errors import UserError
-
-        if isinstance(error, UserError):
-            if self._with_traceback:
-                traceback.print_exception(error)
-            typer.echo(f"raytriever: {error}", err=True)
-            raise SystemExit(2) from error
-        if isinstance(error, KeyboardInterrupt):
-            typer.echo("raytriever: interrupted; run the same command again to go on from here.", err=True)
-            raise SystemExit(130) from error
+app.command("submit", context_settings={"allow_interspersed_args": False})(submit.submit)
+app.add_typer(submit.jobs, name="jobs")
+app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
     """Entry point of the ``raytriever`` command."""
-    # ``python raytriever.py`` is the module __main__; everything else imports it by its name
-    sys.modules.setdefault("raytriever", sys.modules["__main__"])
+    with user_errors(False):
+        open_environment()
     app()
 
 

@@ -14,8 +14,11 @@ from typing import Any
 import raytriever
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.progress import format_seconds, say
+from raytriever.retrieval.storage import absolute
 
 _LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
+
+_COPIED_FOLDERS = "working_dir_files"  # where Ray unpacks what a job was submitted with
 
 _QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -60,6 +63,8 @@ class RaySession:
         address = os.environ.get("RAY_ADDRESS")
         if not address:
             _make_token()
+            # under `uv run`, Ray would start each worker by uv anew; they find this one's environment without
+            os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         import ray
 
         if ray.is_initialized():
@@ -98,6 +103,16 @@ class RaySession:
                 f"No Ray cluster answers at RAY_ADDRESS={address} ({str(error).splitlines()[0]}). Start one with"
                 " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone."
             ) from error
+
+
+def refuse_copied_folder(output: str) -> None:
+    """Raises ``UserError`` for a relative ``output`` inside a submitted job, whose folder Ray removes afterwards."""
+    if _COPIED_FOLDERS in Path(absolute(output)).parts and "://" not in output:
+        raise UserError(
+            f"{output} is a relative path, and a submitted job's current folder is a copy on one node that is removed"
+            " afterwards. Give --output (of a single job: --set output=…) as s3://…, gs://…, or an absolute path on a"
+            " file system that all nodes share."
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import Artifact, Derivation, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import Settings, input_paths, map_inputs, without_inputs
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.jobs.cluster import RaySession, refuse_copied_folder
 from raytriever.retrieval.progress import ProgressLine, format_seconds, say
 from raytriever.retrieval.storage import Folder, absolute
 
@@ -184,6 +184,7 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
     """Makes the stage's artifact, or reuses the one that is there; what an interrupted run finished is kept."""
     label = label or stage.command
     output = stage.config.output
+    refuse_copied_folder(output)
     with storage_errors(output):
         writer = ArtifactWriter(output, stage.derivation(), replace=replace)
         if writer.complete:

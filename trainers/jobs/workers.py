@@ -3,6 +3,7 @@
 import json
 import threading
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import ray.train
 import torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.retrieval.artifacts import ShardRecord
 from raytriever.retrieval.errors import UserError
@@ -49,11 +51,13 @@ class _Board:
 def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
     """Runs ``stage.train_here`` on every worker. Raises ``UserError`` for what a worker refused."""
     stage = stage.for_workers()
-    board = _Board.remote()  # type: ignore[attr-defined]
+    # beside the driver, which reads it: another node may be lost while training goes on without it
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    board = _Board.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
     resources = stage.config.resources
     workers = resources.workers or 1
     fewest = stage.config.fewest_workers
-    cpus = resources.cpus_per_worker or max(1, int(ray.cluster_resources().get("CPU", 1) // workers))
+    cpus = resources.cpus_per_worker or even_share(_cpus_of_nodes(), workers)
     use_gpu = resources.gpus_per_worker > 0
     per_worker = {"CPU": cpus} | ({"GPU": resources.gpus_per_worker} if use_gpu else {})
     trainer = TorchTrainer(
@@ -100,6 +104,18 @@ def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
     if "error" in returned:
         raise UserError(returned["error"])
     return ShardRecord.from_json(returned["record"])
+
+
+def _cpus_of_nodes() -> list[int]:
+    return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+
+
+def even_share(cpus_of_nodes: Sequence[int], workers: int) -> int:
+    """The most CPUs that each of ``workers`` can have at a time, none of them spanning two nodes; at least 1."""
+    share = max([1, *cpus_of_nodes])
+    while share > 1 and sum(cpus // share for cpus in cpus_of_nodes) < workers:
+        share -= 1
+    return share
 
 
 def _train_on_worker(arguments: dict[str, Any]) -> str:

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Slurm: one run on whole nodes, with a Ray of its own that lasts for the job.
+#
+#   sbatch cluster_configs/slurm.sh run quickstart --output /shared/runs/quickstart
+#
+# CHANGE the lines below; the environment must be on a file system that all nodes see, and so must --output.
+#SBATCH --job-name=raytriever
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=96
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+set -euo pipefail
+if [ "$#" -eq 0 ]; then
+    echo "usage: sbatch $0 COMMAND [ARGUMENTS]..., any raytriever command" >&2
+    exit 2
+fi
+
+ENVIRONMENT=${RAYTRIEVER_ENVIRONMENT:-$HOME/raytriever/.venv} # CHANGE
+export PATH="$ENVIRONMENT/bin:$PATH"
+
+# A token of this job's own: other users of these nodes can neither join nor submit. It is in a file that only its owner
+# reads, not on a command line.
+umask 077
+RAY_AUTH_TOKEN_PATH="$HOME/.ray/slurm-$SLURM_JOB_ID.token"
+mkdir -p "$HOME/.ray"
+head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$RAY_AUTH_TOKEN_PATH"
+trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH RAY_USAGE_STATS_ENABLED=0
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
+
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+HEAD_IP=$(srun --nodes=1 --ntasks=1 --nodelist="$HEAD" hostname --ip-address | awk '{print $1}')
+PORT=$((20000 + SLURM_JOB_ID % 10000)) # of this job's own
+
+# symmetric-run starts Ray on every node, runs the command on the first, stops Ray and ends with the command's code.
+# Where Ray itself can't start it ends with 0, so a mark tells whether the command was reached.
+MARK="$HOME/.ray/slurm-$SLURM_JOB_ID.done"
+export MARK RAY_ADDRESS="$HEAD_IP:$PORT"
+code=0
+srun --kill-on-bad-exit=0 env -u RAY_ADDRESS ray symmetric-run --address "$HEAD_IP:$PORT" --min-nodes "$SLURM_NNODES" \
+    --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" --disable-usage-stats \
+    -- bash -c 'export RAY_ADDRESS="$0"; raytriever "$@"; code=$?; touch "$MARK"; exit $code' "$RAY_ADDRESS" "$@" \
+    || code=$?
+if [ ! -e "$MARK" ]; then
+    echo "Ray did not start on all nodes, so nothing was run; look at the lines above." >&2
+    exit 1
+fi
+rm -f "$MARK"
+exit "$code"

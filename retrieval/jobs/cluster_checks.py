@@ -1,0 +1,221 @@
+"""What ``raytriever doctor`` makes of what the nodes say: pure functions of facts, each finding with what to do."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raytriever.retrieval.jobs.node_facts import NodeFacts
+
+_FULLEST_DISK = 0.95  # Ray writes nothing more to a file system that is fuller
+_LEAST_FREE_BYTES = 10e9
+_LARGEST_CLOCK_DIFFERENCE = 5.0  # seconds
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as Ray lists it and as it answers. ``facts`` is None where it doesn't answer."""
+
+    address: str
+    gpus: float  # that Ray hands out
+    object_store: float  # bytes
+    facts: NodeFacts | None
+    problem: str | None = None
+    clock_difference: float = 0.0  # seconds that are certain: what the round trip can't explain
+    storage_problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All nodes, and what the driver found."""
+
+    nodes: tuple[Node, ...]
+    authentication: bool
+    dashboard_open: bool | None  # to requests without a token; None: there is no dashboard
+    dashboard_address: str | None
+    storage: str | None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: ``state`` is 'ok', 'note' or 'FAIL'; ``remedy`` says what to do where it is not ok."""
+
+    name: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def check_cluster(cluster: Cluster) -> list[Check]:
+    """All checks, in the order in which failures should be mended."""
+    answering = [node for node in cluster.nodes if node.facts is not None]
+    checks = [_nodes(cluster), _authentication(cluster)]
+    if answering:
+        checks += [_versions(answering), _gpus(answering), _libraries(answering), _disk(answering), _memory(answering)]
+        checks += [_clock(answering), _storage(cluster.storage, answering)]
+    return checks
+
+
+def _failing(name: str, nodes: list[Node], problem: Callable[[Node], str | None], fine: str, remedy: str) -> Check:
+    """A check that fails where ``problem`` says something of a node."""
+    found = [f"{node.address}: {said}" for node in nodes if (said := problem(node))]
+    return Check(name, "FAIL", "; ".join(found), remedy) if found else Check(name, "ok", fine)
+
+
+def _nodes(cluster: Cluster) -> Check:
+    return _failing(
+        "nodes",
+        list(cluster.nodes),
+        lambda node: node.problem,
+        f"{len(cluster.nodes)} answer",
+        "Look at the node's raylet.err and at free memory there, then stop Ray on it and start it anew.",
+    )
+
+
+def _authentication(cluster: Cluster) -> Check:
+    remedy = (
+        "Anyone who reaches this cluster runs code on it. Stop it, make a token (`ray get-auth-token --generate`), set"
+        " RAY_AUTH_MODE=token on every node, and start it again."
+    )
+    if cluster.dashboard_open:
+        return Check("token", "FAIL", f"{cluster.dashboard_address} answers without one", remedy)
+    without = [node.address for node in cluster.nodes if node.facts and not node.facts.authentication]
+    if not cluster.authentication or without:
+        return Check("token", "FAIL", f"RAY_AUTH_MODE is not 'token' on {', '.join(without) or 'the driver'}", remedy)
+    exposed = {node.facts.token_file_readable_by_others for node in cluster.nodes if node.facts} - {None}
+    if exposed:
+        return Check(
+            "token", "note", f"other users can read {', '.join(sorted(map(str, exposed)))}", "chmod 600 on each node."
+        )
+    refused = ", and the dashboard refuses requests without it" if cluster.dashboard_open is False else ""
+    return Check("token", "ok", f"required{refused}")
+
+
+def _versions(nodes: list[Node]) -> Check:
+    where: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for node in nodes:
+        assert node.facts is not None
+        for package, version in node.facts.versions.items():
+            where[package][version].append(node.address)
+    differing = [
+        f"{package} {', '.join(f'{version} on {len(on)}' for version, on in sorted(versions.items()))}"
+        for package, versions in where.items()
+        if len(versions) > 1 or sum(map(len, versions.values())) < len(nodes)
+    ]
+    if differing:
+        remedy = (
+            "Install one constraints.txt on all nodes, or one image: the same bytes come of the same versions only."
+        )
+        return Check("versions", "FAIL", f"differ between {len(nodes)} nodes: {'; '.join(differing)}", remedy)
+    shown = [f"{name} {next(iter(where[name]))}" for name in ("Python", "ray", "torch") if name in where]
+    return Check("versions", "ok", f"the same on all nodes: {', '.join(shown)}")
+
+
+def _gpus(nodes: list[Node]) -> Check:
+    def problem(node: Node) -> str | None:
+        assert node.facts is not None
+        listed, seen = len(node.facts.gpus), node.facts.libraries.get("torch GPUs")
+        if seen is None:
+            return None  # another check says why
+        if listed > seen:
+            return f"the driver lists {listed}, torch {node.facts.versions.get('torch', '')} sees {seen}"
+        return f"Ray hands out {node.gpus:g}, torch sees {seen}" if node.gpus > seen else None
+
+    kinds = sorted({gpu for node in nodes if node.facts for gpu in node.facts.gpus})
+    total = sum(len(node.facts.gpus) for node in nodes if node.facts)
+    return _failing(
+        "GPUs",
+        nodes,
+        problem,
+        f"{total}: {', '.join(kinds)}" if total else "none",
+        "Install a torch that is built for CUDA and for the node's driver, and start Ray with the GPUs there are.",
+    )
+
+
+def _libraries(nodes: list[Node]) -> Check:
+    def problem(node: Node) -> str | None:
+        assert node.facts is not None
+        libraries = node.facts.libraries
+        if error := libraries.get("error") or libraries.get("FAISS error"):
+            return str(error)
+        by_torch, by_faiss = libraries.get("torch GPUs", 0), libraries.get("FAISS GPUs")
+        return f"FAISS sees {by_faiss} of {by_torch} GPUs" if by_faiss is not None and by_faiss < by_torch else None
+
+    with_gpus = [node for node in nodes if node.facts and node.facts.gpus]
+    check = _failing(
+        "libraries",
+        nodes,
+        problem,
+        "torch and FAISS load in one process" + (" and compute on GPUs" if with_gpus else ""),
+        "Install raytriever[gpu] on nodes with GPUs (a driver for CUDA 12.6 or later) and raytriever[cpu] on others.",
+    )
+    without = [node.address for node in with_gpus if node.facts and node.facts.libraries.get("FAISS GPUs") is None]
+    if check.state == "ok" and without:
+        remedy = "Install raytriever[gpu] there to build and search indexes on GPUs; without it they use the CPU."
+        return Check("libraries", "note", f"FAISS has no GPU code on {', '.join(without)}", remedy)
+    return check
+
+
+def _disk(nodes: list[Node]) -> Check:
+    def problem(node: Node) -> str | None:
+        assert node.facts is not None
+        said = []
+        for name, (free, total) in node.facts.disk.items():
+            if free < _LEAST_FREE_BYTES or free < (1 - _FULLEST_DISK) * total:
+                said.append(f"{free / 1e9:.1f} of {total / 1e9:.0f} GB free for the {name}")
+        return ", ".join(said) or None
+
+    least = min(node.facts.disk["session"][0] for node in nodes if node.facts)
+    return _failing(
+        "disk",
+        nodes,
+        problem,
+        f"at least {least / 1e9:.0f} GB free on each node",
+        "Make room: Ray spills objects to its session folder (`ray start --temp-dir`) until it is 95 % full, and stored"
+        " vectors are copied to RAYTRIEVER_CACHE.",
+    )
+
+
+def _memory(nodes: list[Node]) -> Check:
+    def problem(node: Node) -> str | None:
+        assert node.facts is not None
+        room = node.facts.shared_memory
+        if room is not None and room < node.object_store:
+            return f"object store of {node.object_store / 1e9:.1f} GB, /dev/shm of {room / 1e9:.1f} GB"
+        return None
+
+    smallest = min(node.object_store for node in nodes)
+    return _failing(
+        "object store",
+        nodes,
+        problem,
+        f"at least {smallest / 1e9:.1f} GB on each node, in memory",
+        "Give the container more shared memory (--shm-size), or Ray less (--object-store-memory): now it is on disk.",
+    )
+
+
+def _clock(nodes: list[Node]) -> Check:
+    def problem(node: Node) -> str | None:
+        if abs(node.clock_difference) > _LARGEST_CLOCK_DIFFERENCE:
+            return f"{node.clock_difference:+.1f} s from the driver's"
+        return None
+
+    return _failing(
+        "clocks",
+        nodes,
+        problem,
+        "agree",
+        "Switch on time synchronisation (chrony): object stores refuse requests from clocks that are minutes off.",
+    )
+
+
+def _storage(storage: str | None, nodes: list[Node]) -> Check:
+    if storage is None:
+        return Check("storage", "note", "not tried", "Give --storage s3://… (or the shared folder) of your runs.")
+    return _failing(
+        "storage",
+        nodes,
+        lambda node: node.storage_problem,
+        f"every node writes, reads the others' files and deletes in {storage}",
+        "Give every node the same path and the right to write, read, list and delete there (role, or keys in the"
+        " environment it was started with, AWS_ENDPOINT_URL for a store of your own).",
+    )

@@ -1,0 +1,202 @@
+"""Ray's job server (the dashboard) as jobs are submitted to it: errors that say what to do, logs that survive a cut."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from raytriever.retrieval.errors import UserError
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+_POLL_SECONDS = 0.5
+_RECONNECT_SECONDS = 2.0
+_RECONNECTS = 60
+
+
+@dataclass(frozen=True)
+class Job:
+    """One submitted job. ``exit_code`` is the command's, None while it runs or where it never began."""
+
+    name: str
+    status: str
+    entrypoint: str
+    message: str
+    exit_code: int | None
+    started: float | None  # seconds since 1970
+    ended: float | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, in whatever way."""
+        return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+def dashboard_address(given: str | None) -> str:
+    """The job server's address: ``given``, else RAY_API_SERVER_ADDRESS, else this machine's default port.
+
+    Raises ``UserError`` for anything but http:// and https://.
+    """
+    address = (given or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS).rstrip("/")
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(
+            f"--address {address} is no address of a Ray dashboard. Give http://HOST:8265, or https:// behind a proxy;"
+            " a cluster's own address (HOST:6379) takes no jobs."
+        )
+    if parts.username or parts.password:
+        raise UserError("--address holds a user or a password. Give the token by --token-file or RAY_AUTH_TOKEN.")
+    return address
+
+
+class JobServer:
+    """A client of one cluster's job server. Raises ``UserError`` where it can't be reached or refuses the token."""
+
+    def __init__(self, address: str, token: str | None) -> None:
+        self.address = address
+        # Ray lets RAY_ADDRESS, which means something else here, win over what it is given; this one wins over both
+        os.environ["RAY_API_SERVER_ADDRESS"] = address
+        from ray.job_submission import JobSubmissionClient
+
+        for part in ("job.sdk", "dashboard_sdk"):
+            logging.getLogger(f"ray.dashboard.modules.{part}").setLevel(logging.WARNING)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        with self._explaining():
+            self._client = JobSubmissionClient(address, headers=headers)
+
+    def is_open(self) -> bool:
+        """Whether the server shows its jobs to, and takes jobs from, anyone who reaches its address."""
+        import requests
+
+        with self._explaining():
+            return requests.get(f"{self.address}/api/jobs/", timeout=30).status_code == requests.codes.ok
+
+    def submit(self, entrypoint: str, name: str, runtime_env: dict[str, Any], package: Path | None) -> None:
+        """Starts ``entrypoint`` as the job ``name``; a package that the cluster has already is not sent again."""
+        if package is not None:
+            runtime_env = runtime_env | {"working_dir": str(package)}
+        with self._explaining():
+            self._client.submit_job(entrypoint=entrypoint, submission_id=name, runtime_env=runtime_env)
+
+    def job(self, name: str) -> Job:
+        """The job as it is now. Raises ``UserError`` where there is none of that name."""
+        with self._explaining(name):
+            return _job_of(self._client.get_job_info(name))
+
+    def jobs(self) -> list[Job]:
+        """All submitted jobs that the cluster remembers, by the time they began."""
+        with self._explaining():
+            found = [_job_of(details) for details in self._client.list_jobs() if details.submission_id]
+        return sorted(found, key=lambda job: (job.started or 0, job.name))
+
+    def stop(self, name: str) -> bool:
+        """Asks the job to end; whether it was running."""
+        with self._explaining(name):
+            return bool(self._client.stop_job(name))
+
+    def logs(self, name: str) -> str:
+        """All that the job has written so far."""
+        with self._explaining(name):
+            return str(self._client.get_job_logs(name))
+
+    def follow(self, name: str, write: Callable[[str], object]) -> Job:
+        """Hands over what the job writes, as it writes it, until it has ended; a cut connection is taken up again."""
+        shown, failures = 0, 0
+        while True:
+            try:
+                job = self.job(name)
+                asyncio.run(self._tail(name, shown, write))
+                return self._ended(job)
+            except _Cut as cut:
+                failures = 0 if cut.shown > shown else failures + 1
+                shown = cut.shown
+            except _Unreachable:
+                failures += 1
+            if failures > _RECONNECTS:
+                raise UserError(
+                    f"The cluster at {self.address} has not answered for {_RECONNECTS * _RECONNECT_SECONDS:.0f} s. The"
+                    f" job may run on; later: raytriever jobs logs {name} --follow"
+                )
+            time.sleep(_RECONNECT_SECONDS)
+
+    async def _tail(self, name: str, shown: int, write: Callable[[str], object]) -> None:
+        """Writes what comes after the first ``shown`` characters, until the server says that it was all."""
+        import aiohttp
+
+        received = 0
+        try:
+            async for text in self._client.tail_job_logs(name):
+                new = text[max(0, shown - received) :]
+                received += len(text)
+                if new:
+                    write(new)
+        except (RuntimeError, aiohttp.ClientError, OSError) as error:
+            raise _Cut(max(shown, received)) from error
+
+    def _ended(self, job: Job) -> Job:
+        while not job.is_over:
+            time.sleep(_POLL_SECONDS)
+            job = self.job(job.name)
+        return job
+
+    @contextmanager
+    def _explaining(self, name: str | None = None) -> Iterator[None]:
+        import requests
+        from ray.exceptions import AuthenticationError
+
+        try:
+            yield
+        except AuthenticationError as error:
+            raise UserError(
+                f"The cluster at {self.address} refuses this token, or there is none. Give the file with the token that"
+                " the cluster was started with (--token-file), or set RAY_AUTH_TOKEN."
+            ) from error
+        except (ConnectionError, requests.exceptions.RequestException) as error:
+            raise _Unreachable(
+                f"No Ray dashboard answers at {self.address}. Start a cluster (cluster_configs/), open a tunnel to one"
+                " (ssh -L 8265:localhost:8265 HEAD), or correct --address."
+            ) from error
+        except RuntimeError as error:
+            self._explain(error, name)
+
+    def _explain(self, error: RuntimeError, name: str | None) -> NoReturn:
+        said = str(error)
+        if name is not None and ("does not exist" in said or "status code 404" in said):
+            raise UserError(
+                f"The cluster at {self.address} knows no job {name}. `raytriever jobs status` lists its jobs."
+            ) from error
+        if "already exists" in said or "already been used" in said:
+            raise UserError("A job of this name has been submitted before. Give another --name.") from error
+        raise UserError(f"The cluster at {self.address} refused: {said}") from error
+
+
+class _Unreachable(UserError):
+    """Nothing answers at the address."""
+
+
+class _Cut(Exception):
+    """The connection broke after so many characters of the log."""
+
+    def __init__(self, shown: int) -> None:
+        super().__init__(shown)
+        self.shown = shown
+
+
+def _job_of(details: Any) -> Job:
+    def seconds(milliseconds: int | None) -> float | None:
+        return milliseconds / 1000 if milliseconds else None
+
+    return Job(
+        details.submission_id or "",
+        str(getattr(details.status, "value", details.status)),
+        details.entrypoint,
+        details.message or "",
+        details.driver_exit_code,
+        seconds(details.start_time),
+        seconds(details.end_time),
+    )

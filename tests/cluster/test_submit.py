@@ -1,0 +1,209 @@
+"""`raytriever submit` to a cluster that asks for a token: who is let in, what comes back, what is never shown."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.jobs.job_server import JobServer
+from tests.cluster.test_command import write_collection
+from tests.unit.small_run import make
+
+ROOT = Path(__file__).parents[2]
+HEAD = "127.0.0.77"  # loopback, and nobody else's
+
+
+@dataclass(frozen=True)
+class TokenCluster:
+    address: str
+    token_file: Path
+    folder: Path
+
+    def run(self, *arguments: str, token: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "raytriever.py"), *arguments]
+        environment = outside() | {"RAY_API_SERVER_ADDRESS": self.address, "HOME": str(self.folder)} | variables
+        if token:
+            environment["RAY_AUTH_TOKEN_PATH"] = str(self.token_file)
+        return subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment, cwd=self.folder)
+
+
+def outside() -> dict[str, str]:
+    """The environment of someone who has nothing to do with the Ray of the other tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
+
+
+def free_ports(number: int) -> list[str]:
+    sockets = [socket.create_server((HEAD, 0)) for _ in range(number)]
+    ports = [str(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TokenCluster]:
+    """A head on loopback, started as docs/cluster.md says."""
+    if sys.platform != "linux":
+        pytest.skip("a second loopback address is Linux's")
+    folder = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))  # Ray's sockets need a short path
+    token_file = folder / "token"
+    token_file.write_text(secrets.token_hex(32))
+    token_file.chmod(0o600)
+    gcs, dashboard, client, agent = free_ports(4)
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = outside() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file), "PATH": programs}
+    environment |= {"RAY_ENABLE_WORKER_PRESTART": "0", "OMP_NUM_THREADS": "1"}
+    command = ["ray", "start", "--head", "--block", "--num-cpus=1", "--object-store-memory=100000000"]
+    command += [f"--node-ip-address={HEAD}", f"--port={gcs}", f"--dashboard-host={HEAD}", "--disable-usage-stats"]
+    command += [f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}", f"--temp-dir={folder / 'ray'}"]
+    command += [f"--dashboard-agent-listen-port={agent}"]
+    with (folder / "head.log").open("w") as log:
+        head = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            executable=shutil.which("ray", path=programs),
+            start_new_session=True,
+        )
+    address = f"http://{HEAD}:{dashboard}"
+    try:
+        wait_for(int(dashboard), head)
+        yield TokenCluster(address, token_file, folder)
+    finally:
+        os.killpg(head.pid, signal.SIGKILL)
+        head.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for(port: int, head: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        assert head.poll() is None
+        try:
+            socket.create_connection((HEAD, port), timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError("the dashboard never answered")
+
+
+def collect(source: Path, output: str) -> list[str]:
+    return ["collect", "--set", "source.kind=beir", "--set", f"source.path={source}", "--set", f"output={output}"]
+
+
+class ProcessList:
+    """Whether a text was ever seen in the command line of any process of this machine."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self.seen, self._over = text.encode(), False, threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "ProcessList":
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.02):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    self.seen |= self._text in path.read_bytes()
+                except OSError:
+                    continue
+
+
+def test_without_the_token_nobody_is_let_in(cluster: TokenCluster, tmp_path: Path) -> None:
+    command = collect(write_collection(tmp_path / "data"), str(tmp_path / "out"))
+    for variables in ({}, {"RAY_AUTH_TOKEN": "0" * 64}):
+        done = cluster.run("submit", "--", *command, token=False, **variables)
+        assert done.returncode == 2
+        assert "refuses this token, or there is none" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert "refuses this token" in cluster.run("jobs", "status", token=False).stderr
+
+
+def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(
+    cluster: TokenCluster, tmp_path: Path
+) -> None:
+    data, output = write_collection(tmp_path / "data"), str(tmp_path / "out")
+    done = cluster.run("submit", "--name", "first", "--", *collect(data, output))
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "collect: 3 documents, 2 queries" in done.stdout
+    assert "first: done" in done.stderr
+    here = make(Collect(CollectConfig(source=BeirFolder(path=str(data)), output=str(tmp_path / "here"))))
+    assert Artifact(output).fingerprint == Artifact(here).fingerprint
+
+    settings = tmp_path / "collect.yaml"  # it travels with the job
+    settings.write_text(f"source: {{kind: beir, path: {data}}}\noutput: runs/mine\n")
+    failed = cluster.run("submit", "--name", "second", "--", "collect", str(settings))
+    assert failed.returncode == 2
+    assert "runs/mine is a relative path" in failed.stdout
+
+    listed = cluster.run("jobs", "status").stdout.splitlines()
+    assert [line.split("  ")[:2] for line in listed] == [
+        ["first", "SUCCEEDED (exit code 0)"],
+        ["second", "FAILED (exit code 2)"],
+    ]
+    again = cluster.run("submit", "--name", "first", "--", "doctor")
+    assert again.returncode == 2
+    assert "Give another --name" in again.stderr
+    assert "knows no job third" in cluster.run("jobs", "logs", "third").stderr
+
+
+def test_secrets_reach_the_job_and_nothing_else(cluster: TokenCluster, object_store: str, tmp_path: Path) -> None:
+    secret = f"hush{secrets.token_hex(8)}"
+    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED")
+    variables = {name: os.environ[name] for name in names} | {"AWS_SECRET_ACCESS_KEY": secret}
+    options = [part for name in variables for part in ("--env", name)]
+    command = collect(write_collection(tmp_path / "data"), f"{object_store}/submitted")
+    with ProcessList(secret) as processes:
+        done = cluster.run("submit", *options, "--", *command, **variables)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert Artifact(f"{object_store}/submitted").rows == 3
+    assert not processes.seen
+    assert secret not in done.stdout + done.stderr
+    logs = [path for path in (cluster.folder / "ray").rglob("*") if path.is_file() and "logs" in path.parts]
+    assert len(logs) > 10
+    assert [path for path in logs if secret.encode() in path.read_bytes()] == []
+    assert all(secret not in file.read_text() for file in (cluster.folder / "head.log",))
+
+
+def test_the_process_list_is_watched() -> None:
+    with ProcessList("a-text-to-be-seen") as processes:
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(0.3)", "a-text-to-be-seen"], check=True)
+    assert processes.seen
+
+
+def test_a_job_is_stopped(cluster: TokenCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.address)
+    server = JobServer(cluster.address, cluster.token_file.read_text())
+    assert not server.is_open()
+    server.submit("sleep 300", "endless", {}, None)
+    while server.job("endless").status == "PENDING":
+        time.sleep(0.2)
+    assert cluster.run("jobs", "stop", "endless").stdout == "endless: asked to stop\n"
+    followed = cluster.run("jobs", "logs", "endless", "--follow")
+    assert followed.returncode == 130
+    assert "endless: stopped" in followed.stderr
+    assert cluster.run("jobs", "stop", "endless").stdout == "endless: was not running\n"
