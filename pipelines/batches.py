@@ -73,25 +73,18 @@ def batch_schema(layout: Layout, *, teacher_scores: bool = False) -> pa.Schema:
     return pa.schema([*SCHEMAS[layout], *TEACHER_SCORES]) if teacher_scores else SCHEMAS[layout]
 
 
-class BatchReader:
-    """Reads stored batches by (epoch, number), from any process, in any order.
+class BatchFiles:
+    """The files of an artifact with one row group a batch, read by (epoch, number) in any order.
 
-    Raises ``UserError`` where the artifact holds no batches, or batches of a layout that this version doesn't know.
-    ``schema`` and ``columns`` are what every batch has, ``fingerprint`` names the exact batches that a training run
-    consumed.
+    Stored batches are one, and so is what is derived from them batch by batch. ``columns``: what every file must have.
     """
 
-    def __init__(self, uri: str) -> None:
-        self.artifact = Artifact(uri, BATCHES)
-        self.uri = self.artifact.uri
-        self.fingerprint = self.artifact.fingerprint
-        self.layout: Layout = _layout_of(self.artifact)
-        self.has_teacher_scores = bool(self.artifact.manifest["facts"].get("teacher_scores"))
-        self.schema = batch_schema(self.layout, teacher_scores=self.has_teacher_scores)
-        self.columns = tuple(self.schema.names)
+    def __init__(self, artifact: Artifact, columns: Sequence[str]) -> None:
+        self._artifact = artifact
+        self._columns = tuple(columns)
         self._shards: dict[int, list[tuple[int, str]]] = {}  # epoch: (first batch, file) in order
         self._counts: dict[int, int] = {}
-        for shard in self.artifact.shards:
+        for shard in artifact.shards:
             if "batches" not in shard.facts:
                 continue  # what was written beside the batches: an audit
             epoch, batches = int(shard.facts["epoch"]), int(shard.facts["batches"])
@@ -108,13 +101,19 @@ class BatchReader:
     @property
     def batch_size(self) -> int:
         """Examples of every batch."""
-        return int(self.artifact.shards[0].facts["batch_size"])
+        return int(self._artifact.shards[0].facts["batch_size"])
+
+    def names(self, epoch: int) -> list[tuple[str, int]]:
+        """The files of an epoch in order, each with its number of batches."""
+        total = self.number_of_batches(epoch)
+        ends = [*(first for first, _ in self._shards[epoch][1:]), total]
+        return [(name, end - first) for (first, name), end in zip(self._shards[epoch], ends, strict=True)]
 
     def number_of_batches(self, epoch: int) -> int:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
         if epoch not in self._counts:
             raise UserError(
-                f"{self.artifact.uri} holds {self.epochs} epochs of batches, epoch {epoch} was asked for. Pack more"
+                f"{self._artifact.uri} holds {self.epochs} epochs of batches, epoch {epoch} was asked for. Pack more"
                 " epochs, or train for fewer."
             )
         return self._counts[epoch]
@@ -124,7 +123,7 @@ class BatchReader:
         total = self.number_of_batches(epoch)
         if not 0 <= index < total:
             raise UserError(
-                f"Epoch {epoch} of {self.artifact.uri} has batches 0 to {total - 1}; {index} was asked for."
+                f"Epoch {epoch} of {self._artifact.uri} has batches 0 to {total - 1}; {index} was asked for."
             )
         first, name = next(item for item in reversed(self._shards[epoch]) if item[0] <= index)
         return self._file(name).read_row_group(index - first)
@@ -133,19 +132,53 @@ class BatchReader:
         if name not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 self._open.popitem(last=False)[1].close()
-            file = pq.ParquetFile(self.artifact.path(name))
-            self._check_columns(file.schema_arrow.names)
+            file = pq.ParquetFile(self._artifact.path(name))
+            missing = [column for column in self._columns if column not in file.schema_arrow.names]
+            if missing:
+                raise UserError(
+                    f"The batches in {self._artifact.uri} have no column {', '.join(missing)}: an earlier version made"
+                    " them. Make them again, by the same recipe or command with --force."
+                )
             self._open[name] = file
         self._open.move_to_end(name)
         return self._open[name]
 
-    def _check_columns(self, there: Sequence[str]) -> None:
-        missing = [name for name in self.columns if name not in there]
-        if missing:
-            raise UserError(
-                f"The batches in {self.uri} have no column {', '.join(missing)}: an earlier version made them. Make"
-                " them again, by the same recipe or command with --force."
-            )
+
+class BatchReader:
+    """Reads stored batches by (epoch, number), from any process, in any order.
+
+    Raises ``UserError`` where the artifact holds no batches, or batches of a layout that this version doesn't know.
+    ``schema`` and ``columns`` are what every batch has, ``fingerprint`` names the exact batches that a training run
+    consumed.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.artifact = Artifact(uri, BATCHES)
+        self.uri = self.artifact.uri
+        self.fingerprint = self.artifact.fingerprint
+        self.layout: Layout = _layout_of(self.artifact)
+        self.has_teacher_scores = bool(self.artifact.manifest["facts"].get("teacher_scores"))
+        self.schema = batch_schema(self.layout, teacher_scores=self.has_teacher_scores)
+        self.columns = tuple(self.schema.names)
+        self.files = BatchFiles(self.artifact, self.columns)
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs stored."""
+        return self.files.epochs
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of every batch."""
+        return self.files.batch_size
+
+    def number_of_batches(self, epoch: int) -> int:
+        """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
+        return self.files.number_of_batches(epoch)
+
+    def read(self, epoch: int, index: int) -> pa.Table:
+        """One batch, its rows in order. Raises ``UserError`` where there is no such batch."""
+        return self.files.read(epoch, index)
 
 
 def _layout_of(artifact: Artifact) -> Layout:

@@ -77,18 +77,10 @@ def ledger_rows(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A stored ledger in words: (name, value)."""
     compared, batches = ledger["comparisons"], ledger["batches_per_step"]
     queries = compared["queries"]
-    negatives = compared["in_batch"] + compared["hard"] + ledger["cross_batch"] - compared["masked"]
-    parts = [f"{_number(compared['in_batch'])} of its batch", f"{_number(compared['hard'])} hard"]
-    if ledger["cross_batch"]:
-        parts.insert(1, f"{_number(ledger['cross_batch'])} of the step's other batches")
-    if compared["masked"]:
-        parts.append(f"less {_number(compared['masked'])} masked")
-    rows = [
+    return [
         ("steps", f"{ledger['steps']:,} of {_plural(batches, 'batch', 'batches')}, on {_shared_out(ledger)}"),
         ("queries", f"{queries * batches:,} a step, {queries:,} a batch"),
-        ("positives", f"{_number(compared['positives'])} a query"),
-        ("negatives", f"{_number(negatives)} a query: {', '.join(parts)}"),
-        ("", f"{negatives * queries * batches:,.0f} a step, {compared['masked'] * queries * batches:,.0f} masked"),
+        *_compared_with(ledger),
         ("documents", f"{compared['documents'] * batches:,} a step"),
         *((f"tokens of {name}", _in_words(lengths)) for name, lengths in ledger["tokens"].items()),
         ("parameters", _parameters(ledger["trainable_parameters"], ledger["parameters"])),
@@ -96,8 +88,27 @@ def ledger_rows(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("left out", _left_out(ledger["dropped_batches"])),
         ("measured on", _plural(ledger["sampled_batches"], "batch", "batches") + " of the first epoch"),
     ]
+
+
+def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Positives and negatives; where nothing is marked as a positive, what a text is weighed against."""
+    compared = ledger["comparisons"]
+    if not compared["positives"]:
+        return [("compared with", f"{_number(compared['in_batch'])} others of its batch, none marked as its answer")]
+    negatives = compared["in_batch"] + compared["hard"] + ledger["cross_batch"] - compared["masked"]
+    parts = [f"{_number(compared['in_batch'])} of its batch", f"{_number(compared['hard'])} hard"]
+    if ledger["cross_batch"]:
+        parts.insert(1, f"{_number(ledger['cross_batch'])} of the step's other batches")
+    if compared["masked"]:
+        parts.append(f"less {_number(compared['masked'])} masked")
+    all_queries = compared["queries"] * ledger["batches_per_step"]
+    rows = [
+        ("positives", f"{_number(compared['positives'])} a query"),
+        ("negatives", f"{_number(negatives)} a query: {', '.join(parts)}"),
+        ("", f"{negatives * all_queries:,.0f} a step, {compared['masked'] * all_queries:,.0f} masked"),
+    ]
     if ledger["cross_rank"]:
-        rows.insert(5, ("", f"{_number(ledger['cross_rank'])} of a query's documents are encoded by other ranks"))
+        rows.append(("", f"{_number(ledger['cross_rank'])} of a query's documents are encoded by other ranks"))
     return rows
 
 

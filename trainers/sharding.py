@@ -29,6 +29,10 @@ from raytriever.trainers.gradient_cache import Chunks
 Batch = TypeVar("Batch")
 
 
+class ShardedUnit(nn.Module):
+    """A module of ours that runs a transformer's blocks itself, and is shared out as a Hugging Face model is."""
+
+
 def shard(module: nn.Module) -> None:
     """Shares out every transformer in ``module``, in place; nothing where there is no process group.
 
@@ -53,10 +57,10 @@ def shard(module: nn.Module) -> None:
 
 
 def _transformers(module: nn.Module) -> list[nn.Module]:
-    """The outermost Hugging Face models in ``module``."""
+    """The outermost Hugging Face models in ``module``, and what stands for one."""
     from transformers import PreTrainedModel
 
-    if isinstance(module, PreTrainedModel):
+    if isinstance(module, PreTrainedModel | ShardedUnit):
         return [module]
     found = {id(inner): inner for child in module.children() for inner in _transformers(child)}
     return list(found.values())

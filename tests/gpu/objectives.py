@@ -1,18 +1,26 @@
 """Every kind of objective over a tiny encoder, and stored batches for it. A further kind is one line of ``KINDS``."""
 
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from pydantic import TypeAdapter
 from torch import nn
 
 from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
+from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.encoders.towers import load_towers
 from raytriever.trainers.kinds import ObjectiveSettings, build_objective
+from raytriever.trainers.language_model_scores import SCORES, score_table
 from raytriever.trainers.objective import Objective
+from tests.unit.pipelines.jobs.batch_inputs import artifact
+from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+from tests.unit.trainers.chunk_batches import chunk_table
 from tests.unit.trainers.tiny import random_batch
 from tests.unit.trainers.triplet_batches import triplet_batch
 
@@ -38,18 +46,56 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Any]] = {
         {"kind": "multi_layer", "training_form": "scalar_mix"}, LAYERS | {"reduction": "scalar_mix"}, random_batch
     ),
     "multi_layer, tokens": ({"kind": "multi_layer", "training_form": "multi_vector"}, TOKENS, random_batch),
+    "revela": ({"kind": "revela", "similarity_temperature": 0.1}, None, chunk_table),
+    "revela, again": (
+        {"kind": "revela", "similarity_temperature": 0.1, "language_model": {"activation_checkpointing": True}},
+        None,
+        chunk_table,
+    ),
+    "revela, frozen": (
+        {"kind": "revela", "similarity_temperature": 0.1, "language_model": {"frozen": True}}, None, chunk_table
+    ),
+    "replug": ({"kind": "replug", "similarity_temperature": 0.1, "likelihood_temperature": 0.5}, None, chunk_table),
 }  # fmt: skip
+BATCHES = 4  # that have scores
 
 
 def make_objective(name: str, folder: Path, lora: bool = False) -> Objective[Any]:
     """The objective ``name`` of ``KINDS`` around the encoder in ``folder``, on the CPU in float32, without dropout."""
     settings, form, _ = KINDS[name]
+    models = {}
+    if settings["kind"] == "revela":
+        located = _language_model()
+        settings = settings | {"language_model": {"model": str(located.path)} | settings.get("language_model", {})}
+        models = {"objective.language_model": located}
+    if settings["kind"] == "replug":
+        settings = settings | {"scores": _scores()}
     encoder = EncoderSettings.model_validate({"model": str(folder), "pooling": "cls", "form": form})
     towers = load_towers(encoder, folder, "a" * 64, dropout=0.0)
     _spread(towers.query.transformer)
     if lora:
         add_adapter(towers.query.transformer, LoraSettings(rank=4))
-    return build_objective(TypeAdapter(ObjectiveSettings).validate_python(settings), towers)
+    return build_objective(TypeAdapter(ObjectiveSettings).validate_python(settings), towers, models)
+
+
+@cache
+def _language_model() -> LocatedModel:
+    folder = save_tiny_model("qwen2", Path(mkdtemp(prefix="language-model-")), language_model=True)
+    return locate_model(str(folder))
+
+
+@cache
+def _scores(size: int = 16) -> str:
+    """Made-up ones, a file of one epoch."""
+    generator = np.random.default_rng(0)
+    tables = [score_table(generator.normal(size=(size, size)).astype(np.float32), [1] * size) for _ in range(BATCHES)]
+    shard = {
+        "files": {"epoch=00000/scores-00000.parquet": pa.concat_tables(tables)},
+        "rows": BATCHES * size,
+        "facts": {"epoch": 0, "batches": BATCHES, "batch_size": size},
+        "row_group_size": size,
+    }
+    return artifact(Path(mkdtemp(prefix="scores-")), SCORES, {}, {}, [shard])
 
 
 def _spread(transformer: nn.Module) -> None:

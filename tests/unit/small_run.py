@@ -31,7 +31,9 @@ def make(stage: Stage[Any]) -> str:
     """Runs a stage without Ray; its artifact's folder."""
     writer = ArtifactWriter(stage.config.output, stage.derivation())
     writer.begin()
-    made = [(shard, stage.make_shard(shard)) for shard in stage.plan()]
+    shards = stage.plan()
+    stage.load()
+    made = [(shard, stage.make_shard(shard)) for shard in shards]
     records = [record for shard, record in made if not shard.intermediate]
     return writer.finish(records, stage.facts(records), {"seconds": 1.5, "finished": "2030-01-02T03:04:05+0000"}).uri
 

@@ -167,3 +167,11 @@ def test_a_batch_that_lacks_a_column_is_refused_by_name() -> None:
     batches, objective = Bare(), tiny_objective()
     with pytest.raises(Exception, match="no column masked"):
         measure_ledger(objective, batches, Reader(batches, objective), Order((9,), 1, 0), 1, "float32")
+
+
+def test_without_positives_it_says_what_a_text_is_weighed_against():
+    stored = of_run().to_json()
+    stored["comparisons"] |= {"positives": 0.0, "in_batch": 15.0, "hard": 0.0, "masked": 0.0}
+    rows = dict(ledger_rows(stored))
+    assert rows["compared with"] == "15 others of its batch, none marked as its answer"
+    assert "negatives" not in rows

@@ -27,7 +27,7 @@ def artifact(
             for name, content in shard["files"].items():
                 path = made.path(name)
                 if isinstance(content, pa.Table):
-                    pq.write_table(content, path, row_group_size=5)
+                    pq.write_table(content, path, row_group_size=shard.get("row_group_size", 5))
                 else:
                     np.save(path, content)
                 made.add(name)

@@ -166,12 +166,18 @@ ARCHITECTURES = {
 DECODERS = ["llama", "smollm2", "qwen2"]
 
 
-def save_tiny_model(name: str, folder: Path, texts: Sequence[str] = SENTENCES, seed: int = 0) -> Path:
-    """Writes the model ``name`` of ``ARCHITECTURES``, without a head, with a byte-level BPE trained on ``texts``."""
+def save_tiny_model(
+    name: str, folder: Path, texts: Sequence[str] = SENTENCES, seed: int = 0, *, language_model: bool = False
+) -> Path:
+    """Writes the model ``name`` of ``ARCHITECTURES`` with a byte-level BPE trained on ``texts``.
+
+    Without a head, or a decoder with the one that makes it a ``language_model``.
+    """
     architecture = ARCHITECTURES[name]
     config: PretrainedConfig = getattr(transformers, architecture.config)(**architecture.settings)
     torch.manual_seed(seed)
-    model = transformers.T5EncoderModel(config) if name == "t5" else transformers.AutoModel.from_config(config)
+    loader = transformers.AutoModelForCausalLM if language_model else transformers.AutoModel
+    model = transformers.T5EncoderModel(config) if name == "t5" else loader.from_config(config)
     with torch.no_grad():  # biases and norms of a new model are all 0 or 1, and hide mistakes
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

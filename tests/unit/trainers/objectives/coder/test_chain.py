@@ -19,7 +19,7 @@ from raytriever.trainers.objectives.coder.objective import CoderSettings
 from raytriever.trainers.objectives.coder.query_encoder import fit_to_documents, load_coder
 from raytriever.trainers.objectives.coder.smoothing import SmoothingSettings
 from raytriever.trainers.optimization import OptimizerSettings
-from raytriever.trainers.run import LocatedEncoders, RunSettings, Watchers, run_training
+from raytriever.trainers.run import LocatedModels, RunSettings, Watchers, run_training
 from raytriever.trainers.validation.opening import open_validation
 from raytriever.trainers.validation.settings import RetrievalValidationSettings
 from tests.unit.small_run import make
@@ -158,7 +158,7 @@ def test_another_dimension_gets_a_layer_that_is_exported(base, vectors, tmp_path
 
 
 def test_a_run_from_settings_resumes_and_refuses_other_collections(base, collection, vectors, batches, tmp_path):
-    located = LocatedEncoders(locate_model(str(base)), None)
+    located = LocatedModels({"encoder": locate_model(str(base))})
 
     def run(folder: Path, **changes):
         settings = RunSettings.model_validate(

@@ -1,0 +1,155 @@
+"""Contextual runs from their settings: validated in the corpus's own context, resumed, exported; what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
+from raytriever.retrieval.encoders.pretrained import locate_models
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.towers import load_towers
+from raytriever.trainers.checkpoint import Checkpoints
+from raytriever.trainers.loop import train
+from raytriever.trainers.model_card import model_card
+from raytriever.trainers.run import LocatedModels, RunSettings, export, load_for_training
+from raytriever.trainers.validation.opening import open_validation
+from raytriever.trainers.validation.settings import RetrievalValidationSettings
+from tests.unit.trainers.objectives.contextual.made_up import objective_of
+from tests.unit.trainers.tiny import TinyBatches, tiny_settings
+from tests.unit.trainers.validation.made_up import DOCUMENTS, write_source
+from tests.unit.trainers.validation.made_up import collect as collect_source
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("contextual-validation")
+    return collect_source(write_source(folder / "source"), folder / "collection")
+
+
+def opened(collection: str, **settings: Any) -> Any:
+    chosen = RetrievalValidationSettings(collection=collection, measure="AP", others=[], every=2, **settings)
+    return open_validation(chosen, bf16=False, epoch_ends=[10])
+
+
+def test_validation_reads_documents_of_its_own_corpus(tiny_encoder: Path, collection: str) -> None:
+    objective = objective_of(tiny_encoder, context_documents=20)
+    given: list[list[str]] = []
+    read_corpus = objective.read_corpus
+    objective.read_corpus = lambda documents: (given.append(list(documents)), read_corpus(documents))  # type: ignore
+    validation = opened(collection)
+    first = validation.measure(objective)
+    assert validation.measure(objective) == first
+    texts = StoredCollection(collection).texts("documents", np.arange(DOCUMENTS))
+    assert len(given[0]) == 20
+    assert set(given[0]) <= set(texts)
+    assert given[1] == given[0]
+    assert opened(collection).measure(objective) == first  # another process draws the same
+    opened(collection, seed=1).measure(objective)
+    assert given[-1] != given[0]
+    objective.settings = objective.settings.model_copy(update={"context_documents": 500})
+    opened(collection).measure(objective)
+    assert len(given[-1]) == DOCUMENTS  # all there are
+
+
+def test_validation_follows_the_weights(tiny_encoder: Path, collection: str) -> None:
+    objective = objective_of(tiny_encoder, context_documents=20)
+    validation = opened(collection)
+    before = validation.measure(objective)
+    with torch.no_grad():
+        for parameter in objective.contextual.first_stage.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    vectors = objective.contextual.context_vectors
+    after = validation.measure(objective)
+    assert (objective.contextual.context_vectors - vectors).abs().max() > 0.1
+    assert after != before
+
+
+def settings_of(model: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "batches": "any",
+        "encoder": {"model": str(model), "pooling": "mean", "normalize": True, "dtype": "float32"},
+        "objective": {"kind": "contextual", "context_documents": 4, "chunk_size": 3, "gradient_cache": True},
+        "training": {"bf16": False, "checkpoint_every": 2, "epochs": 2, "schedule": {"kind": "constant"}},
+    } | changes
+
+
+def test_settings_that_do_not_fit_are_refused(tiny_encoder: Path) -> None:
+    own = {"document_encoder": {"model": str(tiny_encoder)}}
+    form = {"encoder": {"model": str(tiny_encoder), "form": {"kind": "layers", "layers": [1, 2]}}}
+    for changes, message in ((own, "leave out document_encoder"), (form, "and encoder.form")):
+        with pytest.raises(ValidationError, match=message):
+            RunSettings.model_validate(settings_of(tiny_encoder, **changes))
+    with pytest.raises(ValidationError, match="set sharding to 'replicated'"):
+        RunSettings.model_validate(settings_of(tiny_encoder, sharding="sharded"))
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 2}}, {"activation_checkpointing": True}])
+def test_both_stages_are_prepared_for_training(changes: dict[str, Any], tiny_encoder: Path) -> None:
+    """LoRA, activation checkpointing reach the first stage too, and gradients are those without the latter."""
+    objective = {"kind": "contextual", "first_stage": {"model": str(tiny_encoder), "pooling": "cls"}}
+    objective |= {"first_stage_layers": 1, "context_max_length": 9}
+    settings = RunSettings.model_validate(settings_of(tiny_encoder, objective=objective, dropout=0.0, **changes))
+    located = LocatedModels(locate_models(settings))
+    assert set(located.fingerprints) == {"encoder.model", "objective.first_stage.model"}
+    towers = load_for_training(settings, located)
+    encoder = towers.query
+    assert isinstance(encoder, ContextualEncoder)
+    assert encoder is towers.document
+    assert (encoder.first_stage.contract.pooling, encoder.first_stage.contract.max_length) == ("cls", 9)
+    assert encoder.first_stage.transformer.config.num_hidden_layers == 1
+    for stage in (encoder.transformer, encoder.first_stage.transformer):
+        names = [name for name, parameter in stage.named_parameters() if parameter.requires_grad]
+        assert names
+        assert all("lora_" in name for name in names) == ("lora" in changes)
+    assert encoder._backbone.in_parts == ("activation_checkpointing" not in changes)
+    features = encoder.tokenize(["import the file", "return"], "query")
+    plain = load_for_training(RunSettings.model_validate(settings_of(tiny_encoder, objective=objective)), located).query
+    assert isinstance(plain, ContextualEncoder)
+    found = []
+    for each in (encoder.train(), plain.eval()):
+        context = each.read_documents(each.first_stage.tokenize(["yield", "a file is open"], "document")).flatten(0, 1)
+        vectors = each.encode(features, each.read_context(context))
+        vectors[:, 0].sum().backward()
+        found.append((vectors, each.null.grad, each.first_stage.transformer.embeddings.word_embeddings.weight.grad))
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-5, rtol=1e-5)
+    if "lora" not in changes:
+        torch.testing.assert_close(found[0][2], found[1][2], atol=1e-5, rtol=1e-4)
+
+
+def test_the_card_says_what_is_a_fallback(tiny_encoder: Path) -> None:
+    contract = objective_of(tiny_encoder).contextual.contract
+    inputs = {"batches": "a" * 64, "encoder.model": "b" * 64}
+    card = model_card("base", {"objective": {"kind": "contextual"}}, inputs, contract, [])
+    assert "the lines above load a fallback" in card
+    assert "| architecture | contextual, 64 vectors |" in card
+    assert "Contextual Document Embeddings" in card
+
+
+def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp_path: Path) -> None:
+    def run(folder: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
+        objective = objective_of(tiny_encoder, context_documents=4, sequence_dropout=0.3, chunk_size=3)
+        for module in objective.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.1
+        checkpoints = Checkpoints(str(folder), {"kind": "contextual"}, keep=2, say=lambda _: None)
+        settings = tiny_settings(checkpoint_every=2, **changes)
+        batches = TinyBatches(counts=(8, 8), size=6)
+        done = train(objective, batches, settings, validation=opened(collection), checkpoints=checkpoints)
+        export(objective, folder / "model")
+        return {name: value.detach().clone() for name, value in objective.named_parameters()}, done
+
+    whole, done = run(tmp_path / "whole")
+    run(tmp_path / "resumed", max_steps=3)
+    resumed, again = run(tmp_path / "resumed")
+    assert [e.measures for e in done.state.evaluations] == [e.measures for e in again.state.evaluations]
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    towers = load_towers(EncoderSettings(model="model"), tmp_path / "resumed" / "model", "f" * 64)
+    assert towers.contract.architecture == "contextual, 4 vectors"
+    assert towers.contract.context is None

@@ -1,0 +1,226 @@
+"""Cross-document attention against the equations, and what must hold for any tensors."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.objectives.revela import cross_attention
+from raytriever.trainers.objectives.revela.cross_attention import find_readers
+from raytriever.trainers.objectives.revela.similarity import in_batch_similarity
+from tests.unit.trainers.objectives.revela import equations
+
+DOCUMENTS, HEADS, GROUPS, LENGTH, DIMENSION = 5, 6, 2, 9, 8
+LENGTHS = [9, 3, 1, 6, 9]
+
+each_way = pytest.mark.parametrize(
+    ("value_normalization", "recompute"), [(True, True), (True, False), (False, True), (False, False)]
+)
+
+
+def tensors(dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
+    """Queries, keys, values, attention mask and Sim; the first three and Sim with a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    queries = normal(DOCUMENTS, HEADS, LENGTH, DIMENSION)
+    keys, values = (normal(DOCUMENTS, GROUPS, LENGTH, DIMENSION) for _ in range(2))
+    similarity = in_batch_similarity(normal(DOCUMENTS, 7), normal(DOCUMENTS, 7), 0.5)
+    mask = (torch.arange(LENGTH) < torch.tensor(LENGTHS).unsqueeze(1)).long()
+    leaves = [tensor.to(dtype).requires_grad_() for tensor in (queries, keys, values, similarity)]
+    return [*leaves[:3], mask, leaves[3]]
+
+
+def cross_document_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, similarity: Tensor, **settings: bool
+) -> Tensor:
+    readers = find_readers(mask, similarity)
+    return cross_attention.cross_document_attention(queries, keys, values, similarity, readers, **settings)
+
+
+def gradients(result: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:
+    """Of one made-up function of the result, in queries, keys, values and Sim."""
+    cotangent = torch.randn(result.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return torch.autograd.grad((result * cotangent.to(result.dtype)).sum(), [*given[:3], given[4]])
+
+
+@each_way
+def test_result_and_gradients_are_those_of_the_equations(value_normalization: bool, recompute: bool) -> None:
+    given = tensors()
+    found = cross_document_attention(*given, value_normalization=value_normalization, recompute=recompute)
+    expected = equations.cross_document_attention(*given, value_normalization=value_normalization)
+    assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    for each in zip(gradients(found, given), gradients(expected, given), strict=True):
+        assert_close(*each, rtol=1e-10, atol=1e-10)
+
+
+@each_way
+def test_some_pairs_without_weight_change_nothing_of_the_others(value_normalization: bool, recompute: bool) -> None:
+    """Document 2 is read by one alone, document 4 by nobody; the rest of Sim is as before, rows need not sum to 1."""
+    given = tensors()
+    weights = given[4].detach().clone()
+    weights[:, 4] = 0.0
+    weights[[0, 1, 4], 2] = 0.0
+    given[4] = weights.requires_grad_()
+    settings = {"value_normalization": value_normalization}
+    found = cross_document_attention(*given, **settings, recompute=recompute)
+    expected = equations.cross_document_attention(*given, **settings)
+    assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    ours, theirs = gradients(found, given), gradients(expected, given)
+    for each in zip(ours[:3], theirs[:3], strict=True):
+        assert_close(*each, rtol=1e-10, atol=1e-10)
+    assert_close(ours[3], theirs[3] * (weights != 0), rtol=1e-10, atol=1e-10)  # no softmax passes the others on
+    assert not ours[1][4].any()
+    assert not ours[2][4].any()
+
+
+def test_pairs_without_weight_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither forwards nor backwards: the kernel sees the pairs of a one-hot Sim alone."""
+    given = tensors()
+    one_hot = torch.eye(DOCUMENTS, dtype=torch.float64).roll(1, dims=1).requires_grad_()
+    seen, kernel = [], torch.nn.functional.scaled_dot_product_attention
+
+    def note(queries: Tensor, *arguments: Tensor, **settings: float) -> Tensor:
+        seen.append(len(queries))
+        return kernel(queries, *arguments, **settings)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    found = cross_document_attention(*given[:4], one_hot)
+    assert seen == [1] * DOCUMENTS
+    gradients(found, [*given[:4], one_hot])
+    assert seen == [1] * (2 * DOCUMENTS)
+
+
+def test_one_hot_similarity_is_attention_to_one_document() -> None:
+    queries, keys, values, mask, _ = tensors()
+    one_hot = torch.zeros(DOCUMENTS, DOCUMENTS, dtype=torch.float64)
+    one_hot[0, 3] = one_hot[3, 1] = 1.0
+    found = cross_document_attention(queries, keys, values, mask, one_hot, value_normalization=False)
+    for i, j in ((0, 3), (3, 1)):
+        tokens = [tensor[j, :, : LENGTHS[j]].repeat_interleave(HEADS // GROUPS, dim=0) for tensor in (keys, values)]
+        assert_close(found[i], torch.nn.functional.scaled_dot_product_attention(queries[i], *tokens))
+    assert not found[[1, 2, 4]].any()
+
+
+def test_padding_and_the_diagonal_take_no_part() -> None:
+    queries, keys, values, mask, similarity = tensors()
+    expected = cross_document_attention(queries, keys, values, mask, similarity)
+    padding = mask[:, None, :, None] == 0
+    spoilt = [tensor.masked_fill(padding, torch.nan) for tensor in (keys, values)]
+    with_itself = similarity + torch.eye(DOCUMENTS)
+    found = cross_document_attention(queries, *spoilt, mask, with_itself)
+    assert_close(found, expected, rtol=0, atol=0)
+    given = [queries, keys, values, mask, similarity]
+    for each in zip(gradients(found, given), gradients(expected, given), strict=True):
+        assert_close(*each, rtol=0, atol=0)
+    wider = [torch.nn.functional.pad(tensor, (0, 0, 0, 4), value=7.0) for tensor in (keys, values)]
+    found = cross_document_attention(queries, *wider, torch.nn.functional.pad(mask, (0, 4)), similarity)
+    assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_documents_in_another_order_give_the_same() -> None:
+    queries, keys, values, mask, similarity = tensors()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    expected = cross_document_attention(queries, keys, values, mask, similarity)[order]
+    moved = [tensor[order] for tensor in (queries, keys, values, mask)]
+    found = cross_document_attention(*moved, similarity[order][:, order])
+    assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_value_normalization_takes_out_the_length_of_a_document_s_values() -> None:
+    """But for eps: b_ij is the same for V_j times 1,000, and no longer than 1 in any head."""
+    queries, keys, values, mask, similarity = tensors()
+    values = 100 * values
+    found = cross_document_attention(queries, keys, values, mask, similarity)
+    scale = torch.tensor([1.0, 1000.0, 20.0, 3.0, 500.0]).view(-1, 1, 1, 1)
+    assert_close(cross_document_attention(queries, keys, values * scale, mask, similarity), found, rtol=1e-6, atol=1e-7)
+    one_hot = torch.eye(DOCUMENTS).roll(1, dims=1)
+    alone = cross_document_attention(queries, keys, values, mask, one_hot)
+    assert alone.norm(dim=-1).max() <= 1.0
+    assert alone.norm(dim=-1).max() > 0.9
+    plain = cross_document_attention(queries, keys, values * scale, mask, similarity, value_normalization=False)
+    assert (plain - found).abs().max() > 1.0
+
+
+def test_tiny_values_and_values_of_zero() -> None:
+    """eps counts where values are as small as it, and a token whose values are zero has a gradient that is a number."""
+    given = tensors()
+    given[2] = (1e-6 * given[2]).detach()
+    given[2][0, 0, 0] = 0.0
+    given[2].requires_grad_()
+    found, expected = cross_document_attention(*given), equations.cross_document_attention(*given)
+    assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(gradients(found, given), gradients(expected, given), strict=True):
+        assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+        assert ours.isfinite().all()
+
+
+@pytest.mark.parametrize("value_normalization", [True, False])
+def test_bfloat16_is_as_near_as_bfloat16_can_be(value_normalization: bool) -> None:
+    """Inputs are rounded, then all else is wrong by a few of bfloat16's steps at most, log norms of 7 included."""
+    given = tensors()
+    with torch.no_grad():
+        given[2][:] = given[2] * torch.logspace(-3, 3, LENGTH).unsqueeze(1)
+    rounded = [tensor.detach().bfloat16() for tensor in given[:3]]
+    leaves = [tensor.requires_grad_() for tensor in rounded]
+    similarity = given[4].detach().float().requires_grad_()
+    found = cross_document_attention(*leaves, given[3], similarity, value_normalization=value_normalization)
+    assert found.dtype == torch.bfloat16
+    exact = [tensor.detach().double().requires_grad_() for tensor in (*leaves, similarity)]
+    expected = equations.cross_document_attention(
+        *exact[:3], given[3], exact[3], value_normalization=value_normalization
+    )
+    ours = gradients(found, [*leaves, given[3], similarity])
+    theirs = gradients(expected, [*exact[:3], given[3], exact[3]])
+    for mine, true in zip((found, *ours), (expected, *theirs), strict=True):
+        assert (mine.double() - true).norm() < 0.02 * true.norm()
+    assert ours[3].dtype == torch.float32
+
+
+def test_under_autocast_precision_is_that_of_the_tensors() -> None:
+    given = tensors(torch.float32)
+    expected = cross_document_attention(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = cross_document_attention(*given)
+        inside = gradients(found, given)
+    assert_close(found, expected, rtol=0, atol=0)
+    for each in zip(inside, gradients(expected, given), strict=True):
+        assert_close(*each, rtol=0, atol=0)
+
+
+def kept_bytes(given: list[Tensor], recompute: bool) -> int:
+    """Of storages that the backward pass needs."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = cross_document_attention(*given, recompute=recompute)  # noqa: F841 (lives while it is counted)
+        return sum(kept.values())
+
+
+def test_recomputation_keeps_what_is_given_alone() -> None:
+    given = tensors()
+    bytes_given = sum(tensor.nbytes for tensor in (*given[:3], given[4]))
+    small = DOCUMENTS * DOCUMENTS * 8  # Sim without its diagonal, and where that is
+    assert kept_bytes(given, recompute=True) <= bytes_given + 2 * small
+    results = DOCUMENTS * given[0].nbytes
+    assert results < kept_bytes(given, recompute=False) < 5 * results
+
+
+def test_readers_are_found_and_wrong_masks_refused() -> None:
+    similarity = torch.tensor([[0.0, 0.5, 0.5], [0.0, 3.0, 1.0], [0.0, 1.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    readers = find_readers(mask, similarity)
+    assert readers.lengths == (2, 1, 3)
+    assert [rows if rows is None else rows.tolist() for rows in readers.rows] == [[], None, None]
+    with pytest.raises(ValueError, match="right-padded"):
+        find_readers(mask.flip(1), similarity)
+    mask[1] = 0
+    with pytest.raises(UserError, match="Document 2 of 3 in a batch has no token"):
+        find_readers(mask, similarity)

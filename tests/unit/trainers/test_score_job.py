@@ -1,0 +1,83 @@
+"""Scores of stored batches: each chunk given each, as one pass over one sequence says."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from raytriever.pipelines.batches import BatchReader
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.jobs.score import Score, ScoreConfig
+from raytriever.trainers.language_model_scores import ScoreReader
+from tests.unit.retrieval.encoders.tiny_models import DECODERS, save_tiny_model
+from tests.unit.small_run import make
+from tests.unit.trainers.chunk_batches import store_chunk_batches
+
+
+def score(folder: Path, batches: str, model: Path, **settings: Any) -> str:
+    values = {
+        "batches": batches,
+        "output": str(folder),
+        "language_model": {"model": str(model), "dtype": "float32"},
+        "batches_per_shard": 2,
+    }
+    return make(Score(validate(ScoreConfig, values | settings, "Settings of score")))
+
+
+def one_sequence(model: Any, context: list[int], target: list[int]) -> float:
+    """Summed -log p of the target's tokens behind the context, without a cache."""
+    ids = torch.tensor([context + target])
+    with torch.inference_mode():
+        logits = model(ids).logits[0, len(context) - 1 : -1]
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(target), reduction="sum"))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_pair_as_one_sequence(name: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(name, tmp_path / "model", language_model=True)
+    batches = BatchReader(store_chunk_batches(tmp_path / "batches", files=(2, 1)))
+    reader = ScoreReader(score(tmp_path / "scores", batches.uri, folder))
+    reader.require_batches(batches)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    separator = tokenizer("\n\n", add_special_tokens=False)["input_ids"]
+    for number in range(batches.number_of_batches(0)):
+        texts = batches.read(0, number)["document"].to_pylist()
+        targets = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        contexts = [tokenizer(text)["input_ids"] + separator for text in texts]
+        expected = [[one_sequence(model, context, target) for context in contexts] for target in targets]
+        np.testing.assert_allclose(reader.read(0, number, mean=False), expected, rtol=1e-4)
+        lengths = np.array([[len(target)] for target in targets])
+        np.testing.assert_allclose(reader.read(0, number, mean=True), expected / lengths, rtol=1e-4)
+
+
+def test_only_so_many_epochs_and_tokens(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path / "model", language_model=True)
+    batches = store_chunk_batches(tmp_path / "batches", epochs=2)
+    settings = {"model": str(folder), "dtype": "float32", "max_length": 3}
+    reader = ScoreReader(score(tmp_path / "scores", batches, folder, epochs=1, language_model=settings))
+    assert reader.artifact.rows == 3 * 4
+    sums, means = (reader.read(0, 0, mean=mean) for mean in (False, True))
+    np.testing.assert_allclose(sums / means, 3.0, rtol=1e-6)
+    with pytest.raises(UserError, match="epoch 1 was asked for"):
+        reader.read(1, 0, mean=False)
+
+
+def test_scores_of_other_batches_are_refused(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path / "model", language_model=True)
+    reader = ScoreReader(score(tmp_path / "scores", store_chunk_batches(tmp_path / "one"), folder))
+    other = BatchReader(store_chunk_batches(tmp_path / "other", files=(1, 1)))
+    with pytest.raises(UserError, match=r"of other batches \(\w{12}\) than .*Score these \(raytriever score\)"):
+        reader.require_batches(other)
+
+
+def test_an_encoder_is_no_language_model(tmp_path: Path) -> None:
+    batches = store_chunk_batches(tmp_path / "batches")
+    with pytest.raises(UserError, match=r"lack 1 tensors of a language model, the first lm_head\.weight"):
+        score(tmp_path / "scores", batches, save_tiny_model("llama", tmp_path / "llama"))
+    with pytest.raises(UserError, match="can't be loaded"):
+        score(tmp_path / "scores", batches, save_tiny_model("t5", tmp_path / "t5"))

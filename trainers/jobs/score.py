@@ -1,0 +1,136 @@
+"""`raytriever score`: a frozen language model scores the chunks of every batch by one another, for REPLUG."""
+
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from pydantic import Field
+
+from raytriever.pipelines.batches import BatchReader
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
+from raytriever.retrieval.encoders.specification import resolve_dtype
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.devices import worker_device
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.progress import say
+from raytriever.trainers.language_model import ScoringModelSettings, load_language_model
+from raytriever.trainers.language_model_scores import SCHEMA, SCORES, conditional_likelihoods, score_table
+
+
+class ScoreConfig(StageConfig):
+    """Which batches of chunks, and the language model that reads them.
+
+    ``separator``: stands between a chunk and the one that it is to foretell; ``epochs``: how many of the stored ones.
+    """
+
+    batches: InputPath
+    language_model: ScoringModelSettings
+    separator: str = "\n\n"
+    epochs: int | None = Field(default=None, ge=1)
+    batches_per_shard: int = Field(default=64, ge=1)
+
+
+class Score(Stage[ScoreConfig]):
+    """Ray Data actors with the language model loaded once; a shard is a range of an epoch's batches."""
+
+    command = "score"
+    kind = SCORES
+    config_class = ScoreConfig
+    unit = "chunks"
+    keeps_state = True
+
+    def __init__(self, config: ScoreConfig) -> None:
+        # 'auto' is settled here, by the driver, so that every worker computes in the same way, and recorded
+        dtype = resolve_dtype(config.language_model.dtype, gpu=bool(config.resources.gpus_per_worker))
+        model = config.language_model.model_copy(update={"dtype": dtype})
+        super().__init__(config.model_copy(update={"language_model": model}))
+        self._model: LocatedModel | None = None
+        self._loaded: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"config": self.config, "_model": None, "_loaded": None}  # workers find the model on their own disk
+
+    def _located(self) -> LocatedModel:
+        if self._model is None:
+            self._model = locate_model(self.config.language_model.model, self.config.language_model.revision)
+        return self._model
+
+    def input_fingerprints(self) -> dict[str, str]:
+        """The batches' and the language model's."""
+        batches = BatchReader(self.config.batches).fingerprint
+        return {"batches": batches, "language_model.model": self._located().fingerprint}
+
+    def plan(self) -> list[Shard]:
+        """Ranges of batches. Raises ``UserError`` for batches of another layout, and for more epochs than there are."""
+        batches, config = BatchReader(self.config.batches), self.config
+        if batches.layout != "chunks":
+            raise UserError(
+                f"{batches.uri} holds batches of layout '{batches.layout}'; scores are of chunks. Make batches of"
+                " chunks (raytriever chunk, then group)."
+            )
+        say(f"  language model: {config.language_model.model} from {self._located().origin}")
+        shards = []
+        for epoch in range(config.epochs or batches.epochs):
+            total = batches.number_of_batches(epoch)
+            for number, first in enumerate(range(0, total, config.batches_per_shard)):
+                last = min(first + config.batches_per_shard, total)
+                description = {"epoch": epoch, "number": number, "batches": [first, last]}
+                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description))
+        return shards
+
+    def total_rows(self, shards: list[Shard]) -> int:
+        """Chunks of all batches."""
+        batches: int = sum(last - first for first, last in (shard.description["batches"] for shard in shards))
+        return batches * BatchReader(self.config.batches).batch_size
+
+    def load(self) -> None:
+        """Loads the language model in the resolved precision, on a GPU where the worker has one."""
+        settings = self.config.language_model
+        dtype = resolve_dtype(settings.dtype)
+        device = worker_device(self.config.resources.gpus_per_worker, dtype)
+        model, tokenizer = load_language_model(self._located().path)
+        model = model.eval().requires_grad_(False)
+        self._loaded = (model.to(device=device, dtype=getattr(torch, dtype)), tokenizer)
+        self._batches = BatchReader(self.config.batches)
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Scores one range of batches, each a row group."""
+        epoch, (first, last) = shard.description["epoch"], shard.description["batches"]
+        name = f"epoch={epoch:05d}/scores-{shard.description['number']:05d}.parquet"
+        size = self._batches.batch_size
+        with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as file:
+            for number in range(first, last):
+                texts = self._batches.read(epoch, number)["document"].to_pylist()
+                file.write_table(self._scored(texts, epoch, number), row_group_size=size)
+        writer.add(name)
+        facts = {"epoch": epoch, "batches": last - first, "batch_size": size}
+        return writer.commit((last - first) * size, counts={"batches": last - first}, facts=facts)
+
+    def _scored(self, texts: list[str], epoch: int, number: int) -> Any:
+        model, tokenizer = self._loaded
+        contexts, targets = self._tokenized(tokenizer, texts)
+        where = f"Batch {number} of epoch {epoch} in {self._batches.uri}"
+        for place, target in enumerate(targets):
+            if not target or not contexts[place]:
+                raise UserError(f"{where}: chunk {place} has no token to score. Cut the chunks again without it.")
+        sums = conditional_likelihoods(model, contexts, targets)
+        return score_table(sums, [len(target) for target in targets])
+
+    def _tokenized(self, tokenizer: Any, texts: list[str]) -> tuple[list[list[int]], list[list[int]]]:
+        """The chunks as contexts, with what begins a text and the separator, and as targets, their tokens alone."""
+        limit = self.config.language_model.max_length
+        targets = tokenizer(texts, add_special_tokens=False, truncation=True, max_length=limit)["input_ids"]
+        behind = (
+            tokenizer(self.config.separator, add_special_tokens=False)["input_ids"] if self.config.separator else []
+        )
+        contexts = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+        if tokenizer.eos_token_id is not None:  # the text goes on: nothing ends before the target
+            contexts = [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in contexts]
+        return [[*ids, *behind] for ids in contexts], targets
+
+    def summary(self, artifact: Artifact) -> str:
+        """Chunks and batches."""
+        batches = artifact.manifest["counts"]["batches"]
+        return f"{artifact.rows:,} chunks in {batches:,} batches, each by all of its batch"

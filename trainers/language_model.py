@@ -1,0 +1,93 @@
+"""Causal language models: which one, and loading it from safetensors alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from raytriever.retrieval.encoders.adapter import LoraSettings, has_adapter
+from raytriever.retrieval.encoders.modules import safe_weights
+from raytriever.retrieval.encoders.specification import Dtype, ModelSettings
+from raytriever.retrieval.encoders.tokenizer import load_tokenizer
+from raytriever.retrieval.encoders.transformer import first_line, set_dropout
+from raytriever.retrieval.errors import UserError
+
+
+class LanguageModelSettings(ModelSettings):
+    """Which language model, and how much of a chunk it reads."""
+
+    max_length: int = Field(default=160, ge=2)  # tokens, special tokens included; Revela, section 4.1
+
+
+class ScoringModelSettings(LanguageModelSettings):
+    """One that only scores."""
+
+    dtype: Literal[Dtype, "auto"] = "auto"  # 'auto': bfloat16 where the processor has it
+
+
+class TrainedModelSettings(LanguageModelSettings):
+    """One that is trained beside the retriever, whole or by LoRA, unless it is ``frozen``."""
+
+    lora: LoraSettings | None = None
+    frozen: bool = False
+    dropout: float | None = Field(default=None, ge=0, lt=1)  # None: as the model's configuration says
+    activation_checkpointing: bool = False
+
+
+def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, Any]:
+    """The causal language model at ``path`` in float32, and its tokenizer, which pads on the right.
+
+    Raises ``UserError`` where the folder lacks weights, configuration or tokenizer, where it is a LoRA adapter, and
+    where there is neither a token to pad with nor one that ends a text.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if has_adapter(path):
+        raise UserError(f"{path} holds a LoRA adapter; merge it into its base model first, and name the merged folder.")
+    if not (path / "config.json").exists():
+        raise UserError(
+            f"{path} holds no config.json, so it is no model folder. Give one as save_pretrained writes it."
+        )
+    safe_weights(path, "model.safetensors")
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if dropout is not None:
+            set_dropout(config, dropout)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise UserError(f"The language model in {path} can't be loaded: {first_line(error)}") from error
+    if report["missing_keys"]:
+        lacking = sorted(report["missing_keys"])
+        raise UserError(
+            f"The weights in {path} lack {len(lacking)} tensors of a language model, the first {lacking[0]}: they would"
+            " be random. Is it an encoder without a language model's head?"
+        )
+    tokenizer = load_tokenizer(path, trust_remote_code=False, lower_case=False)
+    if tokenizer.pad_token is None:
+        raise UserError(
+            f"The tokenizer in {path} has neither a padding token nor one that ends a text. Name one of them in its"
+            " tokenizer_config.json (pad_token, eos_token)."
+        )
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"The tokenizer in {path} has {len(tokenizer):,} tokens, and the model beside it embeddings for"
+            f" {config.vocab_size:,}. Do they belong together?"
+        )
+    return model, tokenizer
+
+
+def tokenize_right_padded(tokenizer: Any, texts: Sequence[str], max_length: int) -> dict[str, Tensor]:
+    """``input_ids`` and ``attention_mask``, int64 (texts, longest), with the tokenizer's own special tokens."""
+    features = tokenizer(list(texts), truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+    return {name: features[name] for name in ("input_ids", "attention_mask")}

@@ -1,0 +1,138 @@
+"""What objectives over batches of chunks share: a retriever that compares every chunk of a batch with every other.
+
+Each chunk is encoded twice, as a query (with the query prompt, perhaps its first half alone) and as a passage (with the
+document prompt), so the matrix of their similarities is not symmetric; or once, as a passage.
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.encoders.specification import Role
+from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
+from raytriever.trainers.objective import Comparisons, Objective
+
+if TYPE_CHECKING:
+    from raytriever.retrieval.encoders.text_encoder import TextEncoder
+
+Batch = TypeVar("Batch")
+
+_WORD = re.compile(r"\S+")
+
+
+class ChunkSettings(Settings):
+    """How the chunks of a batch are encoded.
+
+    ``similarity``: 'asymmetric' compares queries with passages, 'symmetric' passages with passages. ``first_half``:
+    whether a query is the first half of its chunk's words, for all, for none, or for the chunks of the domains listed:
+    prose is foreseen from its beginning, code is compared as a whole (Revela, section 4.1).
+    """
+
+    similarity: Literal["asymmetric", "symmetric"] = "asymmetric"
+    first_half: bool | list[str] = False
+    max_length: int | None = Field(default=None, ge=2)  # tokens of the retriever; None: as the encoder says
+    chunk_size: int | None = Field(default=None, ge=1)  # texts that are encoded together; None: a whole batch
+    gradient_cache: bool = False
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.gradient_cache and self.chunk_size is None:
+            raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (4 to 64 texts) too")
+        if self.similarity == "symmetric" and self.first_half:
+            raise ValueError("first_half shortens queries, and a symmetric similarity has none: leave out one of both")
+        return self
+
+
+@dataclass(frozen=True)
+class EncodedTwice:
+    """B chunks as the retriever reads them. ``queries``: None where passages are compared with passages.
+
+    ``sources``: int64 (B,), equal where two chunks are of one document; ``tokens``: of all texts, without padding.
+    """
+
+    passages: Chunks
+    queries: Chunks | None
+    sources: Tensor
+    tokens: int
+
+
+def first_half(text: str) -> str:
+    """The first half of a text's words, rounded up, as they stand in the text: a text with a word keeps one."""
+    words = list(_WORD.finditer(text))
+    return text[: words[(len(words) - 1) // 2].end()] if words else text
+
+
+class ChunkObjective(Objective[Batch]):
+    """An objective over batches of layout ``chunks`` around one retriever; batches are never cut over ranks."""
+
+    columns: ClassVar[tuple[str, ...]] = ("document", "source_id", "domain")
+    columns_from: ClassVar[str] = "Make batches of chunks (raytriever chunk, then group), or choose another objective."
+
+    def __init__(self, retriever: "TextEncoder", settings: ChunkSettings) -> None:
+        super().__init__()
+        self.retriever = retriever
+        self._chunk_settings = settings
+
+    def collate_chunks(self, rows: pa.Table) -> EncodedTwice:
+        """Tokenises the chunks for the retriever, as passages and as queries."""
+        settings, texts = self._chunk_settings, rows["document"].to_pylist()
+        passages = self.retriever.tokenize(texts, "document", settings.max_length)
+        tokens, queries = int(passages["attention_mask"].sum()), None
+        if settings.similarity == "asymmetric":
+            asked = self._queries(texts, rows["domain"].to_pylist())
+            features = self.retriever.tokenize(asked, "query", settings.max_length)
+            tokens += int(features["attention_mask"].sum())
+            queries = cut_by_length(features, settings.chunk_size)
+        _, sources = np.unique(rows["source_id"].to_numpy(zero_copy_only=False), return_inverse=True)
+        return EncodedTwice(cut_by_length(passages, settings.chunk_size), queries, torch.from_numpy(sources), tokens)
+
+    def _queries(self, texts: Sequence[str], domains: Sequence[str]) -> list[str]:
+        halved = self._chunk_settings.first_half
+        return [
+            first_half(text) if halved is True or (halved and domain in halved) else text
+            for text, domain in zip(texts, domains, strict=True)
+        ]
+
+    def encode_sides(self, chunks: EncodedTwice) -> tuple[Tensor, Tensor]:
+        """Vectors (B, d) of the queries and of the passages, float32, as the encoder returns them."""
+        cached = self._chunk_settings.gradient_cache
+        passages = encode_chunks(self.retriever, chunks.passages, cached=cached)
+        if chunks.queries is None:
+            return passages, passages
+        return encode_chunks(self.retriever, chunks.queries, cached=cached), passages
+
+    @abstractmethod
+    def collate(self, rows: pa.Table) -> Batch:
+        """As of any objective; the retriever's part is ``collate_chunks``."""
+
+    def comparisons(self, rows: pa.Table) -> Comparisons:
+        """Each chunk with all others of its batch; none is marked as its answer."""
+        count = len(rows)
+        return Comparisons(count, count, positives=0.0, in_batch=count - 1.0, hard=0.0, masked=0.0)
+
+    def encoder(self, role: Role) -> "TextEncoder":  # noqa: ARG002
+        """The retriever, for both."""
+        return self.retriever
+
+    def export(self, folder: Path) -> None:
+        """Writes the retriever alone."""
+        self.retriever.save(folder)
+
+
+@torch.no_grad()
+def same_source_share(weights: Tensor, sources: Tensor) -> Tensor:
+    """How much of each chunk's weight is on chunks of its own document: the mean over rows, a scalar.
+
+    ``weights`` (B, B) with rows that sum to 1 and nothing on the diagonal; ``sources`` int64 (B,).
+    """
+    return (weights * (sources[:, None] == sources)).sum(dim=1).mean()

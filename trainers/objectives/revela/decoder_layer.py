@@ -1,0 +1,112 @@
+"""One layer of a decoder with in-batch attention: two streams through the same weights.
+
+Cai et al. 2025, "Revela: Dense Retriever Learning via Language Modeling", Eq. 3 to 8. The e-stream reads every document
+by itself; the h-stream, which is trained to predict tokens, also reads the e-stream of other documents.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from raytriever.trainers.objectives.revela.cross_attention import Readers, cross_document_attention
+from raytriever.trainers.objectives.revela.families import Rotation, project_keys_values, project_queries
+
+
+class InBatchLayer(nn.Module):
+    """A Hugging Face decoder layer, whose modules it shares, run on both streams.
+
+    ``is_last``: of the e-stream only keys and values are still needed. ``stacked``: both streams go through the weights
+    as one batch; where no weight is trained, each goes by itself, so that the e-stream keeps nothing for a gradient.
+    ``value_normalization`` and ``recompute`` as in ``cross_document_attention``.
+    """
+
+    def __init__(
+        self, layer: nn.Module, *, is_last: bool, stacked: bool, value_normalization: bool, recompute: bool
+    ) -> None:
+        super().__init__()
+        parts: Any = layer
+        self.input_layernorm = parts.input_layernorm
+        self.self_attn = parts.self_attn
+        self.post_attention_layernorm = parts.post_attention_layernorm
+        self.mlp = parts.mlp
+        self.is_last = is_last
+        self.stacked = stacked
+        self.value_normalization = value_normalization
+        self.recompute = recompute
+
+    def forward(
+        self, e_states: Tensor, h_states: Tensor | None, rotation: Rotation, similarity: Tensor, readers: Readers
+    ) -> tuple[Tensor | None, Tensor]:
+        """States of the e-stream (None from the last layer) and of the h-stream, (B, L, d) each, from those before.
+
+        ``h_states`` None: the h-stream's are the e-stream's, as in the first layer. ``similarity``: Sim (B, B).
+        """
+        if h_states is not None and not self.stacked:
+            return self._apart(e_states, h_states, rotation, similarity, readers)
+        documents = len(e_states)
+        states = e_states if h_states is None else torch.cat([e_states, h_states])
+        normed = self.input_layernorm(states)
+        keys, values = project_keys_values(self.self_attn, normed, rotation)
+        kept = slice(-documents, None) if self.is_last else slice(None)
+        queries = project_queries(self.self_attn, normed[kept], rotation)
+        attended = self._attend(queries, keys[kept], values[kept])
+        read = self._read(queries[-documents:], keys[:documents], values[:documents], similarity, readers)
+        h_attended = attended[-documents:] + read
+        if self.is_last:
+            return None, self._finish(states[-documents:], h_attended)
+        if not self.stacked:
+            return self._finish(states, attended), self._finish(states, h_attended)
+        if h_states is None:
+            states = torch.cat([states, states])
+        states, fed_forward = self._finish_but_for_sum(states, torch.cat([attended[:documents], h_attended]))
+        # parted before they are added: FSDP attaches what it does before the backward pass to no view
+        return states[:documents] + fed_forward[:documents], states[documents:] + fed_forward[documents:]
+
+    def _apart(
+        self, e_states: Tensor, h_states: Tensor, rotation: Rotation, similarity: Tensor, readers: Readers
+    ) -> tuple[Tensor | None, Tensor]:
+        e_normed, h_normed = self.input_layernorm(e_states), self.input_layernorm(h_states)
+        e_keys, e_values = project_keys_values(self.self_attn, e_normed, rotation)
+        h_queries = project_queries(self.self_attn, h_normed, rotation)
+        attended = self._attend(h_queries, *project_keys_values(self.self_attn, h_normed, rotation))
+        h_attended = attended + self._read(h_queries, e_keys, e_values, similarity, readers)
+        h_states = self._finish(h_states, h_attended)
+        if self.is_last:
+            return None, h_states
+        e_queries = project_queries(self.self_attn, e_normed, rotation)
+        return self._finish(e_states, self._attend(e_queries, e_keys, e_values)), h_states
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Eq. 4: causal attention of documents to themselves, (n, H, L, D); padding, on the right, is never read."""
+        return functional.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            is_causal=True,
+            dropout_p=self.self_attn.attention_dropout if self.training else 0.0,
+            scale=self.self_attn.scaling,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+
+    def _read(self, queries: Tensor, keys: Tensor, values: Tensor, similarity: Tensor, readers: Readers) -> Tensor:
+        """Eq. 5 to 7."""
+        return cross_document_attention(
+            queries,
+            keys,
+            values,
+            similarity,
+            readers,
+            value_normalization=self.value_normalization,
+            recompute=self.recompute,
+        )
+
+    def _finish(self, states: Tensor, attended: Tensor) -> Tensor:
+        """What follows the attention: (n, L, d) from the layer's input and heads (n, H, L, D)."""
+        states, fed_forward = self._finish_but_for_sum(states, attended)
+        return states + fed_forward
+
+    def _finish_but_for_sum(self, states: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        states = states + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        return states, self.mlp(self.post_attention_layernorm(states))

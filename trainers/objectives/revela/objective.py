@@ -1,0 +1,126 @@
+"""Revela: a retriever learns from a language model that reads the chunks of a batch through its similarities.
+
+"Revela: Dense Retriever Learning via Language Modeling" (arXiv 2506.16552). Predicting the next token trains both; no
+text has a label.
+"""
+
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from raytriever.retrieval.encoders.adapter import add_adapter
+from raytriever.retrieval.encoders.pretrained import LocatedModel
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.language_model import TrainedModelSettings, load_language_model, tokenize_right_padded
+from raytriever.trainers.objective import Outcome
+from raytriever.trainers.objectives.chunk_objective import (
+    ChunkObjective,
+    ChunkSettings,
+    EncodedTwice,
+    same_source_share,
+)
+from raytriever.trainers.objectives.revela.language_model import InBatchLanguageModel
+from raytriever.trainers.objectives.revela.similarity import in_batch_similarity, live_row_share, row_entropy
+
+if TYPE_CHECKING:
+    from raytriever.pipelines.batches import BatchReader
+    from raytriever.retrieval.encoders.text_encoder import TextEncoder
+
+_FEWEST_CHUNKS = 3
+
+
+class RevelaSettings(ChunkSettings):
+    """The language model, and how the retriever's similarities weigh its attention to other chunks.
+
+    ``similarity_precision``: of the cosines, which the paper's temperature multiplies by 10,000: in 'bfloat16', as
+    released, most rows have one chunk or an exact tie. ``value_normalization``: Eq. 6, without which longer value
+    vectors count for more whatever the similarity.
+    """
+
+    kind: Literal["revela"] = "revela"
+    language_model: TrainedModelSettings
+    similarity_temperature: float = Field(default=1e-4, gt=0)
+    learn_temperature: bool = False
+    similarity_precision: Literal["float32", "bfloat16"] = "float32"
+    value_normalization: bool = True
+
+
+@dataclass(frozen=True)
+class RevelaBatch:
+    """B chunks as the retriever and as the language model read them: its ``input_ids`` and ``attention_mask``."""
+
+    chunks: EncodedTwice
+    language_model: dict[str, Tensor]
+
+
+class Revela(ChunkObjective[RevelaBatch]):
+    """Trains a retriever, and a language model unless that is frozen, by the language model's next-token loss."""
+
+    def __init__(
+        self, retriever: "TextEncoder", language_model: InBatchLanguageModel, tokenizer: Any, settings: RevelaSettings
+    ) -> None:
+        super().__init__(retriever, settings)
+        self.settings = settings
+        self.similarity = "cosine"
+        self.language_model = language_model
+        self._tokenizer = tokenizer
+        if settings.learn_temperature:
+            self.log_temperature = nn.Parameter(torch.tensor(log(settings.similarity_temperature)))
+
+    def check_batches(self, batches: "BatchReader") -> None:
+        """Batches of two chunks teach the retriever nothing: each has one other to attend to, whatever they say."""
+        if batches.batch_size < _FEWEST_CHUNKS:
+            raise UserError(
+                f"The batches in {batches.uri} have {batches.batch_size} chunks; with fewer than {_FEWEST_CHUNKS} the"
+                " similarities have no choice to make and the retriever learns nothing. Group more chunks"
+                " (grouping.batch_size; the paper has 16)."
+            )
+
+    def collate(self, rows: pa.Table) -> RevelaBatch:
+        """Tokenises the chunks for both models. Raises ``UserError`` where none has two tokens."""
+        texts = rows["document"].to_pylist()
+        features = tokenize_right_padded(self._tokenizer, texts, self.settings.language_model.max_length)
+        if features["input_ids"].shape[1] < 2:
+            raise UserError("no chunk has two tokens, so there is no next token to predict. Cut longer chunks.")
+        return RevelaBatch(self.collate_chunks(rows), features)
+
+    def forward(self, batch: RevelaBatch) -> Outcome:
+        """The loss of one stored batch: the mean over all tokens of its chunks that have one before them."""
+        queries, passages = self.encode_sides(batch.chunks)
+        weights = in_batch_similarity(queries, passages, self._temperature(), self.settings.similarity_precision)
+        loss, tokens = self.language_model(**batch.language_model, similarity=weights)
+        metrics = {
+            "row_entropy": row_entropy(weights),
+            "live_row_share": live_row_share(weights),
+            "same_source_share": same_source_share(weights, batch.chunks.sources),
+        }
+        if self.settings.learn_temperature:
+            metrics["temperature"] = self.log_temperature.detach().exp()
+        return Outcome(loss, metrics, len(weights), batch.chunks.tokens + tokens)
+
+    def _temperature(self) -> Tensor | float:
+        return self.log_temperature.exp() if self.settings.learn_temperature else self.settings.similarity_temperature
+
+
+def load_revela(retriever: "TextEncoder", settings: RevelaSettings, located: LocatedModel, seed: int) -> Revela:
+    """The objective around ``retriever`` and the language model at ``located``; ``seed``: of its LoRA weights.
+
+    Raises ``UserError`` for a language model without what in-batch attention needs.
+    """
+    wanted = settings.language_model
+    model, tokenizer = load_language_model(located.path, wanted.dropout)
+    if wanted.lora is not None:
+        add_adapter(model, wanted.lora, seed)
+    language_model = InBatchLanguageModel(
+        model,
+        value_normalization=settings.value_normalization,
+        frozen=wanted.frozen,
+        activation_checkpointing=wanted.activation_checkpointing,
+        recompute_reading=not wanted.activation_checkpointing,  # else a third time
+    )
+    return Revela(retriever, language_model, tokenizer, settings)
