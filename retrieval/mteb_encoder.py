@@ -7,7 +7,8 @@ instructions, are not read: set ``query_prompt`` to such an instruction, and eva
 comes with a query is part of its text, as MTEB joins them.
 """
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.pretrained import locate_model
 from raytriever.retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
-from raytriever.retrieval.encoders.text_encoder import TextEncoder
 from raytriever.retrieval.encoders.towers import Towers, load_towers
 from raytriever.retrieval.errors import UserError
 
@@ -69,19 +70,18 @@ class RaytrieverEncoder:
         self.mteb_model_meta = model_meta(self._towers, name or result_name(model_name))
         self._towers.to(device=place, dtype=getattr(torch, dtype))
         query = self._towers.query
-        without_prompts = query.contract.model_copy(update={"query_prompt": "", "document_prompt": ""})
-        self._without_prompts = TextEncoder(
-            query.transformer, query.tokenizer, list(query.dense), without_prompts
-        ).eval()
+        self._without_prompts = copy.copy(query)  # of the same weights
+        self._without_prompts.contract = query.contract.model_copy(update={"query_prompt": "", "document_prompt": ""})
+        self._fitted_to = ""
         self._token_budget = token_budget or (TOKENS_ON_CPU if place.type == "cpu" else TOKENS_ON_GPU)
 
     def encode(
         self,
         inputs: Any,
         *,
-        task_metadata: Any,  # noqa: ARG002
+        task_metadata: Any,
         hf_split: str,  # noqa: ARG002
-        hf_subset: str,  # noqa: ARG002
+        hf_subset: str,
         prompt_type: Any = None,
         **encode_kwargs: Any,
     ) -> NDArray[np.float32]:
@@ -90,7 +90,23 @@ class RaytrieverEncoder:
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role = "document" if prompt_type is not None and prompt_type.value == "document" else "query"
         encoder = self._without_prompts if prompt_type is None else self._towers.of(role)
+        if isinstance(encoder, ContextualEncoder):
+            self._fit_context(encoder, texts, f"{task_metadata.name} {hf_subset}", alone=prompt_type is None)
         return encode_texts(encoder, texts, role, token_budget=self._token_budget)
+
+    def _fit_context(self, encoder: ContextualEncoder, texts: Sequence[str], task: str, *, alone: bool) -> None:
+        """The context of texts that are neither queries nor documents is of themselves: a task's first ones."""
+        if not alone:
+            raise UserError(
+                "The encoder reads some of the corpus before a query or document, and MTEB's own search doesn't say"
+                " which corpus. Use RaytrieverSearch, which fits a context to each."
+            )
+        if task != self._fitted_to:
+            count = encoder.contextual_form.context_documents
+            distinct = [text for text in dict.fromkeys(texts) if text.strip()]
+            drawn = np.random.default_rng(0).permutation(len(distinct))[:count]
+            encoder.use_context(encoder.embed_context([distinct[place] for place in drawn]))
+            self._fitted_to = task
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Inner products (n, m) float32, by which our indexes compare as well."""

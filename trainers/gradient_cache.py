@@ -54,7 +54,7 @@ def cut_by_length(features: Mapping[str, Tensor], chunk_size: int | None, rows: 
         longest = int(lengths[chosen[0]])
         chunks.append({name: tensor[chosen, :longest].contiguous() for name, tensor in features.items()})
     places = torch.empty_like(by_length)
-    places[by_length] = torch.arange(len(by_length))
+    places[by_length] = torch.arange(len(by_length), device=places.device)
     return Chunks(tuple(chunks), places if rows is None else places[rows])
 
 

@@ -1,29 +1,44 @@
 """The kinds of objectives. A further one is a module in ``objectives/``, a member of the union and a case below."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from raytriever.retrieval.encoders.pretrained import LocatedModel
 from raytriever.retrieval.encoders.towers import Towers
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.objective import Objective
 from raytriever.trainers.objectives.adaptive_margin import AdaptiveMargin, AdaptiveMarginSettings
 from raytriever.trainers.objectives.coder.objective import CoderSettings
 from raytriever.trainers.objectives.coder.query_encoder import load_coder
+from raytriever.trainers.objectives.contextual.objective import Contextual, ContextualSettings, require_contextual
 from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings
 from raytriever.trainers.objectives.margin_mse import MarginMse, MarginMseSettings
 from raytriever.trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings
+from raytriever.trainers.objectives.replug import Replug, ReplugSettings
+from raytriever.trainers.objectives.revela.objective import RevelaSettings, load_revela
 
 ObjectiveSettings = Annotated[
-    ContrastiveSettings | AdaptiveMarginSettings | MarginMseSettings | MultiLayerSettings | CoderSettings,
+    ContrastiveSettings
+    | AdaptiveMarginSettings
+    | MarginMseSettings
+    | MultiLayerSettings
+    | CoderSettings
+    | ContextualSettings
+    | RevelaSettings
+    | ReplugSettings,
     Field(discriminator="kind"),
 ]
 
 
-def build_objective(settings: ObjectiveSettings, towers: Towers) -> Objective[Any]:
+def build_objective(
+    settings: ObjectiveSettings, towers: Towers, models: Mapping[str, LocatedModel] | None = None, seed: int = 0
+) -> Objective[Any]:
     """The objective of a kind around its encoders.
 
-    Raises ``UserError`` where the kind doesn't train what ``towers`` are: two encoders, or several vectors a document.
+    ``models``: what else a run names, by the dotted keys of its settings; ``seed``: of fresh weights. Raises
+    ``UserError`` where the kind doesn't train what ``towers`` are: two encoders, or several vectors a document.
     """
     match settings:
         case MultiLayerSettings():
@@ -33,14 +48,26 @@ def build_objective(settings: ObjectiveSettings, towers: Towers) -> Objective[An
             _require(towers.document.form.kind == "single", settings.kind, "several vectors a document (encoder.form)")
             return Contrastive(towers.query, settings, towers.document)
         case AdaptiveMarginSettings():
-            _require(towers.query is towers.document, settings.kind, "an encoder of documents of its own")
+            _require_plain(towers, settings.kind)
             return AdaptiveMargin(towers.query, settings)
         case MarginMseSettings():
-            _require(towers.query is towers.document, settings.kind, "an encoder of documents of its own")
+            _require_plain(towers, settings.kind)
             return MarginMse(towers.query, settings)
         case CoderSettings():
-            _require(towers.query is towers.document, settings.kind, "an encoder of documents of its own")
+            _require_plain(towers, settings.kind)
             return load_coder(towers.query, settings)
+        case ContextualSettings():
+            return Contextual(require_contextual(towers.query), settings)
+        case RevelaSettings():
+            _require_plain(towers, settings.kind)
+            return load_revela(towers.query, settings, (models or {})["objective.language_model"], seed)
+        case ReplugSettings():
+            _require_plain(towers, settings.kind)
+            return Replug(towers.query, settings)
+
+
+def _require_plain(towers: Towers, kind: str) -> None:
+    _require(towers.query is towers.document, kind, "an encoder of documents of its own")
 
 
 def _require(fits: bool, kind: str, what: str) -> None:

@@ -16,6 +16,13 @@ from raytriever.retrieval.encoders.specification import EncoderContract
 NAME = "raytriever encoder"
 
 
+_CONTEXTUAL = (
+    "**This is a contextual encoder, and the lines above load a fallback**: its second stage alone, which reads texts"
+    " without the context that it was trained for. raytriever reads both stages, and embeds texts behind documents of"
+    " the corpus that they belong to."
+)
+
+
 @dataclass(frozen=True)
 class Paper:
     """Where an objective comes from."""
@@ -33,6 +40,7 @@ class Paper:
 # objective's kind: the paper that its loss is from
 PAPERS = {
     "contrastive": Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525"),
+    "contextual": Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525"),
     "adaptive_margin": Paper(
         "Gienapp, Deckers, Potthast & Scells",
         "Learning Effective Representations for Retrieval Using Self-Distillation with Adaptive Relevance Margins",
@@ -158,6 +166,8 @@ def _usage(contract: EncoderContract) -> str:
     ]
     if contract.query_prompt or contract.document_prompt:
         lines += ["", "`encode_query` and `encode_document` put the prompts before the texts; `encode` alone does not."]
+    if contract.architecture != "plain":
+        lines += ["", _CONTEXTUAL]
     return "\n".join(lines)
 
 
@@ -177,6 +187,8 @@ def _facts(
         "batches": _code(inputs["batches"]),
         "start": f"{base}weights {_code(inputs['encoder.model'])}",
     }
+    if contract.architecture != "plain":
+        rows["architecture"] = contract.architecture
     if contract.form != "single":
         rows["documents"] = contract.form
     table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows.items() if value is not None)

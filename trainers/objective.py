@@ -5,7 +5,7 @@ The loop calls ``collate`` on rows of a stored batch, ``forward`` on the result,
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
@@ -19,6 +19,7 @@ from raytriever.retrieval.encoders.specification import Role
 from raytriever.trainers import collectives
 
 if TYPE_CHECKING:
+    from raytriever.pipelines.batches import BatchReader
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
     from raytriever.retrieval.vectors import StoredVectors
 
@@ -114,11 +115,20 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     @property
     def document_vectors(self) -> "StoredVectors | None":
-        """The documents' vectors where these are fixed: searched in validation, and in use, instead of ``encoder``'s.
-
-        They and the training's batches are of one collection.
-        """
+        """The documents' vectors where these are fixed: searched in validation, and in use, instead of ``encoder``'s."""
         return None
+
+    def check_batches(self, batches: "BatchReader") -> None:
+        """Raises ``UserError`` where what the objective looks up doesn't belong to these stored batches."""
+
+    @property
+    def corpus_sample(self) -> int:
+        """How many documents of another corpus ``read_corpus`` wants; 0: none."""
+        return 0
+
+    def read_corpus(self, documents: Sequence[str]) -> None:  # noqa: ARG002
+        """What embeds documents of another corpus, and queries for it, may read some of it first."""
+        return
 
     @abstractmethod
     def export(self, folder: Path) -> None:

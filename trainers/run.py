@@ -1,6 +1,6 @@
 """One training run from its settings: encoders, objective, validation, loop, export. Plain Python: no Ray, no stage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,13 +11,13 @@ from pydantic import Field, model_validator
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.configuration import InputPath, Settings, without_inputs
 from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
+from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_models
 from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.text_encoder import load_encoder
 from raytriever.retrieval.encoders.towers import Towers, load_towers
 from raytriever.retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.progress import say
 from raytriever.trainers import collectives
 from raytriever.trainers.agreement import check_ranks_agree
@@ -27,6 +27,7 @@ from raytriever.trainers.kinds import ObjectiveSettings, build_objective
 from raytriever.trainers.ledger import Ledger, measure_ledger
 from raytriever.trainers.loop import StepReport, Trained, run_order, train
 from raytriever.trainers.objective import Objective
+from raytriever.trainers.objectives.contextual.objective import ContextualSettings, contextual_encoder
 from raytriever.trainers.objectives.multi_layer import MultiLayerSettings
 from raytriever.trainers.order import Order
 from raytriever.trainers.out_of_memory import out_of_memory_message
@@ -35,6 +36,8 @@ from raytriever.trainers.settings import TrainingSettings
 from raytriever.trainers.sharding import shard
 from raytriever.trainers.validation.opening import open_validation
 from raytriever.trainers.validation.settings import ValidationSettings
+
+FIRST_STAGE = "objective.first_stage"  # the setting that names a contextual encoder's first stage
 
 
 class RunSettings(Settings):
@@ -68,28 +71,50 @@ class RunSettings(Settings):
                 raise ValueError(str(error)) from error
         return self
 
-    def located(self) -> "LocatedEncoders":
-        """Where the encoders' files are on this machine. Raises ``UserError`` where they can't be had."""
-        encoder = self.encoder
-        query = locate_model(encoder.model, encoder.revision, encoder.base_model)
-        if self.document_encoder is None:
-            return LocatedEncoders(query, None)
-        encoder = self.document_encoder
-        return LocatedEncoders(query, locate_model(encoder.model, encoder.revision, encoder.base_model))
+    @model_validator(mode="after")
+    def _stages_fit_the_objective(self) -> Self:
+        if not isinstance(self.objective, ContextualSettings):
+            return self
+        if self.document_encoder is not None or self.encoder.form is not None:
+            raise ValueError(
+                "the objective contextual trains one encoder with one vector a text for queries and documents: leave"
+                " out document_encoder and encoder.form"
+            )
+        if self.sharding == "sharded":
+            raise ValueError(
+                "the objective contextual reads layers by their parts, which sharding 'sharded' keeps on several ranks:"
+                " set sharding to 'replicated' (activation_checkpointing and a smaller chunk_size save memory)"
+            )
+        return self
+
+    def located(self) -> "LocatedModels":
+        """Where the models' files are on this machine. Raises ``UserError`` where they can't be had."""
+        return LocatedModels(locate_models(self))
 
 
 @dataclass(frozen=True)
-class LocatedEncoders:
-    """The files of the encoder, and of the documents' own where there is one."""
+class LocatedModels:
+    """The files of the encoder, of the documents' own where there is one, and of what the objective needs beside them.
 
-    query: LocatedModel
-    document: LocatedModel | None
+    ``by_setting``: by the dotted names of the settings that name them.
+    """
+
+    by_setting: Mapping[str, LocatedModel]
+
+    @property
+    def query(self) -> LocatedModel:
+        """The encoder."""
+        return self.by_setting["encoder"]
+
+    @property
+    def document(self) -> LocatedModel | None:
+        """The documents' own."""
+        return self.by_setting.get("document_encoder")
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """By the names of the settings."""
-        found = {"encoder.model": self.query.fingerprint}
-        return found | ({"document_encoder.model": self.document.fingerprint} if self.document else {})
+        return {f"{key}.model": model.fingerprint for key, model in self.by_setting.items()}
 
 
 @dataclass
@@ -103,7 +128,7 @@ class Watchers:
     say: Callable[[str], None] = field(default=say)
 
 
-def load_for_training(settings: RunSettings, located: LocatedEncoders) -> Towers:
+def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
     """The encoders as they are trained: with LoRA, compiled and checkpointing activations, as the settings say."""
     seed = settings.training.seed
     towers = load_towers(settings.encoder, located.query.path, located.query.fingerprint, settings.dropout, seed)
@@ -112,10 +137,9 @@ def load_for_training(settings: RunSettings, located: LocatedEncoders) -> Towers
             settings.document_encoder, located.document.path, located.document.fingerprint, settings.dropout, seed
         )
         towers = Towers(towers.query, own.document)
-    transformers = [towers.query.transformer]
-    if towers.document.transformer is not towers.query.transformer:
-        transformers.append(towers.document.transformer)
-    for transformer in transformers:
+    if isinstance(settings.objective, ContextualSettings):
+        towers = _two_stages(settings, settings.objective, towers, located)
+    for transformer in towers.transformers():
         if settings.lora is not None:
             add_adapter(transformer, settings.lora, seed)
         if settings.compile:
@@ -125,20 +149,30 @@ def load_for_training(settings: RunSettings, located: LocatedEncoders) -> Towers
     return towers
 
 
+def _two_stages(settings: RunSettings, objective: ContextualSettings, towers: Towers, located: LocatedModels) -> Towers:
+    """The encoder as the second stage of a contextual one."""
+    first, seed = None, settings.training.seed
+    if objective.first_stage is not None:
+        found = located.by_setting[FIRST_STAGE]
+        first = load_encoder(objective.first_stage, found.path, found.fingerprint, settings.dropout)
+    encoder = contextual_encoder(towers.query, objective, first, seed)
+    return Towers(encoder, encoder)
+
+
 def run_training(
-    settings: RunSettings, located: LocatedEncoders, folder: str, device: torch.device, watchers: Watchers
+    settings: RunSettings, located: LocatedModels, folder: str, device: torch.device, watchers: Watchers
 ) -> tuple[Objective[Any], Trained]:
     """Trains on ``device``, with checkpoints in ``folder``; every rank of the process group calls it alike.
 
     Returns the objective as it ended, on every rank. Raises ``UserError`` as the loop does.
     """
     torch.manual_seed(settings.training.seed)
-    objective = build_objective(settings.objective, load_for_training(settings, located)).to(device)
+    towers = load_for_training(settings, located)
+    objective = build_objective(settings.objective, towers, located.by_setting, settings.training.seed).to(device)
     if settings.sharding == "sharded":
         shard(objective)
     batches, training = BatchReader(settings.batches), settings.training
-    if objective.document_vectors is not None:
-        require_same_origin("collection", batches.artifact, objective.document_vectors)
+    objective.check_batches(batches)
     order = run_order(objective, batches, training)
     for line in check_ranks_agree(objective, batches.fingerprint, order.total_steps):
         watchers.say(line)

@@ -17,6 +17,8 @@ from raytriever.retrieval.encoders.vector_form import FORM_FILE
 from raytriever.retrieval.errors import UserError
 
 DOCUMENT_MODEL_FILE = "document_model.json"  # beside the modules of an encoder of queries alone
+CONTEXTUAL_FILE = "contextual.json"  # beside the modules of a contextual encoder's second stage
+FIRST_STAGE = "first_stage"  # the folder of its first stage there
 LAYER_POOLING = "WeightedLayerPooling"  # of sentence-transformers: documents that average several layers
 
 _CHAIN = re.compile("Transformer( Pooling)?( Dense)*( Normalize)?")
@@ -200,9 +202,9 @@ class DenseLayer(nn.Module):
         self.activation = activation
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Float32 (n, in) to float32 (n, out), computed in the precision of the weights."""
+        """(n, in) to (n, out) in float32, or in float64 where the weights are; computed in the weights' precision."""
         mapped: Tensor = self.activation(self.linear(vectors.to(self.linear.weight.dtype)))
-        return mapped.to(torch.float32)
+        return mapped.to(torch.promote_types(mapped.dtype, torch.float32))
 
 
 def load_dense(path: Path) -> DenseLayer:

@@ -6,8 +6,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from raytriever.retrieval.artifacts import Artifact, is_artifact
 from raytriever.retrieval.encoders.adapter import has_adapter, named_base
+from raytriever.retrieval.encoders.modules import FIRST_STAGE
+from raytriever.retrieval.encoders.specification import ModelSettings
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import sha256_of
 
@@ -29,7 +33,9 @@ PACKAGED_MODELS = {
 
 _WEIGHTS = "model.safetensors"
 _LOADED_PATTERNS = [
-    f"{folder}*.{ending}" for folder in ("", "*/") for ending in ("json", "txt", "model", "safetensors")
+    f"{folder}*.{ending}"
+    for folder in ("", "*/", f"{FIRST_STAGE}/*/")
+    for ending in ("json", "txt", "model", "safetensors")
 ]
 
 
@@ -56,6 +62,18 @@ def locate_model(model: str, revision: str | None = None, base_model: str | None
         origin = f"{origin}, over its base model in {base}"
         fingerprint = hashlib.sha256(f"{fingerprint} over {_fingerprint(base)}".encode()).hexdigest()
     return LocatedModel(path, origin, fingerprint)
+
+
+def locate_models(settings: BaseModel, prefix: str = "") -> dict[str, LocatedModel]:
+    """Every model that ``settings`` name, by the dotted key of its ``ModelSettings``, as ``locate_model`` finds it."""
+    found: dict[str, LocatedModel] = {}
+    for name in type(settings).model_fields:
+        value, key = getattr(settings, name), f"{prefix}{name}"
+        if isinstance(value, ModelSettings):
+            found[key] = locate_model(value.model, value.revision, value.base_model)
+        if isinstance(value, BaseModel):
+            found |= locate_models(value, f"{key}.")
+    return found
 
 
 def locate_base(path: Path, base_model: str | None) -> Path | None:

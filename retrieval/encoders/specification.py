@@ -15,12 +15,17 @@ Head = Literal["full", "pooled"]
 Projection = Literal["linear", "pooler", "pooler_tanh"]
 
 
-class EncoderSettings(Settings):
-    """Which encoder, and what overrides its own folder's settings (None or 'auto': as the folder says)."""
+class ModelSettings(Settings):
+    """Which pretrained model: a folder, a model artifact or a hub name."""
 
     model: InputPath
     revision: str | None = None
     base_model: InputPath | None = None  # of a LoRA adapter, instead of the one that its folder names
+
+
+class EncoderSettings(ModelSettings):
+    """Which encoder, and what overrides its own folder's settings (None or 'auto': as the folder says)."""
+
     pooling: Literal[Pooling, "auto"] = "auto"
     # 'pooled': vectors as the pooling leaves them, without the folder's dense layers and normalisation: how the
     # authors of CDE use GTR (Morris & Rush 2024, released code)
@@ -57,6 +62,8 @@ class EncoderContract(Settings):
     dimension: int
     form: str = "single"  # a document's vectors: a ``VectorForm`` in words
     document_model: str | None = None  # of an encoder of queries alone: ``fingerprint`` of its documents' contract
+    architecture: str = "plain"  # or a ``ContextualForm`` in words
+    context: str | None = None  # what a contextual encoder reads texts in: a fingerprint, 'null', 'none'
 
     @property
     def fingerprint(self) -> str:

@@ -32,8 +32,11 @@ from raytriever.retrieval.errors import UserError
 
 
 def pool(states: Tensor, attention_mask: Tensor, pooling: Pooling) -> Tensor:
-    """One vector a text from token states (n, length, d) and a right-padded mask (n, length): (n, d) in float32."""
-    states = states.float()
+    """One vector a text from token states (n, length, d) and a right-padded mask (n, length): (n, d) in float32.
+
+    States in float64 stay so.
+    """
+    states = states.to(torch.promote_types(states.dtype, torch.float32))
     if pooling == "cls":
         return states[:, 0]
     if pooling == "last_token":

@@ -7,6 +7,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
+from raytriever.retrieval.encoders.contextual.folder import is_contextual, load_contextual
 from raytriever.retrieval.encoders.export import write_form, write_routes, write_sentence_transformers_folder
 from raytriever.retrieval.encoders.modules import has_two_towers, read_json
 from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder
@@ -29,6 +31,12 @@ class Towers(nn.Module):
         """What makes their vectors comparable, the documents' form included."""
         return self.document.contract
 
+    def transformers(self) -> list[nn.Module]:
+        """Every transformer in them, once; a contextual encoder's first stage among them."""
+        found = [self.query.transformer, self.document.transformer]
+        found += [tower.first_stage.transformer for tower in (self.query,) if isinstance(tower, ContextualEncoder)]
+        return list({id(transformer): transformer for transformer in found}.values())
+
     def of(self, role: Role) -> TextEncoder:
         """The encoder of texts of this role."""
         return self.query if role == "query" else self.document
@@ -44,8 +52,12 @@ def load_towers(
     """Loads both encoders as ``load_encoder`` does, documents in the form that ``settings`` or the folder say.
 
     ``fingerprint``: of the whole folder; ``fresh_seed``: of a projection's fresh weights, in training. Raises
-    ``UserError`` also for towers of different settings, and a form that the encoder of documents doesn't have.
+    ``UserError`` also for towers of different settings, and a form that the encoder of documents doesn't have. A
+    contextual encoder is that of both, and has no context yet.
     """
+    if is_contextual(path):
+        contextual = load_contextual(settings, path, fingerprint, dropout, fresh_seed)
+        return Towers(contextual, contextual)
     form, alpha = settle_form(settings.form, path)
     plain = settings.model_copy(update={"form": None})
     query = document = load_encoder(plain, path, fingerprint, dropout, "query", fresh_seed)

@@ -36,7 +36,7 @@ def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None)
         config.use_cache = False  # nothing is generated
         config.output_hidden_states = False  # of chosen layers, ``LayerStates`` keeps what is needed
         if dropout is not None:
-            _set_dropout(config, dropout)
+            set_dropout(config, dropout)
         loader = T5EncoderModel if config.model_type in ("t5", "mt5") else AutoModel
         model, report = loader.from_pretrained(
             path,
@@ -51,6 +51,13 @@ def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None)
     transformer: nn.Module = model
     _settle_pooler(transformer, path, set(report["missing_keys"]))
     return transformer
+
+
+def set_dropout(config: Any, dropout: float) -> None:
+    """Every family names its dropouts differently: all numbers of the configuration whose name says so."""
+    for name, value in config.to_dict().items():
+        if "dropout" in name and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, name, dropout)
 
 
 def first_line(error: Exception) -> str:
@@ -126,13 +133,6 @@ def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
 def _replace_forward(block: nn.Module, forward: Callable[..., Any]) -> None:
     """On the instance: hooks are called around it as before, and parameters keep their names."""
     block.forward = forward
-
-
-def _set_dropout(config: Any, dropout: float) -> None:
-    """Every family names its dropouts differently: all numbers of the configuration whose name says so."""
-    for name, value in config.to_dict().items():
-        if "dropout" in name and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(config, name, dropout)
 
 
 def _settle_pooler(transformer: nn.Module, path: Path, missing: set[str]) -> None:

@@ -1,30 +1,32 @@
 """`raytriever embed`: the documents and queries of a collection to half-precision vectors, shard by shard."""
 
-import socket
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart, text_columns, texts_of
 from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.contexts import CorpusContext
 from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
+from raytriever.retrieval.encoders.contextual.folder import is_contextual
 from raytriever.retrieval.encoders.modules import read_document_model
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
 from raytriever.retrieval.encoders.specification import (
     EncoderContract,
     EncoderSettings,
     Role,
-    require_dtype,
     resolve_dtype,
 )
 from raytriever.retrieval.encoders.towers import Towers, load_towers, settle_form
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.devices import worker_device
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_own_queries, require_same_origin
 from raytriever.retrieval.progress import say
@@ -45,9 +47,18 @@ class EmbedConfig(StageConfig):
     depth: int = Field(default=100, gt=0)  # how many of the run's documents of each query
     with_title: bool = True  # whether a document's title is read before its text
     documents_by_query_encoder: bool = False  # whether an encoder that was trained on queries alone embeds documents
+    context: InputPath | None = None  # that a contextual encoder reads first, or vectors or an index made with one
+    without_context: Literal["null", "none"] | None = None  # instead: its null vector as often, or nothing
+    foreign_context: bool = False  # the context is of another collection
     # 0: what suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off.
     texts_per_shard: int = Field(default=0, ge=0)
     token_budget: int = Field(default=0, ge=0)  # padded tokens in one forward pass
+
+    @model_validator(mode="after")
+    def _one_context(self) -> Self:
+        if self.context is not None and self.without_context is not None:
+            raise ValueError("context and without_context exclude each other: leave one out")
+        return self
 
 
 class Embed(Stage[EmbedConfig]):
@@ -92,12 +103,18 @@ class Embed(Stage[EmbedConfig]):
             "collection": StoredCollection(self.config.collection).fingerprint,
             "encoder.model": self._located().fingerprint,
         }
-        return found | ({"run": StoredRun(self.config.run).fingerprint} if self.config.run else {})
+        found |= {"run": StoredRun(self.config.run).fingerprint} if self.config.run else {}
+        context = self._context()
+        return found | ({"context": context.description.fingerprint} if context else {})
+
+    def _context(self) -> CorpusContext | None:
+        return CorpusContext.of(self.config.context) if self.config.context else None
 
     def plan(self) -> list[Shard]:
         """Ranges of rows of each part."""
         form, _ = settle_form(self.config.encoder.form, self._located().path)
         self._check_query_encoder()
+        self._check_context()
         say(f"  encoder: {self.config.encoder.model} from {self._located().origin}, {self.config.encoder.dtype}")
         if form.stored_vectors > 1 and "documents" in self.config.parts:
             say(f"  {form.stored_vectors} vectors a document: {form}")
@@ -131,6 +148,25 @@ class Embed(Stage[EmbedConfig]):
                 " those documents. Or set documents_by_query_encoder to true, to see what it makes of documents."
             )
 
+    def _check_context(self) -> None:
+        """A contextual encoder wants its corpus' own, or the user's word that there is none."""
+        config, context = self.config, self._context()
+        if is_contextual(self._located().path):
+            if context is None and config.without_context is None:
+                raise UserError(
+                    f"Encoder {config.encoder.model} reads some of the corpus before a text, and no context is given."
+                    " Fit one (raytriever context --set collection=… --set encoder.model=…) and set context to it. Or"
+                    " embed without: without_context 'null' puts the encoder's null vector in its place, 'none' leaves"
+                    " it out; vectors are then worse."
+                )
+        elif context is not None or config.without_context is not None:
+            raise UserError(f"Encoder {config.encoder.model} reads no context. Leave out context and without_context.")
+        if context is not None:
+            # queries may be stored by themselves: their vectors and the documents' say whether they fit
+            may_differ = config.foreign_context or "documents" not in config.parts
+            collection = None if may_differ else StoredCollection(config.collection)
+            context.description.require(self._located().fingerprint, collection, str(config.context))
+
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Texts of all parts."""
         return sum(len(self._chosen(part)) for part in self.config.parts)
@@ -138,8 +174,9 @@ class Embed(Stage[EmbedConfig]):
     def resolved(self) -> dict[str, Any]:
         """Without ``depth`` where there is no run to which it would apply, and without what isn't set."""
         values = super().resolved()
-        if not self.config.documents_by_query_encoder:
-            del values["documents_by_query_encoder"]
+        for name in ("documents_by_query_encoder", "without_context", "foreign_context"):
+            if not values[name]:
+                del values[name]
         if self.config.encoder.form is None:
             del values["encoder"]["form"]
         return values if self.config.run else {key: value for key, value in values.items() if key != "depth"}
@@ -162,17 +199,17 @@ class Embed(Stage[EmbedConfig]):
 
     def load(self) -> None:
         """Loads the encoders in the resolved precision, on a GPU where the worker has one."""
-        settings, gpu = self.config.encoder, bool(self.config.resources.gpus_per_worker)
-        dtype, host = resolve_dtype(settings.dtype), socket.gethostname()
-        if gpu and not torch.cuda.is_available():
-            raise UserError(
-                f"gpus_per_worker is {self.config.resources.gpus_per_worker}, but torch finds no GPU on {host}. Install"
-                " a torch built for CUDA there, or set resources.gpus_per_worker to 0."
-            )
-        require_dtype(dtype, host, gpu=gpu)
-        located = self._located()
+        settings, located = self.config.encoder, self._located()
+        dtype = resolve_dtype(settings.dtype)
+        device = worker_device(self.config.resources.gpus_per_worker, dtype)
         towers = load_towers(settings, located.path, located.fingerprint).eval()
-        self._towers = towers.to(device="cuda" if gpu else "cpu", dtype=getattr(torch, dtype))
+        self._towers = towers.to(device=device, dtype=getattr(torch, dtype))
+        if isinstance(towers.query, ContextualEncoder):
+            context = self._context()
+            if context is None:
+                towers.query.use_context("null" if self.config.without_context == "null" else None)
+            else:
+                towers.query.use_context(torch.from_numpy(context.vectors), context.description.fingerprint)
         self._rows = {part: StoredCollection(self.config.collection).rows_of(part) for part in self.config.parts}
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
@@ -192,6 +229,9 @@ class Embed(Stage[EmbedConfig]):
         pq.write_table(ids, writer.path(f"{name}.ids.parquet"), compression="zstd")
         writer.add(f"{name}.npy")
         writer.add(f"{name}.ids.parquet")
+        context = self._context()
+        if context is not None and part == self.config.parts[0] and not shard.description["number"]:
+            context.write(writer)  # so that whoever has the vectors can embed more texts alike
         contract = towers.contract.model_dump()
         return writer.commit(len(texts), counts={part: len(texts)}, facts={"encoder": contract})
 

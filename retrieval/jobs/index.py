@@ -14,6 +14,7 @@ from pydantic import ByteSize, Field
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection, text_columns, texts_of
 from raytriever.retrieval.configuration import InputPath, Settings
+from raytriever.retrieval.contexts import CorpusContext
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.index_factory import bytes_per_vector
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
@@ -107,6 +108,9 @@ class Index(Stage[IndexConfig]):
         name = f"shards/{shard.name}.faiss"
         write_index(index, writer.path(name))
         writer.add(name)
+        context = CorpusContext.carried_by(StoredVectors(settings.vectors)) if start == 0 else None
+        if context is not None:
+            context.write(writer)  # by which queries are to be embedded
         return self._commit(shard, vectors.ids(start, stop), writer)
 
     def _make_lexical(self, settings: LexicalIndexSettings, shard: Shard, writer: ShardWriter) -> ShardRecord:

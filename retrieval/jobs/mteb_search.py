@@ -6,7 +6,7 @@
 Prompts are the encoder's own, as ``mteb_encoder`` says.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
 from itertools import chain
@@ -17,19 +17,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.dataset_rows import DatasetRows, given_id, stored_id
-from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection, TextPart
+from raytriever.retrieval.collections.stored import TextPart
 from raytriever.retrieval.configuration import validate, without_inputs
+from raytriever.retrieval.encoders.contextual.folder import is_contextual
+from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.collect import source_fingerprint, write_collection
+from raytriever.retrieval.jobs.context import Context
 from raytriever.retrieval.jobs.embed import Embed
 from raytriever.retrieval.jobs.index import Index
 from raytriever.retrieval.jobs.search import Search
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig, run_stage
+from raytriever.retrieval.jobs.stage import Stage, run_stage
+from raytriever.retrieval.jobs.store_rows import StoreRows, StoreRowsConfig
 from raytriever.retrieval.mteb_encoder import (
     described_model,
     import_mteb,
@@ -38,7 +41,6 @@ from raytriever.retrieval.mteb_encoder import (
     refuse_precision,
     result_name,
 )
-from raytriever.retrieval.progress import ProgressLine
 from raytriever.retrieval.rerank import rerank
 from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.top_k import Ranking
@@ -54,7 +56,8 @@ Scores = dict[str, dict[str, float]]
 _VECTORS: dict[str, Any] = {"index": {"kind": "vectors"}}
 # what MTEB's task settles
 _SETTLED = {
-    "embed": ("collection", "parts", "output"),
+    "embed": ("collection", "parts", "context", "output"),
+    "context": ("collection", "encoder", "output"),
     "index": ("output",),
     "index.index": ("vectors", "collection"),
     "search": ("index", "collection", "queries", "vectors", "split", "top_k", "output"),
@@ -64,11 +67,12 @@ _SETTLED = {
 class RaytrieverSearch:
     """A retriever as MTEB's ``SearchProtocol`` wants it: collect, embed, index and search, each an artifact.
 
-    ``embed``, ``index``, ``search``: what stands under these jobs in a recipe, less what MTEB's task settles; without
-    ``embed`` where ``index`` is of kind lexical. ``folder``: holds ``<task>/<subset>/<split>/`` with ``documents``,
-    ``document_vectors``, ``index``, ``queries``, ``query_vectors`` and ``run``; what is there and was made in the same
-    way is reused, another is replaced. ``name``: under which MTEB files the results, ``organization/model``.
-    ``session``: a Ray of the caller's; None: one is started when needed, and stays for as long as the process.
+    ``embed``, ``index``, ``search``, ``context``: what stands under these jobs in a recipe, less what MTEB's task
+    settles; without ``embed`` where ``index`` is of kind lexical. A contextual encoder's context is fitted to each
+    corpus. ``folder``: holds ``<task>/<subset>/<split>/`` with ``documents``, ``document_vectors``, ``index``,
+    ``queries``, ``query_vectors`` and ``run``; what is there and was made in the same way is reused, another is
+    replaced. ``name``: under which MTEB files the results, ``organization/model``. ``session``: a Ray of the caller's;
+    None: one is started when needed, and stays for as long as the process.
 
     Raises ``UserError`` for settings that are none, or don't go together.
     """
@@ -80,12 +84,14 @@ class RaytrieverSearch:
         embed: Mapping[str, Any] | None = None,
         index: Mapping[str, Any] = _VECTORS,
         search: Mapping[str, Any] | None = None,
+        context: Mapping[str, Any] | None = None,
         name: str | None = None,
         session: RaySession | None = None,
     ) -> None:
         import_mteb()
         self._folder = folder.rstrip("/")
-        self._settings = {"embed": dict(embed or {}), "index": dict(index), "search": dict(search or {})}
+        given = {"embed": embed, "index": index, "search": search, "context": context}
+        self._settings = {job: dict(settings or {}) for job, settings in given.items()}
         self._session = session or RaySession()
         self._name = name
         self._indexed = ""
@@ -134,6 +140,8 @@ class RaytrieverSearch:
         place = self._place(task_metadata, hf_split, hf_subset)
         self._store(corpus, "documents", place)
         if not self._lexical:
+            if self._reads_context:
+                self._run(self._context(place))
             self._run(self._embed(place, "documents"))
         self._indexed = place
 
@@ -173,7 +181,21 @@ class RaytrieverSearch:
 
     def _embed(self, place: str, part: TextPart) -> Stage[Any]:
         output = f"{place}/{'document' if part == 'documents' else 'query'}_vectors"
-        return self._stage(Embed, {"collection": f"{place}/{part}", "parts": (part,), "output": output})
+        context = {"context": f"{place}/context"} if place and self._reads_context else {}
+        return self._stage(Embed, {"collection": f"{place}/{part}", "parts": (part,), "output": output, **context})
+
+    def _context(self, place: str) -> Stage[Any]:
+        encoder = self._settings["embed"].get("encoder")
+        settled = {"collection": f"{place}/documents", "encoder": encoder, "output": f"{place}/context"}
+        return self._stage(Context, settled)
+
+    @cached_property
+    def _reads_context(self) -> bool:
+        settings = self._settings["embed"]
+        if "without_context" in settings or "encoder" not in settings:
+            return False
+        encoder = validate(EncoderSettings, settings["encoder"], "RaytrieverSearch, embed.encoder")
+        return is_contextual(locate_model(encoder.model, encoder.revision, encoder.base_model).path)
 
     def _index(self, place: str) -> Stage[Any]:
         given = self._settings["index"].get("index")
@@ -208,42 +230,6 @@ class RaytrieverSearch:
         candidates = Ranking(rows, np.zeros(rows.shape, dtype=np.float32))
         ranked = rerank(candidates, queries.range(0, len(queries)), documents.gather, min(top_k, rows.shape[1]))
         return scores_by_id(ranked, query_ids, document_ids)
-
-
-class StoreRowsConfig(StageConfig):
-    """How a data set is cut into files."""
-
-    rows_per_file: int = Field(default=50_000, gt=0)
-
-
-class StoreRows(Stage[StoreRowsConfig]):
-    """A data set of this process as a collection; made in this process, as no worker has it."""
-
-    command = "collect"
-    kind = COLLECTION
-    config_class = StoreRowsConfig
-
-    def __init__(self, config: StoreRowsConfig, source: DatasetRows) -> None:
-        super().__init__(config)
-        self._source = source
-
-    def input_fingerprints(self) -> dict[str, str]:
-        """One hash over all rows."""
-        return {"source": source_fingerprint(self._source)}
-
-    def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:  # noqa: ARG002
-        """Makes the one shard here."""
-        for shard in pending:
-            yield self.make_shard(shard)
-
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
-        """Writes all rows."""
-        return write_collection(self._source, writer, self.config.rows_per_file)
-
-    def summary(self, artifact: Artifact) -> str:
-        """Documents or queries."""
-        stored = StoredCollection(artifact.uri)
-        return ", ".join(f"{stored.count(part):,} {part}" for part in ("documents", "queries") if stored.count(part))
 
 
 def candidate_rows(lists: list[list[str]], document_ids: pa.StringArray, where: str) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from raytriever.trainers.curve import read_curve, without_times
 from raytriever.trainers.loop import Trained
 from raytriever.trainers.model_card import Measured, model_card
 from raytriever.trainers.objective import Objective
-from raytriever.trainers.run import LocatedEncoders, RunSettings, Watchers, export, run_training, shaping
+from raytriever.trainers.run import LocatedModels, RunSettings, Watchers, export, run_training, shaping
 from raytriever.trainers.run_record import Heard, RunRecord
 from raytriever.trainers.sharding import whole_weights
 from raytriever.trainers.trackers import TrackingSettings
@@ -60,15 +60,15 @@ class Train(Stage[TrainConfig]):
         # bf16 'auto' is resolved here, by the driver, for all workers
         training = config.training.resolved(gpu=config.resources.gpus_per_worker > 0)
         super().__init__(config.model_copy(update={"training": training}))
-        self._encoders: LocatedEncoders | None = None
+        self._models: LocatedModels | None = None
 
-    def _located(self) -> LocatedEncoders:
-        if self._encoders is None:
-            self._encoders = self.config.located()
-        return self._encoders
+    def _located(self) -> LocatedModels:
+        if self._models is None:
+            self._models = self.config.located()
+        return self._models
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "_encoders": None}  # workers find the model on their own disk
+        return {"config": self.config, "_models": None}  # workers find the model on their own disk
 
     def resolved(self) -> dict[str, Any]:
         """The configuration less what doesn't change the weights."""
@@ -76,10 +76,12 @@ class Train(Stage[TrainConfig]):
         return {**shaping(self.config), "training": training}
 
     def input_fingerprints(self) -> dict[str, str]:
-        """The batches', the encoders', the objective's own and those of what is validated on."""
+        """The batches', the models', the objective's own and those of what is validated on."""
         found = {"batches": BatchReader(self.config.batches).fingerprint, **self._located().fingerprints}
-        others = {key: path for key, path in input_paths(self.config).items() if key.startswith(_OTHER_INPUTS)}
-        return found | {key: Artifact(path).fingerprint for key, path in others.items()}
+        for key, path in input_paths(self.config).items():
+            if key.startswith(_OTHER_INPUTS) and key not in found and not key.endswith(".base_model"):
+                found[key] = Artifact(path).fingerprint
+        return found
 
     def warnings(self, run: Mapping[str, Stage[Any]]) -> list[str]:
         """Where validation chooses by the queries that the run is then reported on."""

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart
+from raytriever.retrieval.contexts import draw_documents
 from raytriever.retrieval.encoders.text_encoder import TextEncoder
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.evaluation.answer_accuracy import answer_accuracy
@@ -52,6 +53,7 @@ class RetrievalValidation:
         by_answers = any(parse_measure(name).by_answers for name in settings.measures)
         self._answers = self._collection.answers() if by_answers else {}
         self._texts: dict[TextPart, SharedTexts] = {}
+        self._corpus: list[str] | None = None
         self.notes = (self._summary(), *self._selected.notes)
 
     def _summary(self) -> str:
@@ -65,6 +67,8 @@ class RetrievalValidation:
     def measure(self, objective: Objective[Any]) -> dict[str, float]:
         """Every measure by its name, the same on all ranks, which call it together; leaves the objective as it was."""
         with isolated(objective, bf16=self._bf16) as device:
+            if objective.corpus_sample:
+                objective.read_corpus(self._sampled_corpus(objective.corpus_sample))
             query_encoder = objective.encoder("query")
             queries, documents = self._shared_texts(query_encoder, "queries"), self._documents(objective)
             problems: list[str] = []
@@ -75,6 +79,13 @@ class RetrievalValidation:
             found = self._rank(sought, encoded, device)
             raise_together(problems, device)
             return self._judged(merge_over_ranks(found, device), device)
+
+    def _sampled_corpus(self, count: int) -> list[str]:
+        """``count`` documents of the collection, the same on all ranks and at every evaluation."""
+        if self._corpus is None:
+            settings = self._settings
+            _, self._corpus = draw_documents(self._collection, count, settings.seed, with_title=settings.with_title)
+        return self._corpus
 
     def _documents(self, objective: Objective[Any]) -> Encoded:
         """This rank's share of the documents: as they are stored, or encoded now."""

@@ -15,8 +15,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.configuration import InputPath, Settings
 from raytriever.retrieval.encoders.specification import Role
+from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.vectors import StoredVectors
 from raytriever.trainers import collectives
 from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
@@ -162,6 +164,10 @@ class Coder(Objective[CoderBatch]):
     def document_vectors(self) -> StoredVectors:
         """What the queries are trained for, and searched in."""
         return self._vectors
+
+    def check_batches(self, batches: BatchReader) -> None:
+        """Lists and vectors are of one collection."""
+        require_same_origin("collection", batches.artifact, self._vectors)
 
     def collate(self, rows: pa.Table) -> CoderBatch:
         """Tokenises the queries and fetches the candidates' vectors.

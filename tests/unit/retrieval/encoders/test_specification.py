@@ -41,6 +41,8 @@ OTHERS: dict[str, Any] = {
     "form": "layers 4, 6",
     "projection": "linear",
     "document_model": "c" * 64,
+    "architecture": "contextual, 64 vectors",
+    "context": "d" * 64,
 }
 
 

@@ -186,6 +186,8 @@ def test_a_real_encoder_equals_sentence_transformers(minilm: tuple[Path, TextEnc
         "projection": None,
         "form": "single",
         "document_model": None,
+        "architecture": "plain",
+        "context": None,
     }
     assert_equal_vectors(path, encoder)
     encoder.save(tmp_path / "exported")

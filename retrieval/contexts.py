@@ -1,0 +1,136 @@
+"""The context of a contextual encoder, fitted once to a corpus and kept with everything that is embedded in it.
+
+Three files of an artifact: which documents of the corpus it is made of, their vectors by the encoder's first stage, and
+what it belongs to. They are copied on into vectors and indexes, so that queries can be embedded as the documents were
+long after.
+"""
+
+import hashlib
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from raytriever.retrieval.artifacts import Artifact, ShardWriter, to_json
+from raytriever.retrieval.collections.stored import StoredCollection, text_columns, texts_of
+from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.errors import UserError
+
+CONTEXT = "context"
+_DESCRIPTION, _VECTORS, _DOCUMENTS = (
+    f"context/{name}" for name in ("context.json", "vectors.npy", "documents.parquet")
+)
+_EMPTY_ALLOWANCE = 2  # times as many documents are drawn as are wanted: some may be empty
+
+
+class ContextDescription(Settings):
+    """What a context belongs to. ``model``, ``collection``: fingerprints; ``fingerprint``: of model and vectors."""
+
+    model: str
+    collection: str
+    documents: int
+    seed: int
+    with_title: bool
+    fingerprint: str
+
+    def require(self, model: str, collection: StoredCollection | None, where: str) -> None:
+        """Raises ``UserError`` where the context is of another encoder, or of another collection than this.
+
+        ``where``: the context's artifact, for the user; ``collection`` None: it may be of any.
+        """
+        if self.model != model:
+            raise UserError(
+                f"The context in {where} was made by another encoder ({self.model[:12]}) than the one that is to read"
+                f" it ({model[:12]}). Fit one by this encoder (raytriever context)."
+            )
+        if collection is not None and self.collection != collection.fingerprint:
+            raise UserError(
+                f"The context in {where} is of another collection ({self.collection[:12]}) than {collection.uri}"
+                f" ({collection.fingerprint[:12]}), or of it before it changed. Fit one to this (raytriever context),"
+                " or set foreign_context to true."
+            )
+
+
+def draw_documents(
+    collection: StoredCollection, count: int, seed: int, *, with_title: bool = True
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Rows and texts of ``count`` documents, drawn without replacement, none of them empty; fewer where there are none.
+
+    A function of the collection, ``count`` and ``seed``. Raises ``UserError`` where all that were drawn are empty.
+    """
+    total = collection.count("documents")
+    drawn = np.random.default_rng(seed).permutation(total)[: _EMPTY_ALLOWANCE * count]
+    table = collection.rows_of("documents").take(drawn, text_columns("documents"))
+    texts = texts_of(table, "documents", with_title=with_title)
+    kept = [(row, text) for row, text in zip(drawn.tolist(), texts, strict=True) if text.strip()][:count]
+    if not kept:
+        raise UserError(f"The documents of {collection.uri} are empty: they give an encoder no context.")
+    return np.array([row for row, _ in kept], dtype=np.int64), [text for _, text in kept]
+
+
+class CorpusContext:
+    """A context in memory. ``vectors``: float32 (documents * k, width)."""
+
+    def __init__(self, description: ContextDescription, vectors: NDArray[np.float32], documents: pa.Table) -> None:
+        self.description = description
+        self.vectors = vectors
+        self._documents = documents
+
+    @classmethod
+    def fitted(
+        cls,
+        vectors: NDArray[np.float32],
+        documents: pa.Table,
+        *,
+        model: str,
+        collection: str,
+        seed: int,
+        with_title: bool,
+    ) -> Self:
+        """Of these vectors of ``documents`` (columns ``id`` and ``row``), by the encoder ``model``."""
+        fingerprint = hashlib.sha256(model.encode() + np.ascontiguousarray(vectors).tobytes()).hexdigest()
+        description = ContextDescription(
+            model=model,
+            collection=collection,
+            documents=len(documents),
+            seed=seed,
+            with_title=with_title,
+            fingerprint=fingerprint,
+        )
+        return cls(description, vectors, documents)
+
+    @classmethod
+    def of(cls, uri: str) -> Self:
+        """The one in an artifact of any kind. Raises ``UserError`` where it holds none."""
+        found = cls.carried_by(Artifact(uri))
+        if found is None:
+            raise UserError(
+                f"{uri} holds no context. Fit one to the corpus (raytriever context), or name vectors or an index that"
+                " were made with one."
+            )
+        return found
+
+    @classmethod
+    def carried_by(cls, artifact: Artifact) -> Self | None:
+        """The one in ``artifact``, None where there is none."""
+        if not artifact.names(_DESCRIPTION):
+            return None
+        try:
+            description = ContextDescription.model_validate(artifact.read_json(_DESCRIPTION))
+        except ValidationError as error:
+            raise UserError(
+                f"{artifact.uri}/{_DESCRIPTION} describes no context: {error.errors()[0]['msg']}."
+            ) from error
+        vectors = np.load(artifact.path(_VECTORS), allow_pickle=False)
+        return cls(description, vectors, pq.read_table(artifact.path(_DOCUMENTS)))
+
+    def write(self, writer: ShardWriter) -> None:
+        """Adds the three files to a shard."""
+        writer.path(_DESCRIPTION).write_bytes(to_json(self.description.model_dump()))
+        np.save(writer.path(_VECTORS), self.vectors)
+        pq.write_table(self._documents, writer.path(_DOCUMENTS), compression="zstd")
+        for name in (_DESCRIPTION, _VECTORS, _DOCUMENTS):
+            writer.add(name)

@@ -1,0 +1,227 @@
+"""The families of transformers that can be second stages."""
+
+# ruff: noqa: ARG002  # each family makes use of part of what it is told
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.retrieval.encoders.contextual.backbones import UNPLACED, Backbone, Guide, Layer, Rotation
+from raytriever.retrieval.errors import UserError
+
+
+class BertLayer(Layer):
+    """BERT's, RoBERTa's."""
+
+    @property
+    def attention_dropout(self) -> float:
+        return float(self.module.attention.self.dropout.p)
+
+    def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        attention = self.module.attention.self
+        queries = attention.query(states[:, first_query:])
+        return self._split(queries), self._split(attention.key(states)), self._split(attention.value(states))
+
+    def complete(self, states: Tensor, attended: Tensor) -> Tensor:
+        module = self.module
+        states = module.attention.output(attended, states)
+        completed: Tensor = module.output(module.intermediate(states), states)
+        return completed
+
+    def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
+        return _states_of(self.module(states, bias))
+
+
+class Bert(Backbone):
+    """BERT, MiniLM and RoBERTa: positions are part of the embedding, of which a context vector gets the LayerNorm."""
+
+    layer_class: ClassVar[type[Layer]] = BertLayer
+
+    def _places(self, positions: Tensor) -> Tensor:
+        padding = self.transformer.embeddings.position_embeddings.padding_idx  # RoBERTa's first place is behind it
+        return positions if padding is None else positions + padding + 1
+
+    def embed_tokens(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        places = self._places(positions).expand(input_ids.shape)
+        embedded: Tensor = self.transformer.embeddings(input_ids=input_ids, position_ids=places)
+        return embedded
+
+    def embed_vectors(self, vectors: Tensor, positions: Tensor) -> Tensor:
+        embeddings, placed = self.transformer.embeddings, positions != UNPLACED
+        if bool(placed.any()):
+            vectors = vectors.index_add(
+                0, placed.nonzero()[:, 0], embeddings.position_embeddings(self._places(positions[placed]))
+            )
+        embedded: Tensor = embeddings.dropout(embeddings.LayerNorm(vectors))
+        return embedded
+
+    def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
+        return [Guide()] * len(self.layers)
+
+
+class MpnetLayer(Layer):
+    """MPNet's."""
+
+    @property
+    def attention_dropout(self) -> float:
+        return float(self.module.attention.attn.dropout.p)
+
+    def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        attention = self.module.attention.attn
+        queries = attention.q(states[:, first_query:])
+        return self._split(queries), self._split(attention.k(states)), self._split(attention.v(states))
+
+    def complete(self, states: Tensor, attended: Tensor) -> Tensor:
+        module, attention = self.module, self.module.attention
+        states = attention.LayerNorm(attention.dropout(attention.attn.o(attended)) + states)
+        completed: Tensor = module.output(module.intermediate(states), states)
+        return completed
+
+    def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
+        return _states_of(self.module(states, bias))
+
+
+class Mpnet(Bert):
+    """MPNet: BERT with a relative bias besides, which neither goes to nor comes from what has no position."""
+
+    layer_class: ClassVar[type[Layer]] = MpnetLayer
+
+    def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
+        encoder = self.transformer.encoder
+        buckets = encoder.relative_position_bucket(positions[None, :] - positions[:, None])
+        placed = positions != UNPLACED
+        bias = encoder.relative_attention_bias(buckets) * (placed[:, None] & placed)[:, :, None]
+        return [Guide(bias=bias.permute(2, 0, 1)[None])] * len(self.layers)
+
+
+class NomicLayer(Layer):
+    """NomicBERT's."""
+
+    @property
+    def attention_dropout(self) -> float:
+        return float(self.module.self_attn.attention_dropout)
+
+    def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        attention = self.module.self_attn
+        queries = rotated(self._split(attention.q_proj(states[:, first_query:])), rotation, first_query)
+        return queries, rotated(self._split(attention.k_proj(states)), rotation), self._split(attention.v_proj(states))
+
+    def complete(self, states: Tensor, attended: Tensor) -> Tensor:
+        module = self.module
+        states = states + module.post_attention_dropout(module.self_attn.o_proj(attended))
+        states = module.post_attention_layernorm(states)
+        completed: Tensor = module.post_mlp_layernorm(states + module.post_mlp_dropout(module.mlp(states)))
+        return completed
+
+    def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
+        return _states_of(self.module(states, attention_mask=bias, position_embeddings=rotation))
+
+
+class Nomic(Backbone):
+    """NomicBERT: rotary positions; what has none is not rotated."""
+
+    layer_class: ClassVar[type[Layer]] = NomicLayer
+
+    def embed_tokens(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        embedded: Tensor = self.transformer.embeddings(input_ids=input_ids)
+        return embedded
+
+    def embed_vectors(self, vectors: Tensor, positions: Tensor) -> Tensor:
+        embeddings = self.transformer.embeddings
+        embedded: Tensor = embeddings.dropout(embeddings.LayerNorm(vectors))
+        return embedded
+
+    def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
+        # position 0 turns nothing
+        rotation = self.transformer.rotary_emb(states, positions.clamp(min=0)[None])
+        return [Guide(rotation=rotation)] * len(self.layers)
+
+
+class ModernBertLayer(Layer):
+    """ModernBERT's, whose queries, keys and values are one matrix."""
+
+    @property
+    def attention_dropout(self) -> float:
+        return float(self.module.attn.attention_dropout)
+
+    def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        projected = self.module.attn.Wqkv(self.module.attn_norm(states))
+        queries, keys, values = (self._split(part) for part in projected.chunk(3, dim=-1))
+        return rotated(queries[:, :, first_query:], rotation, first_query), rotated(keys, rotation), values
+
+    def complete(self, states: Tensor, attended: Tensor) -> Tensor:
+        attention = self.module.attn
+        states = states + attention.out_drop(attention.Wo(attended))
+        completed: Tensor = states + self.module.mlp(self.module.mlp_norm(states))
+        return completed
+
+    def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
+        return _states_of(self.module(states, attention_mask=bias, position_embeddings=rotation))
+
+
+class ModernBert(Backbone):
+    """ModernBERT: rotary positions, and local layers, in which what has no position is in everyone's reach."""
+
+    layer_class: ClassVar[type[Layer]] = ModernBertLayer
+
+    def embed_tokens(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        embedded: Tensor = self.transformer.embeddings(input_ids)
+        return embedded
+
+    def embed_vectors(self, vectors: Tensor, positions: Tensor) -> Tensor:
+        embedded: Tensor = self.transformer.embeddings(inputs_embeds=vectors)
+        return embedded
+
+    def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
+        rotary, config = self.transformer.rotary_emb, self.transformer.config
+        places, placed = positions.clamp(min=0)[None], positions != UNPLACED
+        far = (positions[:, None] - positions).abs() > config.sliding_window
+        unreached = far & placed[:, None] & placed
+        reach = states.new_zeros(unreached.shape).masked_fill(unreached, -torch.inf)[None, None]
+        of_kind = {
+            kind: Guide(reach if kind == "sliding_attention" else None, rotary(states, places, kind))
+            for kind in set(config.layer_types)
+        }
+        return [of_kind[layer.module.attention_type] for layer in self.layers]
+
+    def finish(self, states: Tensor) -> Tensor:
+        normed: Tensor = self.transformer.final_norm(states)
+        return normed
+
+
+BACKBONES: dict[str, type[Backbone]] = {
+    "bert": Bert,
+    "roberta": Bert,
+    "xlm-roberta": Bert,
+    "camembert": Bert,
+    "mpnet": Mpnet,
+    "nomic_bert": Nomic,
+    "modernbert": ModernBert,
+}
+
+
+def backbone_of(transformer: nn.Module) -> Backbone:
+    """The transformer as a second stage. Raises ``UserError`` for a family that context vectors have no way into."""
+    config: Any = transformer.config
+    if config.model_type not in BACKBONES:
+        raise UserError(
+            f"A contextual encoder can't be made from {type(transformer).__name__} ({config.model_type}): there is no"
+            f" way to put vectors in the place of its tokens. Supported are {', '.join(sorted(BACKBONES))}."
+        )
+    return BACKBONES[config.model_type](transformer)
+
+
+def rotated(heads: Tensor, rotation: Rotation | None, first_row: int = 0) -> Tensor:
+    """Rotary positions of the rows from ``first_row`` on (Su et al. 2021), halves of a head paired, in float32."""
+    if rotation is None:
+        return heads
+    cosines, sines = (part[:, None, first_row:] for part in rotation)
+    wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(heads.dtype)
+
+
+def _states_of(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output

@@ -1,0 +1,147 @@
+"""A contextual encoder from a plain one, and as a folder.
+
+The folder is the second stage's, as sentence-transformers has it, with ``first_stage/`` (as much an encoder's folder),
+``contextual.json`` (the form) and ``contextual.safetensors`` (null vector, prompt vectors, head).
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder, perceptron, shortened
+from raytriever.retrieval.encoders.contextual.form import ContextualForm
+from raytriever.retrieval.encoders.export import write_sentence_transformers_folder
+from raytriever.retrieval.encoders.layer_states import numbered_blocks
+from raytriever.retrieval.encoders.modules import CONTEXTUAL_FILE, FIRST_STAGE, DenseLayer, read_json
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from raytriever.retrieval.errors import UserError
+
+_WEIGHTS = "contextual.safetensors"
+_INNER = ("transformer.", "dense.", "first_stage.")
+
+
+def contextual_from(
+    encoder: TextEncoder,
+    form: ContextualForm,
+    first_stage: TextEncoder | None = None,
+    *,
+    first_stage_layers: int | None = None,
+    first_stage_perceptron: bool = False,
+    context_max_length: int | None = None,
+    seed: int = 0,
+) -> ContextualEncoder:
+    """A contextual encoder to train: its second stage is ``encoder``, whose modules it takes.
+
+    ``first_stage``: None starts from a copy of ``encoder``. What it pools is a document's vector, without dense layers
+    and normalisation; with ``first_stage_perceptron`` behind a fresh one, as the released model has it.
+    ``first_stage_layers``: the first so many of its layers are used; ``context_max_length``: tokens of a document in
+    the context. ``seed``: of fresh weights. Raises ``UserError`` for more layers or tokens than there are.
+    """
+    of = first_stage or encoder
+    transformer = copy.deepcopy(of.transformer)
+    if first_stage_layers is not None:
+        keep_layers(transformer, first_stage_layers)
+    config: Any = transformer.config
+    width = int(config.hidden_size)
+    dense = _dense_perceptron(width, seed) if first_stage_perceptron else []
+    changed = {"normalize": False, "head": "full", "projection": None, "dimension": width}
+    contract = shortened(of.contract.model_copy(update=changed), context_max_length or of.contract.max_length)
+    first = TextEncoder(transformer, copy.deepcopy(of.tokenizer), dense, contract)
+    return ContextualEncoder(
+        encoder.transformer, encoder.tokenizer, list(encoder.dense), encoder.contract, first, form, seed
+    )
+
+
+def _dense_perceptron(width: int, seed: int) -> list[DenseLayer]:
+    first, activation, second = perceptron(width, width, nn.GELU(), torch.Generator().manual_seed(seed))
+    return [DenseLayer(first, activation), DenseLayer(second, nn.Identity())]  # type: ignore[arg-type]
+
+
+def keep_layers(transformer: nn.Module, count: int) -> None:
+    """Takes all layers but the first ``count`` out of a transformer, in place. Raises ``UserError`` for more."""
+    config: Any = transformer.config
+    blocks = numbered_blocks(transformer)
+    if not 1 <= count <= len(blocks):
+        raise UserError(f"first_stage_layers is {count}; the first stage has {len(blocks)} layers. Set 1 to as many.")
+    listed = next(m for m in transformer.modules() if isinstance(m, nn.ModuleList) and m[0] is blocks[0])
+    del listed[count:]
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:count]
+
+
+def write_contextual(encoder: ContextualEncoder, folder: Path) -> None:
+    """Writes both stages and what joins them; a context in use is not part of it."""
+    from safetensors.torch import save_file
+
+    write_sentence_transformers_folder(encoder, folder)
+    encoder.first_stage.save(folder / FIRST_STAGE)
+    own = {name: value.detach().float().cpu().contiguous() for name, value in _own_weights(encoder).items()}
+    save_file(own, folder / _WEIGHTS)
+    values = encoder.contextual_form.model_dump(mode="json")
+    (folder / CONTEXTUAL_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _own_weights(encoder: ContextualEncoder) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in encoder.named_parameters() if not name.startswith(_INNER)}
+
+
+def is_contextual(path: Path) -> bool:
+    """Whether the folder holds a contextual encoder."""
+    return (path / CONTEXTUAL_FILE).exists()
+
+
+def load_contextual(
+    settings: EncoderSettings,
+    path: Path,
+    fingerprint: str,
+    dropout: float | None = None,
+    fresh_seed: int | None = None,
+) -> ContextualEncoder:
+    """Loads what ``write_contextual`` wrote, as ``load_encoder`` does; no context is set.
+
+    Raises ``UserError`` where the folder isn't whole, and for a ``form`` of several vectors.
+    """
+    second = load_encoder(settings, path, fingerprint, dropout, fresh_seed=fresh_seed)
+    own = EncoderSettings(model=str(path / FIRST_STAGE), trust_remote_code=settings.trust_remote_code)
+    first = load_encoder(own, path / FIRST_STAGE, fingerprint, dropout)
+    encoder = ContextualEncoder(
+        second.transformer, second.tokenizer, list(second.dense), second.contract, first, _read_form(path)
+    )
+    _load_own_weights(encoder, path / _WEIGHTS)
+    return encoder
+
+
+def _read_form(path: Path) -> ContextualForm:
+    try:
+        return ContextualForm.model_validate(read_json(path / CONTEXTUAL_FILE))
+    except ValidationError as error:
+        raise UserError(
+            f"{path / CONTEXTUAL_FILE} describes no contextual encoder: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _load_own_weights(encoder: ContextualEncoder, path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    wanted = _own_weights(encoder)
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"The contextual encoder's own weights {path} can't be read: {error}") from error
+    shapes = {name: tuple(value.shape) for name, value in wanted.items()}
+    if shapes != {name: tuple(value.shape) for name, value in found.items()}:
+        raise UserError(
+            f"{path} holds {', '.join(sorted(found)) or 'nothing'}, but the form in {CONTEXTUAL_FILE} beside it asks"
+            f" for {', '.join(sorted(wanted))}, in the encoder's width. Do the files belong together?"
+        )
+    with torch.no_grad():
+        for name, value in wanted.items():
+            value.copy_(found[name])

@@ -1,0 +1,199 @@
+"""The second stage: a text read behind the vectors that all texts share, in two formulations that agree.
+
+``_straightforward`` gives the family's own layers the whole sequence. ``_in_parts`` leaves out what no text's vector
+depends on, or what is the same for all texts: the last layer takes the text's rows alone as queries, and the first
+layer's work on the prefix is done once. Where the prefix reads only itself, all layers' work on it is done once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from raytriever.retrieval.encoders.contextual.backbones import UNPLACED, Backbone, Guide, Layer
+from raytriever.retrieval.errors import UserError
+
+PrefixAttends = Literal["all", "prefix"]
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values (1, heads, rows, head size) of a prefix in one layer."""
+
+_NEVER = -1e30  # a score that gets no attention, in bfloat16 too; not -inf, as a row of padding may see nothing at all
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What stands before every text: P rows.
+
+    ``states`` (1, P, width), embedded; ``positions`` int64 (P,). ``weights`` (P,): how many equal vectors a row stands
+    for, where a text doesn't say otherwise: rows without a position that are equal stay equal in every layer, so one
+    row whose attention is weighted is exact. ``null_row``: of the null vector, None where there is none.
+    ``text_start``: the position of a text's first token. ``parts``: what is the same for all texts, of each layer from
+    the first on; nothing where layers are called as a whole.
+    """
+
+    states: Tensor
+    positions: Tensor
+    weights: Tensor
+    null_row: int | None
+    text_start: int
+    attends: PrefixAttends
+    parts: tuple[Parts, ...] = ()
+
+
+def read_prefix(
+    backbone: Backbone,
+    vectors: Tensor,
+    positions: Tensor,
+    weights: Tensor,
+    *,
+    null_row: int | None,
+    text_start: int,
+    attends: PrefixAttends,
+) -> Prefix:
+    """The prefix of ``vectors`` (P, width), which stand in the place of tokens. The rest as in ``Prefix``."""
+    states = backbone.embed_vectors(vectors, positions)[None]
+    parts = _shared_parts(backbone, states, positions, null_row, attends) if backbone.in_parts else ()
+    return Prefix(states, positions, weights, null_row, text_start, attends, parts)
+
+
+def _shared_parts(
+    backbone: Backbone, states: Tensor, positions: Tensor, null_row: int | None, attends: PrefixAttends
+) -> tuple[Parts, ...]:
+    found: list[Parts] = []
+    bias = _own_kind(len(positions), null_row, states)
+    for layer, guide in zip(backbone.layers, backbone.guides(positions, states), strict=True):
+        found.append(layer.project(states, guide.rotation))
+        if attends == "all" or len(found) == len(backbone.layers):
+            break
+        states = layer.complete(states, _attend(*found[-1], _total(guide, bias), _dropout(backbone, layer)))
+    return tuple(found)
+
+
+def _own_kind(rows: int, null_row: int | None, like: Tensor) -> Tensor:
+    """(1, 1, rows, rows), what is added to a prefix's scores of itself: context reads context, the null vector itself.
+
+    So a text that has the null vector in the place of all context reads what it would without any context.
+    """
+    is_null = torch.zeros(rows, dtype=torch.bool, device=like.device)
+    if null_row is not None:
+        is_null[null_row] = True
+    return like.new_zeros(1, 1, rows, rows).masked_fill(is_null[:, None] != is_null, _NEVER)
+
+
+def read_texts(
+    backbone: Backbone,
+    prefix: Prefix,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    weights: Tensor | None = None,
+    *,
+    prefix_too: bool = False,
+) -> Tensor:
+    """Last hidden states of the texts' tokens, (n, T, width), or behind those of their prefix, (n, P + T, width).
+
+    ``input_ids``, ``attention_mask`` int64 (n, T), right-padded; ``weights`` (n, P): how many equal vectors each row of
+    the prefix stands for, text by text, 0 for one that the text doesn't read. Raises ``UserError`` where the model has
+    no position for a text's last token.
+    """
+    places = prefix.text_start + torch.arange(input_ids.shape[1], device=input_ids.device)
+    if backbone.positions is not None and prefix.text_start + len(places) > backbone.positions:
+        raise UserError(
+            f"A text of {len(places)} tokens behind {prefix.text_start} context and prompt vectors that take up"
+            f" positions is over the model's {backbone.positions} positions. Lower the encoder's max_length or"
+            " context_documents, or train with text_positions from_zero, where context takes up none."
+        )
+    text = backbone.embed_tokens(input_ids, places)
+    before = prefix.weights.expand(len(text), -1) if weights is None else weights
+    counted = torch.cat([before, attention_mask.to(before.dtype)], dim=1)
+    visible = counted.to(text.dtype).log()[:, None, None]
+    guides = backbone.guides(torch.cat([prefix.positions, places]), text)
+    if not prefix.parts:
+        return _straightforward(backbone, prefix, text, visible, guides, prefix_too)
+    biases = _totals(guides, visible)
+    if prefix.attends == "prefix":
+        return _behind_fixed_prefix(backbone, prefix, text, biases, guides)
+    return _in_parts(backbone, prefix, text, biases, guides, prefix_too)
+
+
+def _straightforward(
+    backbone: Backbone, prefix: Prefix, text: Tensor, visible: Tensor, guides: Sequence[Guide], prefix_too: bool
+) -> Tensor:
+    rows = prefix.states.shape[1]
+    states = torch.cat([prefix.states.expand(len(text), -1, -1), text], dim=1)
+    if prefix.attends == "prefix":
+        every = visible.expand(-1, -1, states.shape[1], -1).clone()
+        every[:, :, :rows, :rows] = _own_kind(rows, prefix.null_row, text)
+        every[:, :, :rows, rows:] = _NEVER
+        visible = every
+    for layer, guide, bias in zip(backbone.layers, guides, _totals(guides, visible), strict=True):
+        states = layer.whole(states, bias, guide.rotation)
+    return backbone.finish(states if prefix_too else states[:, rows:])
+
+
+def _in_parts(
+    backbone: Backbone,
+    prefix: Prefix,
+    text: Tensor,
+    biases: Sequence[Tensor],
+    guides: Sequence[Guide],
+    prefix_too: bool,
+) -> Tensor:
+    rows, last = prefix.states.shape[1], len(backbone.layers) - 1
+    states = torch.cat([prefix.states.expand(len(text), -1, -1), text], dim=1)
+    for number, (layer, guide, bias) in enumerate(zip(backbone.layers, guides, biases, strict=True)):
+        first = rows if number == last and not prefix_too else 0
+        if number == 0:
+            own = layer.project(text, guide.of_rows(slice(rows, None)).rotation)
+            queries, keys, values = (_joined(*pair) for pair in zip(prefix.parts[0], own, strict=True))
+            queries = queries[:, :, first:]
+        else:
+            queries, keys, values = layer.project(states, guide.rotation, first)
+        of_rows = bias[:, :, first:] if bias.shape[2] > 1 else bias
+        attended = _attend(queries, keys, values, of_rows, _dropout(backbone, layer))
+        states = layer.complete(states[:, first:], attended)
+    return backbone.finish(states)
+
+
+def _behind_fixed_prefix(
+    backbone: Backbone, prefix: Prefix, text: Tensor, biases: Sequence[Tensor], guides: Sequence[Guide]
+) -> Tensor:
+    rows = prefix.states.shape[1]
+    for layer, guide, bias, (_, *shared) in zip(backbone.layers, guides, biases, prefix.parts, strict=True):
+        queries, *own = layer.project(text, guide.of_rows(slice(rows, None)).rotation)
+        keys, values = (_joined(*pair) for pair in zip(shared, own, strict=True))
+        of_rows = bias[:, :, rows:] if bias.shape[2] > 1 else bias
+        text = layer.complete(text, _attend(queries, keys, values, of_rows, _dropout(backbone, layer)))
+    return backbone.finish(text)
+
+
+def _joined(shared: Tensor, own: Tensor) -> Tensor:
+    return torch.cat([shared.expand(len(own), -1, -1, -1), own], dim=2)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """Softmax attention, (n, rows, width) from heads (n, heads, rows, head size)."""
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=bias.to(queries.dtype), dropout_p=dropout
+    )
+    return attended.transpose(1, 2).flatten(2)
+
+
+def _dropout(backbone: Backbone, layer: Layer) -> float:
+    return layer.attention_dropout if backbone.transformer.training else 0.0
+
+
+def _totals(guides: Sequence[Guide], visible: Tensor) -> list[Tensor]:
+    """What is added to each layer's scores; layers of one guide share it."""
+    found = {id(guide): _total(guide, visible) for guide in {id(guide): guide for guide in guides}.values()}
+    return [found[id(guide)] for guide in guides]
+
+
+def _total(guide: Guide, visible: Tensor) -> Tensor:
+    return (visible if guide.bias is None else guide.bias + visible).clamp(min=_NEVER)
+
+
+def unplaced(rows: int, device: torch.device) -> Tensor:
+    """Positions of ``rows`` vectors that have none."""
+    return torch.full((rows,), UNPLACED, dtype=torch.int64, device=device)

@@ -1,0 +1,124 @@
+"""`raytriever context`: the documents of a corpus that a contextual encoder reads before any text, as its vectors."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pydantic import Field
+
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.contexts import CONTEXT, CorpusContext, draw_documents
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
+from raytriever.retrieval.encoders.contextual.folder import is_contextual
+from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings, resolve_dtype
+from raytriever.retrieval.encoders.towers import load_towers
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.devices import worker_device
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.plain_text import counted
+from raytriever.retrieval.progress import say
+
+
+class ContextConfig(StageConfig):
+    """``documents``: how many of the collection are read, None: as many as in training; drawn by ``seed``."""
+
+    collection: InputPath
+    encoder: EncoderSettings
+    documents: int | None = Field(default=None, ge=1)
+    with_title: bool = True  # whether a document's title is read before its text, as when it is embedded
+    seed: int = Field(default=0, ge=0)
+
+
+class Context(Stage[ContextConfig]):
+    """One shard, made by one worker: a context has hundreds of documents, not millions."""
+
+    command = "context"
+    kind = CONTEXT
+    config_class = ContextConfig
+    unit = "documents"
+    keeps_state = True
+
+    def __init__(self, config: ContextConfig) -> None:
+        dtype = resolve_dtype(config.encoder.dtype, gpu=bool(config.resources.gpus_per_worker))
+        super().__init__(config.model_copy(update={"encoder": config.encoder.model_copy(update={"dtype": dtype})}))
+        self._model: LocatedModel | None = None
+        self._encoder: ContextualEncoder | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"config": self.config, "_model": None, "_encoder": None}  # workers find the model on their own disk
+
+    def _located(self) -> LocatedModel:
+        if self._model is None:
+            encoder = self.config.encoder
+            self._model = locate_model(encoder.model, encoder.revision, encoder.base_model)
+        return self._model
+
+    def input_fingerprints(self) -> dict[str, str]:
+        """The collection's and the encoder's."""
+        collection = StoredCollection(self.config.collection).fingerprint
+        return {"collection": collection, "encoder.model": self._located().fingerprint}
+
+    def plan(self) -> list[Shard]:
+        """One shard. Raises ``UserError`` for a plain encoder, and for more documents than there are."""
+        collection, wanted = StoredCollection(self.config.collection), self.config.documents
+        if not is_contextual(self._located().path):
+            raise UserError(
+                f"Encoder {self.config.encoder.model} reads no context. Embed with it as it is, or name an encoder that"
+                " the objective contextual trained."
+            )
+        total = collection.count("documents")
+        if wanted is not None and wanted > total:
+            raise UserError(
+                f"documents is {wanted}, but {collection.uri} has only {total}. Lower it, or leave it out: then a"
+                " context has as many as in training, or all where there are fewer."
+            )
+        return [Shard("all")]
+
+    def load(self) -> None:
+        """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
+        settings, located = self.config.encoder, self._located()
+        dtype = resolve_dtype(settings.dtype)
+        device = worker_device(self.config.resources.gpus_per_worker, dtype)
+        towers = load_towers(settings, located.path, located.fingerprint).eval()
+        towers.to(device=device, dtype=getattr(torch, dtype))
+        if not isinstance(towers.document, ContextualEncoder):
+            raise RuntimeError("plan() refuses plain encoders")
+        self._encoder = towers.document
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+        """Draws the documents and reads them by the first stage."""
+        config, encoder = self.config, self._encoder
+        if encoder is None:
+            raise RuntimeError("load() comes before make()")
+        collection = StoredCollection(config.collection)
+        wanted = config.documents or encoder.contextual_form.context_documents
+        rows, texts = draw_documents(collection, wanted, config.seed, with_title=config.with_title)
+        if len(rows) < wanted:
+            say(f"  {collection.uri} has {counted(len(rows), 'document')} that are not empty; {wanted} were wanted")
+        vectors = encoder.embed_context(texts).float().cpu().numpy()
+        if not np.isfinite(vectors).all():
+            raise UserError(f"Encoder {config.encoder.model} gives NaN or infinity for documents of {collection.uri}.")
+        ids = collection.rows_of("documents").take(rows, ["id"])["id"]
+        documents = pa.table({"id": ids, "row": rows})
+        CorpusContext.fitted(
+            vectors,
+            documents,
+            model=self._located().fingerprint,
+            collection=collection.fingerprint,
+            seed=config.seed,
+            with_title=config.with_title,
+        ).write(writer)
+        return writer.commit(len(rows), facts={"encoder": encoder.contract.model_dump()})
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
+        """The encoder's contract."""
+        return records[0].facts
+
+    def summary(self, artifact: Artifact) -> str:
+        """Documents and vectors."""
+        vectors = CorpusContext.of(artifact.uri).vectors
+        return f"{artifact.rows:,} documents as {len(vectors):,} vectors of {vectors.shape[1]} dimensions"

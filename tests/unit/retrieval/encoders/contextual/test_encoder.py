@@ -1,0 +1,226 @@
+"""A contextual encoder in use: which context, what it costs, what is refused; and its folder."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder, segment_means
+from raytriever.retrieval.encoders.contextual.folder import contextual_from, keep_layers
+from raytriever.retrieval.encoders.contextual.form import RELEASED, ContextualForm
+from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.towers import load_towers
+from raytriever.retrieval.errors import UserError
+from tests.unit.retrieval.encoders.contextual.made_up import DOCUMENTS, contextual, saved
+from tests.unit.retrieval.encoders.tiny_models import TEXTS, WIDTH, edited, load_tiny
+
+
+def load(folder: Path) -> ContextualEncoder:
+    located = locate_model(str(folder))
+    towers = load_towers(EncoderSettings(model=str(folder)), located.path, located.fingerprint).eval()
+    assert towers.query is towers.document
+    assert isinstance(towers.query, ContextualEncoder)
+    return towers.query
+
+
+def test_no_vector_without_a_word_on_the_context() -> None:
+    encoder = contextual()
+    with pytest.raises(UserError, match=r"trained with a context \(contextual, 8 vectors\) and none is set.*'null'"):
+        encode_texts(encoder, TEXTS, "document")
+    assert encoder.contract.context is None
+    assert encoder.contract.architecture == "contextual, 8 vectors"
+    vectors = {}
+    for context in (encoder.embed_context(DOCUMENTS), "null", None):
+        encoder.use_context(context)
+        vectors[encoder.contract.context] = encode_texts(encoder, TEXTS, "document")
+    (real, null, none), names = vectors.values(), list(vectors)
+    assert names[1:] == ["null", "none"]
+    assert names[0] is not None
+    assert len(names[0]) == 64
+    assert min(np.abs(real - null).max(), np.abs(real - none).max(), np.abs(null - none).max()) > 1e-3
+    encoder.forget_context()
+    with pytest.raises(UserError, match="none is set"):
+        encode_texts(encoder, TEXTS, "document")
+
+
+def test_vectors_of_different_contexts_do_not_meet() -> None:
+    encoder = contextual()
+    contracts = []
+    for context in (encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS[:5])):
+        encoder.use_context(context)
+        contracts.append(encoder.contract)
+    with pytest.raises(UserError, match="come from different encoders: context '"):
+        contracts[0].require_same(contracts[1], "one", "other")
+    encoder.use_context(encoder.embed_context(DOCUMENTS), fingerprint="a name")
+    assert encoder.contract.context == "a name"
+    plain = load_tiny(saved("bert"), pooling="mean").contract
+    assert (plain.architecture, plain.context) == ("plain", None)
+    fields = plain.model_dump(mode="json", exclude_defaults=True)
+    assert not {"architecture", "context"} & fields.keys()  # so no older fingerprint changes
+
+
+@torch.no_grad()
+def test_a_context_is_read_once_until_weights_change() -> None:
+    encoder = contextual(dtype=torch.float32)
+    encoder.use_context(encoder.embed_context(DOCUMENTS))
+    features = encoder.tokenize(TEXTS, "document")
+    before, prefix = encoder(features), encoder._prefix
+    torch.testing.assert_close(encoder(features), before, atol=0, rtol=0)
+    assert encoder._prefix is prefix
+    encoder.train()
+    for parameter in encoder.transformer.parameters():
+        parameter.mul_(1.1)
+    encoder.eval()
+    fresh = encoder.encode(features, encoder.read_context(encoder.context_vectors))
+    torch.testing.assert_close(encoder(features), fresh, atol=0, rtol=0)
+    encoder.to(torch.bfloat16)  # the context goes along
+    half = encoder(features)
+    assert torch.nn.functional.cosine_similarity(half, fresh).min() > 0.99
+
+
+def test_context_documents_are_embedded_by_themselves() -> None:
+    encoder = contextual()
+    together = encoder.embed_context(DOCUMENTS)
+    assert together.shape == (len(DOCUMENTS), WIDTH)
+    alone = torch.cat([encoder.embed_context([text], token_budget=1) for text in DOCUMENTS])
+    torch.testing.assert_close(together, alone, atol=1e-12, rtol=1e-12)
+    several = contextual(vectors_per_document=3)
+    assert several.embed_context(DOCUMENTS).shape == (3 * len(DOCUMENTS), WIDTH)
+    with pytest.raises(UserError, match="2 of the 3 documents for the context are empty, the first at place 1"):
+        encoder.embed_context(["some", "", " \n"])
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 12])
+def test_segments_are_means_of_consecutive_tokens(length: int) -> None:
+    states = torch.randn(1, 15, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(15) < length).long()[None]
+    for count in (1, 2, 3, 5):
+        found = segment_means(states, mask, count)[0]
+        for number in range(count):
+            first = number * length // count
+            last = max((number + 1) * length // count, first + 1)
+            torch.testing.assert_close(found[number], states[0, first:last].mean(dim=0))
+        if length % count == 0:
+            torch.testing.assert_close(found.mean(dim=0), states[0, :length].mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [(torch.zeros(3, 7), r"shape \(3, 7\)"), (torch.zeros(0, WIDTH), "one at least"), (torch.zeros(WIDTH), "shape")],
+)
+def test_other_vectors_are_no_context(context: torch.Tensor, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        contextual().use_context(context)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
+@pytest.mark.parametrize(
+    "form", [{}, RELEASED | {"vectors_per_document": 2, "max_length": 20}], ids=["paper", "released"]
+)
+def test_a_folder_gives_the_same_encoder(family: str, form: dict, tmp_path: Path) -> None:
+    encoder = contextual(family, dtype=torch.float32, normalize=True, query_prompt="query: ", **form)
+    encoder.save(tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    assert loaded.contextual_form == encoder.contextual_form
+    for context in ("vectors", "null", None):
+        for each in (encoder, loaded):
+            each.use_context(each.embed_context(DOCUMENTS) if context == "vectors" else context)
+        for role in ("query", "document"):
+            found, expected = (encode_texts(each, TEXTS, role) for each in (loaded, encoder))
+            np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    same = {"model", "context"}
+    assert loaded.contract.model_dump(exclude=same) == encoder.contract.model_dump(exclude=same)
+
+
+def test_sentence_transformers_reads_the_second_stage_without_context(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    encoder = contextual(dtype=torch.float32, normalize=True)
+    encoder.save(tmp_path)
+    encoder.use_context(None)
+    theirs = SentenceTransformer(str(tmp_path), device="cpu").encode_document(TEXTS)
+    np.testing.assert_allclose(encode_texts(encoder, TEXTS, "document"), theirs, atol=1e-5, rtol=0)
+
+
+def test_a_plain_encoder_replaces_a_contextual_one(tmp_path: Path) -> None:
+    contextual(dtype=torch.float32).save(tmp_path)
+    load_tiny(saved("bert"), pooling="mean").save(tmp_path)
+    located = locate_model(str(tmp_path))
+    towers = load_towers(EncoderSettings(model=str(tmp_path)), located.path, located.fingerprint)
+    assert towers.contract.architecture == "plain"
+
+
+def test_both_stages_count_in_the_fingerprint(tmp_path: Path) -> None:
+    contextual(dtype=torch.float32).save(tmp_path)
+    found = {locate_model(str(tmp_path)).fingerprint}
+    for name in ("first_stage/model.safetensors", "contextual.safetensors"):
+        weights = load_file(tmp_path / name)
+        first = next(iter(weights))
+        save_file(weights | {first: weights[first] + 1}, tmp_path / name, {"format": "pt"})
+        found.add(locate_model(str(tmp_path)).fingerprint)
+    edited(tmp_path / "contextual.json", lambda form: form.update(context_documents=3))
+    found.add(locate_model(str(tmp_path)).fingerprint)
+    edited(tmp_path / "first_stage" / "1_Pooling" / "config.json", lambda pooling: pooling.update(include_prompt=False))
+    found.add(locate_model(str(tmp_path)).fingerprint)
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: (p / "contextual.json").write_text('{"context_documents": 0}'), "contextual.json describes no"),
+        (lambda p: (p / "contextual.json").write_text(json.dumps(RELEASED)), "holds null, but the form.*head.0.bias"),
+        (lambda p: (p / "contextual.safetensors").unlink(), "contextual.safetensors can't be read"),
+        (lambda p: (p / "contextual.safetensors").write_bytes(b"no"), "contextual.safetensors can't be read"),
+        (lambda p: (p / "first_stage" / "model.safetensors").unlink(), "first_stage can't be loaded"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_refused(change, message: str, tmp_path: Path) -> None:
+    contextual(dtype=torch.float32).save(tmp_path)
+    change(tmp_path)
+    with pytest.raises(UserError, match=message):
+        load(tmp_path)
+
+
+def test_first_stages_of_fewer_layers_and_tokens() -> None:
+    plain = load_tiny(saved("modernbert"), pooling="mean", max_length=24)
+    encoder = contextual_from(plain, ContextualForm(), first_stage_layers=2, context_max_length=6).eval()
+    config = encoder.first_stage.transformer.config
+    assert (config.num_hidden_layers, len(config.layer_types)) == (2, 2)
+    assert plain.transformer.config.num_hidden_layers == 4
+    assert max(map(len, encoder.first_stage.tokenize_ids(TEXTS, "document"))) == 6
+    assert not {id(p) for p in encoder.first_stage.parameters()} & {id(p) for p in encoder.transformer.parameters()}
+    for count in (0, 5):
+        with pytest.raises(UserError, match="the first stage has 4 layers"):
+            keep_layers(plain.transformer, count)
+    with pytest.raises(UserError, match="context_max_length is 25, over the first stage's limit of 24 tokens"):
+        contextual_from(plain, ContextualForm(), context_max_length=25)
+
+
+def test_stages_of_different_width_are_refused() -> None:
+    wide = load_tiny(saved("bert"), pooling="mean")
+    wide.contract = wide.contract.model_copy(update={"dimension": 384})
+    encoder = contextual()
+    with pytest.raises(UserError, match="384 numbers, but the encoder's tokens 32"):
+        ContextualEncoder(encoder.transformer, None, [], encoder.contract, wide, ContextualForm())
+
+
+@pytest.mark.parametrize("form", [{"prompts": 2}, {"pooled": "all"}])
+def test_blocks_go_without_prompts(form: dict) -> None:
+    with pytest.raises(ValueError, match="prefix_attends 'prefix' goes without prompt vectors"):
+        ContextualForm(prefix_attends="prefix", **form)
+
+
+def test_fresh_weights_are_those_of_the_seed() -> None:
+    plain = load_tiny(saved("bert"), pooling="mean")
+    form = ContextualForm(**RELEASED)
+    made = [contextual_from(plain, form, first_stage_perceptron=True, seed=seed) for seed in (1, 1, 2)]
+    states = [dict(encoder.named_parameters()) for encoder in made]
+    for name in ("null", "prompts.0.weight", "head.2.weight", "first_stage.dense.0.linear.weight"):
+        torch.testing.assert_close(states[0][name], states[1][name], atol=0, rtol=0)
+        assert (states[0][name] - states[2][name]).abs().max() > 1e-3

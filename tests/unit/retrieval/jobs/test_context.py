@@ -1,0 +1,122 @@
+"""A context from its corpus to the index: fitted once, carried along, refused where it doesn't belong."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.contexts import CorpusContext, draw_documents
+from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.context import Context, ContextConfig
+from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
+from raytriever.retrieval.jobs.index import Index, IndexConfig
+from raytriever.retrieval.mteb_encoder import load_described
+from raytriever.retrieval.vectors import StoredVectors
+from tests.unit.retrieval.encoders.contextual.made_up import contextual, saved
+from tests.unit.small_run import make, make_collection
+
+J = 8
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_collection(tmp_path_factory.mktemp("collection"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "contextual"
+    contextual(dtype=torch.float32, context_documents=J).save(folder)
+    return folder
+
+
+def fit(folder: Path, collection: str, model: Path, **settings: Any) -> str:
+    encoder = {"model": str(model), "dtype": "float32"}
+    values = {"collection": collection, "encoder": encoder, "output": str(folder)} | settings
+    return make(Context(validate(ContextConfig, values, "Settings of context")))
+
+
+def embed(folder: Path, collection: str, model: Path, **settings: Any) -> StoredVectors:
+    encoder = {"model": str(model), "dtype": "float32"}
+    values = {"collection": collection, "encoder": encoder, "output": str(folder)} | settings
+    return StoredVectors(make(Embed(validate(EmbedConfig, values, "Settings of embed"))))
+
+
+def loaded(model: Path) -> ContextualEncoder:
+    encoder = load_described(EncoderSettings(model=str(model), dtype="float32")).query
+    assert isinstance(encoder, ContextualEncoder)
+    return encoder
+
+
+def test_documents_and_queries_are_read_in_the_context_of_their_corpus(
+    collection: str, model: Path, tmp_path: Path
+) -> None:
+    uri = fit(tmp_path / "context", collection, model)
+    context = CorpusContext.of(uri)
+    rows, texts = draw_documents(StoredCollection(collection), J, seed=0)
+    assert len(set(rows.tolist())) == J
+    encoder = loaded(model)
+    np.testing.assert_allclose(context.vectors, encoder.embed_context(texts).numpy(), atol=1e-6)
+    encoder.use_context(torch.from_numpy(context.vectors))
+    vectors = embed(tmp_path / "vectors", collection, model, context=uri)
+    stored = StoredCollection(collection)
+    for part, role in (("documents", "document"), ("queries", "query")):
+        texts = stored.texts(part, np.arange(6), with_title=True)
+        found = vectors.part(part).range(0, 6)
+        np.testing.assert_allclose(found, encode_texts(encoder, texts, role), atol=2e-3)
+    without = embed(tmp_path / "null", collection, model, without_context="null")
+    difference = np.abs(without.part("queries").range(0, 6) - vectors.part("queries").range(0, 6)).max()
+    assert difference > 0.01
+    with pytest.raises(UserError, match=r"context '\w{64}' against 'null'"):
+        vectors.contract.require_same(without.contract, "one", "other")
+
+
+def test_vectors_and_index_carry_the_context_on(collection: str, model: Path, tmp_path: Path) -> None:
+    uri = fit(tmp_path / "context", collection, model)
+    vectors = embed(tmp_path / "vectors", collection, model, context=uri)
+    index_settings = {"index": {"kind": "vectors", "vectors": vectors.uri}, "output": str(tmp_path / "index")}
+    index = make(Index(validate(IndexConfig, index_settings, "Settings of index")))
+    for carrier in (vectors.uri, index):
+        again = embed(Path(f"{carrier}_queries"), collection, model, context=carrier, parts=["queries"])
+        assert again.contract == vectors.contract
+        np.testing.assert_array_equal(again.part("queries").range(0, 6), vectors.part("queries").range(0, 6))
+
+
+def test_a_context_is_drawn_by_its_seed_alone(collection: str, model: Path, tmp_path: Path) -> None:
+    first, same, other = (
+        CorpusContext.of(fit(tmp_path / str(number), collection, model, seed=seed, documents=5))
+        for number, seed in enumerate((3, 3, 4))
+    )
+    assert first.description == same.description
+    assert first.description.fingerprint != other.description.fingerprint
+    assert len(first.vectors) == 5
+
+
+def test_what_does_not_belong_is_refused(collection: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no context is given\. Fit one .* without_context 'null'"):
+        embed(tmp_path / "a", collection, model)
+    with pytest.raises(UserError, match="context and without_context exclude each other"):
+        embed(tmp_path / "b", collection, model, context="x", without_context="none")
+    uri = fit(tmp_path / "context", collection, model)
+    other = make_collection(tmp_path / "other", word="another")
+    with pytest.raises(UserError, match=r"of another collection .* or set foreign_context to true"):
+        embed(tmp_path / "c", other, model, context=uri)
+    assert embed(tmp_path / "c", other, model, context=uri, foreign_context=True).contract.context
+    contextual(dtype=torch.float32, context_documents=J, residual_head=True).save(tmp_path / "model")
+    with pytest.raises(UserError, match="made by another encoder"):
+        embed(tmp_path / "d", collection, tmp_path / "model", context=uri)
+    with pytest.raises(UserError, match=r"reads no context\. Leave out"):
+        embed(tmp_path / "e", collection, saved("bert"), context=uri)
+    with pytest.raises(UserError, match="reads no context"):
+        fit(tmp_path / "f", collection, saved("bert"))
+    with pytest.raises(UserError, match=r"documents is 100, but .* has only 54"):
+        fit(tmp_path / "g", collection, model, documents=100)
+    with pytest.raises(UserError, match="holds no context"):
+        embed(tmp_path / "h", collection, model, context=collection)

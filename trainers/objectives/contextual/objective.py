@@ -1,0 +1,259 @@
+"""Contextual training: the masked contrastive loss of vectors that were read in a context drawn from their own batch.
+
+Morris & Rush 2024, "Contextual Document Embeddings". Both stages are encoded in chunks: a gradient passes the second
+stage's chunks, gathers in the context's vectors, and goes on through the chunks of the first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Literal, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
+from raytriever.retrieval.encoders.contextual.folder import contextual_from
+from raytriever.retrieval.encoders.contextual.form import RELEASED, ContextualForm
+from raytriever.retrieval.encoders.specification import EncoderSettings, Role
+from raytriever.retrieval.encoders.text_encoder import TextEncoder
+from raytriever.retrieval.errors import UserError
+from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
+from raytriever.trainers.objective import Outcome
+from raytriever.trainers.objectives.contextual.draws import drawn_places, dropped_places, text_keys
+from raytriever.trainers.objectives.contrastive import contrastive_metrics, masked_contrastive_loss
+from raytriever.trainers.objectives.pair_batch import PairBatch, collate_pairs, known_positives
+from raytriever.trainers.objectives.pair_objective import PairObjective, PairSettings
+from raytriever.trainers.reading import EPOCH
+
+_KEY = "key"  # beside a text's tokens
+
+
+class ContextualSettings(PairSettings):
+    """What the context is, what it is drawn from, and the loss over cosines.
+
+    ``context_documents`` (J) are drawn anew each epoch, by ``seed``, from the documents of what is one loss: a batch,
+    or with ``share_negatives`` 'step' a step; where there are fewer, all are taken. A text does not read its own
+    document, nor a query its answers, unless ``own_documents_in_context``, the paper's way.
+
+    ``first_stage``: None starts from a copy of the encoder; ``first_stage_layers``: the first so many of its layers.
+    ``sequence_dropout``: the probability that the null vector stands in for a context vector. ``variant``: 'released'
+    adds what the authors' code has beside the paper (prompt vectors, a residual head, a perceptron behind the first
+    stage, texts positioned behind their context). ``prefix_attends`` 'prefix' is not the paper's: context vectors
+    then read each other alone and not the text, which makes long contexts cheap. An encoder that is contextual already
+    keeps both stages, and all of its form but ``context_documents``.
+    """
+
+    kind: Literal["contextual"] = "contextual"
+    similarity_temperature: float = Field(default=0.02, gt=0)
+    context_documents: int = Field(default=64, ge=1)
+    vectors_per_document: int = Field(default=1, ge=1)
+    context_max_length: int | None = Field(default=None, ge=1)  # tokens; None: as the first stage says
+    own_documents_in_context: bool = False
+    sequence_dropout: float = Field(default=0.005, ge=0, lt=1)
+    first_stage: EncoderSettings | None = None
+    first_stage_layers: int | None = Field(default=None, ge=1)
+    variant: Literal["paper", "released"] = "paper"
+    prefix_attends: Literal["all", "prefix"] = "all"
+    seed: int = 0
+
+    def form(self) -> ContextualForm:
+        """Of a fresh contextual encoder."""
+        released = RELEASED if self.variant == "released" else {}
+        chosen = self.model_dump(include={"context_documents", "vectors_per_document", "prefix_attends"})
+        return ContextualForm.model_validate(chosen | released)
+
+
+def contextual_encoder(
+    encoder: TextEncoder, settings: ContextualSettings, first_stage: TextEncoder | None, seed: int
+) -> ContextualEncoder:
+    """What is trained: an encoder that is contextual already, else a fresh one whose second stage is ``encoder``.
+
+    ``seed``: of fresh weights. Raises ``UserError`` where the settings ask for another form or first stage than the
+    encoder has.
+    """
+    if not isinstance(encoder, ContextualEncoder):
+        return contextual_from(
+            encoder,
+            settings.form(),
+            first_stage,
+            first_stage_layers=settings.first_stage_layers,
+            first_stage_perceptron=settings.variant == "released",
+            context_max_length=settings.context_max_length,
+            seed=seed,
+        )
+    form = settings.form()
+    own = encoder.contextual_form.model_copy(update={"context_documents": form.context_documents})
+    if first_stage is not None or settings.first_stage_layers is not None or own != form:
+        raise UserError(
+            f"The encoder is contextual already ({own}) and keeps both its stages, but the objective asks for"
+            f" '{form}'{', a first stage or a number of its layers' if own == form else ''}. Leave out first_stage and"
+            " first_stage_layers, and set variant, vectors_per_document and prefix_attends as it was trained."
+        )
+    encoder.resize_context(own, settings.context_max_length)
+    return encoder
+
+
+def require_contextual(encoder: TextEncoder) -> ContextualEncoder:
+    """``encoder`` as what it is. Raises ``UserError`` where it has one stage alone."""
+    if isinstance(encoder, ContextualEncoder):
+        return encoder
+    raise UserError(
+        "The objective contextual trains an encoder of two stages, and this one has one. Make it contextual first"
+        " (contextual_encoder); a training run does so."
+    )
+
+
+@dataclass(frozen=True)
+class ContextCandidates:
+    """The documents of this rank that may be drawn: tokens (m, length), int64 (m,) random ``draws`` and text keys."""
+
+    features: dict[str, Tensor]
+    draws: Tensor
+    keys: Tensor
+
+
+@dataclass(frozen=True)
+class ContextualBatch(PairBatch):
+    """A batch of pairs with candidates for its context; ``query_keys``, ``document_keys`` int64 (n,) are of its rows.
+
+    Chunks carry the key of each text beside its tokens.
+    """
+
+    candidates: ContextCandidates
+    query_keys: Tensor
+    document_keys: Tensor
+
+
+@dataclass(frozen=True)
+class _Context:
+    """The context of one loss: vectors (J, width), the keys of their texts, and random numbers, int64 (J,)."""
+
+    vectors: Tensor
+    keys: Tensor
+    draws: Tensor
+
+
+class Contextual(PairObjective):
+    """Trains both stages of a contextual encoder, which queries and documents share."""
+
+    columns: ClassVar[tuple[str, ...]] = (*PairObjective.columns, EPOCH)
+
+    def __init__(self, encoder: ContextualEncoder, settings: ContextualSettings) -> None:
+        super().__init__(encoder, encoder, settings)
+        self.settings = settings
+        self.similarity = "cosine"
+
+    @property
+    def contextual(self) -> ContextualEncoder:
+        """The encoder."""
+        return cast(ContextualEncoder, self.query_encoder)
+
+    @property
+    def corpus_sample(self) -> int:
+        """A context's documents."""
+        return self.settings.context_documents
+
+    def read_corpus(self, documents: Sequence[str]) -> None:
+        """Makes ``documents`` the context of what is embedded from now on."""
+        self.contextual.use_context(self.contextual.embed_context(documents))
+
+    def export(self, folder: Path) -> None:
+        """Writes both stages; the context that validation read is no part of them."""
+        self.contextual.forget_context()
+        super().export(folder)
+
+    def collate(self, rows: pa.Table) -> ContextualBatch:
+        """Tokenises each distinct text once, and once more those that may be drawn as context."""
+        settings = self.settings
+        pairs = collate_pairs(
+            rows,
+            partial(self._tokenize, role="query", max_length=settings.query_max_length),
+            partial(self._tokenize, role="document", max_length=settings.document_max_length),
+            settings.chunk_size,
+            joined=self.joins_step,
+            slice_number=self.slice_number,
+        )
+        documents = rows["document"].to_pylist()
+        candidates = self._candidates(
+            documents + pc.list_flatten(rows["hard_negatives"]).to_pylist(), rows[EPOCH][0].as_py()
+        )
+        return ContextualBatch(
+            **vars(pairs) | {"tokens": pairs.tokens + int(candidates.features["attention_mask"].sum())},
+            candidates=candidates,
+            query_keys=text_keys(rows["query"].to_pylist()),
+            document_keys=text_keys(documents),
+        )
+
+    def _tokenize(self, texts: Sequence[str], role: Role, max_length: int | None) -> dict[str, Tensor]:
+        return self.contextual.tokenize(texts, role, max_length) | {_KEY: text_keys(texts)[:, None]}
+
+    def _candidates(self, documents: Sequence[str], epoch: int) -> ContextCandidates:
+        """Those of this rank's documents that are drawn where no other rank has a smaller number."""
+        distinct = [text for text in dict.fromkeys(documents) if text.strip()]
+        numbers = text_keys(distinct, salt=f"{self.settings.seed} {epoch} ")
+        places = drawn_places(numbers, self.settings.context_documents)
+        texts = [distinct[place] for place in places.tolist()]
+        none = torch.zeros(0, 1, dtype=torch.int64)
+        features = {"input_ids": none, "attention_mask": none}
+        if texts:
+            features = self.contextual.first_stage.tokenize(texts, "document")
+        return ContextCandidates(features, numbers[places], text_keys(texts))
+
+    def forward(self, batch: PairBatch) -> Outcome:
+        """The loss over this rank's queries and the documents of all ranks that share it."""
+        batch = cast(ContextualBatch, batch)  # as ``collate`` makes it
+        columns = self.count_columns(batch)
+        context = self._read_context(batch.candidates)
+        rows = self.gather(torch.stack([batch.query_keys, batch.document_keys], dim=1))
+        answers, count = torch.cat([rows[:, 1], context.keys]), len(rows)
+        query_vectors = self._encode(
+            batch.queries, context, lambda keys: known_positives(keys, rows[:, 0], answers)[:, count:]
+        )
+        own_vectors = self._encode(batch.documents, context, lambda keys: keys[:, None] == context.keys)
+        document_vectors = self.gather_columns(own_vectors, columns)
+        mask, positives, temperature = columns.mask, columns.positives, self.settings.similarity_temperature
+        loss = masked_contrastive_loss(query_vectors, document_vectors, mask, positives, temperature)
+        metrics = contrastive_metrics(query_vectors, document_vectors, mask, positives)
+        in_context = (batch.document_keys[:, None] == context.keys).any(dim=1)
+        metrics["answers_in_context"] = in_context.float().mean()
+        return Outcome(loss, metrics, len(query_vectors), batch.tokens)
+
+    def _read_context(self, candidates: ContextCandidates) -> _Context:
+        """Each rank embeds those that are drawn of its own documents, and all get the vectors of all."""
+        settings, mine = self.settings, self.slice_number
+        keys, draws = candidates.keys, candidates.draws
+        table = self.gather(torch.stack([draws, keys, torch.full_like(keys, mine)], dim=1))
+        drawn = drawn_places(table[:, 0], settings.context_documents)
+        own = drawn[table[drawn, 2] == mine] - (table[:, 2] < mine).sum()
+        # where none is this rank's, it still takes part in the gather's backward pass
+        vectors = self.contextual.null.new_zeros(0, settings.vectors_per_document, len(self.contextual.null))
+        vectors.requires_grad_(torch.is_grad_enabled())
+        if len(own):
+            chunks = cut_by_length({name: of[own] for name, of in candidates.features.items()}, settings.chunk_size)
+            vectors = encode_chunks(self.contextual.read_documents, chunks, cached=settings.gradient_cache)
+        numbers = torch.arange(settings.vectors_per_document, device=drawn.device)
+        return _Context(
+            vectors=self.gather(vectors).flatten(0, 1),
+            keys=table[drawn, 1].repeat_interleave(len(numbers)),
+            draws=(table[drawn, 0, None] + numbers).flatten(),
+        )
+
+    def _encode(self, texts: Chunks, context: _Context, own: Callable[[Tensor], Tensor]) -> Tensor:
+        """Normalised vectors; ``own`` says which context vectors are those of a text's own document, by its key."""
+        settings = self.settings
+        dropout = settings.sequence_dropout if self.training and len(context.keys) else 0.0
+        vectors = context.vectors if len(context.keys) else None
+        prefix = self.contextual.read_context(vectors, droppable=dropout > 0)
+
+        def encode(features: Mapping[str, Tensor]) -> Tensor:
+            keys = features[_KEY][:, 0]
+            hidden = None if settings.own_documents_in_context else own(keys)
+            dropped = dropped_places(keys, context.draws, dropout) if dropout else None
+            return self.contextual.encode(features, prefix, dropped, hidden)
+
+        return nn.functional.normalize(encode_chunks(encode, texts, cached=settings.gradient_cache), dim=-1)
