@@ -65,6 +65,18 @@ PAPERS = {
         2022,
         "https://arxiv.org/abs/2112.08766",
     ),
+    "revela": Paper(
+        "Cai, Chen, Zhao, Chen, Zhang, Wu, Gurevych & Koeppl",
+        "Revela: Dense Retriever Learning via Language Modeling",
+        2025,
+        "https://arxiv.org/abs/2506.16552",
+    ),
+    "replug": Paper(
+        "Shi, Min, Yasunaga, Seo, James, Lewis, Zettlemoyer & Yih",
+        "REPLUG: Retrieval-Augmented Black-Box Language Models",
+        2024,
+        "https://arxiv.org/abs/2301.12652",
+    ),
 }
 
 

@@ -14,10 +14,11 @@ from torch import nn
 from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
 from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import load_towers
+from raytriever.retrieval.encoders.towers import Towers, load_towers
 from raytriever.trainers.kinds import ObjectiveSettings, build_objective
 from raytriever.trainers.language_model_scores import SCORES, score_table
 from raytriever.trainers.objective import Objective
+from raytriever.trainers.objectives.contextual.objective import ContextualSettings, contextual_encoder
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table
@@ -26,6 +27,12 @@ from tests.unit.trainers.triplet_batches import triplet_batch
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 TOKENS = {"kind": "first_tokens", "tokens": 3}
+
+
+def epoch_batch(number: int, size: int) -> pa.Table:
+    """A random batch of the first epoch."""
+    return random_batch(number, size).append_column("epoch", pa.array([0] * size, pa.int32()))
+
 
 # name: the objective's settings, the form of a document's vectors, its stored batches
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Any]] = {
@@ -55,6 +62,13 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Any]] = {
     "revela, frozen": (
         {"kind": "revela", "similarity_temperature": 0.1, "language_model": {"frozen": True}}, None, chunk_table
     ),
+    "contextual": ({"kind": "contextual", "context_documents": 6}, None, epoch_batch),
+    "contextual, cached": (
+        {"kind": "contextual", "context_documents": 6, "chunk_size": 3, "gradient_cache": True}, None, epoch_batch
+    ),
+    "contextual, prefix": (
+        {"kind": "contextual", "context_documents": 6, "prefix_attends": "prefix"}, None, epoch_batch
+    ),
     "replug": ({"kind": "replug", "similarity_temperature": 0.1, "likelihood_temperature": 0.5}, None, chunk_table),
 }  # fmt: skip
 BATCHES = 4  # that have scores
@@ -70,12 +84,16 @@ def make_objective(name: str, folder: Path, lora: bool = False) -> Objective[Any
         models = {"objective.language_model": located}
     if settings["kind"] == "replug":
         settings = settings | {"scores": _scores()}
-    encoder = EncoderSettings.model_validate({"model": str(folder), "pooling": "cls", "form": form})
-    towers = load_towers(encoder, folder, "a" * 64, dropout=0.0)
+    plain = EncoderSettings.model_validate({"model": str(folder), "pooling": "cls", "form": form})
+    towers = load_towers(plain, folder, "a" * 64, dropout=0.0)
     _spread(towers.query.transformer)
-    if lora:
-        add_adapter(towers.query.transformer, LoraSettings(rank=4))
-    return build_objective(TypeAdapter(ObjectiveSettings).validate_python(settings), towers, models)
+    chosen: Any = TypeAdapter(ObjectiveSettings).validate_python(settings)
+    if isinstance(chosen, ContextualSettings):
+        encoder = contextual_encoder(towers.query, chosen, None, seed=0)
+        towers = Towers(encoder, encoder)
+    for transformer in towers.transformers() if lora else ():
+        add_adapter(transformer, LoraSettings(rank=4))
+    return build_objective(chosen, towers, models)
 
 
 @cache
