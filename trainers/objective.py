@@ -115,7 +115,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     @property
     def document_vectors(self) -> "StoredVectors | None":
-        """The documents' vectors where these are fixed: searched in validation and in use, whatever ``encoder`` gives."""
+        """Vectors of the documents where these are fixed: searched in validation and in use, whatever is trained."""
         return None
 
     def check_batches(self, batches: "BatchReader") -> None:
