@@ -103,12 +103,6 @@ class BatchFiles:
         """Examples of every batch."""
         return int(self._artifact.shards[0].facts["batch_size"])
 
-    def names(self, epoch: int) -> list[tuple[str, int]]:
-        """The files of an epoch in order, each with its number of batches."""
-        total = self.number_of_batches(epoch)
-        ends = [*(first for first, _ in self._shards[epoch][1:]), total]
-        return [(name, end - first) for (first, name), end in zip(self._shards[epoch], ends, strict=True)]
-
     def number_of_batches(self, epoch: int) -> int:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
         if epoch not in self._counts:
@@ -117,6 +111,15 @@ class BatchFiles:
                 " epochs, or train for fewer."
             )
         return self._counts[epoch]
+
+    def distinct(self, column: str) -> set[Any]:
+        """All values of a column, over all epochs; one file's in memory at a time."""
+        found: set[Any] = set()
+        for shards in self._shards.values():
+            for _, name in shards:
+                table = pq.read_table(self._artifact.path(name), columns=[column])
+                found |= set(table[column].unique().to_pylist())
+        return found
 
     def read(self, epoch: int, index: int) -> pa.Table:
         """One batch, its rows in order. Raises ``UserError`` where there is no such batch."""

@@ -62,7 +62,7 @@ def draw_documents(
     A function of the collection, ``count`` and ``seed``. Raises ``UserError`` where all that were drawn are empty.
     """
     total = collection.count("documents")
-    drawn = np.random.default_rng(seed).permutation(total)[: _EMPTY_ALLOWANCE * count]
+    drawn = np.random.default_rng(seed).choice(total, min(total, _EMPTY_ALLOWANCE * count), replace=False)
     table = collection.rows_of("documents").take(drawn, text_columns("documents"))
     texts = texts_of(table, "documents", with_title=with_title)
     kept = [(row, text) for row, text in zip(drawn.tolist(), texts, strict=True) if text.strip()][:count]

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.pretrained import LocatedModel
 from raytriever.retrieval.encoders.towers import Towers
 from raytriever.retrieval.errors import UserError
@@ -40,6 +41,11 @@ def build_objective(
     ``models``: what else a run names, by the dotted keys of its settings; ``seed``: of fresh weights. Raises
     ``UserError`` where the kind doesn't train what ``towers`` are: two encoders, or several vectors a document.
     """
+    if isinstance(towers.query, ContextualEncoder) and not isinstance(settings, ContextualSettings):
+        raise UserError(
+            f"The objective {settings.kind} doesn't train contextual encoders, which read some of the corpus before a"
+            " text. The kind contextual does."
+        )
     match settings:
         case MultiLayerSettings():
             documents: Any = towers.document  # a plain one where documents have a single vector

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from raytriever.retrieval.encoders.adapter import LoraSettings, has_adapter
@@ -36,6 +36,12 @@ class TrainedModelSettings(LanguageModelSettings):
     dropout: float | None = Field(default=None, ge=0, lt=1)  # None: as the model's configuration says
     activation_checkpointing: bool = False
 
+    @model_validator(mode="after")
+    def _frozen_has_nothing_to_train(self) -> Self:
+        if self.frozen and self.lora is not None:
+            raise ValueError("frozen trains nothing of the language model, lora a part of it: leave one out")
+        return self
+
 
 def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, Any]:
     """The causal language model at ``path`` in float32, and its tokenizer, which pads on the right.
@@ -54,7 +60,7 @@ def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, 
         )
     safe_weights(path, "model.safetensors")
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         if dropout is not None:
             set_dropout(config, dropout)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -62,10 +68,16 @@ def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, 
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
+            trust_remote_code=False,
             attn_implementation="sdpa",
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"The language model in {path} brings code of its own, which is not run. Choose one whose architecture"
+                " transformers has."
+            ) from error
         raise UserError(f"The language model in {path} can't be loaded: {first_line(error)}") from error
     if report["missing_keys"]:
         lacking = sorted(report["missing_keys"])

@@ -229,9 +229,10 @@ class Embed(Stage[EmbedConfig]):
         pq.write_table(ids, writer.path(f"{name}.ids.parquet"), compression="zstd")
         writer.add(f"{name}.npy")
         writer.add(f"{name}.ids.parquet")
-        context = self._context()
-        if context is not None and part == self.config.parts[0] and not shard.description["number"]:
-            context.write(writer)  # so that whoever has the vectors can embed more texts alike
+        if part == self.config.parts[0] and not shard.description["number"]:
+            context = self._context()
+            if context is not None:
+                context.write(writer)  # so that whoever has the vectors can embed more texts alike
         contract = towers.contract.model_dump()
         return writer.commit(len(texts), counts={part: len(texts)}, facts={"encoder": contract})
 

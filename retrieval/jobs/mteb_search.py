@@ -121,6 +121,10 @@ class RaytrieverSearch:
             )
         embed, search = self._embed("", "documents").config, self._search("", 1).config
         experiment = {"with_title": embed.with_title, "index": index, "search_parameters": search.search_parameters}
+        if self._reads_context:
+            experiment["context"] = self._settings["context"]
+        if embed.without_context is not None:
+            experiment["without_context"] = embed.without_context
         name = self._name or result_name(embed.encoder.model)
         return model_meta(load_described(embed.encoder), name, experiment)
 

@@ -11,6 +11,7 @@ from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
 from raytriever.retrieval.encoders.specification import resolve_dtype
+from raytriever.retrieval.encoders.transformer import position_limit
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.devices import worker_device
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
@@ -18,17 +19,18 @@ from raytriever.retrieval.progress import say
 from raytriever.trainers.language_model import ScoringModelSettings, load_language_model
 from raytriever.trainers.language_model_scores import SCHEMA, SCORES, conditional_likelihoods, score_table
 
+_SEPARATOR_TOKENS = 8  # at most, of what stands between two chunks
+
 
 class ScoreConfig(StageConfig):
     """Which batches of chunks, and the language model that reads them.
 
-    ``separator``: stands between a chunk and the one that it is to foretell; ``epochs``: how many of the stored ones.
+    ``separator``: stands between a chunk and the one that it is to foretell.
     """
 
     batches: InputPath
     language_model: ScoringModelSettings
     separator: str = "\n\n"
-    epochs: int | None = Field(default=None, ge=1)
     batches_per_shard: int = Field(default=64, ge=1)
 
 
@@ -63,7 +65,7 @@ class Score(Stage[ScoreConfig]):
         return {"batches": batches, "language_model.model": self._located().fingerprint}
 
     def plan(self) -> list[Shard]:
-        """Ranges of batches. Raises ``UserError`` for batches of another layout, and for more epochs than there are."""
+        """Ranges of batches. Raises ``UserError`` for batches of another layout."""
         batches, config = BatchReader(self.config.batches), self.config
         if batches.layout != "chunks":
             raise UserError(
@@ -72,7 +74,7 @@ class Score(Stage[ScoreConfig]):
             )
         say(f"  language model: {config.language_model.model} from {self._located().origin}")
         shards = []
-        for epoch in range(config.epochs or batches.epochs):
+        for epoch in range(batches.epochs):
             total = batches.number_of_batches(epoch)
             for number, first in enumerate(range(0, total, config.batches_per_shard)):
                 last = min(first + config.batches_per_shard, total)
@@ -91,6 +93,13 @@ class Score(Stage[ScoreConfig]):
         dtype = resolve_dtype(settings.dtype)
         device = worker_device(self.config.resources.gpus_per_worker, dtype)
         model, tokenizer = load_language_model(self._located().path)
+        positions = position_limit(model)
+        if positions is not None and 2 * settings.max_length + _SEPARATOR_TOKENS > positions:
+            raise UserError(
+                f"language_model.max_length is {settings.max_length}, and a chunk is read behind another, but"
+                f" {settings.model} has positions for {positions} tokens in all. Lower max_length to"
+                f" {(positions - _SEPARATOR_TOKENS) // 2}, or choose a model without such a limit."
+            )
         model = model.eval().requires_grad_(False)
         self._loaded = (model.to(device=device, dtype=getattr(torch, dtype)), tokenizer)
         self._batches = BatchReader(self.config.batches)

@@ -17,16 +17,19 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.configuration import Settings, did_you_mean
 from raytriever.retrieval.encoders.specification import Role
+from raytriever.retrieval.errors import UserError
 from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
 from raytriever.trainers.objective import Comparisons, Objective
 
 if TYPE_CHECKING:
+    from raytriever.pipelines.batches import BatchReader
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
 
 Batch = TypeVar("Batch")
 
+_FEWEST_CHUNKS = 3
 _WORD = re.compile(r"\S+")
 
 
@@ -82,6 +85,26 @@ class ChunkObjective(Objective[Batch]):
         super().__init__()
         self.retriever = retriever
         self._chunk_settings = settings
+
+    def check_batches(self, batches: "BatchReader") -> None:
+        """Enough chunks for a choice, and the domains that are named.
+
+        In a batch of two each chunk has one other, whatever the similarities say, and nothing is learnt.
+        """
+        if batches.batch_size < _FEWEST_CHUNKS:
+            raise UserError(
+                f"The batches in {batches.uri} have {batches.batch_size} chunks; with fewer than {_FEWEST_CHUNKS} the"
+                " similarities have no choice to make and the retriever learns nothing. Group more chunks"
+                " (grouping.batch_size; the paper has 16)."
+            )
+        if isinstance(self._chunk_settings.first_half, list):
+            there = batches.files.distinct("domain")
+            unknown = [domain for domain in self._chunk_settings.first_half if domain not in there]
+            if unknown:
+                raise UserError(
+                    f"objective.first_half names the domain {unknown[0]!r}, which no chunk in {batches.uri} has."
+                    f"{did_you_mean(unknown[0], sorted(there))}"
+                )
 
     def collate_chunks(self, rows: pa.Table) -> EncodedTwice:
         """Tokenises the chunks for the retriever, as passages and as queries."""

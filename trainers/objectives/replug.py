@@ -98,7 +98,8 @@ class Replug(ChunkObjective[ReplugBatch]):
         self._scores = ScoreReader(settings.scores)
 
     def check_batches(self, batches: BatchReader) -> None:
-        """The scores are of these batches. Raises ``UserError`` otherwise."""
+        """The scores are of these batches too. Raises ``UserError`` otherwise."""
+        super().check_batches(batches)
         self._scores.require_batches(batches)
 
     def collate(self, rows: pa.Table) -> ReplugBatch:

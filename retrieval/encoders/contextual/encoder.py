@@ -264,7 +264,8 @@ def segment_means(states: Tensor, attention_mask: Tensor, count: int) -> Tensor:
     behind = torch.maximum((numbers + 1) * lengths // count, first + 1)
     inside = ((places >= first) & (places < behind)).to(torch.promote_types(states.dtype, torch.float32))
     kept = states.to(inside.dtype).masked_fill(attention_mask.unsqueeze(-1) == 0, 0.0)
-    return inside @ kept / inside.sum(dim=-1, keepdim=True)
+    with torch.autocast(states.device.type, enabled=False):
+        return inside @ kept / inside.sum(dim=-1, keepdim=True)
 
 
 def weighted_mean(states: Tensor, weights: Tensor) -> Tensor:

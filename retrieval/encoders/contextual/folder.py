@@ -44,7 +44,7 @@ def contextual_from(
     the context. ``seed``: of fresh weights. Raises ``UserError`` for more layers or tokens than there are.
     """
     of = first_stage or encoder
-    transformer = copy.deepcopy(of.transformer)
+    transformer = of.transformer if first_stage else copy.deepcopy(of.transformer)
     if first_stage_layers is not None:
         keep_layers(transformer, first_stage_layers)
     config: Any = transformer.config
@@ -52,7 +52,7 @@ def contextual_from(
     dense = _dense_perceptron(width, seed) if first_stage_perceptron else []
     changed = {"normalize": False, "head": "full", "projection": None, "dimension": width}
     contract = shortened(of.contract.model_copy(update=changed), context_max_length or of.contract.max_length)
-    first = TextEncoder(transformer, copy.deepcopy(of.tokenizer), dense, contract)
+    first = TextEncoder(transformer, of.tokenizer if first_stage else copy.deepcopy(of.tokenizer), dense, contract)
     return ContextualEncoder(
         encoder.transformer, encoder.tokenizer, list(encoder.dense), encoder.contract, first, form, seed
     )

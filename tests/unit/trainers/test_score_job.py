@@ -13,7 +13,7 @@ from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.jobs.score import Score, ScoreConfig
 from raytriever.trainers.language_model_scores import ScoreReader
-from tests.unit.retrieval.encoders.tiny_models import DECODERS, save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import DECODERS, edited, save_tiny_model
 from tests.unit.small_run import make
 from tests.unit.trainers.chunk_batches import store_chunk_batches
 
@@ -55,16 +55,36 @@ def test_every_pair_as_one_sequence(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(reader.read(0, number, mean=True), expected / lengths, rtol=1e-4)
 
 
-def test_only_so_many_epochs_and_tokens(tmp_path: Path) -> None:
+def test_every_epoch_and_so_many_tokens(tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path / "model", language_model=True)
     batches = store_chunk_batches(tmp_path / "batches", epochs=2)
     settings = {"model": str(folder), "dtype": "float32", "max_length": 3}
-    reader = ScoreReader(score(tmp_path / "scores", batches, folder, epochs=1, language_model=settings))
-    assert reader.artifact.rows == 3 * 4
+    reader = ScoreReader(score(tmp_path / "scores", batches, folder, language_model=settings))
+    assert reader.artifact.rows == 2 * 3 * 4
     sums, means = (reader.read(0, 0, mean=mean) for mean in (False, True))
     np.testing.assert_allclose(sums / means, 3.0, rtol=1e-6)
-    with pytest.raises(UserError, match="epoch 1 was asked for"):
-        reader.read(1, 0, mean=False)
+    assert (reader.read(1, 0, mean=False) != sums).any()
+
+
+def test_a_chunk_behind_another_must_have_positions(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=1, n_head=2, n_positions=48)
+    folder = save_tiny_model("smollm2", tmp_path / "model", language_model=True)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    batches = store_chunk_batches(tmp_path / "batches")
+    settings = {"model": str(folder), "dtype": "float32", "max_length": 21}
+    with pytest.raises(UserError, match=r"positions for 48 tokens in all\. Lower max_length to 20"):
+        score(tmp_path / "scores", batches, folder, language_model=settings)
+    settings["max_length"] = 20
+    score(tmp_path / "scores", batches, folder, language_model=settings)
+
+
+def test_code_of_a_models_own_is_not_run(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path / "model", language_model=True)
+    values = {"model_type": "of_its_own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    edited(folder / "config.json", lambda config: config.update(values))
+    (folder / "own.py").write_text("raise SystemExit('was run')")
+    with pytest.raises(UserError, match="brings code of its own, which is not run"):
+        score(tmp_path / "scores", store_chunk_batches(tmp_path / "batches"), folder)
 
 
 def test_scores_of_other_batches_are_refused(tmp_path: Path) -> None:

@@ -54,6 +54,14 @@ def test_what_changes_the_weights_is_recorded(changes):
     assert stage(**changes).resolved() != stage().resolved()
 
 
+def test_a_language_models_memory_is_not_recorded():
+    def of(again: bool) -> dict:
+        model = {"model": "any", "activation_checkpointing": again}
+        return stage(objective={"kind": "revela", "language_model": model}).resolved()
+
+    assert of(True) == of(False)
+
+
 def test_a_form_that_the_objective_does_not_train_is_refused_with_the_settings():
     objective = {"kind": "multi_layer", "training_form": "self_contrastive", "regularisation": 1.0}
     with pytest.raises(UserError, match="but the encoder's form is single"):

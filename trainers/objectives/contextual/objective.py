@@ -8,17 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, Self, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 
 from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.contextual.folder import contextual_from
 from raytriever.retrieval.encoders.contextual.form import RELEASED, ContextualForm
+from raytriever.retrieval.encoders.contextual.second_stage import Prefix
 from raytriever.retrieval.encoders.specification import EncoderSettings, Role
 from raytriever.retrieval.encoders.text_encoder import TextEncoder
 from raytriever.retrieval.errors import UserError
@@ -60,6 +61,14 @@ class ContextualSettings(PairSettings):
     variant: Literal["paper", "released"] = "paper"
     prefix_attends: Literal["all", "prefix"] = "all"
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _form_is_one(self) -> Self:
+        try:
+            self.form()
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+        return self
 
     def form(self) -> ContextualForm:
         """Of a fresh contextual encoder."""
@@ -211,10 +220,12 @@ class Contextual(PairObjective):
         context = self._read_context(batch.candidates)
         rows = self.gather(torch.stack([batch.query_keys, batch.document_keys], dim=1))
         answers, count = torch.cat([rows[:, 1], context.keys]), len(rows)
-        query_vectors = self._encode(
-            batch.queries, context, lambda keys: known_positives(keys, rows[:, 0], answers)[:, count:]
+        prefix = self.contextual.read_context(
+            context.vectors if len(context.keys) else None, droppable=self._dropout(context) > 0
         )
-        own_vectors = self._encode(batch.documents, context, lambda keys: keys[:, None] == context.keys)
+        own_answers = _by_key(batch.query_keys, known_positives(batch.query_keys, rows[:, 0], answers)[:, count:])
+        query_vectors = self._encode(batch.queries, context, prefix, own_answers)
+        own_vectors = self._encode(batch.documents, context, prefix, lambda keys: keys[:, None] == context.keys)
         document_vectors = self.gather_columns(own_vectors, columns)
         mask, positives, temperature = columns.mask, columns.positives, self.settings.similarity_temperature
         loss = masked_contrastive_loss(query_vectors, document_vectors, mask, positives, temperature)
@@ -243,12 +254,12 @@ class Contextual(PairObjective):
             draws=(table[drawn, 0, None] + numbers).flatten(),
         )
 
-    def _encode(self, texts: Chunks, context: _Context, own: Callable[[Tensor], Tensor]) -> Tensor:
+    def _dropout(self, context: _Context) -> float:
+        return self.settings.sequence_dropout if self.training and len(context.keys) else 0.0
+
+    def _encode(self, texts: Chunks, context: _Context, prefix: Prefix, own: Callable[[Tensor], Tensor]) -> Tensor:
         """Normalised vectors; ``own`` says which context vectors are those of a text's own document, by its key."""
-        settings = self.settings
-        dropout = settings.sequence_dropout if self.training and len(context.keys) else 0.0
-        vectors = context.vectors if len(context.keys) else None
-        prefix = self.contextual.read_context(vectors, droppable=dropout > 0)
+        settings, dropout = self.settings, self._dropout(context)
 
         def encode(features: Mapping[str, Tensor]) -> Tensor:
             keys = features[_KEY][:, 0]
@@ -257,3 +268,12 @@ class Contextual(PairObjective):
             return self.contextual.encode(features, prefix, dropped, hidden)
 
         return nn.functional.normalize(encode_chunks(encode, texts, cached=settings.gradient_cache), dim=-1)
+
+
+def _by_key(keys: Tensor, rows: Tensor) -> Callable[[Tensor], Tensor]:
+    """Looks up ``rows`` (n, …) by ``keys`` int64 (n,): rows of one key are equal, and only these keys are asked for."""
+    distinct, place = torch.unique(keys, return_inverse=True)
+    any_row = torch.empty_like(distinct)
+    any_row[place] = torch.arange(len(keys), device=keys.device)
+    table = rows[any_row]
+    return lambda asked: table[torch.searchsorted(distinct, asked)]

@@ -179,19 +179,29 @@ class _RecomputedSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        *given, similarity = ctx.saved_tensors
-        queries, keys, values = given = [tensor.detach().requires_grad_() for tensor in given]
+        queries, keys, values, similarity = ctx.saved_tensors
+        of_queries, of_tokens = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])  # not of a frozen model's
+        queries = queries.detach().requires_grad_(of_queries)
+        keys, values = (tensor.detach().requires_grad_(of_tokens) for tensor in (keys, values))
         with torch.autocast(gradient.device.type, enabled=False):
             with torch.enable_grad():
                 prepared = _prepared(queries, keys, values, ctx.value_normalization)
             gradients, to_similarity = _gradients(prepared, similarity, ctx.readers, gradient)
-            return *torch.autograd.grad(prepared, given, gradients), to_similarity, None, None
+            wanted = [tensor for tensor in (queries, keys, values) if tensor.requires_grad]
+            ends = [tensor for tensor in prepared if tensor.requires_grad]
+            found = iter(torch.autograd.grad(ends, wanted, gradients) if wanted else ())
+        answers = [next(found) if tensor.requires_grad else None for tensor in (queries, keys, values)]
+        return *answers, to_similarity, None, None
 
 
 def _gradients(
     prepared: tuple[Tensor, Tensor, Tensor], similarity: Tensor, readers: Readers, gradient: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """Of what ``_prepared`` gave, and of Sim, from the gradient (B, K, H / K * L, D) of ``_weighted_sum``."""
+    """Of those that need one of what ``_prepared`` gave, and of Sim, from the gradient of ``_weighted_sum``.
+
+    ``gradient``: (B, K, H / K * L, D).
+    """
+    needed = [tensor.requires_grad for tensor in prepared]
     folded, keys, values = (tensor.detach() for tensor in prepared)
     to_folded = torch.zeros_like(folded, dtype=gradient.dtype)  # many parts are added up in it, so float32 at least
     to_keys, to_values, to_similarity = (torch.zeros_like(tensor) for tensor in (keys, values, similarity))
@@ -199,12 +209,16 @@ def _gradients(
         if rows is not None and not len(rows):
             continue
         tokens = keys[number, :, :length], values[number, :, :length]
-        inputs = [_take(folded, rows), *tokens, _take(similarity[:, number], rows)]
-        inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+        given = [_take(folded, rows), *tokens, _take(similarity[:, number], rows)]
+        inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(given, [*needed, True], strict=True)]
         with torch.enable_grad():
             part = _weighted(inputs[0], inputs[1], inputs[2], inputs[3], gradient.shape[-1])
-        found = torch.autograd.grad(part, inputs, _take(gradient, rows))
-        _add(to_folded, rows, found[0])
-        to_keys[number, :, :length], to_values[number, :, :length] = found[1:3]
-        _add(to_similarity[:, number], rows, found[3])
-    return [to_folded.to(folded.dtype), to_keys, to_values], to_similarity
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        found = iter(torch.autograd.grad(part, wanted, _take(gradient, rows)))
+        if needed[0]:
+            _add(to_folded, rows, next(found))
+        if needed[1]:
+            to_keys[number, :, :length], to_values[number, :, :length] = next(found), next(found)
+        _add(to_similarity[:, number], rows, next(found))
+    gradients = [to_folded.to(folded.dtype), to_keys, to_values]
+    return [each for each, need in zip(gradients, needed, strict=True) if need], to_similarity

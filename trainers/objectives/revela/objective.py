@@ -28,10 +28,7 @@ from raytriever.trainers.objectives.revela.language_model import InBatchLanguage
 from raytriever.trainers.objectives.revela.similarity import in_batch_similarity, live_row_share, row_entropy
 
 if TYPE_CHECKING:
-    from raytriever.pipelines.batches import BatchReader
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
-
-_FEWEST_CHUNKS = 3
 
 
 class RevelaSettings(ChunkSettings):
@@ -71,15 +68,6 @@ class Revela(ChunkObjective[RevelaBatch]):
         self._tokenizer = tokenizer
         if settings.learn_temperature:
             self.log_temperature = nn.Parameter(torch.tensor(log(settings.similarity_temperature)))
-
-    def check_batches(self, batches: "BatchReader") -> None:
-        """Batches of two chunks teach the retriever nothing: each has one other to attend to, whatever they say."""
-        if batches.batch_size < _FEWEST_CHUNKS:
-            raise UserError(
-                f"The batches in {batches.uri} have {batches.batch_size} chunks; with fewer than {_FEWEST_CHUNKS} the"
-                " similarities have no choice to make and the retriever learns nothing. Group more chunks"
-                " (grouping.batch_size; the paper has 16)."
-            )
 
     def collate(self, rows: pa.Table) -> RevelaBatch:
         """Tokenises the chunks for both models. Raises ``UserError`` where none has two tokens."""

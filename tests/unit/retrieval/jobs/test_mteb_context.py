@@ -42,6 +42,9 @@ def test_a_search_fits_a_context_to_its_corpus(encoder: str, tmp_path: Path) -> 
     evaluate(without, Flight())
     place = tmp_path / "without" / "Flight" / "default" / "test"
     assert StoredVectors(str(place / "query_vectors")).contract.context == "null"
+    other = RaytrieverSearch(str(tmp_path), embed=embed, context={"seed": 4})
+    kept_apart = [model.mteb_model_meta.experiment_kwargs for model in (search, without, other)]
+    assert all(kept_apart[place] not in kept_apart[:place] for place in range(3))
 
 
 def test_mtebs_own_search_is_refused_and_other_tasks_are_their_own_context(encoder: str) -> None:

@@ -6,7 +6,9 @@ import torch
 from pydantic import ValidationError
 
 from raytriever.trainers.loop import train
-from raytriever.trainers.objectives.coder.objective import CoderSettings, list_metrics, list_similarities
+from raytriever.trainers.objectives.coder.metrics import list_metrics
+from raytriever.trainers.objectives.coder.objective import CoderSettings
+from raytriever.trainers.objectives.coder.scoring import list_similarities
 from raytriever.trainers.optimization import OptimizerSettings
 from raytriever.trainers.order import Piece
 from raytriever.trainers.reading import Reader

@@ -13,7 +13,9 @@ from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.pretrained import locate_models
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.encoders.towers import load_towers
+from raytriever.retrieval.errors import UserError
 from raytriever.trainers.checkpoint import Checkpoints
+from raytriever.trainers.kinds import build_objective
 from raytriever.trainers.loop import train
 from raytriever.trainers.model_card import model_card
 from raytriever.trainers.run import LocatedModels, RunSettings, export, load_for_training
@@ -88,6 +90,22 @@ def test_settings_that_do_not_fit_are_refused(tiny_encoder: Path) -> None:
             RunSettings.model_validate(settings_of(tiny_encoder, **changes))
     with pytest.raises(ValidationError, match="set sharding to 'replicated'"):
         RunSettings.model_validate(settings_of(tiny_encoder, sharding="sharded"))
+    released = {"kind": "contextual", "variant": "released", "prefix_attends": "prefix"}
+    with pytest.raises(ValidationError, match="Set prompts to 0"):
+        RunSettings.model_validate(settings_of(tiny_encoder, objective=released))
+
+
+def test_a_contextual_encoder_is_no_stage_and_no_other_objectives(tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "contextual"
+    export(objective_of(tiny_encoder), folder)
+    objective = {"kind": "contextual", "first_stage": {"model": str(folder)}}
+    settings = RunSettings.model_validate(settings_of(tiny_encoder, objective=objective))
+    with pytest.raises(UserError, match="which is a contextual encoder with two stages of its own"):
+        load_for_training(settings, LocatedModels(locate_models(settings)))
+    settings = RunSettings.model_validate(settings_of(folder, objective={"kind": "contrastive"}))
+    towers = load_for_training(settings, LocatedModels(locate_models(settings)))
+    with pytest.raises(UserError, match="contrastive doesn't train contextual encoders"):
+        build_objective(settings.objective, towers)
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 2}}, {"activation_checkpointing": True}])

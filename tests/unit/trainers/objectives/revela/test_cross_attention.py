@@ -224,3 +224,19 @@ def test_readers_are_found_and_wrong_masks_refused() -> None:
     mask[1] = 0
     with pytest.raises(UserError, match="Document 2 of 3 in a batch has no token"):
         find_readers(mask, similarity)
+
+
+@pytest.mark.parametrize("wanted", [[4], [0, 4], [1, 4], [2, 4], [1, 2]], ids=str)
+@pytest.mark.parametrize("value_normalization", [True, False])
+def test_gradients_of_some_alone_are_the_same(wanted: list[int], value_normalization: bool) -> None:
+    """A frozen language model's keys and values need none."""
+    given = tensors()
+    expected = gradients(cross_document_attention(*given, value_normalization=value_normalization), given)
+    names = dict(zip((0, 1, 2, 4), expected, strict=True))
+    some = [tensor.detach() if place == 3 else tensor.detach().requires_grad_(place in wanted)
+            for place, tensor in enumerate(tensors())]  # fmt: skip
+    result = cross_document_attention(*some, value_normalization=value_normalization)
+    cotangent = torch.randn(result.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    found = torch.autograd.grad((result * cotangent).sum(), [some[place] for place in wanted])
+    for place, gradient in zip(wanted, found, strict=True):
+        assert_close(gradient, names[place], rtol=1e-12, atol=1e-12)

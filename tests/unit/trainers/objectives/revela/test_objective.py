@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from raytriever.pipelines.batches import BatchReader
+from raytriever.retrieval.encoders.adapter import LoraSettings
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
 from raytriever.retrieval.errors import UserError
+from raytriever.trainers.language_model import TrainedModelSettings
 from raytriever.trainers.objectives.revela.objective import Revela, RevelaSettings, load_revela
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table, store_chunk_batches
@@ -117,6 +120,14 @@ def test_batches_too_small_to_learn_from(retriever_folder: Path, language_model:
     objective.check_batches(BatchReader(store_chunk_batches(tmp_path / "b", size=3)))
     with pytest.raises(UserError, match="have 2 chunks; with fewer than 3"):
         objective.check_batches(BatchReader(store_chunk_batches(tmp_path / "c", size=2)))
+    named = revela(retriever_folder, language_model, first_half=["prose", "cod"])
+    with pytest.raises(UserError, match=r"first_half names the domain 'cod', .* Did you mean 'code'\?"):
+        named.check_batches(BatchReader(tmp_path.joinpath("b").as_posix()))
+
+
+def test_nothing_is_both_frozen_and_trained() -> None:
+    with pytest.raises(ValidationError, match="frozen trains nothing of the language model, lora a part of it"):
+        TrainedModelSettings(model="any", frozen=True, lora=LoraSettings())
 
 
 def test_chunks_of_one_token_are_refused(retriever_folder: Path, language_model: LocatedModel) -> None:
