@@ -1,10 +1,15 @@
-"""Re-ranking: the candidates of a first stage, scored exactly by an encoder's vectors."""
+"""Re-ranking: the candidates of a first stage, scored by an encoder's vectors: exactly, or by a module over lists."""
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from raytriever.retrieval.encoders.list_scorer import ListScorer
+from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.top_k import Ranking, best_candidates
 
 _BYTES_AT_ONCE = 256 << 20
@@ -41,4 +46,49 @@ def rerank(
             best[0, chosen] = products.max(axis=1)
             ranked = best_candidates(best, found[None], k)
             rows[query], scores[query] = ranked.rows[0], ranked.scores[0]
+    return Ranking(rows, scores)
+
+
+@torch.no_grad()
+def rerank_lists(
+    candidates: Ranking,
+    queries: NDArray[np.float32],
+    documents: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+    scorer: ListScorer,
+    k: int,
+) -> Ranking:
+    """The ``k`` best of each query's candidates by a module that reads the whole list, in the defined order.
+
+    ``candidates`` (queries, n), ``queries`` (queries, d) and ``documents`` are as in ``rerank``, with one vector a
+    document. Lists are scored on the module's device in float64, so the float32 score is the same wherever a candidate
+    stands and whatever other lists are beside its own. Memory: that of the result and of a few lists. Raises
+    ``UserError`` where scores aren't finite.
+    """
+    scorer = copy.deepcopy(scorer).double().eval()
+    device = scorer.out.device
+    rows = np.full((len(candidates.rows), k), -1, dtype=np.int64)
+    scores = np.full((len(candidates.rows), k), -np.inf, dtype=np.float32)
+    per_block = max(1, _BYTES_AT_ONCE // max(1, scorer.bytes_of_list(candidates.rows.shape[1])))
+    for start in range(0, len(candidates.rows), per_block):
+        found = candidates.rows[start : start + per_block]
+        distinct, place = np.unique(found, return_inverse=True)
+        absent = int((distinct < 0).sum())  # -1 sorts first, and is put behind all vectors
+        if absent == len(distinct):
+            continue
+        vectors = documents(distinct[absent:])
+        places = np.where(found < 0, len(vectors), place.reshape(found.shape) - absent)
+        with torch.autocast(device.type, enabled=False):
+            scored = scorer(
+                torch.from_numpy(queries[start : start + per_block]).to(device, torch.float64),
+                nn.functional.pad(torch.from_numpy(vectors).to(device, torch.float64), (0, 0, 0, 1)),
+                torch.from_numpy(places).to(device),
+            )
+        if not scored.isfinite().all():
+            raise UserError(
+                "The scoring module gives scores that are no finite numbers, so nothing can be ranked by it. Train it"
+                " again with a lower optimizer.learning_rate."
+            )
+        best = np.where(found < 0, -np.inf, scored.cpu().numpy()).astype(np.float32)
+        ranked = best_candidates(best, found, k)
+        rows[start : start + per_block], scores[start : start + per_block] = ranked.rows, ranked.scores
     return Ranking(rows, scores)

@@ -22,6 +22,12 @@ _CONTEXTUAL = (
     " the corpus that they belong to."
 )
 
+_LIST_SCORER = (
+    "**This encodes queries for a scoring module** ({}), which lies beside it (`scoring.json`, `scoring.safetensors`)"
+    " and ranks lists of candidates as a whole; inner products alone are not what it was trained for. `raytriever"
+    " rerank` with `scoring` set to this folder ranks by the module."
+)
+
 
 @dataclass(frozen=True)
 class Paper:
@@ -178,6 +184,8 @@ def _usage(contract: EncoderContract) -> str:
     ]
     if contract.query_prompt or contract.document_prompt:
         lines += ["", "`encode_query` and `encode_document` put the prompts before the texts; `encode` alone does not."]
+    if contract.list_scorer is not None:
+        lines += ["", _LIST_SCORER.format(contract.list_scorer)]
     if contract.architecture != "plain":
         lines += ["", _CONTEXTUAL]
     return "\n".join(lines)

@@ -20,6 +20,7 @@ from raytriever.trainers import collectives
 
 if TYPE_CHECKING:
     from raytriever.pipelines.batches import BatchReader
+    from raytriever.retrieval.encoders.list_scorer import ListScorer
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
     from raytriever.retrieval.vectors import StoredVectors
 
@@ -116,6 +117,11 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     @property
     def document_vectors(self) -> "StoredVectors | None":
         """Vectors of the documents where these are fixed: searched in validation and in use, whatever is trained."""
+        return None
+
+    @property
+    def list_scorer(self) -> "ListScorer | None":
+        """What ranks a query's candidates, in validation and in use, where inner products don't."""
         return None
 
     def check_batches(self, batches: "BatchReader") -> None:

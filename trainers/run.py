@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.configuration import InputPath, Settings, without_inputs
 from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
+from raytriever.retrieval.encoders.contextual.folder import is_contextual
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_models
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.encoders.text_encoder import load_encoder
@@ -27,15 +28,17 @@ from raytriever.trainers.kinds import ObjectiveSettings, build_objective
 from raytriever.trainers.ledger import Ledger, measure_ledger
 from raytriever.trainers.loop import StepReport, Trained, run_order, train
 from raytriever.trainers.objective import Objective
+from raytriever.trainers.objectives.coder.objective import CoderSettings
 from raytriever.trainers.objectives.contextual.objective import ContextualSettings, contextual_encoder
 from raytriever.trainers.objectives.multi_layer import MultiLayerSettings
+from raytriever.trainers.objectives.revela.objective import RevelaSettings
 from raytriever.trainers.order import Order
 from raytriever.trainers.out_of_memory import out_of_memory_message
 from raytriever.trainers.reading import Reader
 from raytriever.trainers.settings import TrainingSettings
 from raytriever.trainers.sharding import shard
 from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import ValidationSettings
+from raytriever.trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings, ValidationSettings
 
 FIRST_STAGE = "objective.first_stage"  # the setting that names a contextual encoder's first stage
 
@@ -87,6 +90,17 @@ class RunSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _validation_fits_the_objective(self) -> Self:
+        if (
+            isinstance(self.objective, CoderSettings)
+            and self.objective.scoring.kind == "transformer"
+            and isinstance(self.validation, RetrievalValidationSettings)
+            and self.validation.run is None
+        ):
+            raise ValueError(NEEDS_A_RUN)
+        return self
+
     def located(self) -> "LocatedModels":
         """Where the models' files are on this machine. Raises ``UserError`` where they can't be had."""
         return LocatedModels(locate_models(self))
@@ -132,6 +146,8 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
     """The encoders as they are trained: with LoRA, compiled and checkpointing activations, as the settings say."""
     seed = settings.training.seed
     towers = load_towers(settings.encoder, located.query.path, located.query.fingerprint, settings.dropout, seed)
+    # a scoring module beside the folder is not trained on, and the export doesn't hold it
+    towers.query.contract = towers.query.contract.model_copy(update={"list_scorer": None})
     if settings.document_encoder is not None and located.document is not None:
         own = load_towers(
             settings.document_encoder, located.document.path, located.document.fingerprint, settings.dropout, seed
@@ -154,6 +170,11 @@ def _two_stages(settings: RunSettings, objective: ContextualSettings, towers: To
     first, seed = None, settings.training.seed
     if objective.first_stage is not None:
         found = located.by_setting[FIRST_STAGE]
+        if is_contextual(found.path):
+            raise UserError(
+                f"{FIRST_STAGE} is {objective.first_stage.model}, which is a contextual encoder with two stages of its"
+                " own. Name a plain encoder, or train that one on as the encoder."
+            )
         first = load_encoder(objective.first_stage, found.path, found.fingerprint, settings.dropout)
     encoder = contextual_encoder(towers.query, objective, first, seed)
     return Towers(encoder, encoder)
@@ -222,6 +243,8 @@ _UNSHAPING = ("checkpoints_kept", "sharding", "activation_checkpointing")
 def shaping(settings: RunSettings) -> dict[str, Any]:
     """The settings that the weights depend on, without inputs and the training's own."""
     values = without_inputs(settings)
+    if isinstance(settings.objective, RevelaSettings):
+        del values["objective"]["language_model"]["activation_checkpointing"]
     own = RunSettings.model_fields.keys() - {"training", *_UNSHAPING}
     return {name: value for name, value in values.items() if name in own}
 

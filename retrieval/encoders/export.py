@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raytriever.retrieval.encoders.adapter import merged_weights
-from raytriever.retrieval.encoders.modules import CONTEXTUAL_FILE, DOCUMENT_MODEL_FILE, LAYER_POOLING
+from raytriever.retrieval.encoders.modules import CONTEXTUAL_FILE, DOCUMENT_MODEL_FILE, LAYER_POOLING, SCORING_FILE
 from raytriever.retrieval.encoders.specification import EncoderContract, Pooling, Role
 from raytriever.retrieval.encoders.vector_form import FORM_FILE, VectorForm
 
@@ -102,7 +102,7 @@ def write_form(form: VectorForm, alpha: Sequence[float] | None, folder: Path) ->
 
 def _begin(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (FORM_FILE, DOCUMENT_MODEL_FILE, CONTEXTUAL_FILE):
+    for name in (FORM_FILE, DOCUMENT_MODEL_FILE, CONTEXTUAL_FILE, SCORING_FILE):
         (folder / name).unlink(missing_ok=True)  # of an encoder that was there before
 
 

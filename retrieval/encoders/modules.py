@@ -17,6 +17,7 @@ from raytriever.retrieval.encoders.vector_form import FORM_FILE
 from raytriever.retrieval.errors import UserError
 
 DOCUMENT_MODEL_FILE = "document_model.json"  # beside the modules of an encoder of queries alone
+SCORING_FILE = "scoring.json"  # beside the modules of an encoder of queries that was trained with a scoring module
 CONTEXTUAL_FILE = "contextual.json"  # beside the modules of a contextual encoder's second stage
 FIRST_STAGE = "first_stage"  # the folder of its first stage there
 LAYER_POOLING = "WeightedLayerPooling"  # of sentence-transformers: documents that average several layers

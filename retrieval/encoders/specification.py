@@ -62,6 +62,7 @@ class EncoderContract(Settings):
     dimension: int
     form: str = "single"  # a document's vectors: a ``VectorForm`` in words
     document_model: str | None = None  # of an encoder of queries alone: ``fingerprint`` of its documents' contract
+    list_scorer: str | None = None  # of an encoder of queries that was trained with a scoring module: that, in words
     architecture: str = "plain"  # or a ``ContextualForm`` in words
     context: str | None = None  # what a contextual encoder reads texts in: a fingerprint, 'null', 'none'
 
@@ -71,11 +72,21 @@ class EncoderContract(Settings):
         values = self.model_dump(mode="json", exclude={"revision"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
-    def require_queries(self, queries: "EncoderContract", mine: str, theirs: str) -> None:
+    def require_queries(
+        self, queries: "EncoderContract", mine: str, theirs: str, *, by_list_scorer: bool = False
+    ) -> None:
         """Raises ``UserError`` where ``queries`` are no vectors to search these documents with.
 
-        They are of the same encoder, or of one that was trained for just these documents (``document_model``).
+        They are of the same encoder, or of one that was trained for just these documents (``document_model``). One that
+        was trained with a scoring module ranks by that alone (``by_list_scorer``).
         """
+        if queries.list_scorer is not None and not by_list_scorer:
+            raise UserError(
+                f"The encoder behind the queries of {theirs} was trained with a scoring module"
+                f" ({queries.list_scorer}), which ranks lists of candidates as a whole; inner products with its vectors"
+                " are not what it was trained for, so no index can be searched with them. Find candidates by another"
+                " run, and rank them by the module: 'raytriever rerank' with 'scoring' set to the trained model."
+            )
         if queries.document_model is None or queries.model == self.model:
             self.require_same(queries, mine, theirs)
         elif queries.document_model != self.fingerprint or queries.dimension != self.dimension:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.retrieval.encoders.adapter import merge_adapter
+from raytriever.retrieval.encoders.list_scorer import list_scorer_beside
 from raytriever.retrieval.encoders.modules import (
     DenseLayer,
     has_two_towers,
@@ -185,9 +186,9 @@ def load_encoder(
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
         dimension=dense[-1].linear.out_features if dense else int(config.hidden_size),
         document_model=read_document_model(path),
+        list_scorer=list_scorer_beside(path),
     )
-    if (contract.query_prompt or contract.document_prompt) and not pools_prompt(modules.pooling):
-        raise UserError(f"{modules.pooling}/config.json leaves the prompt out of the pooling, which is not supported.")
+    _require_pooled_prompts(contract, modules.pooling)
     return TextEncoder(transformer, tokenizer, dense, contract)
 
 
@@ -197,6 +198,11 @@ def _require_one_tower(path: Path, *, is_adapter: bool) -> None:
             f"{path} holds an encoder of queries and another of documents"
             f"{', LoRA adapters, which is not supported' if is_adapter else ''}. Give the folder of one encoder here."
         )
+
+
+def _require_pooled_prompts(contract: EncoderContract, pooling: Path | None) -> None:
+    if (contract.query_prompt or contract.document_prompt) and not pools_prompt(pooling):
+        raise UserError(f"{pooling}/config.json leaves the prompt out of the pooling, which is not supported.")
 
 
 def _dense_layers(

@@ -1,4 +1,4 @@
-"""`raytriever rerank`: the best of a first stage's run, ranked anew by an encoder's vectors."""
+"""`raytriever rerank`: the best of a first stage's run, ranked anew by an encoder's vectors or a module over them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +7,14 @@ from pydantic import Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.configuration import InputPath, input_paths
+from raytriever.retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
+from raytriever.retrieval.encoders.pretrained import locate_model
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.search import read_ranking, write_ranking
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_own_queries, require_same_origin
-from raytriever.retrieval.rerank import rerank
+from raytriever.retrieval.rerank import rerank, rerank_lists
 from raytriever.retrieval.runs import RUN, StoredRun, write_stored_run
 from raytriever.retrieval.top_k import Ranking
 from raytriever.retrieval.vectors import StoredVectors
@@ -22,11 +24,13 @@ class RerankConfig(StageConfig):
     """Which run, and the vectors by which its candidates are scored: those behind its index, or another encoder's.
 
     ``query_vectors``: the queries', where they are no part of ``vectors``, as of an encoder of queries alone.
+    ``scoring``: a model that was trained with a module that scores lists as a whole; None: inner products.
     """
 
     run: InputPath
     vectors: InputPath
     query_vectors: InputPath | None = None
+    scoring: InputPath | None = None
     collection: InputPath
     depth: int = Field(default=100, gt=0)  # candidates read of each query; the others are left out
     top_k: int | None = Field(default=None, gt=0)  # how many of them the run keeps; None: all
@@ -35,12 +39,20 @@ class RerankConfig(StageConfig):
 
 
 class Rerank(Stage[RerankConfig]):
-    """Exact inner products of each query with its candidates, from stored vectors."""
+    """Exact inner products of each query with its candidates, or a trained module's scores, from stored vectors."""
 
     command = "rerank"
     kind = RUN
     config_class = RerankConfig
     unit = "queries"
+
+    def input_fingerprints(self) -> dict[str, str]:
+        """Those of the artifacts, and the scoring module's model, which may be any folder."""
+        found = {key: path for key, path in input_paths(self.config).items() if key != "scoring"}
+        fingerprints = {key: Artifact(path).fingerprint for key, path in found.items()}
+        return fingerprints | (
+            {"scoring": locate_model(self.config.scoring).fingerprint} if self.config.scoring else {}
+        )
 
     def plan(self) -> list[Shard]:
         """Blocks of queries, then one run; refuses a run or vectors of another collection."""
@@ -51,7 +63,10 @@ class Rerank(Stage[RerankConfig]):
         asked = self._asked()
         if asked.uri != vectors.uri:
             require_same_origin("collection", collection, asked)
-            vectors.contract.require_queries(asked.contract, vectors.uri, asked.uri)
+            by_scorer = self.config.scoring is not None
+            vectors.contract.require_queries(asked.contract, vectors.uri, asked.uri, by_list_scorer=by_scorer)
+        if self.config.scoring is not None:
+            _require_scorer_of(self.config.scoring, asked, vectors)
         queries = len(run.ranking().rows)
         if not queries:
             raise UserError(f"{run.uri} answers no query; there is nothing to rank anew.")
@@ -82,7 +97,13 @@ class Rerank(Stage[RerankConfig]):
         vectors = StoredVectors(self.config.vectors)
         query_rows = StoredCollection(self.config.collection).query_rows(query_ids[block])
         queries = self._asked().part("queries").gather(query_rows)
-        write_ranking(writer, shard.name, rerank(candidates, queries, vectors.part("documents").gather, width))
+        documents = vectors.part("documents").gather
+        if self.config.scoring is None:
+            ranking = rerank(candidates, queries, documents, width)
+        else:
+            scorer = load_list_scorer(locate_model(self.config.scoring).path)
+            ranking = rerank_lists(candidates, queries, documents, scorer, width)
+        write_ranking(writer, shard.name, ranking)
         return writer.commit(0)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
@@ -91,9 +112,25 @@ class Rerank(Stage[RerankConfig]):
         contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})
         first_stage = {key: value for key, value in run.system.items() if key not in contract}
         system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
+        if self.config.scoring is not None:
+            system["scoring"] = list_scorer_beside(locate_model(self.config.scoring).path)
         system["top_k"] = self.config.top_k or self.config.depth
         return {"origins": {"collection": require_same_origin("collection", run, vectors)}, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The run file."""
         return ["run.trec"]
+
+
+def _require_scorer_of(model: str, queries: StoredVectors, documents: StoredVectors) -> None:
+    """The module was trained with the encoder behind the queries, over these documents; ``UserError`` where not."""
+    located = locate_model(model)
+    load_list_scorer(located.path)
+    trained_for = queries.contract.document_model
+    if (queries.contract.model, trained_for) != (located.fingerprint, documents.contract.fingerprint):
+        raise UserError(
+            f"The scoring module of {model} was trained with the query encoder beside it, over the documents that its"
+            f" training names (objective.documents); the queries of {queries.uri} or the documents of {documents.uri}"
+            f" are of other encoders. Embed the queries with encoder.model {model} and 'parts: [queries]', name the"
+            " result in query_vectors, and those documents in vectors."
+        )

@@ -26,6 +26,10 @@ def loss_and_gradients(uri: str, ranks: list[int], **settings: object) -> tuple[
     """The sum of these ranks' losses, and its gradients summed over the ranks that run."""
     torch.manual_seed(3)
     objective = Coder(TinyEncoder().double(), CoderSettings(documents=uri, **settings), StoredVectors(uri))
+    if objective.list_scorer is not None:
+        objective.list_scorer.double()
+        with torch.no_grad():
+            objective.list_scorer.out += 0.1
     losses = []
     for rank in ranks:
         rows = candidate_batch(rank, size=ROWS[rank], longest=9 + 8 * rank)
@@ -54,6 +58,26 @@ def test_sharded_documents_give_the_same(tmp_path, files):
             assert answer[number][1].keys() == gradients.keys()
             for name, expected in gradients.items():
                 np.testing.assert_allclose(answer[number][1][name], expected, rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+def test_lists_scored_by_a_transformer_give_the_same_over_two_ranks(tmp_path):
+    uri = store_vectors(tmp_path / "vectors").uri
+    loss, gradients = scored_by_transformer(uri, [0, 1])
+    answers = run_in_processes(rank_scored_by_transformer, 2, uri)
+    assert sum(answer[0] for answer in answers) == pytest.approx(loss, rel=1e-12)
+    assert any("list_scorer" in name for name in gradients)
+    for _, found in answers:
+        for name, expected in gradients.items():
+            np.testing.assert_allclose(found[name], expected, rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+def rank_scored_by_transformer(rank: int, uri: str) -> tuple[float, dict[str, np.ndarray]]:
+    return scored_by_transformer(uri, [rank])
+
+
+def scored_by_transformer(uri: str, ranks: list[int]) -> tuple[float, dict[str, np.ndarray]]:
+    scoring = {"kind": "transformer", "layers": 2, "heads": 2, "dropout": 0.0}
+    return loss_and_gradients(uri, ranks, scoring=scoring)
 
 
 def test_one_rank_may_have_no_candidate_at_all(tmp_path):

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart
 from raytriever.retrieval.contexts import draw_documents
+from raytriever.retrieval.encoders.list_scorer import ListScorer
 from raytriever.retrieval.encoders.text_encoder import TextEncoder
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.evaluation.answer_accuracy import answer_accuracy
 from raytriever.retrieval.evaluation.conventions import CONVENTIONS
 from raytriever.retrieval.evaluation.measures import evaluate, parse_measure
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.rerank import rerank_lists
 from raytriever.retrieval.top_k import Ranking, merge_rankings
 from raytriever.retrieval.vectors import StoredVectors
 from raytriever.trainers import collectives
@@ -28,7 +30,7 @@ from raytriever.trainers.objective import Objective
 from raytriever.trainers.validation.isolation import isolated, raise_together
 from raytriever.trainers.validation.ranking import merge_over_ranks, nothing_found, rerank_block, search_block
 from raytriever.trainers.validation.selection import select
-from raytriever.trainers.validation.settings import RetrievalValidationSettings
+from raytriever.trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings
 from raytriever.trainers.validation.texts import SharedTexts, Vectors, stacked, stored_texts
 
 _VECTORS_AT_ONCE = 16_384  # of documents that are scored together
@@ -75,8 +77,11 @@ class RetrievalValidation:
             encoded = self._checked(queries.encode(query_encoder), "queries", problems)
             sought = _gathered(list(encoded), query_encoder.dimension, device)
             raise_together(problems, device)
-            encoded = self._checked(documents, "documents", problems)
-            found = self._rank(sought, encoded, device)
+            if objective.list_scorer is None:
+                encoded = self._checked(documents, "documents", problems)
+                found = self._rank(sought, encoded, device)
+            else:
+                found = self._rank_lists(sought, objective, objective.list_scorer, problems)
             raise_together(problems, device)
             return self._judged(merge_over_ranks(found, device), device)
 
@@ -159,6 +164,24 @@ class RetrievalValidation:
                 found = rerank_block(queries, rows, vectors, candidates, k)
             best = merge_rankings([best, found], k)
         return best
+
+    def _rank_lists(
+        self, queries: Vectors, objective: Objective[Any], scorer: ListScorer, problems: list[str]
+    ) -> Ranking:
+        """The candidates of this rank's share of the queries, each list as a whole; the others' are empty."""
+        candidates, vectors = self._selected.candidates, self._stored_vectors(objective)
+        if candidates is None or vectors is None:
+            raise UserError(NEEDS_A_RUN)
+        found = nothing_found(*candidates.shape)
+        own = slice(collectives.rank(), None, collectives.world_size())
+        lists = Ranking(candidates[own], found.scores[own])
+        try:
+            asked = queries[own].astype(np.float32)
+            ranked = rerank_lists(lists, asked, vectors.part("documents").gather, scorer, candidates.shape[1])
+            found.rows[own], found.scores[own] = ranked.rows, ranked.scores
+        except UserError as error:
+            problems.append(str(error))
+        return found
 
     def _judged(self, ranking: Ranking, device: torch.device) -> dict[str, float]:
         """The first rank judges and tells the others."""

@@ -24,6 +24,12 @@ _BETTER: dict[str, Better] = {
 }
 _SEARCHED = 100
 
+NEEDS_A_RUN = (
+    "A module that scores lists as a whole (objective.scoring 'transformer') can't search a collection: a score depends"
+    " on the other candidates. Name a run of the split's queries in validation.run, whose candidates it ranks (and"
+    " validation.candidates, how many of each), or validate on batches."
+)
+
 
 class EvaluationSettings(Settings):
     """What every kind has. An evaluation is made before the first step, every ``every`` steps and after the last.

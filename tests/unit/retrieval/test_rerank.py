@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from raytriever.retrieval import rerank as module
-from raytriever.retrieval.rerank import rerank
+from raytriever.retrieval.encoders.list_scorer import ListScorer, ListScorerForm
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.rerank import rerank, rerank_lists
 from raytriever.retrieval.top_k import Ranking, exact_top_k
 
 
@@ -52,3 +55,51 @@ def test_candidates_that_hold_the_best_give_the_exact_ranking() -> None:
     found = rerank(Ranking(shuffled, np.zeros(shuffled.shape, dtype=np.float32)), queries, documents.__getitem__, 50)
     np.testing.assert_array_equal(found.rows, exact.rows)
     np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-5)
+
+
+def random_scorer() -> ListScorer:
+    scorer = ListScorer(ListScorerForm(layers=1, heads=1, width=4, dropout=0.5), 3)
+    with torch.no_grad():
+        scorer.out += torch.randn(scorer.out.shape, generator=torch.Generator().manual_seed(0))
+    return scorer
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    depth=st.integers(1, 12),
+    k=st.integers(1, 14),
+    bytes_at_once=st.sampled_from([1, 10_000, 1 << 20]),
+)
+def test_lists_are_ranked_by_the_scores_of_each_list_alone(seed: int, depth: int, k: int, bytes_at_once: int) -> None:
+    generator, scorer = np.random.default_rng(seed), random_scorer()
+    queries = generator.standard_normal((7, 3)).astype(np.float32)
+    documents = generator.standard_normal((20, 3)).astype(np.float32)
+    documents[9] = documents[4]  # equal vectors of two documents: equal scores, in the order of their rows
+    rows = np.stack([generator.permutation(20)[:depth] for _ in queries]).astype(np.int64)
+    for line, count in zip(rows, generator.integers(0, depth + 1, size=7), strict=True):
+        line[count:] = -1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BYTES_AT_ONCE", bytes_at_once)
+        found = rerank_lists(
+            Ranking(rows, np.zeros(rows.shape, dtype=np.float32)), queries, documents.__getitem__, scorer, k
+        )
+    assert scorer.training
+    exact = random_scorer().double().eval()
+    for query, line in enumerate(rows):
+        chosen = np.sort(line[line >= 0])
+        vectors = torch.from_numpy(np.concatenate([documents[chosen], np.zeros((1, 3))]))
+        values = exact(torch.from_numpy(queries[query : query + 1]).double(), vectors, torch.arange(len(chosen))[None])
+        scores = dict(zip(chosen.tolist(), values[0].detach().numpy().astype(np.float32).tolist(), strict=True))
+        expected = sorted(scores, key=lambda row: (-scores[row], row))[:k]
+        assert found.rows[query].tolist() == expected + [-1] * (k - len(expected))
+        assert found.scores[query].tolist() == [scores[row] for row in expected] + [-np.inf] * (k - len(expected))
+
+
+def test_scores_that_are_no_numbers_are_refused() -> None:
+    scorer = random_scorer()
+    with torch.no_grad():
+        scorer.norm.bias[0] = torch.nan
+    candidates = Ranking(np.array([[1, -1]]), np.zeros((1, 2), dtype=np.float32))
+    with pytest.raises(UserError, match="no finite numbers"):
+        rerank_lists(candidates, np.ones((1, 3), np.float32), np.ones((2, 3), np.float32).__getitem__, scorer, 2)

@@ -1,7 +1,7 @@
 """CODER: a query encoder trained on whole lists of candidates, whose documents stay as they were embedded.
 
 "CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking" (Zerveas et al.
-2022). Gradients reach the query encoder alone, so any index of the documents stays in use.
+2022). Gradients reach the query encoder and what scores its lists, so any index of the documents stays in use.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.configuration import InputPath, Settings
+from raytriever.retrieval.encoders.list_scorer import save_list_scorer
 from raytriever.retrieval.encoders.specification import Role
 from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.vectors import StoredVectors
@@ -28,19 +29,23 @@ from raytriever.trainers.objectives.coder.labels import Normalization, at_level,
 from raytriever.trainers.objectives.coder.lists import CandidateList, Negatives, compose_lists, padded, stored_lists
 from raytriever.trainers.objectives.coder.losses import (
     info_nce_loss,
-    is_labelled,
     list_net_loss,
     max_margin_loss,
     mean_over_labelled,
 )
+from raytriever.trainers.objectives.coder.metrics import list_metrics
+from raytriever.trainers.objectives.coder.scoring import (
+    ScoringSettings,
+    SimilarityScoring,
+    fresh_list_scorer,
+    list_similarities,
+)
 from raytriever.trainers.objectives.coder.smoothing import LabelSmoother, SmoothingSettings
 from raytriever.trainers.objectives.pair_objective import Encoder
-from raytriever.trainers.precision import at_least_float32
 
 if TYPE_CHECKING:
+    from raytriever.retrieval.encoders.list_scorer import ListScorer
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
-
-_SMALLEST_NORM = 1e-6
 
 
 class CoderSettings(Settings):
@@ -60,8 +65,9 @@ class CoderSettings(Settings):
     other_encoder: bool = False  # the trained encoder is not the one behind ``documents``
     loss: Literal["list_net", "info_nce", "max_margin"] = "list_net"
     margin_divisor: Literal["list", "padded_width"] = "list"  # of max_margin; 'padded_width' as released
+    scoring: ScoringSettings = SimilarityScoring()
     similarity: Literal["inner_product", "cosine"] = "inner_product"
-    temperature: float = Field(default=1.0, gt=0)  # divides the similarities
+    temperature: float = Field(default=1.0, gt=0)  # divides the scores
     learn_temperature: bool = False
     relevance_level: float = Field(default=1.0, ge=0)
     binary_labels: bool = False
@@ -69,7 +75,7 @@ class CoderSettings(Settings):
     smoothing: SmoothingSettings | None = None  # labels for candidates that nobody judged
     candidates: int | None = Field(default=None, ge=1)
     negatives: Negatives = "retrieved"
-    seed: int = Field(default=0, ge=0)  # of negatives that are drawn, and of a fresh projection
+    seed: int = Field(default=0, ge=0)  # of negatives that are drawn, and of fresh weights
     distribution: Literal["gathered", "sharded"] = "gathered"
     on_device: bool = False
     query_max_length: int | None = Field(default=None, ge=1)  # tokens; None: as the encoder says
@@ -84,47 +90,18 @@ class CoderSettings(Settings):
             raise ValueError(f"binary_labels and label_normalization shape the target of list_net, not {self.loss}")
         if self.loss != "max_margin" and self.margin_divisor != "list":
             raise ValueError(f"margin_divisor belongs to the loss max_margin, not to {self.loss}")
+        if self.scoring.kind == "transformer" and (self.similarity == "cosine" or self.distribution == "sharded"):
+            raise ValueError(
+                "scoring 'transformer' adds to inner products, and reads all candidates of a query on one rank: set"
+                " similarity to inner_product (and the encoder's normalize to true for cosines) and distribution to"
+                " gathered"
+            )
         if self.smoothing and (self.loss != "list_net" or self.binary_labels or self.distribution == "sharded"):
             raise ValueError(
                 "smoothing makes graded labels for list_net by documents that every rank can read: leave out smoothing,"
                 " or set loss to list_net, binary_labels to false and distribution to gathered"
             )
         return self
-
-
-def list_similarities(queries: Tensor, documents: Tensor, places: Tensor, similarity: str) -> Tensor:
-    """Similarities of B queries with N candidates each, (B, N), in float32 (float64 for float64 queries).
-
-    ``queries`` (B, d); ``documents`` (M + 1, d), their last a zero vector; ``places`` int64 (B, N), each candidate's
-    among them. Whatever ``similarity`` is, a candidate that isn't there has 0.
-    """
-    with torch.autocast(queries.device.type, enabled=False):
-        queries = at_least_float32(queries)
-        documents = documents.to(queries.dtype)
-        if similarity == "cosine":
-            queries = nn.functional.normalize(queries, dim=-1, eps=_SMALLEST_NORM)
-            documents = nn.functional.normalize(documents, dim=-1, eps=_SMALLEST_NORM)
-        # all with all: lists share documents, and up to d queries it takes no more memory than the documents themselves
-        return (queries @ documents.T).gather(1, places)
-
-
-@torch.no_grad()
-def list_metrics(similarities: Tensor, labels: Tensor, present: Tensor) -> dict[str, Tensor]:
-    """How the lists are ranked, over the queries that have a label: scalars.
-
-    ``positive_rank``: place of the best ranked labelled candidate, from 1, behind unlabelled ones that equal it;
-    ``reciprocal_rank``: mean of its inverse. ``unlabelled``: share of queries without a label, which are left out;
-    ``list_length``: candidates a query. Shapes as in ``losses``.
-    """
-    labelled = present & labels.isfinite()
-    best = similarities.masked_fill(~labelled, -torch.inf).amax(dim=1, keepdim=True)
-    ranks = 1.0 + ((similarities >= best) & present & ~labelled).sum(dim=1)
-    return {
-        "reciprocal_rank": mean_over_labelled(1 / ranks, labels, present),
-        "positive_rank": mean_over_labelled(ranks, labels, present),
-        "unlabelled": 1 - is_labelled(labels, present).float().mean(),
-        "list_length": present.sum(dim=1).float().mean(),
-    }
 
 
 @dataclass(frozen=True)
@@ -157,6 +134,10 @@ class Coder(Objective[CoderBatch]):
         share = (collectives.rank(), collectives.world_size()) if settings.distribution == "sharded" else (0, 1)
         self._documents = DocumentVectors(vectors, *share)
         self._smoother = LabelSmoother(vectors, settings.smoothing) if settings.smoothing else None
+        self._list_scorer = fresh_list_scorer(settings.scoring, vectors.contract.dimension, settings.seed)
+        self._is_frozen = settings.scoring.query_encoder == "frozen"
+        if self._is_frozen:
+            self.get_submodule("query_encoder").requires_grad_(False)
         if settings.learn_temperature:
             self.log_temperature = nn.Parameter(torch.tensor(float(np.log(settings.temperature))))
 
@@ -164,6 +145,17 @@ class Coder(Objective[CoderBatch]):
     def document_vectors(self) -> StoredVectors:
         """What the queries are trained for, and searched in."""
         return self._vectors
+
+    @property
+    def list_scorer(self) -> "ListScorer | None":
+        """The module that scores lists as a whole, where ``scoring`` asks for one."""
+        return self._list_scorer
+
+    def train(self, mode: bool = True) -> Self:
+        """A frozen query encoder stays as it is in use."""
+        super().train(mode)
+        self.get_submodule("query_encoder").train(mode and not self._is_frozen)
+        return self
 
     def check_batches(self, batches: BatchReader) -> None:
         """Lists and vectors are of one collection."""
@@ -216,11 +208,11 @@ class Coder(Objective[CoderBatch]):
         queries = encode_chunks(self.query_encoder, batch.queries, cached=self.settings.gradient_cache)
         if self.settings.on_device:
             self._documents.load(queries.device)
-        similarities = self._similarities(queries, batch)
+        scores = self._scores(queries, batch)
         present = batch.rows != ABSENT
-        losses = self._losses(similarities / self._temperature(), batch.labels, present)
+        losses = self._losses(scores / self._temperature(), batch.labels, present)
         loss = mean_over_labelled(losses, batch.labels, present)
-        metrics = list_metrics(similarities, batch.labels, present)
+        metrics = list_metrics(scores, batch.labels, present)
         if self.settings.learn_temperature:
             metrics["temperature"] = self.log_temperature.detach().exp()
         return Outcome(loss, metrics, len(queries), batch.tokens)
@@ -228,10 +220,13 @@ class Coder(Objective[CoderBatch]):
     def _temperature(self) -> Tensor | float:
         return self.log_temperature.exp() if self.settings.learn_temperature else self.settings.temperature
 
-    def _similarities(self, queries: Tensor, batch: CoderBatch) -> Tensor:
+    def _scores(self, queries: Tensor, batch: CoderBatch) -> Tensor:
         if batch.pool is None:
             return self._joined_similarities(queries, batch.rows)
         documents = self._documents.gather(batch.pool.rows) if batch.documents is None else batch.documents
+        if self._list_scorer is not None:
+            scores: Tensor = self._list_scorer(queries, documents, batch.pool.places)
+            return scores
         return list_similarities(queries, documents, batch.pool.places, self.settings.similarity)
 
     def _joined_similarities(self, queries: Tensor, rows: Tensor) -> Tensor:
@@ -280,8 +275,10 @@ class Coder(Objective[CoderBatch]):
         return cast("TextEncoder", self.query_encoder)
 
     def export(self, folder: Path) -> None:
-        """Writes the query encoder, with the name of the documents' encoder."""
+        """Writes the query encoder, with the name of the documents' encoder, and the module that scores lists."""
         self.query_encoder.save(folder)
+        if self._list_scorer is not None:
+            save_list_scorer(self._list_scorer, folder)
 
 
 def _mean(counts: Sequence[int]) -> float:

@@ -15,8 +15,28 @@ _STANDARD_DEVIATION = 0.02
 def load_coder(encoder: TextEncoder, settings: CoderSettings) -> Coder:
     """The objective over the vectors that ``settings`` name. Raises ``UserError`` where they don't fit ``encoder``."""
     vectors = StoredVectors(settings.documents)
+    if settings.scoring.query_encoder == "frozen":
+        _require_freezable(encoder, vectors)
     fit_to_documents(encoder, vectors, other_encoder=settings.other_encoder, seed=settings.seed)
-    return Coder(encoder, settings, vectors)
+    objective = Coder(encoder, settings, vectors)
+    scorer = objective.list_scorer
+    said = {"list_scorer": None if scorer is None else str(scorer.form)}
+    encoder.contract = encoder.contract.model_copy(update=said)
+    return objective
+
+
+def _require_freezable(encoder: TextEncoder, vectors: StoredVectors) -> None:
+    """Nothing of an encoder that isn't trained may be fresh."""
+    fresh = ""
+    if encoder.dimension != vectors.contract.dimension:
+        fresh = f"its {encoder.dimension} dimensions need a new layer to the documents' {vectors.contract.dimension}"
+    elif any(".lora_" in name for name, _ in encoder.named_parameters()):
+        fresh = "lora adds weights to it"
+    if fresh:
+        raise UserError(
+            f"objective.scoring.query_encoder is 'frozen', but {fresh}, which would never be trained. Set it to"
+            " 'trained', or leave that out."
+        )
 
 
 def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_encoder: bool, seed: int) -> None:

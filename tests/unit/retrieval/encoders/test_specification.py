@@ -41,6 +41,7 @@ OTHERS: dict[str, Any] = {
     "form": "layers 4, 6",
     "projection": "linear",
     "document_model": "c" * 64,
+    "list_scorer": "transformer over lists",
     "architecture": "contextual, 64 vectors",
     "context": "d" * 64,
 }
@@ -76,6 +77,17 @@ def test_queries_of_an_encoder_that_was_trained_for_the_documents_may_search_the
         other.require_queries(CONTRACT, "index", "queries")
     with pytest.raises(UserError, match=r"come from different encoders: .*document_model"):
         CONTRACT.require_same(queries, "one", "two")
+
+
+def test_queries_for_a_scoring_module_search_nothing_and_are_ranked_by_it() -> None:
+    changes = {"model": "another", "document_model": CONTRACT.fingerprint, "list_scorer": "transformer over lists"}
+    queries = CONTRACT.model_copy(update=changes)
+    with pytest.raises(UserError, match=r"queries of vectors was trained with a scoring module \(transformer over"):
+        CONTRACT.require_queries(queries, "index", "vectors")
+    CONTRACT.require_queries(queries, "documents", "vectors", by_list_scorer=True)
+    other = CONTRACT.model_copy(update={"max_length": 9})
+    with pytest.raises(UserError, match="was trained for documents of another encoder"):
+        other.require_queries(queries, "documents", "vectors", by_list_scorer=True)
 
 
 def test_fingerprints_are_of_what_is_compared() -> None:

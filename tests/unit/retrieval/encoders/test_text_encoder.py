@@ -186,6 +186,7 @@ def test_a_real_encoder_equals_sentence_transformers(minilm: tuple[Path, TextEnc
         "projection": None,
         "form": "single",
         "document_model": None,
+        "list_scorer": None,
         "architecture": "plain",
         "context": None,
     }

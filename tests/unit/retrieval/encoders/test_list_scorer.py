@@ -1,0 +1,221 @@
+"""The scoring module against a formulation of loops, and what has to hold for any list."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from raytriever.retrieval.encoders.list_scorer import (
+    ListScorer,
+    ListScorerForm,
+    list_scorer_beside,
+    load_list_scorer,
+    save_list_scorer,
+)
+from raytriever.retrieval.errors import UserError
+
+DIMENSION, DOCUMENTS = 6, 20
+
+
+def trained_scorer(seed: int = 0, **form: object) -> ListScorer:
+    """In float64, with weights that are none of them zero."""
+    values = {"layers": 2, "heads": 2, "width": 8, "dropout": 0.0} | form
+    scorer = ListScorer(ListScorerForm(**values), DIMENSION, seed).double().eval()
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in scorer.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return scorer
+
+
+def some_vectors(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, documents with a zero vector behind them, and lists of these lengths padded to the longest and one."""
+    generator = torch.Generator().manual_seed(seed)
+    queries = torch.randn(len(lengths), DIMENSION, generator=generator, dtype=torch.float64)
+    documents = torch.randn(DOCUMENTS + 1, DIMENSION, generator=generator, dtype=torch.float64)
+    documents[-1] = 0
+    places = torch.full((len(lengths), max(lengths) + 1), DOCUMENTS)
+    for row, length in enumerate(lengths):
+        places[row, :length] = torch.randperm(DOCUMENTS, generator=generator)[:length]
+    return queries, documents, places
+
+
+def literal_scores(scorer: ListScorer, query: np.ndarray, candidates: np.ndarray) -> list[float]:
+    """One list, state by state, head by head."""
+    weights = {name: value.detach().numpy() for name, value in scorer.named_parameters()}
+
+    def linear(name: str, x: np.ndarray) -> np.ndarray:
+        return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
+
+    def norm(name: str, x: np.ndarray) -> np.ndarray:
+        centred = (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+        return weights[f"{name}.weight"] * centred + weights[f"{name}.bias"]
+
+    def gelu(x: np.ndarray) -> np.ndarray:
+        return np.array([0.5 * v * (1 + torch.erf(torch.tensor(v / 2**0.5)).item()) for v in x])
+
+    states = [norm("read_query.1", linear("read_query.0", query))]
+    states += [norm("read_candidate.1", linear("read_candidate.0", x)) for x in candidates]
+    width, heads = len(states[0]), scorer.form.heads
+    head = width // heads
+    for number in range(scorer.form.layers):
+        block = f"blocks.{number}"
+        inputs = [linear(f"{block}.attention_in", norm(f"{block}.attention_norm", s)) for s in states]
+        after = []
+        for state, own in zip(states, inputs, strict=True):
+            read = []
+            for h in range(heads):
+                of_head = slice(h * head, (h + 1) * head)
+                logits = [own[:width][of_head] @ other[width : 2 * width][of_head] / head**0.5 for other in inputs]
+                shares = np.exp(logits) / np.exp(logits).sum()
+                read += sum(p * other[2 * width :][of_head] for p, other in zip(shares, inputs, strict=True)).tolist()
+            state = state + linear(f"{block}.attention_out", np.array(read))
+            hidden = gelu(linear(f"{block}.feed_forward.0", norm(f"{block}.feed_forward_norm", state)))
+            after.append(state + linear(f"{block}.feed_forward.3", hidden))
+        states = after
+    return [float(query @ (x + weights["out"] @ norm("norm", s))) for x, s in zip(candidates, states[1:], strict=True)]
+
+
+@pytest.mark.parametrize("form", [{}, {"layers": 1, "heads": 1, "width": None}, {"layers": 3, "feed_forward": 5}])
+def test_scores_are_the_literal_ones_in_ragged_lists(form):
+    scorer, lengths = trained_scorer(**form), [7, 1, 0, 4, 20]
+    queries, documents, places = some_vectors(lengths)
+    found = scorer(queries, documents, places)
+    assert found.shape == (5, 21)
+    for row, length in enumerate(lengths):
+        expected = literal_scores(scorer, queries[row].numpy(), documents[places[row, :length]].numpy())
+        np.testing.assert_allclose(found[row, :length].detach().numpy(), expected, rtol=1e-10)
+        assert not found[row, length:].any()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=5), st.integers(0, 2**16), st.integers(0, 6))
+def test_order_padding_and_neighbours_change_no_score(lengths, seed, padding):
+    scorer = trained_scorer()
+    queries, documents, places = some_vectors(lengths, seed)
+    whole = scorer(queries, documents, places)
+    wider = torch.nn.functional.pad(places, (0, padding), value=DOCUMENTS)
+    order = torch.randperm(wider.shape[1], generator=torch.Generator().manual_seed(seed))
+    shuffled = scorer(queries, documents, wider[:, order])
+    torch.testing.assert_close(shuffled[:, order.argsort()][:, : places.shape[1]], whole, rtol=1e-10, atol=1e-12)
+    for row, length in enumerate(lengths):
+        alone = scorer(queries[row : row + 1], documents, places[row : row + 1, :length])
+        torch.testing.assert_close(alone[0], whole[row, :length], rtol=1e-10, atol=1e-12)
+
+
+def test_a_score_depends_on_the_other_candidates_and_on_the_query_twice():
+    scorer = trained_scorer()
+    queries, documents, places = some_vectors([6])
+    scores = scorer(queries, documents, places)
+    fewer = scorer(queries, documents, places[:, 1:])
+    assert (scores[0, 1:6] - fewer[0, :5]).abs().min() > 1e-4
+    assert (scorer(2 * queries, documents, places) - 2 * scores)[0, :6].abs().min() > 1e-4
+    of_two = torch.cat([places[:, :3], places[:, :3]], dim=1)  # each document twice
+    twice = scorer(queries, documents, of_two)
+    torch.testing.assert_close(twice[:, :3], twice[:, 3:], rtol=1e-12, atol=0)
+
+
+def test_it_begins_as_the_inner_product_and_every_weight_learns():
+    scorer = ListScorer(ListScorerForm(heads=2, width=8, dropout=0.0), DIMENSION, seed=3).double()
+    queries, documents, places = some_vectors([5, 3])
+    queries.requires_grad_()
+    present = places < DOCUMENTS
+    inner_products = torch.einsum("bd,bnd->bn", queries, documents[places])
+    torch.testing.assert_close(scorer(queries, documents, places), inner_products, rtol=1e-12, atol=1e-12)
+    optimizer = torch.optim.SGD(scorer.parameters(), 0.1)
+    for _ in range(2):  # the first step moves W alone, which is zero before
+        optimizer.zero_grad()
+        torch.logsumexp(scorer(queries, documents, places)[present], 0).backward()
+        optimizer.step()
+    assert queries.grad.abs().sum() > 0
+    assert not [name for name, parameter in scorer.named_parameters() if not parameter.grad.any()]
+
+
+def test_padding_gets_and_gives_no_gradient():
+    scorer = trained_scorer()
+    queries, documents, places = some_vectors([2, 9])
+    documents.requires_grad_()
+    scorer(queries, documents, places)[0].sum().backward()
+    named = set(places[0, :2].tolist())
+    assert {row for row in range(DOCUMENTS) if documents.grad[row].any()} == named
+
+
+def test_gradients_are_those_of_finite_differences():
+    scorer = trained_scorer(layers=1)
+    queries, documents, places = some_vectors([3, 1])
+    assert torch.autograd.gradcheck(
+        lambda q, d: scorer(q, d, places), (queries.requires_grad_(), documents.requires_grad_())
+    )
+
+
+def test_half_precision_changes_little_and_the_result_is_float32():
+    scorer = trained_scorer().float()
+    queries, documents, places = some_vectors([7, 2])
+    queries, documents = queries.float(), documents.half()
+    exact = scorer(queries, documents, places)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = scorer(queries, documents, places)
+    assert exact.dtype == rounded.dtype == torch.float32
+    assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_dropout_acts_in_training_alone():
+    scorer = trained_scorer(dropout=0.5)
+    vectors = some_vectors([6])
+    torch.manual_seed(0)
+    assert torch.equal(scorer(*vectors), scorer(*vectors))
+    scorer.train()
+    assert not torch.equal(scorer(*vectors), scorer(*vectors))
+
+
+def test_what_is_saved_scores_alike(tmp_path: Path):
+    scorer = trained_scorer(feed_forward=5).float()
+    save_list_scorer(scorer, tmp_path)
+    loaded = load_list_scorer(tmp_path)
+    vectors = [tensor.float() if tensor.is_floating_point() else tensor for tensor in some_vectors([6, 2])]
+    assert torch.equal(loaded.eval()(*vectors), scorer(*vectors))
+    assert loaded.form == scorer.form
+    assert list_scorer_beside(tmp_path) == "transformer over lists, 2 layers, 2 heads, width 8"
+    assert list_scorer_beside(tmp_path / "elsewhere") is None
+
+
+def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"holds no scoring module \(scoring.json\).*scoring.kind 'transformer'"):
+        load_list_scorer(tmp_path)
+    save_list_scorer(trained_scorer(), tmp_path)
+    settings, weights = tmp_path / "scoring.json", tmp_path / "scoring.safetensors"
+    written = json.loads(settings.read_text())
+    settings.write_text(json.dumps(written | {"form": written["form"] | {"layers": 3}}))
+    with pytest.raises(UserError, match=r"other weights than the form.*3 layers"):
+        load_list_scorer(tmp_path)
+    settings.write_text(json.dumps(written | {"shape": 1}))
+    with pytest.raises(UserError, match=r"describes no scoring module: .*shape"):
+        load_list_scorer(tmp_path)
+    settings.write_text(json.dumps(written))
+    save_file({name: value for name, value in load_file(weights).items() if name != "out"}, weights)
+    with pytest.raises(UserError, match="other weights than the form"):
+        load_list_scorer(tmp_path)
+    weights.write_bytes(b"no tensors")
+    with pytest.raises(UserError, match=r"scoring.safetensors can't be read"):
+        load_list_scorer(tmp_path)
+
+
+def test_heads_share_the_width():
+    with pytest.raises(ValidationError, match="width 10 can't be shared by 8 heads"):
+        ListScorerForm(width=10)
+    with pytest.raises(UserError, match="that of the vectors, 6, which 8 heads can't share"):
+        ListScorer(ListScorerForm(), DIMENSION)
+
+
+def test_seeds_draw_the_weights():
+    first, same, other = (ListScorer(ListScorerForm(heads=2), DIMENSION, seed) for seed in (1, 1, 2))
+    for mine, yours in zip(first.parameters(), same.parameters(), strict=True):
+        assert torch.equal(mine, yours)
+    assert not torch.equal(first.read_query[0].weight, other.read_query[0].weight)
