@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 # This one file is the command and the package: ``import raytriever.pipelines`` finds the folder beside it,
 # in a checkout as in a wheel, without claiming the top-level names ``pipelines``, ``trainers``, ``retrieval``.
@@ -23,7 +22,7 @@ if __name__ == "__main__":
     sys.modules["raytriever"] = sys.modules["__main__"]  # by which name everything else imports it
 
 from raytriever.retrieval.command_line import TracebackOption, user_errors
-from raytriever.retrieval.jobs import doctor, submit
+from raytriever.retrieval.jobs import commands
 from raytriever.retrieval.jobs.tokens import open_environment
 
 # command: (module, class, what it does)
@@ -137,6 +136,8 @@ def _run(recipes: dict[str, Any], until: str | None, print_config: bool) -> None
 
 
 def _print_yaml(values: dict[str, Any]) -> None:
+    import yaml
+
     typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
@@ -159,12 +160,15 @@ def sweep(
     """Runs a recipe for each setting of some values; exits with 1 where a trial failed, once the others are done."""
     with user_errors(traceback_wanted):
         from raytriever.retrieval.configuration import validate
+        from raytriever.retrieval.jobs.cluster import refuse_copied_folder
+        from raytriever.retrieval.recipe import load_recipe
         from raytriever.retrieval.sweep.report_section import sweep_lines, write_sweep
         from raytriever.trainers.jobs.sweep import SweepSettings, plan_sweep, run_sweep
 
         lists = {"grid": grid or [], "set": overrides or [], "measures": measure or []}
         others = {"seeds": seeds, "until": until, "samples": samples, "seed": seed, "system": system, "output": output}
         values = lists | others | {"recipe": recipe, "concurrent": concurrent}
+        refuse_copied_folder(load_recipe(recipe, overrides or [], output).output)
         planned = plan_sweep(validate(SweepSettings, values, "sweep"), recipe_stages)
         if print_config:
             _print_yaml(planned.described())
@@ -211,7 +215,10 @@ def compare(
         from raytriever.retrieval.evaluation.comparison import compare_sources
         from raytriever.retrieval.evaluation.comparison_report import comparison_lines, write_comparison
         from raytriever.retrieval.evaluation.comparison_sources import ComparisonSettings
+        from raytriever.retrieval.jobs.cluster import refuse_copied_folder
 
+        if output is not None:
+            refuse_copied_folder(output)
         values = {"collection": collection, "split": split, "qrels": qrels, "like": like, "baseline": baseline}
         lists = {"systems": systems or [], "seeds": seeds or [], "measures": measure or []}
         settings = validate(ComparisonSettings, values | lists | {"margin": margin, "level": level}, "compare")
@@ -270,9 +277,9 @@ def _run_job(job: str, config: Path | None, overrides: list[str], print_config: 
 
 for _job in JOBS:
     app.command(_job)(_job_command(_job))
-app.command("submit", context_settings={"allow_interspersed_args": False})(submit.submit)
-app.add_typer(submit.jobs, name="jobs")
-app.command("doctor")(doctor.doctor)
+app.command("submit", context_settings={"allow_interspersed_args": False})(commands.submit)
+app.add_typer(commands.jobs, name="jobs")
+app.command("doctor")(commands.doctor)
 
 
 def main() -> None:

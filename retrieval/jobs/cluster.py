@@ -19,6 +19,7 @@ from raytriever.retrieval.storage import absolute
 _LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
 
 _COPIED_FOLDERS = "working_dir_files"  # where Ray unpacks what a job was submitted with
+_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the command of every job that was submitted, in no other
 
 _QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -106,12 +107,18 @@ class RaySession:
 
 
 def refuse_copied_folder(output: str) -> None:
-    """Raises ``UserError`` for a relative ``output`` inside a submitted job, whose folder Ray removes afterwards."""
-    if _COPIED_FOLDERS in Path(absolute(output)).parts and "://" not in output:
+    """Raises ``UserError`` inside a submitted job for an ``output`` that is relative, or in the job's own folder.
+
+    That folder is a copy which Ray removes; a job that was sent none (``--installed``) runs wherever Ray was started.
+    """
+    if "://" in output:
+        return
+    submitted = _SUBMITTED in os.environ and not Path(output).expanduser().is_absolute()
+    if submitted or _COPIED_FOLDERS in Path(absolute(output)).parts:
         raise UserError(
-            f"{output} is a relative path, and a submitted job's current folder is a copy on one node that is removed"
-            " afterwards. Give --output (of a single job: --set output=…) as s3://…, gs://…, or an absolute path on a"
-            " file system that all nodes share."
+            f"{output} is a relative path, and a submitted job's current folder is on one node, often a copy that is"
+            " removed afterwards. Give --output (of a single job: --set output=…) as s3://…, gs://…, or an absolute"
+            " path on a file system that all nodes share."
         )
 
 

@@ -1,13 +1,10 @@
-"""``raytriever doctor``: asks every node of the cluster what jobs will need, before a long run finds it out."""
+"""Behind ``raytriever doctor``: asks every node of the cluster what jobs will need, before a long run finds it out."""
 
 import os
 import secrets
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from raytriever.retrieval.command_line import TracebackOption, user_errors
 from raytriever.retrieval.jobs import node_facts
 from raytriever.retrieval.jobs.cluster_checks import Check, Cluster, Node, check_cluster
 from raytriever.retrieval.storage import Folder
@@ -17,22 +14,17 @@ if TYPE_CHECKING:
 
 _ANSWER_SECONDS = 400
 _CLOCK_ROUNDS = 3
+_CLOCK_SECONDS = 30  # for one answer of a process that has answered before
 
 
-def doctor(
-    storage: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder or URI that runs will be in.")] = None,
-    traceback_wanted: TracebackOption = False,
-) -> None:
-    """Examines the cluster of RAY_ADDRESS, or this machine; exits with 1 where something must be mended."""
+def diagnose(storage: str | None) -> list[Check]:
+    """Examines the cluster of RAY_ADDRESS, or this machine, and the folder or URI ``storage`` as each node sees it."""
     from raytriever.retrieval.jobs.cluster import RaySession
 
-    with user_errors(traceback_wanted), RaySession() as session:
-        if storage is not None:
-            Folder(storage)
-        checks = check_cluster(examine(session, storage))
-    for line in report(checks):
-        typer.echo(line)
-    raise typer.Exit(1 if any(check.state == "FAIL" for check in checks) else 0)
+    if storage is not None:
+        Folder(storage)  # refuses what is no place to store anything
+    with RaySession() as session:
+        return check_cluster(examine(session, storage))
 
 
 def report(checks: list[Check]) -> list[str]:
@@ -77,21 +69,23 @@ def examine(session: "RaySession", storage: str | None) -> Cluster:
         for node in listed
     }
     facts = _answers({name: actor.facts.remote() for name, actor in actors.items()})
-    answering = {name: actor for name, actor in actors.items() if not isinstance(facts[name], Exception)}
+    answering = _only_answers(actors, facts)
     differences = {name: _clock_difference(actor) for name, actor in answering.items()}
+    answering = _only_answers(answering, differences)  # a node may be lost while it is examined
     problems = {} if storage is None else _try_storage(answering, storage)
     nodes = []
     for node in listed:
-        name, found = node["NodeID"], facts[node["NodeID"]]
-        failed = isinstance(found, Exception)
+        name = node["NodeID"]
+        difference = differences.get(name, 0.0)
+        failed = next((said for said in (facts[name], difference) if isinstance(said, Exception)), None)
         nodes.append(
             Node(
                 address=node["NodeManagerAddress"],
                 gpus=node["Resources"].get("GPU", 0),
                 object_store=node["Resources"].get("object_store_memory", 0),
-                facts=None if failed else found,
-                problem=f"does not answer ({(str(found).splitlines() or [''])[0]})" if failed else None,
-                clock_difference=differences.get(name, 0.0),
+                facts=facts[name] if failed is None else None,
+                problem=None if failed is None else f"does not answer ({(str(failed).splitlines() or [''])[0]})",
+                clock_difference=0.0 if isinstance(difference, Exception) else difference,
                 storage_problem=problems.get(name),
             )
         )
@@ -100,11 +94,16 @@ def examine(session: "RaySession", storage: str | None) -> Cluster:
     return Cluster(tuple(nodes), on, is_open, address, storage)
 
 
-def _answers(asked: dict[str, Any]) -> dict[str, Any]:
-    """Each node's answer, or the exception that came instead."""
+def _only_answers(actors: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
+    """The actors that answered with something else than an exception."""
+    return {name: actor for name, actor in actors.items() if not isinstance(answers[name], Exception)}
+
+
+def _answers(asked: dict[str, Any], seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
+    """Each node's answer, or the exception that came instead; all of them within ``seconds``, more or less."""
     import ray
 
-    deadline = time.monotonic() + _ANSWER_SECONDS
+    deadline = time.monotonic() + seconds
     found: dict[str, Any] = {}
     for name, answer in asked.items():
         try:
@@ -114,15 +113,18 @@ def _answers(asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _clock_difference(actor: Any) -> float:
-    """Seconds by which the node's clock surely differs from this one's: the difference less half the round trip."""
-    import ray
+def _clock_difference(actor: Any) -> float | Exception:
+    """Seconds by which the node's clock surely differs from this one's: the difference less half the round trip.
 
+    The exception instead, where the node doesn't say its time.
+    """
     certain = []
     for _ in range(_CLOCK_ROUNDS):
         sent = time.time()
-        there = ray.get(actor.now.remote())
+        there = _answers({"now": actor.now.remote()}, _CLOCK_SECONDS)["now"]
         received = time.time()
+        if isinstance(there, Exception):
+            return there
         difference, doubt = there - (sent + received) / 2, (received - sent) / 2
         certain.append(
             0.0 if abs(difference) <= doubt else difference - doubt if difference > 0 else difference + doubt

@@ -1,10 +1,8 @@
-"""Ray's job server (the dashboard) as jobs are submitted to it: errors that say what to do, logs that survive a cut."""
+"""Ray's job server (the dashboard) as jobs are submitted to it: errors that say what to do."""
 
-import asyncio
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +12,7 @@ from urllib.parse import urlsplit
 from raytriever.retrieval.errors import UserError
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-_POLL_SECONDS = 0.5
-_RECONNECT_SECONDS = 2.0
-_RECONNECTS = 60
+_ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ def dashboard_address(given: str | None) -> str:
 
     Raises ``UserError`` for anything but http:// and https://.
     """
-    address = (given or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS).rstrip("/")
+    address = (given or os.environ.get(_ADDRESS_VARIABLE) or DEFAULT_ADDRESS).rstrip("/")
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(
@@ -59,14 +55,12 @@ class JobServer:
 
     def __init__(self, address: str, token: str | None) -> None:
         self.address = address
-        # Ray lets RAY_ADDRESS, which means something else here, win over what it is given; this one wins over both
-        os.environ["RAY_API_SERVER_ADDRESS"] = address
         from ray.job_submission import JobSubmissionClient
 
         for part in ("job.sdk", "dashboard_sdk"):
             logging.getLogger(f"ray.dashboard.modules.{part}").setLevel(logging.WARNING)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        with self._explaining():
+        with self._explaining(), _submitting_to(address):
             self._client = JobSubmissionClient(address, headers=headers)
 
     def is_open(self) -> bool:
@@ -104,45 +98,13 @@ class JobServer:
         with self._explaining(name):
             return str(self._client.get_job_logs(name))
 
-    def follow(self, name: str, write: Callable[[str], object]) -> Job:
-        """Hands over what the job writes, as it writes it, until it has ended; a cut connection is taken up again."""
-        shown, failures = 0, 0
-        while True:
-            try:
-                job = self.job(name)
-                asyncio.run(self._tail(name, shown, write))
-                return self._ended(job)
-            except _Cut as cut:
-                failures = 0 if cut.shown > shown else failures + 1
-                shown = cut.shown
-            except _Unreachable:
-                failures += 1
-            if failures > _RECONNECTS:
-                raise UserError(
-                    f"The cluster at {self.address} has not answered for {_RECONNECTS * _RECONNECT_SECONDS:.0f} s. The"
-                    f" job may run on; later: raytriever jobs logs {name} --follow"
-                )
-            time.sleep(_RECONNECT_SECONDS)
+    def tail(self, name: str) -> AsyncIterator[str]:
+        """All that the job has written, then what it writes. It ends with the job, or earlier: the server may close it.
 
-    async def _tail(self, name: str, shown: int, write: Callable[[str], object]) -> None:
-        """Writes what comes after the first ``shown`` characters, until the server says that it was all."""
-        import aiohttp
-
-        received = 0
-        try:
-            async for text in self._client.tail_job_logs(name):
-                new = text[max(0, shown - received) :]
-                received += len(text)
-                if new:
-                    write(new)
-        except (RuntimeError, aiohttp.ClientError, OSError) as error:
-            raise _Cut(max(shown, received)) from error
-
-    def _ended(self, job: Job) -> Job:
-        while not job.is_over:
-            time.sleep(_POLL_SECONDS)
-            job = self.job(job.name)
-        return job
+        Raises ``RuntimeError``, ``aiohttp.ClientError`` or ``OSError`` where the connection breaks.
+        """
+        lines: AsyncIterator[str] = self._client.tail_job_logs(name)
+        return lines
 
     @contextmanager
     def _explaining(self, name: str | None = None) -> Iterator[None]:
@@ -157,7 +119,7 @@ class JobServer:
                 " the cluster was started with (--token-file), or set RAY_AUTH_TOKEN."
             ) from error
         except (ConnectionError, requests.exceptions.RequestException) as error:
-            raise _Unreachable(
+            raise Unreachable(
                 f"No Ray dashboard answers at {self.address}. Start a cluster (cluster_configs/), open a tunnel to one"
                 " (ssh -L 8265:localhost:8265 HEAD), or correct --address."
             ) from error
@@ -175,16 +137,22 @@ class JobServer:
         raise UserError(f"The cluster at {self.address} refused: {said}") from error
 
 
-class _Unreachable(UserError):
+class Unreachable(UserError):
     """Nothing answers at the address."""
 
 
-class _Cut(Exception):
-    """The connection broke after so many characters of the log."""
-
-    def __init__(self, shown: int) -> None:
-        super().__init__(shown)
-        self.shown = shown
+@contextmanager
+def _submitting_to(address: str) -> Iterator[None]:
+    """Ray lets RAY_ADDRESS, which is something else here, win over what it is given; this variable wins over both."""
+    before = os.environ.get(_ADDRESS_VARIABLE)
+    os.environ[_ADDRESS_VARIABLE] = address
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ADDRESS_VARIABLE]
+        else:
+            os.environ[_ADDRESS_VARIABLE] = before
 
 
 def _job_of(details: Any) -> Job:

@@ -1,4 +1,4 @@
-"""``raytriever submit`` and ``raytriever jobs``: any command on a cluster, as if it ran here."""
+"""Behind ``raytriever submit`` and ``raytriever jobs``: any command on a cluster, as if it ran here."""
 
 import os
 import secrets
@@ -6,17 +6,16 @@ import shlex
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
 import typer
 
 import raytriever
-from raytriever.retrieval.command_line import TracebackOption, user_errors
 from raytriever.retrieval.configuration import did_you_mean, read_yaml
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.job_log import JobLog
 from raytriever.retrieval.jobs.job_server import Job, JobServer, dashboard_address
 from raytriever.retrieval.jobs.package import settings_files, write_package
 from raytriever.retrieval.jobs.tokens import OPENING_HOOK, SEALED_VARIABLE, cluster_token, seal
@@ -24,54 +23,59 @@ from raytriever.retrieval.progress import format_seconds, say
 
 _INTERRUPTED = 128 + signal.SIGINT
 
-AddressOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="The dashboard, http://HOST:8265; else RAY_API_SERVER_ADDRESS.")
-]
-TokenOption = Annotated[
-    Path | None, typer.Option(help="File with the cluster's token; else where Ray looks, such as RAY_AUTH_TOKEN.")
-]
-NameArgument = Annotated[str, typer.Argument(metavar="JOB")]
 
-jobs: typer.Typer = typer.Typer(help="Status, logs and end of submitted jobs.", no_args_is_help=True)
+class Submitted(NamedTuple):
+    """A job that a cluster has accepted."""
+
+    server: JobServer
+    name: str
 
 
-def submit(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENTS]...", help="Any raytriever command.")],
-    address: AddressOption = None,
-    token_file: TokenOption = None,
-    env: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Sends a variable of this environment.")] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Returns as soon as the job is accepted.")] = False,
-    name: Annotated[str | None, typer.Option(help="The job's name; it must be new to the cluster.")] = None,
-    runtime_env: Annotated[Path | None, typer.Option(help="YAML file: Ray's runtime environment.")] = None,
-    installed: Annotated[bool, typer.Option("--installed", help="Uses the nodes' own raytriever, sends none.")] = False,
-    traceback_wanted: TracebackOption = False,
-) -> None:
-    """Runs a command on a cluster: sends the program, shows what it writes, exits with its code."""
-    with user_errors(traceback_wanted):
-        command = _checked(command)
-        token = cluster_token(token_file)
-        server = JobServer(dashboard_address(address), token)
-        if is_open := server.is_open():
-            say("This cluster takes jobs from anyone who reaches it: start it with RAY_AUTH_MODE=token.")
-        sealed = _sealed(env or [], None if is_open else token)
-        environment = _environment(runtime_env, sealed)
-        name = name or f"{command[0]}-{secrets.token_hex(4)}"
-        renamed, settings = settings_files(command)
-        program = ["raytriever"] if installed else ["python", "raytriever.py"]
-        with tempfile.TemporaryDirectory(prefix="raytriever-") as folder:
-            package = None
-            if not installed:
-                package = Path(folder) / "raytriever.zip"
-                size = write_package(package, settings)
-                say(f"{name}: {size / 1e6:.1f} MB of program and settings to {server.address}")
-            elif settings:
-                raise UserError("--installed sends no files, and this command names a settings file. Leave it out.")
-            server.submit(shlex.join([*program, *renamed]), name, environment, package)
-        if detach:
-            say(f"{name}: submitted; raytriever jobs logs {name} --follow")
-            return
-        code = _followed(server, name)
-    raise typer.Exit(code)
+def submit_job(
+    command: Sequence[str],
+    address: str | None,
+    token_file: Path | None,
+    secrets_sent: Sequence[str],
+    name: str | None,
+    runtime_env: Path | None,
+    *,
+    installed: bool,
+) -> Submitted:
+    """Sends the program (unless it is ``installed`` there) and starts ``command`` as a job; ``UserError`` if it can't.
+
+    ``secrets_sent``: names of variables of this environment. ``runtime_env``: a YAML file.
+    """
+    command = _checked(command)
+    token = cluster_token(token_file)
+    server = JobServer(dashboard_address(address), token)
+    if is_open := server.is_open():
+        say("This cluster takes jobs from anyone who reaches it: start it with RAY_AUTH_MODE=token.")
+    environment = _environment(runtime_env, _sealed(secrets_sent, None if is_open else token))
+    name = name or f"{command[0]}-{secrets.token_hex(4)}"
+    renamed, settings = settings_files(command)
+    if installed:
+        if settings:
+            raise UserError("--installed sends no files, and this command names a settings file. Leave it out.")
+        server.submit(shlex.join(["raytriever", *renamed]), name, environment, None)
+        return Submitted(server, name)
+    with tempfile.TemporaryDirectory(prefix="raytriever-") as folder:
+        package = Path(folder) / "raytriever.zip"
+        size = write_package(package, settings)
+        say(f"{name}: {size / 1e6:.1f} MB of program and settings to {server.address}")
+        server.submit(shlex.join(["python", "raytriever.py", *renamed]), name, environment, package)
+    return Submitted(server, name)
+
+
+def job_server(address: str | None, token_file: Path | None) -> JobServer:
+    """The server at ``address`` (or where the environment says), with the token in ``token_file`` (or Ray's own)."""
+    return JobServer(dashboard_address(address), cluster_token(token_file))
+
+
+def job_line(job: Job, now: float) -> str:
+    """A job as ``raytriever jobs status`` lists it; ``now`` in seconds since 1970."""
+    seconds = format_seconds((job.ended or now) - job.started) if job.started else "-"
+    code = "" if job.exit_code is None else f" (exit code {job.exit_code})"
+    return f"{job.name}  {job.status}{code}  {seconds}  {job.entrypoint}"
 
 
 def _checked(command: Sequence[str]) -> list[str]:
@@ -117,11 +121,12 @@ def _environment(file: Path | None, sealed: str | None) -> dict[str, Any]:
     return values | {"env_vars": variables, "worker_process_setup_hook": OPENING_HOOK}
 
 
-def _followed(server: JobServer, name: str) -> int:
+def follow_job(server: JobServer, name: str) -> int:
     """Shows the job's log until it ends; returns its exit code. Ctrl-C asks whether to stop it or to leave it alone."""
+    log = JobLog(server, name, _write)
     while True:
         try:
-            return _closed(server.follow(name, _write))
+            return _closed(log.follow())
         except KeyboardInterrupt:
             answer = _asked(name)
             if answer == "stop":
@@ -163,55 +168,3 @@ def _closed(job: Job) -> int:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _server(address: str | None, token_file: Path | None) -> JobServer:
-    return JobServer(dashboard_address(address), cluster_token(token_file))
-
-
-@jobs.command()
-def status(
-    name: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Without it: all jobs.")] = None,
-    address: AddressOption = None,
-    token_file: TokenOption = None,
-    traceback_wanted: TracebackOption = False,
-) -> None:
-    """Shows one job, or all that the cluster remembers."""
-    with user_errors(traceback_wanted):
-        server = _server(address, token_file)
-        for job in [server.job(name)] if name else server.jobs():
-            end = job.ended or time.time()
-            seconds = format_seconds(end - job.started) if job.started else "-"
-            code = "" if job.exit_code is None else f" (exit code {job.exit_code})"
-            typer.echo(f"{job.name}  {job.status}{code}  {seconds}  {job.entrypoint}")
-
-
-@jobs.command()
-def logs(
-    name: NameArgument,
-    follow: Annotated[bool, typer.Option("--follow", help="Goes on until the job ends; exits with its code.")] = False,
-    address: AddressOption = None,
-    token_file: TokenOption = None,
-    traceback_wanted: TracebackOption = False,
-) -> None:
-    """Shows what a job has written."""
-    with user_errors(traceback_wanted):
-        server = _server(address, token_file)
-        if not follow:
-            _write(server.logs(name))
-            return
-        code = _followed(server, server.job(name).name)
-    raise typer.Exit(code)
-
-
-@jobs.command()
-def stop(
-    name: NameArgument,
-    address: AddressOption = None,
-    token_file: TokenOption = None,
-    traceback_wanted: TracebackOption = False,
-) -> None:
-    """Stops a job; what it has finished stays, and the same command goes on from there."""
-    with user_errors(traceback_wanted):
-        running = _server(address, token_file).stop(name)
-        typer.echo(f"{name}: asked to stop" if running else f"{name}: was not running")

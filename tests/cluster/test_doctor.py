@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raytriever import app
-from raytriever.retrieval.jobs import node_facts
+from raytriever.retrieval.jobs import doctor, node_facts
 from raytriever.retrieval.jobs.cluster_checks import Check, Cluster, Node, check_cluster
 from raytriever.retrieval.jobs.doctor import _clock_difference, examine, report
 from raytriever.retrieval.jobs.node_facts import NodeFacts, delete_probe, read_probes, write_probe
@@ -128,10 +128,21 @@ def test_a_clock_is_wrong_only_beyond_what_the_round_trip_explains(monkeypatch: 
         def remote(self) -> float:
             return time.time() + self.ahead
 
-    monkeypatch.setattr(ray, "get", lambda value: value)
+    monkeypatch.setattr(ray, "get", lambda value, **_: value)
     assert _clock_difference(Clock(0.0)) == 0
     assert _clock_difference(Clock(60.0)) == pytest.approx(60, abs=0.1)
     assert _clock_difference(Clock(-60.0)) == pytest.approx(-60, abs=0.1)
+
+
+def test_a_node_that_is_lost_while_it_is_examined_is_a_finding(
+    session: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "_CLOCK_SECONDS", 0.5)
+    monkeypatch.setattr(doctor._Witness, "now", lambda _: time.sleep(60))
+    (node,) = examine(session, str(tmp_path)).nodes
+    assert node.facts is None
+    assert "does not answer" in str(node.problem)
+    assert check_cluster(Cluster((node,), True, False, None, None))[0].state == "FAIL"
 
 
 def test_a_token_file_that_others_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

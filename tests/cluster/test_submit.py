@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import pytest
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.jobs.job_log import JobLog
 from raytriever.retrieval.jobs.job_server import JobServer
 from tests.cluster.test_command import write_collection
 from tests.unit.small_run import make
@@ -195,8 +197,16 @@ def test_the_process_list_is_watched() -> None:
     assert processes.seen
 
 
-def test_a_job_is_stopped(cluster: TokenCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.address)
+def test_a_job_that_was_sent_no_folder_refuses_a_relative_output(cluster: TokenCluster, tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, str(ROOT / "raytriever.py"), *collect(tmp_path, "runs/mine")])
+    server = JobServer(cluster.address, cluster.token_file.read_text())
+    server.submit(command, "without-folder", {}, None)
+    ended = JobLog(server, "without-folder", print).follow()
+    assert ended.exit_code == 2
+    assert "runs/mine is a relative path" in server.logs("without-folder")
+
+
+def test_a_job_is_stopped(cluster: TokenCluster) -> None:
     server = JobServer(cluster.address, cluster.token_file.read_text())
     assert not server.is_open()
     server.submit("sleep 300", "endless", {}, None)

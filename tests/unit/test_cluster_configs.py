@@ -1,7 +1,9 @@
 """The files in cluster_configs: valid for Ray and Kubernetes, pinned, closed to strangers."""
 
 import re
+import shutil
 import subprocess
+import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +15,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "cluster_configs"
 LAUNCHER = sorted([*FOLDER.glob("aws-*.yaml"), *FOLDER.glob("gcp-*.yaml")])
-KUBERNETES = sorted(FOLDER.glob("kuberay-*.yaml"))
+KUBERNETES = [FOLDER / "kuberay-cluster.yaml", FOLDER / "kuberay-job.yaml"]
+POLICY = FOLDER / "kuberay-network-policy.yaml"
 SCRIPTS = sorted(FOLDER.glob("*.sh"))
 
 # CPUs and GPUs of each machine type
@@ -52,7 +55,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def test_nothing_is_left_unchecked() -> None:
-    known = {path.name for path in [*LAUNCHER, *KUBERNETES, *SCRIPTS]}
+    known = {path.name for path in [*LAUNCHER, POLICY, *KUBERNETES, *SCRIPTS]}
     assert {path.name for path in FOLDER.iterdir()} - known == {"README.md", "Dockerfile", "runtime_env.yaml"}
     assert len(LAUNCHER) == 4
     readme = (FOLDER / "README.md").read_text()
@@ -105,23 +108,20 @@ def test_a_launched_cluster_is_closed(path: Path) -> None:
     assert "0.0.0.0" not in path.read_text()
 
 
-def documents(path: Path) -> dict[str, dict[str, Any]]:
-    found = {document["kind"]: document for document in yaml.safe_load_all(path.read_text())}
-    assert all(document["metadata"].keys() & {"name", "generateName"} for document in found.values())
-    return found
-
-
 def cluster_of(path: Path) -> dict[str, Any]:
-    found = documents(path)
-    kind = "RayJob" if "RayJob" in found else "RayCluster"
-    assert found[kind]["apiVersion"] == "ray.io/v1"
-    spec: dict[str, Any] = found[kind]["spec"]
-    if kind == "RayJob":
-        assert set(spec) == JOB_KEYS
-        assert spec["submissionMode"] in ("K8sJobMode", "HTTPMode")
-        assert spec["entrypoint"].startswith("raytriever run ")
-        spec = spec["rayClusterSpec"]
-    return spec
+    values = read(path)  # one document: what stays is not created anew with every run
+    assert values["apiVersion"] == "ray.io/v1"
+    spec: dict[str, Any] = values["spec"]
+    if values["kind"] == "RayCluster":
+        assert values["metadata"] == {"name": "raytriever"}
+        return spec
+    assert values["kind"] == "RayJob"
+    assert values["metadata"] == {"generateName": "raytriever-"}
+    assert set(spec) == JOB_KEYS
+    assert spec["submissionMode"] in ("K8sJobMode", "HTTPMode")
+    assert spec["entrypoint"].startswith("raytriever run ")
+    cluster: dict[str, Any] = spec["rayClusterSpec"]
+    return cluster
 
 
 @each_kubernetes_file
@@ -149,10 +149,10 @@ def test_kuberay_knows_every_key(path: Path) -> None:
 
 @each_kubernetes_file
 def test_a_cluster_on_kubernetes_is_closed(path: Path) -> None:
-    spec, policy = cluster_of(path), documents(path)["NetworkPolicy"]
+    spec, policy = cluster_of(path), read(POLICY)
     assert spec["authOptions"] == {"mode": "token"}
     assert spec["headGroupSpec"]["serviceType"] == "ClusterIP"
-    assert policy["apiVersion"] == "networking.k8s.io/v1"
+    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
     chosen = policy["spec"]["podSelector"]
     assert policy["spec"]["policyTypes"] == ["Ingress"]
     own, operator = policy["spec"]["ingress"]
@@ -168,6 +168,12 @@ def test_a_cluster_on_kubernetes_is_closed(path: Path) -> None:
             assert not any("secret" in str(variable).lower() for variable in container["env"])
 
 
+@each_kubernetes_file
+def test_a_cluster_on_kubernetes_is_closed_before_it_starts(path: Path) -> None:
+    created = re.findall(r"kubectl (?:apply|create) -f (\S+)", path.read_text())
+    assert created == [str(file.relative_to(ROOT)) for file in (POLICY, path)]
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_are_sound(path: Path) -> None:
     assert path.stat().st_mode & 0o111
@@ -180,17 +186,81 @@ def test_scripts_are_sound(path: Path) -> None:
     assert "usage:" in used.stderr
 
 
-def test_ray_sends_the_checkout_without_what_is_large(tmp_path: Path) -> None:
+PROGRAM = {"raytriever.py", "retrieval", "pipelines", "trainers", "recipes"}
+BUILD = {"py.typed", "pyproject.toml", "hatch_build.py", "README.md", "constraints.txt"}
+BESIDE_IT = (  # what must stay, wherever it lies
+    "token", "auth_token", "two-nodes.token", "my_token.txt", ".env", ".env.local", "id.pem", "notes.txt",
+    ".git/config", ".ssh/id_ed25519", "data/corpus.parquet", "runs/mine/manifest.json", "docs/page.md",
+    "retrieval/token", "retrieval/jobs/cluster.token", "recipes/.env", "recipes/vectors.parquet",
+    "trainers/service.key", "trainers/auth_token",
+)  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the program with what people keep beside it."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    for name in sorted(PROGRAM | BUILD | {".gitignore", ".rayignore", ".dockerignore"}):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    for name in BESIDE_IT:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("secret")
+    return folder
+
+
+def test_ray_sends_the_program_and_nothing_that_lies_beside_it(checkout: Path, tmp_path: Path) -> None:
     from ray._private.ray_constants import get_runtime_env_default_excludes
     from ray._private.runtime_env.packaging import create_package
 
     path = tmp_path / "package.zip"
-    create_package(str(ROOT), path, include_gitignore=True, excludes=get_runtime_env_default_excludes())
-    names = zipfile.ZipFile(path).namelist()
-    assert "raytriever.py" in names
-    assert "recipes/quickstart.yaml" in names
-    assert not {name.split("/")[0] for name in names} & {"tests", "benchmarks", "docs", "runs", "data", ".git", ".venv"}
+    create_package(str(checkout), path, include_gitignore=True, excludes=get_runtime_env_default_excludes())
+    package = zipfile.ZipFile(path)
+    names = set(package.namelist())
+    assert {name.split("/")[0] for name in names} == PROGRAM | BUILD
+    assert names >= {"recipes/quickstart.yaml", "retrieval/jobs/tokens.py", "trainers/jobs/workers.py"}
+    assert names.isdisjoint(BESIDE_IT)
+    assert not any(package.read(name) == b"secret" for name in names)
     assert path.stat().st_size < 10_000_000  # Ray's dashboard takes 100 MiB at most
+
+
+def copied() -> dict[str, str]:
+    """What the Dockerfile copies: each name in the checkout, and where it goes."""
+    lines = re.findall(r"^COPY --chown=ray (.+) (\S+)$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
+    return {source: target for sources, target in lines for source in sources.split()}
+
+
+def test_the_image_has_the_program_and_nothing_that_lies_beside_it() -> None:
+    assert copied() == {name: f"./{name}" if (ROOT / name).is_dir() else "./" for name in PROGRAM | BUILD}
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "*"
+    exceptions = [line for line in lines if line.startswith("!")]
+    assert exceptions == lines[1 : len(exceptions) + 1]  # nothing that is left out later is taken in again
+    assert set(exceptions) == {f"!{name}" for name in copied()}
+    left_out = {line.removeprefix("**/") for line in lines[len(exceptions) + 1 :]}
+    assert left_out >= {"token", "auth_token", "*.token", ".env*", "*.pem", "*.key"}
+
+
+def test_what_the_image_copies_is_enough(checkout: Path, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.mkdir()
+    for name in copied():
+        (shutil.copytree if (checkout / name).is_dir() else shutil.copy)(checkout / name, image / name)
+    layout = re.findall(r'"([\w.]+)": "raytriever/', (image / "hatch_build.py").read_text())
+    readme = re.findall(r'^readme = "(.+)"', (image / "pyproject.toml").read_text(), re.MULTILINE)
+    assert all((image / name).exists() for name in [*layout, *readme])
+    asked = [sys.executable, "raytriever.py", "run", "quickstart", "--print-config"]
+    shown = subprocess.run(asked, cwd=image, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+
+
+def test_the_token_of_the_documentation_lies_outside_of_the_checkout() -> None:
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    assert 'RAY_AUTH_TOKEN_PATH="$HOME/.ray/' in text
+    assert "$PWD/token" not in text
+    assert not re.search(r"> ?token\b", text)
 
 
 def pins(text: str) -> dict[str, str]:
@@ -215,7 +285,7 @@ def test_versions_are_those_that_the_tests_pass_with() -> None:
 
 
 def test_what_must_be_changed_is_marked() -> None:
-    for path in [*LAUNCHER, *KUBERNETES]:
+    for path in [*LAUNCHER, POLICY, *KUBERNETES]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             code = line.split(" #")[0]
             if re.search(r"ACCOUNT|PROJECT|REGISTRY|BUCKET|CHANGE", code) and not line.lstrip().startswith("#"):

@@ -5,7 +5,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import ray.train
@@ -22,6 +22,7 @@ from raytriever.trainers.loop import StepReport
 from raytriever.trainers.run_record import Heard
 
 _POLL_SECONDS = 0.5
+_ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
     resources = stage.config.resources
     workers = resources.workers or 1
     fewest = stage.config.fewest_workers
-    cpus = resources.cpus_per_worker or even_share(_cpus_of_nodes(), workers)
+    cpus = resources.cpus_per_worker or _cpus_of_a_worker(workers, resources.gpus_per_worker)
     use_gpu = resources.gpus_per_worker > 0
     per_worker = {"CPU": cpus} | ({"GPU": resources.gpus_per_worker} if use_gpu else {})
     trainer = TorchTrainer(
@@ -106,14 +107,44 @@ def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
     return ShardRecord.from_json(returned["record"])
 
 
-def _cpus_of_nodes() -> list[int]:
-    return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+class NodeRoom(NamedTuple):
+    """What a node hands out."""
+
+    cpus: int
+    gpus: float = 0
+
+    def workers(self, cpus: int, gpus: float) -> int:
+        """How many workers of so many CPUs and GPUs it holds."""
+        held = self.cpus // cpus
+        return min(held, int(self.gpus / gpus + _ROUNDING)) if gpus > 0 else held
 
 
-def even_share(cpus_of_nodes: Sequence[int], workers: int) -> int:
-    """The most CPUs that each of ``workers`` can have at a time, none of them spanning two nodes; at least 1."""
-    share = max([1, *cpus_of_nodes])
-    while share > 1 and sum(cpus // share for cpus in cpus_of_nodes) < workers:
+def _cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
+    """The even share, and a word to the user where the nodes that workers will run on are not there yet."""
+    nodes = [
+        NodeRoom(int(node["Resources"].get("CPU", 0)), node["Resources"].get("GPU", 0))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    if not any(node.workers(1, gpus_per_worker) for node in nodes):
+        kind = "GPUs" if gpus_per_worker > 0 else "CPUs"
+        say(
+            f"  no node with {kind} for a worker is there yet, so each worker asks for 1 CPU;"
+            " resources.cpus_per_worker asks for more"
+        )
+    return even_share(nodes, workers, gpus_per_worker)
+
+
+def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float = 0) -> int:
+    """The most CPUs that each of ``workers`` can have at a time, none of them spanning two nodes; at least 1.
+
+    Nodes without room for a worker's GPUs hold none. Where the GPUs are too few for all workers, the share is of as
+    many as they are enough for: fewer CPUs would bring in no more of them.
+    """
+    if gpus_per_worker > 0:
+        workers = min(workers, sum(node.workers(1, gpus_per_worker) for node in nodes))
+    share = max([1, *(node.cpus for node in nodes if node.workers(1, gpus_per_worker))])
+    while share > 1 and sum(node.workers(share, gpus_per_worker) for node in nodes) < workers:
         share -= 1
     return share
 

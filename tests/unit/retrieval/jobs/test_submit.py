@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from raytriever import app
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs import job_server, submit
+from raytriever.retrieval.jobs import submit
 from raytriever.retrieval.jobs.cluster import refuse_copied_folder
 from raytriever.retrieval.jobs.job_server import Job, JobServer, dashboard_address
 from raytriever.retrieval.jobs.package import settings_files, write_package
@@ -115,6 +117,40 @@ def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch
     refuse_copied_folder("s3://bucket/working_dir_files/mine")
 
 
+def test_a_submitted_job_that_was_sent_no_folder_refuses_a_relative_output(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    for output in ("runs/mine", "mine", "./mine", "../mine", "working_dir_files"):
+        with pytest.raises(UserError, match=f"{output} is a relative path"):
+            refuse_copied_folder(output)
+    refuse_copied_folder(str(tmp_path / "mine"))
+    refuse_copied_folder("~/mine")
+    refuse_copied_folder("gs://bucket/mine")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "quickstart", "--until", "functions"],
+        ["collect", "--set", "source.kind=beir", "--set", "source.path=absent", "--set", "output=runs/mine"],
+        ["sweep", "quickstart", "--grid", "model.seed=1,2", "--output", "runs/mine"],
+        ["compare", "--output", "runs/mine"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_that_writes_refuses_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2, done.output
+    assert "is a relative path" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [(["raytriever", "trian"], "Did you mean 'train'"), (["raytriever"], "'nothing'"), (["submit"], "'submit'")],
@@ -176,16 +212,22 @@ def test_the_exit_code_is_the_jobs(ended: Job, code: int) -> None:
 
 
 class Interrupted:
-    """A server whose job is interrupted a number of times before it ends."""
+    """A server whose job writes a line and is interrupted, a number of times, before it ends."""
 
     def __init__(self, interrupts: int) -> None:
-        self.interrupts, self.stopped = interrupts, 0
+        self.interrupts, self.stopped, self.lines = interrupts, 0, 0
 
-    def follow(self, *_: object) -> Job:
-        if self.interrupts:
-            self.interrupts -= 1
-            raise KeyboardInterrupt
-        return job("SUCCEEDED", 0)
+    def job(self, _: str) -> Job:
+        return job("RUNNING") if self.interrupts else job("SUCCEEDED", 0)
+
+    def logs(self, _: str) -> str:
+        return "".join(f"line {number}\n" for number in range(self.lines))
+
+    async def tail(self, name: str) -> AsyncIterator[str]:
+        self.lines += 1
+        yield self.logs(name)
+        self.interrupts -= 1
+        raise KeyboardInterrupt
 
     def stop(self, _: str) -> bool:
         self.stopped += 1
@@ -193,15 +235,30 @@ class Interrupted:
 
 
 @pytest.mark.parametrize(
-    ("answers", "code", "stopped"),
-    [(["s"], 130, 1), (["d"], 130, 0), (["f"], 0, 0), (["f", "", "s"], 130, 0), (["Stop"], 130, 1)],
+    ("answers", "code", "stopped", "lines"),
+    [
+        (["s"], 130, 1, 1),
+        (["d"], 130, 0, 1),
+        (["f"], 0, 0, 1),
+        (["f", "f", "f"], 0, 0, 3),
+        (["f", "", "s"], 130, 0, 2),
+        (["Stop"], 130, 1, 1),
+    ],
 )
-def test_ctrl_c_asks(monkeypatch: pytest.MonkeyPatch, answers: list[str], code: int, stopped: int) -> None:
-    server, given = Interrupted(answers.index("s") + 1 if "s" in answers else 1), iter(answers)
+def test_ctrl_c_asks_and_nothing_is_shown_twice(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answers: list[str],
+    code: int,
+    stopped: int,
+    lines: int,
+) -> None:
+    server, given = Interrupted(len(answers)), iter(answers)
     monkeypatch.setattr("builtins.input", lambda _: next(given))
     monkeypatch.setattr("sys.stdin", Terminal())
-    assert submit._followed(server, "name") == code  # type: ignore[arg-type]
+    assert submit.follow_job(server, "name") == code  # type: ignore[arg-type]
     assert server.stopped == stopped
+    assert capsys.readouterr().out == "".join(f"line {number}\n" for number in range(lines))
 
 
 class Terminal:
@@ -211,55 +268,25 @@ class Terminal:
 
 def test_without_a_terminal_the_job_is_left_alone() -> None:
     server = Interrupted(1)
-    assert submit._followed(server, "name") == 130  # type: ignore[arg-type]
+    assert submit.follow_job(server, "name") == 130  # type: ignore[arg-type]
     assert server.stopped == 0
 
 
-class Cutting:
-    """A client whose connection breaks within the log."""
-
-    log = "0123456789"
-
-    def __init__(self) -> None:
-        self.lengths = iter([4, 4, 7, 10])
-
-    async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
-        length = next(self.lengths)
-        for start in range(0, length, 3):
-            yield self.log[start : min(start + 3, length)]
-        if length < len(self.log):
-            raise RuntimeError("WebSocket connection closed unexpectedly")
-
-
-@pytest.fixture
-def cutting(monkeypatch: pytest.MonkeyPatch) -> JobServer:
-    server = JobServer.__new__(JobServer)
-    server.address, server._client = "http://head:8265", Cutting()
-    monkeypatch.setattr(job_server, "_RECONNECT_SECONDS", 0.0)
-    monkeypatch.setattr(JobServer, "job", lambda *_: job("SUCCEEDED", 0))
-    return server
-
-
-def test_a_cut_connection_is_taken_up_where_it_broke(cutting: JobServer) -> None:
-    shown: list[str] = []
-    assert cutting.follow("name", shown.append).exit_code == 0
-    assert "".join(shown) == Cutting.log
-
-
-def test_a_cluster_that_stays_away_is_given_up_in_the_end(cutting: JobServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[int] = []
-
-    def absent(*_: object) -> Job:
-        tries.append(1)
-        raise job_server._Unreachable("nothing answers")
-
-    monkeypatch.setattr(JobServer, "job", absent)
-    with pytest.raises(UserError, match="jobs logs name --follow"):
-        cutting.follow("name", print)
-    assert len(tries) == job_server._RECONNECTS + 1
-
-
-def test_no_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", os.environ.get("RAY_API_SERVER_ADDRESS", ""))
+def test_no_server_is_named() -> None:
     with pytest.raises(UserError, match=r"No Ray dashboard answers at http://127\.0\.0\.1:1\b"):
         JobServer("http://127.0.0.1:1", None)
+    assert "RAY_API_SERVER_ADDRESS" not in os.environ
+
+
+def test_a_server_is_asked_at_its_own_address_and_the_environment_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray.job_submission import JobSubmissionClient
+
+    monkeypatch.setattr(JobSubmissionClient, "_check_connection_and_version", lambda *_, **__: None)
+    monkeypatch.setenv("RAY_ADDRESS", "http://elsewhere:8265")
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://another:8265")
+    before = dict(os.environ)
+    server = JobServer("http://head:8265", None)
+    assert server._client.get_address() == "http://head:8265"
+    assert dict(os.environ) == before
