@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from pydantic import Field
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
@@ -13,12 +12,11 @@ from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.contexts import CONTEXT, CorpusContext, draw_documents
 from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.contextual.folder import is_contextual
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings, resolve_dtype
+from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.encoders.towers import load_towers
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.devices import worker_device
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.jobs.model_stage import ModelStage
+from raytriever.retrieval.jobs.stage import Shard, StageConfig
 from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.progress import say
 
@@ -33,39 +31,27 @@ class ContextConfig(StageConfig):
     seed: int = Field(default=0, ge=0)
 
 
-class Context(Stage[ContextConfig]):
+class Context(ModelStage[ContextConfig]):
     """One shard, made by one worker: a context has hundreds of documents, not millions."""
 
     command = "context"
     kind = CONTEXT
     config_class = ContextConfig
     unit = "documents"
-    keeps_state = True
 
     def __init__(self, config: ContextConfig) -> None:
-        dtype = resolve_dtype(config.encoder.dtype, gpu=bool(config.resources.gpus_per_worker))
-        super().__init__(config.model_copy(update={"encoder": config.encoder.model_copy(update={"dtype": dtype})}))
-        self._model: LocatedModel | None = None
+        super().__init__(config)
         self._encoder: ContextualEncoder | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "_model": None, "_encoder": None}  # workers find the model on their own disk
-
-    def _located(self) -> LocatedModel:
-        if self._model is None:
-            encoder = self.config.encoder
-            self._model = locate_model(encoder.model, encoder.revision, encoder.base_model)
-        return self._model
 
     def input_fingerprints(self) -> dict[str, str]:
         """The collection's and the encoder's."""
         collection = StoredCollection(self.config.collection).fingerprint
-        return {"collection": collection, "encoder.model": self._located().fingerprint}
+        return {"collection": collection, "encoder.model": self.located.fingerprint}
 
     def plan(self) -> list[Shard]:
         """One shard. Raises ``UserError`` for a plain encoder, and for more documents than there are."""
         collection, wanted = StoredCollection(self.config.collection), self.config.documents
-        if not is_contextual(self._located().path):
+        if not is_contextual(self.located.path):
             raise UserError(
                 f"Encoder {self.config.encoder.model} reads no context. Embed with it as it is, or name an encoder that"
                 " the objective contextual trained."
@@ -80,11 +66,9 @@ class Context(Stage[ContextConfig]):
 
     def load(self) -> None:
         """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
-        settings, located = self.config.encoder, self._located()
-        dtype = resolve_dtype(settings.dtype)
-        device = worker_device(self.config.resources.gpus_per_worker, dtype)
-        towers = load_towers(settings, located.path, located.fingerprint).eval()
-        towers.to(device=device, dtype=getattr(torch, dtype))
+        placement, located = self.placement(), self.located
+        towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
+        towers.to(**placement)
         if not isinstance(towers.document, ContextualEncoder):
             raise RuntimeError("plan() refuses plain encoders")
         self._encoder = towers.document
@@ -107,7 +91,7 @@ class Context(Stage[ContextConfig]):
         CorpusContext.fitted(
             vectors,
             documents,
-            model=self._located().fingerprint,
+            model=self.located.fingerprint,
             collection=collection.fingerprint,
             seed=config.seed,
             with_title=config.with_title,

@@ -17,17 +17,15 @@ from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_
 from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.contextual.folder import is_contextual
 from raytriever.retrieval.encoders.modules import read_document_model
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
 from raytriever.retrieval.encoders.specification import (
     EncoderContract,
     EncoderSettings,
     Role,
-    resolve_dtype,
 )
 from raytriever.retrieval.encoders.towers import Towers, load_towers, settle_form
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.devices import worker_device
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.jobs.model_stage import ModelStage
+from raytriever.retrieval.jobs.stage import Shard, StageConfig
 from raytriever.retrieval.lineage import require_own_queries, require_same_origin
 from raytriever.retrieval.progress import say
 from raytriever.retrieval.runs import StoredRun
@@ -61,47 +59,27 @@ class EmbedConfig(StageConfig):
         return self
 
 
-class Embed(Stage[EmbedConfig]):
+class Embed(ModelStage[EmbedConfig]):
     """Ray Data actors, each with the encoder loaded once; a shard is a range of rows."""
 
     command = "embed"
     kind = VECTORS
     config_class = EmbedConfig
     unit = "texts"
-    keeps_state = True
 
     def __init__(self, config: EmbedConfig) -> None:
-        # What is left open is settled here, by the driver, so that every worker computes in the same way, and recorded.
-        gpu = bool(config.resources.gpus_per_worker)
-        dtype = resolve_dtype(config.encoder.dtype, gpu=gpu)
-        suitable = ON_GPU if gpu else ON_CPU
+        # settled by the driver as well, for all workers
+        suitable = ON_GPU if config.resources.gpus_per_worker else ON_CPU
         sizes = {name: getattr(config, name) or size for name, size in suitable.items()}
-        super().__init__(
-            config.model_copy(update={"encoder": config.encoder.model_copy(update={"dtype": dtype}), **sizes})
-        )
-        self._model: LocatedModel | None = None
+        super().__init__(config.model_copy(update=sizes))
         self._towers: Towers | None = None
         self._chosen_rows: dict[TextPart, NDArray[np.int64]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "config": self.config,
-            "_model": None,
-            "_towers": None,
-            "_chosen_rows": {},
-        }  # workers find the model on their own disk
-
-    def _located(self) -> LocatedModel:
-        if self._model is None:
-            encoder = self.config.encoder
-            self._model = locate_model(encoder.model, encoder.revision, encoder.base_model)
-        return self._model
 
     def input_fingerprints(self) -> dict[str, str]:
         """The collection's and the encoder's."""
         found = {
             "collection": StoredCollection(self.config.collection).fingerprint,
-            "encoder.model": self._located().fingerprint,
+            "encoder.model": self.located.fingerprint,
         }
         found |= {"run": StoredRun(self.config.run).fingerprint} if self.config.run else {}
         context = self._context()
@@ -112,10 +90,10 @@ class Embed(Stage[EmbedConfig]):
 
     def plan(self) -> list[Shard]:
         """Ranges of rows of each part."""
-        form, _ = settle_form(self.config.encoder.form, self._located().path)
+        form, _ = settle_form(self.config.encoder.form, self.located.path)
         self._check_query_encoder()
         self._check_context()
-        say(f"  encoder: {self.config.encoder.model} from {self._located().origin}, {self.config.encoder.dtype}")
+        say(f"  encoder: {self.config.encoder.model} from {self.located.origin}, {self.config.encoder.dtype}")
         if form.stored_vectors > 1 and "documents" in self.config.parts:
             say(f"  {form.stored_vectors} vectors a document: {form}")
         collection = StoredCollection(self.config.collection)
@@ -140,7 +118,7 @@ class Embed(Stage[EmbedConfig]):
 
     def _check_query_encoder(self) -> None:
         """An encoder that was trained for another's documents gives documents vectors that fit nothing."""
-        trained_for = read_document_model(self._located().path)
+        trained_for = read_document_model(self.located.path)
         if trained_for and "documents" in self.config.parts and not self.config.documents_by_query_encoder:
             raise UserError(
                 f"Encoder {self.config.encoder.model} was trained on queries alone, for documents as another encoder"
@@ -151,7 +129,7 @@ class Embed(Stage[EmbedConfig]):
     def _check_context(self) -> None:
         """A contextual encoder wants its corpus' own, or the user's word that there is none."""
         config, context = self.config, self._context()
-        if is_contextual(self._located().path):
+        if is_contextual(self.located.path):
             if context is None and config.without_context is None:
                 raise UserError(
                     f"Encoder {config.encoder.model} reads some of the corpus before a text, and no context is given."
@@ -165,7 +143,7 @@ class Embed(Stage[EmbedConfig]):
             # queries may be stored by themselves: their vectors and the documents' say whether they fit
             may_differ = config.foreign_context or "documents" not in config.parts
             collection = None if may_differ else StoredCollection(config.collection)
-            context.description.require(self._located().fingerprint, collection, str(config.context))
+            context.description.require(self.located.fingerprint, collection, str(config.context))
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Texts of all parts."""
@@ -199,11 +177,9 @@ class Embed(Stage[EmbedConfig]):
 
     def load(self) -> None:
         """Loads the encoders in the resolved precision, on a GPU where the worker has one."""
-        settings, located = self.config.encoder, self._located()
-        dtype = resolve_dtype(settings.dtype)
-        device = worker_device(self.config.resources.gpus_per_worker, dtype)
-        towers = load_towers(settings, located.path, located.fingerprint).eval()
-        self._towers = towers.to(device=device, dtype=getattr(torch, dtype))
+        placement, located = self.placement(), self.located
+        towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
+        self._towers = towers.to(**placement)
         if isinstance(towers.query, ContextualEncoder):
             context = self._context()
             if context is None:

@@ -78,9 +78,6 @@ class Lsa(Stage[LsaConfig]):
         self._fit: _Fit | None = None
         self._rows: dict[TextPart, ParquetRows] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "_fit": None, "_rows": {}}
-
     def plan(self) -> list[Shard]:
         """Stretches to count, the fit, and ranges of rows of each part."""
         collection = StoredCollection(self.config.collection)

@@ -76,6 +76,10 @@ class Stage(Generic[Config]):
     def __init__(self, config: Config) -> None:
         self.config = config
 
+    def __reduce__(self) -> Any:
+        """Workers get the configuration alone: what was found or loaded here, a model's path say, is not theirs."""
+        return type(self), (self.config,)
+
     def resolved(self) -> dict[str, Any]:
         """The configuration as recorded: no inputs, output or resources; what 'auto' was resolved to."""
         values = without_inputs(self.config)

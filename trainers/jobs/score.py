@@ -3,18 +3,15 @@
 from typing import Any
 
 import pyarrow.parquet as pq
-import torch
 from pydantic import Field
 
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
-from raytriever.retrieval.encoders.specification import resolve_dtype
 from raytriever.retrieval.encoders.transformer import position_limit
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.devices import worker_device
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.jobs.model_stage import ModelStage
+from raytriever.retrieval.jobs.stage import Shard, StageConfig
 from raytriever.retrieval.progress import say
 from raytriever.trainers.language_model import ScoringModelSettings, load_language_model
 from raytriever.trainers.language_model_scores import SCHEMA, SCORES, conditional_likelihoods, score_table
@@ -34,35 +31,23 @@ class ScoreConfig(StageConfig):
     batches_per_shard: int = Field(default=64, ge=1)
 
 
-class Score(Stage[ScoreConfig]):
+class Score(ModelStage[ScoreConfig]):
     """Ray Data actors with the language model loaded once; a shard is a range of an epoch's batches."""
 
     command = "score"
     kind = SCORES
     config_class = ScoreConfig
     unit = "chunks"
-    keeps_state = True
+    model_setting = "language_model"
 
     def __init__(self, config: ScoreConfig) -> None:
-        # 'auto' is settled here, by the driver, so that every worker computes in the same way, and recorded
-        dtype = resolve_dtype(config.language_model.dtype, gpu=bool(config.resources.gpus_per_worker))
-        model = config.language_model.model_copy(update={"dtype": dtype})
-        super().__init__(config.model_copy(update={"language_model": model}))
-        self._model: LocatedModel | None = None
+        super().__init__(config)
         self._loaded: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "_model": None, "_loaded": None}  # workers find the model on their own disk
-
-    def _located(self) -> LocatedModel:
-        if self._model is None:
-            self._model = locate_model(self.config.language_model.model, self.config.language_model.revision)
-        return self._model
 
     def input_fingerprints(self) -> dict[str, str]:
         """The batches' and the language model's."""
         batches = BatchReader(self.config.batches).fingerprint
-        return {"batches": batches, "language_model.model": self._located().fingerprint}
+        return {"batches": batches, "language_model.model": self.located.fingerprint}
 
     def plan(self) -> list[Shard]:
         """Ranges of batches. Raises ``UserError`` for batches of another layout."""
@@ -72,7 +57,7 @@ class Score(Stage[ScoreConfig]):
                 f"{batches.uri} holds batches of layout '{batches.layout}'; scores are of chunks. Make batches of"
                 " chunks (raytriever chunk, then group)."
             )
-        say(f"  language model: {config.language_model.model} from {self._located().origin}")
+        say(f"  language model: {config.language_model.model} from {self.located.origin}")
         shards = []
         for epoch in range(batches.epochs):
             total = batches.number_of_batches(epoch)
@@ -89,10 +74,8 @@ class Score(Stage[ScoreConfig]):
 
     def load(self) -> None:
         """Loads the language model in the resolved precision, on a GPU where the worker has one."""
-        settings = self.config.language_model
-        dtype = resolve_dtype(settings.dtype)
-        device = worker_device(self.config.resources.gpus_per_worker, dtype)
-        model, tokenizer = load_language_model(self._located().path)
+        settings, placement = self.config.language_model, self.placement()
+        model, tokenizer = load_language_model(self.located.path)
         positions = position_limit(model)
         if positions is not None and 2 * settings.max_length + _SEPARATOR_TOKENS > positions:
             raise UserError(
@@ -101,7 +84,7 @@ class Score(Stage[ScoreConfig]):
                 f" {(positions - _SEPARATOR_TOKENS) // 2}, or choose a model without such a limit."
             )
         model = model.eval().requires_grad_(False)
-        self._loaded = (model.to(device=device, dtype=getattr(torch, dtype)), tokenizer)
+        self._loaded = (model.to(**placement), tokenizer)
         self._batches = BatchReader(self.config.batches)
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:

@@ -67,9 +67,6 @@ class Train(Stage[TrainConfig]):
             self._models = self.config.located()
         return self._models
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "_models": None}  # workers find the model on their own disk
-
     def resolved(self) -> dict[str, Any]:
         """The configuration less what doesn't change the weights."""
         training = self.config.training.model_dump(mode="json", exclude={"checkpoint_every"})

@@ -116,7 +116,7 @@ def test_a_worker_is_sent_no_more_than_the_settings(collection: str, tmp_path: P
     stage = Lsa(LsaConfig(collection=collection, output=str(tmp_path / "v"), dimension=8))
     make(stage)
     assert stage._fit is not None
-    assert stage.__getstate__() == {"config": stage.config, "_fit": None, "_rows": {}}
+    assert stage.__reduce__() == (Lsa, (stage.config,))
 
 
 def test_clustering_packing_filtering_and_searching_take_them(collection: str, tmp_path: Path) -> None:
