@@ -13,7 +13,8 @@ from raytriever.trainers.objective import Objective
 from raytriever.trainers.objectives.adaptive_margin import AdaptiveMargin, AdaptiveMarginSettings
 from raytriever.trainers.objectives.coder.objective import CoderSettings
 from raytriever.trainers.objectives.coder.query_encoder import load_coder
-from raytriever.trainers.objectives.contextual.objective import Contextual, ContextualSettings, require_contextual
+from raytriever.trainers.objectives.contextual.objective import Contextual, require_contextual
+from raytriever.trainers.objectives.contextual.settings import ContextualSettings
 from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings
 from raytriever.trainers.objectives.margin_mse import MarginMse, MarginMseSettings
 from raytriever.trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings

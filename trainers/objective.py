@@ -15,14 +15,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.encoders.specification import Role
 from raytriever.trainers import collectives
 
 if TYPE_CHECKING:
     from raytriever.pipelines.batches import BatchReader
     from raytriever.retrieval.encoders.list_scorer import ListScorer
+    from raytriever.retrieval.encoders.pretrained import LocatedModel
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
+    from raytriever.retrieval.encoders.towers import Towers
     from raytriever.retrieval.vectors import StoredVectors
+    from raytriever.trainers.run import RunSettings
 
 Batch = TypeVar("Batch")
 Value = TypeVar("Value")
@@ -58,6 +62,26 @@ class Comparisons:
     hard: float
     masked: float
     offered: int | None = None
+
+
+class KindSettings(Settings):
+    """The base of every kind's settings: what an objective asks of the rest of a run."""
+
+    memory_settings: ClassVar[tuple[str, ...]] = ()
+    """Dotted names of those that change memory and time, never a weight: they may differ where a run is resumed."""
+
+    def check_run(self, run: "RunSettings") -> None:  # noqa: ARG002
+        """Raises ``UserError`` where the rest of a run's settings doesn't fit the objective."""
+        return
+
+    def prepare(
+        self,
+        towers: "Towers",
+        run: "RunSettings",  # noqa: ARG002
+        models: Mapping[str, "LocatedModel"],  # noqa: ARG002
+    ) -> "Towers":
+        """The encoders as the objective trains them, before LoRA and the like; ``models``: by the run's dotted keys."""
+        return towers
 
 
 class Objective(nn.Module, ABC, Generic[Batch]):

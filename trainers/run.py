@@ -11,13 +11,10 @@ from pydantic import Field, model_validator
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.configuration import InputPath, Settings, without_inputs
 from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
-from raytriever.retrieval.encoders.contextual.folder import is_contextual
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_models
 from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
 from raytriever.retrieval.encoders.towers import Towers, load_towers
 from raytriever.retrieval.encoders.transformer import checkpoint_activations, compile_blocks
-from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.progress import say
 from raytriever.trainers import collectives
@@ -28,19 +25,13 @@ from raytriever.trainers.kinds import ObjectiveSettings, build_objective
 from raytriever.trainers.ledger import Ledger, measure_ledger
 from raytriever.trainers.loop import StepReport, Trained, run_order, train
 from raytriever.trainers.objective import Objective
-from raytriever.trainers.objectives.coder.objective import CoderSettings
-from raytriever.trainers.objectives.contextual.objective import ContextualSettings, contextual_encoder
-from raytriever.trainers.objectives.multi_layer import MultiLayerSettings
-from raytriever.trainers.objectives.revela.objective import RevelaSettings
 from raytriever.trainers.order import Order
 from raytriever.trainers.out_of_memory import out_of_memory_message
 from raytriever.trainers.reading import Reader
 from raytriever.trainers.settings import TrainingSettings
 from raytriever.trainers.sharding import shard
 from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings, ValidationSettings
-
-FIRST_STAGE = "objective.first_stage"  # the setting that names a contextual encoder's first stage
+from raytriever.trainers.validation.settings import ValidationSettings
 
 
 class RunSettings(Settings):
@@ -65,40 +56,11 @@ class RunSettings(Settings):
     checkpoints_kept: int = Field(default=2, gt=0)
 
     @model_validator(mode="after")
-    def _form_fits_the_objective(self) -> Self:
-        if isinstance(self.objective, MultiLayerSettings):
-            documents = self.document_encoder or self.encoder
-            try:
-                self.objective.require_form(documents.form or VectorForm())
-            except UserError as error:
-                raise ValueError(str(error)) from error
-        return self
-
-    @model_validator(mode="after")
-    def _stages_fit_the_objective(self) -> Self:
-        if not isinstance(self.objective, ContextualSettings):
-            return self
-        if self.document_encoder is not None or self.encoder.form is not None:
-            raise ValueError(
-                "the objective contextual trains one encoder with one vector a text for queries and documents: leave"
-                " out document_encoder and encoder.form"
-            )
-        if self.sharding == "sharded":
-            raise ValueError(
-                "the objective contextual reads layers by their parts, which sharding 'sharded' keeps on several ranks:"
-                " set sharding to 'replicated' (activation_checkpointing and a smaller chunk_size save memory)"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _validation_fits_the_objective(self) -> Self:
-        if (
-            isinstance(self.objective, CoderSettings)
-            and self.objective.scoring.kind == "transformer"
-            and isinstance(self.validation, RetrievalValidationSettings)
-            and self.validation.run is None
-        ):
-            raise ValueError(NEEDS_A_RUN)
+    def _rest_fits_the_objective(self) -> Self:
+        try:
+            self.objective.check_run(self)
+        except UserError as error:
+            raise ValueError(str(error)) from error
         return self
 
     def located(self) -> "LocatedModels":
@@ -153,8 +115,7 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
             settings.document_encoder, located.document.path, located.document.fingerprint, settings.dropout, seed
         )
         towers = Towers(towers.query, own.document)
-    if isinstance(settings.objective, ContextualSettings):
-        towers = _two_stages(settings, settings.objective, towers, located)
+    towers = settings.objective.prepare(towers, settings, located.by_setting)
     for transformer in towers.transformers():
         if settings.lora is not None:
             add_adapter(transformer, settings.lora, seed)
@@ -163,21 +124,6 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
         if settings.activation_checkpointing:
             checkpoint_activations(transformer)
     return towers
-
-
-def _two_stages(settings: RunSettings, objective: ContextualSettings, towers: Towers, located: LocatedModels) -> Towers:
-    """The encoder as the second stage of a contextual one."""
-    first, seed = None, settings.training.seed
-    if objective.first_stage is not None:
-        found = located.by_setting[FIRST_STAGE]
-        if is_contextual(found.path):
-            raise UserError(
-                f"{FIRST_STAGE} is {objective.first_stage.model}, which is a contextual encoder with two stages of its"
-                " own. Name a plain encoder, or train that one on as the encoder."
-            )
-        first = load_encoder(objective.first_stage, found.path, found.fingerprint, settings.dropout)
-    encoder = contextual_encoder(towers.query, objective, first, seed)
-    return Towers(encoder, encoder)
 
 
 def run_training(
@@ -243,8 +189,12 @@ _UNSHAPING = ("checkpoints_kept", "sharding", "activation_checkpointing")
 def shaping(settings: RunSettings) -> dict[str, Any]:
     """The settings that the weights depend on, without inputs and the training's own."""
     values = without_inputs(settings)
-    if isinstance(settings.objective, RevelaSettings):
-        del values["objective"]["language_model"]["activation_checkpointing"]
+    for name in settings.objective.memory_settings:
+        *parents, last = name.split(".")
+        holder = values["objective"]
+        for parent in parents:
+            holder = holder[parent]
+        del holder[last]
     own = RunSettings.model_fields.keys() - {"training", *_UNSHAPING}
     return {name: value for name, value in values.items() if name in own}
 

@@ -18,7 +18,7 @@ from raytriever.retrieval.encoders.towers import Towers, load_towers
 from raytriever.trainers.kinds import ObjectiveSettings, build_objective
 from raytriever.trainers.language_model_scores import SCORES, score_table
 from raytriever.trainers.objective import Objective
-from raytriever.trainers.objectives.contextual.objective import ContextualSettings, contextual_encoder
+from raytriever.trainers.objectives.contextual.settings import ContextualSettings, contextual_encoder
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table

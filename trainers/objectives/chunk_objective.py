@@ -17,11 +17,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from raytriever.retrieval.configuration import Settings, did_you_mean
+from raytriever.retrieval.configuration import did_you_mean
 from raytriever.retrieval.encoders.specification import Role
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
-from raytriever.trainers.objective import Comparisons, Objective
+from raytriever.trainers.objective import Comparisons, KindSettings, Objective
 
 if TYPE_CHECKING:
     from raytriever.pipelines.batches import BatchReader
@@ -33,7 +33,7 @@ _FEWEST_CHUNKS = 3
 _WORD = re.compile(r"\S+")
 
 
-class ChunkSettings(Settings):
+class ChunkSettings(KindSettings):
     """How the chunks of a batch are encoded.
 
     ``similarity``: 'asymmetric' compares queries with passages, 'symmetric' passages with passages. ``first_half``:

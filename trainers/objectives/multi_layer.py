@@ -6,7 +6,7 @@ vector), average and scalar mix, and the plain dual encoder. Nothing is detached
 """
 
 from collections.abc import Mapping
-from typing import Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Literal, Protocol, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -22,6 +22,9 @@ from raytriever.trainers.objectives.contrastive import contrastive_metrics, mask
 from raytriever.trainers.objectives.pair_batch import Columns, PairBatch
 from raytriever.trainers.objectives.pair_objective import Encoder, PairObjective, PairSettings
 from raytriever.trainers.precision import at_least_float32
+
+if TYPE_CHECKING:
+    from raytriever.trainers.run import RunSettings
 
 TrainingForm = Literal["multi_vector", "self_contrastive", "last_reg", "average", "scalar_mix", "dual_encoder"]
 Reduced = Literal[0, -1]
@@ -62,6 +65,10 @@ class MultiLayerSettings(PairSettings):
                 f" it; training_form is {self.training_form!r}, regularisation {self.regularisation}"
             )
         return self
+
+    def check_run(self, run: "RunSettings") -> None:
+        """Documents have the form that is trained."""
+        self.require_form((run.document_encoder or run.encoder).form or VectorForm())
 
     def require_form(self, form: VectorForm) -> None:
         """Raises ``UserError`` where documents of ``form`` can't be trained so, or would be used otherwise."""

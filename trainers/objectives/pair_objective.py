@@ -9,17 +9,16 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.encoders.specification import Role
 from raytriever.retrieval.encoders.towers import write_towers
-from raytriever.trainers.objective import Comparisons, Objective
+from raytriever.trainers.objective import Comparisons, KindSettings, Objective
 from raytriever.trainers.objectives.pair_batch import Columns, PairBatch, collate_pairs, compare_pairs, count_columns
 
 if TYPE_CHECKING:
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
 
 
-class PairSettings(Settings):
+class PairSettings(KindSettings):
     """How a batch of pairs is encoded and joined.
 
     ``chunk_size``: texts of about one length that are encoded together, None: the whole batch at once.

@@ -16,14 +16,15 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.configuration import InputPath, Settings
+from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.encoders.list_scorer import save_list_scorer
 from raytriever.retrieval.encoders.specification import Role
+from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.vectors import StoredVectors
 from raytriever.trainers import collectives
 from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
-from raytriever.trainers.objective import Comparisons, Objective, Outcome
+from raytriever.trainers.objective import Comparisons, KindSettings, Objective, Outcome
 from raytriever.trainers.objectives.coder.documents import ABSENT, DocumentVectors, Pool
 from raytriever.trainers.objectives.coder.labels import Normalization, at_level, binary, normalized
 from raytriever.trainers.objectives.coder.lists import CandidateList, Negatives, compose_lists, padded, stored_lists
@@ -42,13 +43,15 @@ from raytriever.trainers.objectives.coder.scoring import (
 )
 from raytriever.trainers.objectives.coder.smoothing import LabelSmoother, SmoothingSettings
 from raytriever.trainers.objectives.pair_objective import Encoder
+from raytriever.trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings
 
 if TYPE_CHECKING:
     from raytriever.retrieval.encoders.list_scorer import ListScorer
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
+    from raytriever.trainers.run import RunSettings
 
 
-class CoderSettings(Settings):
+class CoderSettings(KindSettings):
     """Lists of candidates over the vectors ``documents``, which the encoder that is trained made (its base).
 
     ``candidates``: so many a query, None: as many as its list has; its positives are always among them.
@@ -81,6 +84,13 @@ class CoderSettings(Settings):
     query_max_length: int | None = Field(default=None, ge=1)  # tokens; None: as the encoder says
     chunk_size: int | None = Field(default=None, ge=1)  # queries that are encoded together; None: the whole batch
     gradient_cache: bool = False
+
+    def check_run(self, run: "RunSettings") -> None:
+        """A module that reads whole lists ranks lists anew, and searches nothing."""
+        validation = run.validation
+        searches = isinstance(validation, RetrievalValidationSettings) and validation.run is None
+        if self.scoring.kind == "transformer" and searches:
+            raise UserError(NEEDS_A_RUN)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

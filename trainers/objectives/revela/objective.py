@@ -6,7 +6,7 @@ text has a label.
 
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 import torch
@@ -38,6 +38,8 @@ class RevelaSettings(ChunkSettings):
     released, most rows have one chunk or an exact tie. ``value_normalization``: Eq. 6, without which longer value
     vectors count for more whatever the similarity.
     """
+
+    memory_settings: ClassVar[tuple[str, ...]] = ("language_model.activation_checkpointing",)
 
     kind: Literal["revela"] = "revela"
     language_model: TrainedModelSettings

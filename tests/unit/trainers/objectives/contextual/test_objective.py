@@ -15,7 +15,8 @@ from raytriever.retrieval.encoders.towers import load_towers
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.kinds import build_objective
 from raytriever.trainers.objective import Outcome
-from raytriever.trainers.objectives.contextual.objective import Contextual, ContextualSettings, contextual_encoder
+from raytriever.trainers.objectives.contextual.objective import Contextual
+from raytriever.trainers.objectives.contextual.settings import ContextualSettings, contextual_encoder
 from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings, masked_contrastive_loss
 from tests.unit.trainers.objectives.contextual.made_up import FUNCTIONS, objective_of, rows_of
 from tests.unit.trainers.tiny import gradients_of
