@@ -29,7 +29,8 @@ class ContextualSettings(PairSettings):
 
     ``context_documents`` (J) are drawn anew each epoch, by ``seed``, from the documents of what is one loss: a batch,
     or with ``share_negatives`` 'step' a step; where there are fewer, all are taken. A text does not read its own
-    document, nor a query its answers, unless ``own_documents_in_context``, the paper's way.
+    document, nor a query its answers, unless ``own_documents_in_context``, the paper's way. Left out, it marks its
+    pair: no other texts lack just that vector. So J is best well below the batch size, or the paper's way chosen.
 
     ``first_stage``: None starts from a copy of the encoder; ``first_stage_layers``: the first so many of its layers.
     ``sequence_dropout``: the probability that the null vector stands in for a context vector. ``variant``: 'released'
