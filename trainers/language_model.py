@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from raytriever.retrieval.encoders.adapter import LoraSettings, has_adapter
-from raytriever.retrieval.encoders.modules import safe_weights
 from raytriever.retrieval.encoders.specification import Dtype, ModelSettings
 from raytriever.retrieval.encoders.tokenizer import load_tokenizer
-from raytriever.retrieval.encoders.transformer import first_line, set_dropout
+from raytriever.retrieval.encoders.transformer import load_pretrained
 from raytriever.retrieval.errors import UserError
 
 
@@ -49,42 +47,27 @@ def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, 
     Raises ``UserError`` where the folder lacks weights, configuration or tokenizer, where it is a LoRA adapter, and
     where there is neither a token to pad with nor one that ends a text.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     if has_adapter(path):
         raise UserError(f"{path} holds a LoRA adapter; merge it into its base model first, and name the merged folder.")
-    if not (path / "config.json").exists():
-        raise UserError(
-            f"{path} holds no config.json, so it is no model folder. Give one as save_pretrained writes it."
-        )
-    safe_weights(path, "model.safetensors")
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        if dropout is not None:
-            set_dropout(config, dropout)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation="sdpa",
-            output_loading_info=True,
+        model, missing = load_pretrained(
+            path, lambda _: AutoModelForCausalLM, "language model", False, dropout, attn_implementation="sdpa"
         )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        if "trust_remote_code" in str(error):
-            raise UserError(
-                f"The language model in {path} brings code of its own, which is not run. Choose one whose architecture"
-                " transformers has."
-            ) from error
-        raise UserError(f"The language model in {path} can't be loaded: {first_line(error)}") from error
-    if report["missing_keys"]:
-        lacking = sorted(report["missing_keys"])
+    except UserError as error:
+        if "trust_remote_code" not in str(error.__cause__):
+            raise
         raise UserError(
-            f"The weights in {path} lack {len(lacking)} tensors of a language model, the first {lacking[0]}: they would"
-            " be random. Is it an encoder without a language model's head?"
+            f"The language model in {path} brings code of its own, which is not run. Choose one whose architecture"
+            " transformers has."
+        ) from error
+    if missing:
+        raise UserError(
+            f"The weights in {path} lack {len(missing)} tensors of a language model, the first {min(missing)}: they"
+            " would be random. Is it an encoder without a language model's head?"
         )
+    config: Any = model.config
     tokenizer = load_tokenizer(path, trust_remote_code=False, lower_case=False)
     if tokenizer.pad_token is None:
         raise UserError(

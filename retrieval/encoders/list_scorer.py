@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 
 from raytriever.retrieval.configuration import Settings
-from raytriever.retrieval.encoders.modules import SCORING_FILE, read_json
+from raytriever.retrieval.encoders.modules import SCORING_FILE, load_weights, read_json
 from raytriever.retrieval.errors import UserError
 
 _WEIGHTS = "scoring.safetensors"
@@ -154,9 +154,6 @@ def save_list_scorer(scorer: ListScorer, folder: Path) -> None:
 
 def load_list_scorer(folder: Path) -> ListScorer:
     """What ``save_list_scorer`` wrote. Raises ``UserError`` where it isn't there, or not whole."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     found = _read_stored_form(folder)
     if found is None:
         raise UserError(
@@ -164,19 +161,14 @@ def load_list_scorer(folder: Path) -> ListScorer:
             " out to rank by inner products, or train with objective.scoring.kind 'transformer'."
         )
     scorer = ListScorer(found.form, found.dimension)
-    try:
-        weights = load_file(folder / _WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"The scoring module's weights {folder / _WEIGHTS} can't be read: {error}") from error
-    expected = {name: tuple(value.shape) for name, value in scorer.named_parameters()}
-    if expected != {name: tuple(value.shape) for name, value in weights.items()}:
-        raise UserError(
-            f"{folder / _WEIGHTS} holds other weights than the form in {SCORING_FILE} beside it asks for"
-            f" ({scorer.form}, vectors of {scorer.dimension} numbers). Do the files belong together?"
-        )
-    with torch.no_grad():
-        for name, parameter in scorer.named_parameters():
-            parameter.copy_(weights[name])
+    weights = dict(scorer.named_parameters())
+    load_weights(
+        weights,
+        folder / _WEIGHTS,
+        "The scoring module's weights",
+        SCORING_FILE,
+        f"{scorer.form}, vectors of {scorer.dimension} numbers",
+    )
     return scorer
 
 

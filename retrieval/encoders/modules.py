@@ -5,6 +5,7 @@ A plain Hugging Face folder is a transformer alone.
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,31 @@ def safe_weights(folder: Path, name: str) -> Path:
             " Where you trust its origin, load it yourself and save it as safetensors (save_pretrained does)."
         )
     return folder / name
+
+
+def load_weights(weights: Mapping[str, Tensor], path: Path, what: str, listing: str, form: str) -> None:
+    """Reads the safetensors file ``path`` into ``weights``, in place.
+
+    ``what``: the file's contents, for the user; ``listing``: the file beside it that has the ``form`` they are of.
+    Raises ``UserError`` where it can't be read, or holds others.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{what} {path} can't be read: {error}") from error
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    if shapes != {name: tuple(value.shape) for name, value in found.items()}:
+        raise UserError(
+            f"{path} holds {', '.join(sorted(found)) or 'nothing'}, but the form in {listing} beside it asks for"
+            f" {', '.join(sorted(weights))}: by name or by shape, other weights than the form's ({form}). Do the files"
+            " belong together?"
+        )
+    with torch.no_grad():
+        for name, value in weights.items():
+            value.copy_(found[name])
 
 
 def read_json(path: Path) -> Any:

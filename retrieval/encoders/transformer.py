@@ -23,8 +23,33 @@ def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None)
 
     ``dropout``: the probability of every dropout, None: as the configuration says. Raises ``UserError``.
     """
+    from transformers import AutoModel, T5EncoderModel
+
+    def loader(config: Any) -> Any:
+        config.use_cache = False  # nothing is generated
+        config.output_hidden_states = False  # of chosen layers, ``LayerStates`` keeps what is needed
+        return T5EncoderModel if config.model_type in ("t5", "mt5") else AutoModel
+
+    transformer, missing = load_pretrained(path, loader, "encoder", trust_remote_code, dropout)
+    _settle_pooler(transformer, path, missing)
+    return transformer
+
+
+def load_pretrained(
+    path: Path,
+    loader: Callable[[Any], Any],
+    what: str,
+    trust_remote_code: bool,
+    dropout: float | None,
+    **arguments: Any,
+) -> tuple[nn.Module, set[str]]:
+    """The Hugging Face model at ``path`` in float32, from safetensors, and the names of weights that the folder lacks.
+
+    ``loader``: the transformers class for a configuration, which it may change; ``what``: the model, for the user;
+    ``dropout``: the probability of every dropout, None: as the configuration says. Raises ``UserError``.
+    """
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModel, T5EncoderModel
+    from transformers import AutoConfig
 
     if not (path / "config.json").exists():
         raise UserError(
@@ -33,24 +58,20 @@ def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None)
     safe_weights(path, "model.safetensors")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        config.use_cache = False  # nothing is generated
-        config.output_hidden_states = False  # of chosen layers, ``LayerStates`` keeps what is needed
         if dropout is not None:
             set_dropout(config, dropout)
-        loader = T5EncoderModel if config.model_type in ("t5", "mt5") else AutoModel
-        model, report = loader.from_pretrained(
+        model, report = loader(config).from_pretrained(
             path,
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            **arguments,
         )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        raise UserError(f"The encoder in {path} can't be loaded: {first_line(error)}") from error
-    transformer: nn.Module = model
-    _settle_pooler(transformer, path, set(report["missing_keys"]))
-    return transformer
+        raise UserError(f"The {what} in {path} can't be loaded: {first_line(error)}") from error
+    return model, set(report["missing_keys"])
 
 
 def set_dropout(config: Any, dropout: float) -> None:

@@ -1,6 +1,7 @@
 """`raytriever rerank`: the best of a first stage's run, ranked anew by an encoder's vectors or a module over them."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field
@@ -9,7 +10,7 @@ from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath, input_paths
 from raytriever.retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
-from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.search import read_ranking, write_ranking
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
@@ -46,13 +47,15 @@ class Rerank(Stage[RerankConfig]):
     config_class = RerankConfig
     unit = "queries"
 
+    @cached_property
+    def _scoring(self) -> LocatedModel | None:
+        return locate_model(self.config.scoring) if self.config.scoring else None
+
     def input_fingerprints(self) -> dict[str, str]:
         """Those of the artifacts, and the scoring module's model, which may be any folder."""
         found = {key: path for key, path in input_paths(self.config).items() if key != "scoring"}
         fingerprints = {key: Artifact(path).fingerprint for key, path in found.items()}
-        return fingerprints | (
-            {"scoring": locate_model(self.config.scoring).fingerprint} if self.config.scoring else {}
-        )
+        return fingerprints | ({"scoring": self._scoring.fingerprint} if self._scoring else {})
 
     def plan(self) -> list[Shard]:
         """Blocks of queries, then one run; refuses a run or vectors of another collection."""
@@ -65,8 +68,8 @@ class Rerank(Stage[RerankConfig]):
             require_same_origin("collection", collection, asked)
             by_scorer = self.config.scoring is not None
             vectors.contract.require_queries(asked.contract, vectors.uri, asked.uri, by_list_scorer=by_scorer)
-        if self.config.scoring is not None:
-            _require_scorer_of(self.config.scoring, asked, vectors)
+        if self.config.scoring and self._scoring:
+            _require_scorer_of(self.config.scoring, self._scoring, asked, vectors)
         queries = len(run.ranking().rows)
         if not queries:
             raise UserError(f"{run.uri} answers no query; there is nothing to rank anew.")
@@ -98,10 +101,10 @@ class Rerank(Stage[RerankConfig]):
         query_rows = StoredCollection(self.config.collection).query_rows(query_ids[block])
         queries = self._asked().part("queries").gather(query_rows)
         documents = vectors.part("documents").gather
-        if self.config.scoring is None:
+        if self._scoring is None:
             ranking = rerank(candidates, queries, documents, width)
         else:
-            scorer = load_list_scorer(locate_model(self.config.scoring).path)
+            scorer = load_list_scorer(self._scoring.path)
             ranking = rerank_lists(candidates, queries, documents, scorer, width)
         write_ranking(writer, shard.name, ranking)
         return writer.commit(0)
@@ -112,8 +115,8 @@ class Rerank(Stage[RerankConfig]):
         contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})
         first_stage = {key: value for key, value in run.system.items() if key not in contract}
         system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
-        if self.config.scoring is not None:
-            system["scoring"] = list_scorer_beside(locate_model(self.config.scoring).path)
+        if self._scoring is not None:
+            system["scoring"] = list_scorer_beside(self._scoring.path)
         system["top_k"] = self.config.top_k or self.config.depth
         return {"origins": {"collection": require_same_origin("collection", run, vectors)}, "system": system}
 
@@ -122,9 +125,8 @@ class Rerank(Stage[RerankConfig]):
         return ["run.trec"]
 
 
-def _require_scorer_of(model: str, queries: StoredVectors, documents: StoredVectors) -> None:
+def _require_scorer_of(model: str, located: LocatedModel, queries: StoredVectors, documents: StoredVectors) -> None:
     """The module was trained with the encoder behind the queries, over these documents; ``UserError`` where not."""
-    located = locate_model(model)
     load_list_scorer(located.path)
     trained_for = queries.contract.document_model
     if (queries.contract.model, trained_for) != (located.fingerprint, documents.contract.fingerprint):

@@ -17,7 +17,7 @@ from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder, 
 from raytriever.retrieval.encoders.contextual.form import ContextualForm
 from raytriever.retrieval.encoders.export import write_sentence_transformers_folder
 from raytriever.retrieval.encoders.layer_states import numbered_blocks
-from raytriever.retrieval.encoders.modules import CONTEXTUAL_FILE, FIRST_STAGE, DenseLayer, read_json
+from raytriever.retrieval.encoders.modules import CONTEXTUAL_FILE, FIRST_STAGE, DenseLayer, load_weights, read_json
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from raytriever.retrieval.errors import UserError
@@ -114,7 +114,8 @@ def load_contextual(
     encoder = ContextualEncoder(
         second.transformer, second.tokenizer, list(second.dense), second.contract, first, _read_form(path)
     )
-    _load_own_weights(encoder, path / _WEIGHTS)
+    weights, form = _own_weights(encoder), str(encoder.contextual_form)
+    load_weights(weights, path / _WEIGHTS, "The contextual encoder's own weights", CONTEXTUAL_FILE, form)
     return encoder
 
 
@@ -125,23 +126,3 @@ def _read_form(path: Path) -> ContextualForm:
         raise UserError(
             f"{path / CONTEXTUAL_FILE} describes no contextual encoder: {' '.join(str(error).split())}"
         ) from error
-
-
-def _load_own_weights(encoder: ContextualEncoder, path: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    wanted = _own_weights(encoder)
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"The contextual encoder's own weights {path} can't be read: {error}") from error
-    shapes = {name: tuple(value.shape) for name, value in wanted.items()}
-    if shapes != {name: tuple(value.shape) for name, value in found.items()}:
-        raise UserError(
-            f"{path} holds {', '.join(sorted(found)) or 'nothing'}, but the form in {CONTEXTUAL_FILE} beside it asks"
-            f" for {', '.join(sorted(wanted))}, in the encoder's width. Do the files belong together?"
-        )
-    with torch.no_grad():
-        for name, value in wanted.items():
-            value.copy_(found[name])

@@ -24,25 +24,10 @@ from raytriever.trainers.validation.opening import open_validation
 from raytriever.trainers.validation.settings import RetrievalValidationSettings
 from tests.unit.small_run import make
 from tests.unit.trainers.tiny import tiny_settings
-from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection, spread
+from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection
 from tests.unit.trainers.validation.stages import embedded, evaluated, searched_by_words
 
 MEASURES = ["nDCG@10", "RR@10", "AP"]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, tiny_encoder):
-    return spread(tiny_encoder, tmp_path_factory.mktemp("base") / "encoder")
-
-
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory):
-    return make_collection(tmp_path_factory.mktemp("collection"))
-
-
-@pytest.fixture(scope="module")
-def vectors(tmp_path_factory, collection, base):
-    return embedded(collection, encoder_settings(base), tmp_path_factory.mktemp("vectors"), texts_per_shard=40)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from raytriever.trainers.validation.settings import RetrievalValidationSettings
 from tests.unit.small_run import make
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors, tiny_coder
 from tests.unit.trainers.tiny import tiny_settings
-from tests.unit.trainers.validation.made_up import encoder_settings, load, make_collection, spread
+from tests.unit.trainers.validation.made_up import encoder_settings, load
 from tests.unit.trainers.validation.stages import embedded, evaluated, searched_by_words
 
 TRANSFORMER = {"kind": "transformer", "layers": 1, "heads": 2, "dropout": 0.0}
@@ -130,21 +130,6 @@ def test_a_frozen_query_encoder_stays_as_it_is(stored):
 def test_settings_that_do_not_fit_are_refused(settings, match):
     with pytest.raises(ValidationError, match=match):
         CoderSettings(documents="vectors", **({"scoring": {"kind": "transformer"}} | settings))
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, tiny_encoder):
-    return spread(tiny_encoder, tmp_path_factory.mktemp("base") / "encoder")
-
-
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory):
-    return make_collection(tmp_path_factory.mktemp("collection"))
-
-
-@pytest.fixture(scope="module")
-def vectors(tmp_path_factory, collection, base):
-    return embedded(collection, encoder_settings(base), tmp_path_factory.mktemp("vectors"), texts_per_shard=40)
 
 
 @pytest.fixture(scope="module")
