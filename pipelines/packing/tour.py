@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raytriever.pipelines.clustering.nearest_centroids import CACHED_ROWS, squared_distances
-from raytriever.pipelines.packing.neighbours import BLOCK_ROWS, Neighbours
+from raytriever.pipelines.packing.neighbours import Neighbours
 from raytriever.retrieval.errors import UserError
 
 SURVIVORS_SEEN = 1 << 14  # at a dead end of approximate lists
@@ -83,15 +83,13 @@ class _Walk:
     def next_after(self, cluster: int) -> int:
         """The unvisited cluster nearest to ``cluster``, the lowest index on ties."""
         listed = self._clusters[cluster]
-        places = self._unvisited[listed].nonzero()[0]
+        places = self._unvisited.take(listed).nonzero()[0]
         if len(places):
-            nearness = self._nearness[cluster, places]
-            best, error = float(nearness[0]), self._errors[cluster]
+            nearness = self._nearness[cluster].take(places)
+            best, error = nearness.item(0), self._errors[cluster]
             if best - error > self._thresholds[cluster]:
-                lowest = best - 2 * error
-                if len(places) == 1 or nearness[1] < lowest:
-                    return int(listed[places[0]])
-                return _nearest(self._centroids, cluster, listed[places[nearness >= lowest]])
+                contenders = listed.take(places[nearness >= best - 2 * error])
+                return contenders.item() if len(contenders) == 1 else _nearest(self._centroids, cluster, contenders)
         self.dead_ends += 1
         contenders, seen = self._survivors.near(cluster, self._unvisited)
         self.rows_scanned += seen
@@ -105,8 +103,7 @@ class _Survivors:
         self._centroids = centroids
         self._limit = limit
         self._centre = centroids.mean(axis=0, dtype=np.float64)  # distances stay, rounding errors shrink
-        blocks = (centroids[begin : begin + BLOCK_ROWS] for begin in range(0, len(centroids), BLOCK_ROWS))
-        longest = max(float(np.linalg.norm(block - self._centre, axis=1).max()) for block in blocks)
+        longest = float(np.sqrt(squared_distances(centroids, self._centre).max()))
         self._unit = float(2.0 ** np.ceil(np.log2(longest))) if longest > 0 else 1.0
         self._clusters = np.empty(0, dtype=np.int32)
         self._points = np.empty((0, centroids.shape[1] + 1), dtype=np.float32)
@@ -134,8 +131,8 @@ class _Survivors:
             clusters = clusters[:: -(-len(clusters) // self._limit)]
         self._clusters = clusters
         self._points = np.empty((len(clusters), self._centroids.shape[1] + 1), dtype=np.float32)
-        for begin in range(0, len(clusters), BLOCK_ROWS):
-            part = slice(begin, begin + BLOCK_ROWS)
+        for begin in range(0, len(clusters), CACHED_ROWS):
+            part = slice(begin, begin + CACHED_ROWS)
             self._points[part] = self._centred(clusters[part])
 
     def _centred(self, clusters: NDArray[np.integer]) -> NDArray[np.float32]:
