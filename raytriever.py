@@ -24,6 +24,7 @@ if __name__ == "__main__":
 from raytriever.retrieval.command_line import TracebackOption, user_errors
 from raytriever.retrieval.jobs import commands
 from raytriever.retrieval.jobs.tokens import open_environment
+from raytriever.retrieval.log_lines import check_log_form
 
 # command: (module, class, what it does)
 JOBS = {
@@ -286,6 +287,7 @@ def main() -> None:
     """Entry point of the ``raytriever`` command."""
     with user_errors(False):
         open_environment()
+        check_log_form()
     app()
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.log_lines import log_line
 
 TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
 
@@ -23,8 +24,8 @@ class user_errors:
         if isinstance(error, UserError):
             if self._with_traceback:
                 traceback.print_exception(error)
-            typer.echo(f"raytriever: {error}", err=True)
+            typer.echo(log_line(f"raytriever: {error}"), err=True)
             raise SystemExit(2) from error
         if isinstance(error, KeyboardInterrupt):
-            typer.echo("raytriever: interrupted; run the same command again to go on from here.", err=True)
+            typer.echo(log_line("raytriever: interrupted; run the same command again to go on from here."), err=True)
             raise SystemExit(130) from error

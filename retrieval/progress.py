@@ -15,6 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from raytriever.retrieval.log_lines import is_json, log_line
+
 LOG_INTERVAL_SECONDS = 15.0
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -22,11 +24,13 @@ _hear: Callable[[str], object] | None = None
 
 
 def say(message: str) -> None:
-    """One line for the user, plain text."""
-    if _hear is None:
-        console.print(message, markup=False)
-    else:
+    """One line for the user, plain text; as a JSON object where ``log_lines`` says so, and then no blank ones."""
+    if _hear is not None:
         _hear(message)
+    elif not is_json():
+        console.print(message, markup=False)
+    elif message.strip():
+        print(log_line(message), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -55,7 +59,7 @@ class ProgressLine:
         self._first: float | None = None
         self._logged = time.monotonic()
         self._live: Progress | None = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not is_json():
             self._live = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),

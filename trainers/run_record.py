@@ -22,11 +22,15 @@ _STEPS_MEASURED = 10
 
 @dataclass(frozen=True)
 class Heard:
-    """Where a worker's words go: lines for the user, steps for the progress, checkpoints for Ray Train."""
+    """Where a worker's words go: lines for the user, steps for the progress, checkpoints for Ray Train.
+
+    ``on_ledger`` gets the run in numbers before the first step.
+    """
 
     on_line: Callable[[str], None]
     on_step: Callable[[StepReport], None]
     on_checkpoint: Callable[[int], None]
+    on_ledger: Callable[[Ledger], None] = lambda _: None
 
 
 class RunRecord:
@@ -62,6 +66,7 @@ class RunRecord:
 
     def _note_ledger(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self._heard.on_ledger(ledger)
         for line in ledger.lines():
             self._heard.on_line(f"  {line}")
 

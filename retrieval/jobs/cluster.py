@@ -13,13 +13,13 @@ from typing import Any
 
 import raytriever
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.log_lines import SUBMITTED
 from raytriever.retrieval.progress import format_seconds, say
 from raytriever.retrieval.storage import absolute
 
 _LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
 
 _COPIED_FOLDERS = "working_dir_files"  # where Ray unpacks what a job was submitted with
-_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the command of every job that was submitted, in no other
 
 _QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -64,6 +64,8 @@ class RaySession:
         address = os.environ.get("RAY_ADDRESS")
         if not address:
             _make_token()
+            # Ray would serve them on all of the machine's addresses, to anybody
+            os.environ.setdefault("RAY_enable_metrics_collection", "0")
             # under `uv run`, Ray would start each worker by uv anew; they find this one's environment without
             os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         import ray
@@ -113,7 +115,7 @@ def refuse_copied_folder(output: str) -> None:
     """
     if "://" in output:
         return
-    submitted = _SUBMITTED in os.environ and not Path(output).expanduser().is_absolute()
+    submitted = SUBMITTED in os.environ and not Path(output).expanduser().is_absolute()
     if submitted or _COPIED_FOLDERS in Path(absolute(output)).parts:
         raise UserError(
             f"{output} is a relative path, and a submitted job's current folder is on one node, often a copy that is"

@@ -17,6 +17,8 @@ from raytriever.retrieval.artifacts import Artifact, Derivation, ShardRecord, Sh
 from raytriever.retrieval.configuration import Settings, input_paths, map_inputs, without_inputs
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession, refuse_copied_folder
+from raytriever.retrieval.jobs.metrics import StageMetrics, stage_labels
+from raytriever.retrieval.log_lines import lines_of
 from raytriever.retrieval.progress import ProgressLine, format_seconds, say
 from raytriever.retrieval.storage import Folder, absolute
 
@@ -150,7 +152,7 @@ class Stage(Generic[Config]):
     def make_shard(self, shard: Shard) -> ShardRecord:
         """``make`` with a scratch folder of its own, on whatever machine this is called."""
         folder = Folder(self.config.output)
-        with storage_errors(self.config.output), folder.scratch() as scratch:
+        with lines_of(shard=shard.name), storage_errors(self.config.output), folder.scratch() as scratch:
             writer = ShardWriter(folder, shard.name, scratch)
             try:
                 return self.make(shard, writer)
@@ -189,14 +191,14 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
     label = label or stage.command
     output = stage.config.output
     refuse_copied_folder(output)
-    with storage_errors(output):
+    with lines_of(**stage_labels(output)), storage_errors(output):
         writer = ArtifactWriter(output, stage.derivation(), replace=replace)
         if writer.complete:
             writer.sweep()
             artifact = Artifact(output)
             say(f"{label}: reused, {stage.summary(artifact)} ({output})")
             return artifact
-        started = time.monotonic()
+        started, metrics = time.monotonic(), StageMetrics(output)
         shards = stage.plan()
         finished = writer.begin()
         if finished:
@@ -207,10 +209,11 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
                 pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]
                 for record in stage.execute(pending, session, progress):
                     finished[record.name] = record
+                    metrics.record_shard(record)
         records = [finished[shard.name] for shard in shards if not shard.intermediate]
         seconds = time.monotonic() - started
         artifact = writer.finish(records, stage.facts(records), _run_facts(seconds))
-    say(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
+        say(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
     return artifact
 
 

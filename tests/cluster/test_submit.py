@@ -1,6 +1,8 @@
 """`raytriever submit` to a cluster that asks for a token: who is let in, what comes back, what is never shown."""
 
+import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -11,11 +13,13 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.beir import BeirFolder
@@ -189,6 +193,46 @@ def test_secrets_reach_the_job_and_nothing_else(cluster: TokenCluster, object_st
     assert len(logs) > 10
     assert [path for path in logs if secret.encode() in path.read_bytes()] == []
     assert all(secret not in file.read_text() for file in (cluster.folder / "head.log",))
+
+
+def scraped(cluster: TokenCluster, run: str) -> dict[str, tuple[str, float]]:
+    """What the nodes serve of ``run`` to a Prometheus without a token: stage and value by the metric's name."""
+    listed = json.loads((cluster.folder / "ray" / "prom_metrics_service_discovery.json").read_text())
+    found = {}
+    for target in listed[0]["targets"]:
+        try:
+            with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
+                families = list(text_string_to_metric_families(answer.read().decode()))
+        except OSError:  # Prometheus, too, tries again; the head's other processes have ports of all clusters here
+            continue
+        samples = [sample for family in families for sample in family.samples if sample.labels.get("run") == run]
+        found |= {sample.name: (sample.labels["stage"], sample.value) for sample in samples}
+    return found
+
+
+def test_a_job_is_watched_by_its_metrics_and_by_its_log_as_json(cluster: TokenCluster, tmp_path: Path) -> None:
+    output = tmp_path / "watched" / "corpus"
+    command = collect(write_collection(tmp_path / "data"), str(output))
+    options = ["--name", "logged", "--env", "RAYTRIEVER_LOG"]
+    done = cluster.run("submit", *options, "--", *command, RAYTRIEVER_LOG="json")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert said[0]["message"].startswith("Ray: joined the cluster")
+    assert said[-1]["message"].startswith("collect: 3 documents, 2 queries")
+    assert {(line["job"], line["run"], line["stage"]) for line in said} == {("logged", "watched", "corpus")}
+    here = [json.loads(line)["message"] for line in done.stderr.splitlines() if line.startswith("{")]
+    assert here[0].startswith("logged: 0.")  # so many MB are sent
+    assert here[-1].startswith("logged: done")
+    assert not re.search("^(logged|collect|Ray): ", done.stdout + done.stderr, re.MULTILINE)
+
+    expected = {
+        "ray_raytriever_shards_total": ("corpus", 1.0),
+        "ray_raytriever_rows_total": ("corpus", float(Artifact(str(output)).rows)),
+    }
+    deadline = time.monotonic() + 60  # a process tells its node every ten seconds, and when it ends
+    while scraped(cluster, "watched") != expected and time.monotonic() < deadline:
+        time.sleep(1)
+    assert scraped(cluster, "watched") == expected
 
 
 def test_the_process_list_is_watched() -> None:

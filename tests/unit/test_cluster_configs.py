@@ -56,7 +56,12 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_nothing_is_left_unchecked() -> None:
     known = {path.name for path in [*LAUNCHER, POLICY, *KUBERNETES, *SCRIPTS]}
-    assert {path.name for path in FOLDER.iterdir()} - known == {"README.md", "Dockerfile", "runtime_env.yaml"}
+    assert {path.name for path in FOLDER.iterdir()} - known == {
+        "README.md",
+        "Dockerfile",
+        "runtime_env.yaml",
+        "grafana",
+    }
     assert len(LAUNCHER) == 4
     readme = (FOLDER / "README.md").read_text()
     assert all(f"`{name}`" in readme for name in known)

@@ -18,6 +18,7 @@ from raytriever.retrieval.artifacts import ShardRecord
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.progress import ProgressLine, say
 from raytriever.trainers.jobs.train import Train
+from raytriever.trainers.jobs.training_metrics import TrainingMetrics
 from raytriever.trainers.loop import StepReport
 from raytriever.trainers.run_record import Heard
 
@@ -152,8 +153,10 @@ def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float =
 def _train_on_worker(arguments: dict[str, Any]) -> str:
     stage, board = arguments["stage"], arguments["board"]
     torch.set_num_threads(arguments["threads"])
+    metrics = TrainingMetrics(stage.config.output)
 
     def on_step(report: StepReport) -> None:
+        metrics.note_step(report)
         note = f"loss {report.measured.loss:.3f}, learning rate {report.learning_rate:.1e}"
         board.post.remote(_Step(report.step, report.measured.examples, note))
 
@@ -161,6 +164,7 @@ def _train_on_worker(arguments: dict[str, Any]) -> str:
         on_line=lambda line: board.post.remote(line),
         on_step=on_step,
         on_checkpoint=lambda steps: ray.train.report({"step": steps}),
+        on_ledger=metrics.note_ledger,
     )
     try:
         record = stage.train_here(get_device(), heard)

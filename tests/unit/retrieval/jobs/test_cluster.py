@@ -47,6 +47,19 @@ def test_a_session_that_is_not_needed_starts_nothing(monkeypatch: pytest.MonkeyP
         pass
 
 
+@pytest.mark.parametrize("address", [None, "10.0.0.9:6379"])
+def test_metrics_are_a_clusters_alone(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_initialized", "init", "shutdown"):
+        monkeypatch.setattr(ray, name, lambda **_: None)
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    cluster.os.environ.pop("RAY_enable_metrics_collection", None)
+    if address:
+        cluster.os.environ["RAY_ADDRESS"] = address
+    with RaySession() as session:
+        session.start()
+    assert cluster.os.environ.get("RAY_enable_metrics_collection") == (None if address else "0")
+
+
 def test_a_local_ray_stays_on_this_machine_and_finds_the_checkout() -> None:
     cluster.os.environ["PYTHONPATH"] = f"/mine{os.pathsep}{ROOT}"
     arguments = cluster._local_arguments(3)

@@ -1,0 +1,88 @@
+"""What Ray Train costs a step, and how much of a step waits for data: the same training with Ray and without.
+
+    raytriever run quickstart --until batches
+    python -m benchmarks.ray_train_share runs/quickstart/batches --steps 12 --rounds 3
+
+A contrastive run of one worker on stored batches, in turns: the loop in this process without Ray, then `train` as users
+run it. Medians over the steps after the first two of each run; start-up and the export, which no step pays, are
+printed apart.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from raytriever.retrieval.artifacts import LOG
+from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.jobs.stage import run_stage
+from raytriever.trainers.jobs.train import Train, TrainConfig
+from raytriever.trainers.run_record import Heard
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+UNCOUNTED = 2  # first steps: memory is being taken
+
+
+def main() -> None:
+    """Prints the medians of each round and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("batches", help="an artifact of `raytriever filter`")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    threads = os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    ratios, waiting = [], []
+    for number in range(1, arguments.rounds + 1):
+        with tempfile.TemporaryDirectory() as scratch:
+            alone, with_ray = (_stage(arguments, threads, f"{scratch}/{name}") for name in ("alone", "ray"))
+            silent = Heard(lambda _: None, lambda _: None, lambda _: None)
+            started = time.perf_counter()
+            alone.train_here(torch.device("cpu"), silent)
+            alone_seconds = time.perf_counter() - started
+            with RaySession() as session:
+                session.start()
+                started = time.perf_counter()
+                run_stage(with_ray, session)
+                ray_seconds = time.perf_counter() - started
+            plain, _ = _steps(Path(scratch) / "alone" / LOG)
+            under_ray, waited = _steps(Path(scratch) / "ray" / LOG)
+        ratios.append(under_ray / plain)
+        waiting.append(waited)
+        print(
+            f"round {number}: a step {1000 * plain:.0f} ms alone, {1000 * under_ray:.0f} ms with Ray Train, of which"
+            f" {waited:.2%} waits for data; whole runs {alone_seconds:.1f} and {ray_seconds:.1f} s"
+        )
+    print(f"with Ray Train a step takes {median(ratios):.3f} times as long; {median(waiting):.2%} of it waits for data")
+
+
+def _stage(arguments: argparse.Namespace, threads: int, output: str) -> Train:
+    return Train(
+        TrainConfig.model_validate(
+            {
+                "output": output,
+                "batches": arguments.batches,
+                "resources": {"cpus_per_worker": threads},
+                "encoder": {"model": MODEL},
+                "objective": {"kind": "contrastive", "chunk_size": 16},
+                "training": {"epochs": 1, "max_steps": arguments.steps},
+            }
+        )
+    )
+
+
+def _steps(log: Path) -> tuple[float, float]:
+    """Median seconds of a step, and the share of all steps' time that waits for data."""
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    points = [line for line in lines if "waiting_seconds" in line][UNCOUNTED:]
+    total = sum(point["seconds"] for point in points)
+    return median(point["seconds"] for point in points), sum(point["waiting_seconds"] for point in points) / total
+
+
+if __name__ == "__main__":
+    main()
