@@ -27,7 +27,7 @@ _SEARCHED = 100
 NEEDS_A_RUN = (
     "A module that scores lists as a whole (objective.scoring 'transformer') can't search a collection: a score depends"
     " on the other candidates. Name a run of the split's queries in validation.run, whose candidates it ranks (and"
-    " validation.candidates, how many of each), or validate on batches."
+    " validation.candidates, how many of each)."
 )
 
 
@@ -202,3 +202,14 @@ def is_better(measure: str, said: Better | None) -> Better:
     if measure in _BETTER and found != _BETTER[measure]:
         raise ValueError(f"of '{measure}' {_BETTER[measure]} is better: leave 'better' out")
     return found
+
+
+def check_validation_of_lists(validation: EvaluationSettings | None, *, can_search: bool) -> None:
+    """Refuses, with ``UserError``, what can't judge training on lists: batches, and a search where lists are ranked."""
+    if isinstance(validation, BatchValidationSettings):
+        raise UserError(
+            "validation.kind 'batches' would judge lists into which every positive was put, found or not, and so flatter"
+            " the model. Take kind 'retrieval': it searches a split of a collection, or ranks a 'run' of it anew."
+        )
+    if isinstance(validation, RetrievalValidationSettings) and validation.run is None and not can_search:
+        raise UserError(NEEDS_A_RUN)

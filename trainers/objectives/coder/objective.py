@@ -43,7 +43,7 @@ from raytriever.trainers.objectives.coder.scoring import (
 )
 from raytriever.trainers.objectives.coder.smoothing import LabelSmoother, SmoothingSettings
 from raytriever.trainers.objectives.pair_objective import Encoder
-from raytriever.trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings
+from raytriever.trainers.validation.settings import check_validation_of_lists
 
 if TYPE_CHECKING:
     from raytriever.retrieval.encoders.list_scorer import ListScorer
@@ -86,11 +86,8 @@ class CoderSettings(KindSettings):
     gradient_cache: bool = False
 
     def check_run(self, run: "RunSettings") -> None:
-        """A module that reads whole lists ranks lists anew, and searches nothing."""
-        validation = run.validation
-        searches = isinstance(validation, RetrievalValidationSettings) and validation.run is None
-        if self.scoring.kind == "transformer" and searches:
-            raise UserError(NEEDS_A_RUN)
+        """Validation sees only what a search found; a module that reads whole lists ranks a run's, searching nothing."""
+        check_validation_of_lists(run.validation, can_search=self.scoring.kind != "transformer")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -248,6 +248,11 @@ def test_a_search_of_the_collection_can_not_validate_it(trained, base, collectio
         validation.measure(trained[0])
 
 
+def test_lists_with_positives_that_no_search_found_can_not_validate(base, vectors, batches):
+    with pytest.raises(ValidationError, match=r"every positive was put.*Take kind 'retrieval'"):
+        run_settings(base, vectors, batches, {"kind": "batches", "batches": batches, "every": 4})
+
+
 @pytest.mark.parametrize("query_encoder", ["trained", "frozen"])
 def test_a_run_resumes_as_if_it_had_not_stopped(query_encoder, base, collection, vectors, batches, runs, tmp_path):
     settings = run_settings(
