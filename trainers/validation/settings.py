@@ -208,8 +208,8 @@ def check_validation_of_lists(validation: EvaluationSettings | None, *, can_sear
     """Refuses, with ``UserError``, what can't judge training on lists: batches, and a search where lists are ranked."""
     if isinstance(validation, BatchValidationSettings):
         raise UserError(
-            "validation.kind 'batches' would judge lists into which every positive was put, found or not, and so flatter"
-            " the model. Take kind 'retrieval': it searches a split of a collection, or ranks a 'run' of it anew."
+            "validation.kind 'batches' would judge lists into which every positive was put, found or not, and"
+            " flatter the model. Take kind 'retrieval': it searches a split of a collection or ranks a 'run' of it anew."
         )
     if isinstance(validation, RetrievalValidationSettings) and validation.run is None and not can_search:
         raise UserError(NEEDS_A_RUN)

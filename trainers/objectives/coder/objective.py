@@ -19,7 +19,6 @@ from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.encoders.list_scorer import save_list_scorer
 from raytriever.retrieval.encoders.specification import Role
-from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.vectors import StoredVectors
 from raytriever.trainers import collectives
@@ -86,7 +85,7 @@ class CoderSettings(KindSettings):
     gradient_cache: bool = False
 
     def check_run(self, run: "RunSettings") -> None:
-        """Validation sees only what a search found; a module that reads whole lists ranks a run's, searching nothing."""
+        """Validation sees only what was found; a module that reads whole lists ranks a run's, searching nothing."""
         check_validation_of_lists(run.validation, can_search=self.scoring.kind != "transformer")
 
     @model_validator(mode="after")
