@@ -209,7 +209,7 @@ def check_validation_of_lists(validation: EvaluationSettings | None, *, can_sear
     if isinstance(validation, BatchValidationSettings):
         raise UserError(
             "validation.kind 'batches' would judge lists into which every positive was put, found or not, and"
-            " flatter the model. Take kind 'retrieval': it searches a split of a collection or ranks a 'run' of it anew."
+            " flatter the model. Take kind 'retrieval': it searches a split, or ranks a 'run' of it anew."
         )
     if isinstance(validation, RetrievalValidationSettings) and validation.run is None and not can_search:
         raise UserError(NEEDS_A_RUN)
