@@ -119,8 +119,8 @@ def refuse_copied_folder(output: str) -> None:
     if submitted or _COPIED_FOLDERS in Path(absolute(output)).parts:
         raise UserError(
             f"{output} is a relative path, and a submitted job's current folder is on one node, often a copy that is"
-            " removed afterwards. Give --output (of a single job: --set output=…) as s3://…, gs://…, or an absolute"
-            " path on a file system that all nodes share."
+            " removed afterwards. Give --output (of a single job: --set output=…; of doctor: --storage) as s3://…,"
+            " gs://…, or an absolute path on a file system that all nodes share."
         )
 
 

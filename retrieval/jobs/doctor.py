@@ -19,9 +19,10 @@ _CLOCK_SECONDS = 30  # for one answer of a process that has answered before
 
 def diagnose(storage: str | None) -> list[Check]:
     """Examines the cluster of RAY_ADDRESS, or this machine, and the folder or URI ``storage`` as each node sees it."""
-    from raytriever.retrieval.jobs.cluster import RaySession
+    from raytriever.retrieval.jobs.cluster import RaySession, refuse_copied_folder
 
     if storage is not None:
+        refuse_copied_folder(storage)
         Folder(storage)  # refuses what is no place to store anything
     with RaySession() as session:
         return check_cluster(examine(session, storage))

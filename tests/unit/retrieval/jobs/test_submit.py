@@ -15,6 +15,7 @@ from raytriever import app
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs import submit
 from raytriever.retrieval.jobs.cluster import refuse_copied_folder
+from raytriever.retrieval.jobs.doctor import diagnose
 from raytriever.retrieval.jobs.job_server import Job, JobServer, dashboard_address
 from raytriever.retrieval.jobs.package import settings_files, write_package
 from raytriever.retrieval.jobs.tokens import SEALED_VARIABLE, cluster_token, open_environment, seal
@@ -113,6 +114,8 @@ def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match="runs/mine is a relative path"):
         refuse_copied_folder("runs/mine")
+    with pytest.raises(UserError, match="runs/mine is a relative path.*of doctor: --storage"):
+        diagnose("runs/mine")
     refuse_copied_folder("/shared/mine")
     refuse_copied_folder("s3://bucket/working_dir_files/mine")
 
