@@ -1,11 +1,14 @@
 """Peak memory of training with the gradient cache: it must not grow with the batch.
 
     python -m benchmarks.gradient_cache ../data/squad_dpr --texts 64 1024 --chunk-size 32
+    python -m benchmarks.gradient_cache ../data/squad_dpr --objective contextual --texts 64 1024 --chunk-size 32
 
-One step of the contrastive objective on MiniLM (half the texts queries, half documents) for each number of texts, in a
-process of its own. Counted are the bytes of tensors that it holds at most, and the process's largest resident set, in
-which the C library keeps what tensors have given back; both beyond a step of one pair, so that weights, gradients and
-the optimizer's state are left out. Prints the ratio of the last to the first of each.
+One forward and backward pass of an objective on MiniLM (half the texts queries, half documents) for each number of
+texts, in a process of its own; the contextual one with both stages, every text behind as many of the documents in its
+batch. No two pairs have a document in common, so that all numbers of texts fill chunks of the same size. Counted are
+the bytes of tensors that it holds at most beyond the weights, gradients included, and how much the process's largest
+resident set grows from that of one pair: in it the C library keeps what tensors have given back. Prints the ratio of
+the last to the first of each.
 """
 
 import argparse
@@ -16,35 +19,69 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
-from benchmarks.training_pairs import MODEL, Pairs, read_pairs
+from benchmarks.training_pairs import MODEL, read_pairs
 from raytriever.retrieval.encoders.pretrained import locate_model
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.trainers.loop import train
+from raytriever.trainers.objective import Objective
+from raytriever.trainers.objectives.contextual.objective import Contextual
+from raytriever.trainers.objectives.contextual.settings import ContextualSettings, contextual_encoder
 from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings
-from raytriever.trainers.optimization import OptimizerSettings
-from raytriever.trainers.schedule import ScheduleSettings
-from raytriever.trainers.settings import TrainingSettings
+
+_PAIRS_READ = 5_000  # from which those with a document of their own are taken
 
 
-def step_memory(folder: Path, texts: int, max_length: int, chunk_size: int, cached: bool, answers: Any) -> None:
-    """Bytes that the steps of ``texts`` texts need beyond those of the smallest batch that can be trained."""
+def objective_of(kind: str, max_length: int, chunk_size: int, cached: bool, context_documents: int) -> Objective[Any]:
+    """On MiniLM; nearly all passages are cut, so that the longest chunk is the same whatever the number of texts."""
     located = locate_model(MODEL)
     encoder = load_encoder(EncoderSettings(model=MODEL), located.path, located.fingerprint)
-    # nearly all passages are cut, so that the longest chunk is the same whatever the number of texts
-    lengths = {"query_max_length": max_length, "document_max_length": max_length}
-    objective = Contrastive(encoder, ContrastiveSettings(chunk_size=chunk_size, gradient_cache=cached, **lengths))
-    settings = TrainingSettings(
-        bf16=False, optimizer=OptimizerSettings(), schedule=ScheduleSettings(kind="constant"), max_steps=2
+    how: dict[str, Any] = {"chunk_size": chunk_size, "gradient_cache": cached}
+    how |= {"query_max_length": max_length, "document_max_length": max_length}
+    if kind == "contrastive":
+        return Contrastive(encoder, ContrastiveSettings(**how))
+    chosen = ContextualSettings(context_documents=context_documents, context_max_length=max_length, **how)
+    return Contextual(contextual_encoder(encoder, chosen, None, seed=0), chosen)
+
+
+def distinct_documents(pairs: pa.Table) -> pa.Table:
+    """The first pair of each document."""
+    first: dict[str, int] = {}
+    for place, text in enumerate(pairs["document"].to_pylist()):
+        first.setdefault(text, place)
+    return pairs.take(list(first.values()))
+
+
+def step_memory(arguments: argparse.Namespace, texts: int, answers: Any) -> None:
+    """Bytes that a batch of ``texts`` texts needs."""
+    objective = objective_of(
+        arguments.objective,
+        arguments.max_length,
+        arguments.chunk_size,
+        not arguments.uncached,
+        arguments.context_documents,
     )
-    rows = read_pairs(folder, texts)
-    one_pair = peak_bytes(lambda: train(objective, Pairs([rows.slice(0, 1)] * 2), settings))
+    objective.train()
+    stored = distinct_documents(read_pairs(arguments.folder, _PAIRS_READ)).slice(0, texts // 2)
+    if len(stored) < texts // 2:
+        raise SystemExit(f"{arguments.folder} has {len(stored)} pairs without a document in common; lower --texts")
+    for name in ("batch", "epoch"):
+        stored = stored.append_column(name, pa.array([0] * len(stored), pa.int32()))
+    rows = stored.select(list(objective.columns))
+
+    def passes(count: int) -> None:
+        objective(objective.collate(rows.slice(0, count))).loss.backward()
+
+    passes(1)
+    objective.zero_grad(set_to_none=True)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak = peak_bytes(lambda: train(objective, Pairs([rows.slice(0, texts // 2), rows.slice(texts // 2)]), settings))
+    passes(len(rows))
     resident = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    answers.put((peak - one_pair, resident))
+    objective.zero_grad(set_to_none=True)
+    peak = peak_bytes(lambda: passes(len(rows)))  # by itself: the profiler's notes are resident too
+    answers.put((peak, resident))
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
@@ -60,6 +97,8 @@ def main() -> None:
     """Measures each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a BEIR folder with training judgments")
+    parser.add_argument("--objective", choices=("contrastive", "contextual"), default="contrastive")
+    parser.add_argument("--context-documents", type=int, default=32, help="no more than the fewest texts have")
     parser.add_argument("--texts", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--max-length", type=int, default=64, help="tokens of a text")
     parser.add_argument("--chunk-size", type=int, default=32)
@@ -69,11 +108,7 @@ def main() -> None:
     found = []
     for texts in arguments.texts:
         answers = context.Queue()
-        cached = not arguments.uncached
-        process = context.Process(
-            target=step_memory,
-            args=(arguments.folder, texts, arguments.max_length, arguments.chunk_size, cached, answers),
-        )
+        process = context.Process(target=step_memory, args=(arguments, texts, answers))
         process.start()
         found.append(answers.get())
         process.join()

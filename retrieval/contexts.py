@@ -17,13 +17,13 @@ from pydantic import ValidationError
 from raytriever.retrieval.artifacts import Artifact, ShardWriter, to_json
 from raytriever.retrieval.collections.stored import StoredCollection, text_columns, texts_of
 from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.encoders.contextual.drawing import drawn_rows
 from raytriever.retrieval.errors import UserError
 
 CONTEXT = "context"
 _DESCRIPTION, _VECTORS, _DOCUMENTS = (
     f"context/{name}" for name in ("context.json", "vectors.npy", "documents.parquet")
 )
-_EMPTY_ALLOWANCE = 2  # times as many documents are drawn as are wanted: some may be empty
 
 
 class ContextDescription(Settings):
@@ -62,7 +62,7 @@ def draw_documents(
     A function of the collection, ``count`` and ``seed``. Raises ``UserError`` where all that were drawn are empty.
     """
     total = collection.count("documents")
-    drawn = np.random.default_rng(seed).choice(total, min(total, _EMPTY_ALLOWANCE * count), replace=False)
+    drawn = drawn_rows(total, count, seed)
     table = collection.rows_of("documents").take(drawn, text_columns("documents"))
     texts = texts_of(table, "documents", with_title=with_title)
     kept = [(row, text) for row, text in zip(drawn.tolist(), texts, strict=True) if text.strip()][:count]

@@ -17,20 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from raytriever.retrieval.encoders.transformer import transformer_blocks
+from raytriever.retrieval.encoders.structure import ShardedUnit, transformer_blocks
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers import collectives
 from raytriever.trainers.gradient_cache import Chunks
 
 Batch = TypeVar("Batch")
-
-
-class ShardedUnit(nn.Module):
-    """A module of ours that runs a transformer's blocks itself, and is shared out as a Hugging Face model is."""
 
 
 def shard(module: nn.Module) -> None:
@@ -54,6 +50,8 @@ def shard(module: nn.Module) -> None:
             sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not transformer)
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
+        for entrance in transformer.entrances if isinstance(transformer, ShardedUnit) else ():
+            register_fsdp_forward_method(transformer, entrance)
 
 
 def _transformers(module: nn.Module) -> list[nn.Module]:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raytriever.retrieval.encoders.pooling import pool
 from raytriever.retrieval.encoders.specification import Pooling
-from raytriever.retrieval.encoders.text_encoder import pool
-from raytriever.retrieval.encoders.transformer import transformer_blocks
+from raytriever.retrieval.encoders.structure import transformer_blocks
 from raytriever.retrieval.errors import UserError
 
 

@@ -21,6 +21,7 @@ DOCUMENT_MODEL_FILE = "document_model.json"  # beside the modules of an encoder 
 SCORING_FILE = "scoring.json"  # beside the modules of an encoder of queries that was trained with a scoring module
 CONTEXTUAL_FILE = "contextual.json"  # beside the modules of a contextual encoder's second stage
 FIRST_STAGE = "first_stage"  # the folder of its first stage there
+CONTEXTUAL_TRANSFORMER = "ContextualTransformer"  # a contextual encoder's, in place of transformer and pooling
 LAYER_POOLING = "WeightedLayerPooling"  # of sentence-transformers: documents that average several layers
 
 _CHAIN = re.compile("Transformer( Pooling)?( Dense)*( Normalize)?")
@@ -142,6 +143,8 @@ def _read_chain(path: Path, role: Role) -> list[tuple[str, Path]]:
 
 def _routed(kind: str, folder: Path, role: Role) -> list[tuple[str, Path]]:
     """The module itself; of a Router the modules of the route for ``role``."""
+    if kind == CONTEXTUAL_TRANSFORMER:
+        return [("Transformer", folder), ("Pooling", folder / "1_Pooling")]
     if kind not in ("Router", "Asym"):
         return [(kind, folder)]
     listing = folder / "router_config.json"

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.retrieval.encoders.layer_states import LayerStates, numbered_blocks
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, pool
+from raytriever.retrieval.encoders.pooling import pool
+from raytriever.retrieval.encoders.text_encoder import TextEncoder
 from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
 

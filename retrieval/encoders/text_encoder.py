@@ -23,28 +23,15 @@ from raytriever.retrieval.encoders.modules import (
     read_modules,
     read_pooling,
 )
+from raytriever.retrieval.encoders.pooling import pool
 from raytriever.retrieval.encoders.pretrained import locate_base
 from raytriever.retrieval.encoders.projection import added_layer
 from raytriever.retrieval.encoders.specification import EncoderContract, EncoderSettings, Pooling, Role
+from raytriever.retrieval.encoders.structure import position_limit
 from raytriever.retrieval.encoders.tokenizer import has_tokenizer, load_tokenizer, settle_eos, settle_length
-from raytriever.retrieval.encoders.transformer import load_transformer, position_limit
+from raytriever.retrieval.encoders.transformer import load_transformer
 from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
-
-
-def pool(states: Tensor, attention_mask: Tensor, pooling: Pooling) -> Tensor:
-    """One vector a text from token states (n, length, d) and a right-padded mask (n, length): (n, d) in float32.
-
-    States in float64 stay so.
-    """
-    states = states.to(torch.promote_types(states.dtype, torch.float32))
-    if pooling == "cls":
-        return states[:, 0]
-    if pooling == "last_token":
-        last = attention_mask.sum(dim=1) - 1
-        return states[torch.arange(len(states), device=states.device), last]
-    kept = attention_mask.unsqueeze(-1)  # padding is left out, not multiplied by zero: some attentions leave NaN there
-    return states.masked_fill(kept == 0, 0.0).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
 
 
 class TextEncoder(nn.Module):

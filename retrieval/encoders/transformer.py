@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from raytriever.retrieval.encoders.modules import safe_weights
+from raytriever.retrieval.encoders.structure import transformer_blocks
 from raytriever.retrieval.errors import UserError
 
 
@@ -84,38 +85,6 @@ def set_dropout(config: Any, dropout: float) -> None:
 def first_line(error: Exception) -> str:
     """What an error says first."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def position_limit(transformer: nn.Module) -> int | None:
-    """Tokens for which the model has a learned position each; None for rotary and relative positions.
-
-    RoBERTa's and MPNet's tables hold ``padding_idx + 1`` rows that no token uses: 512 positions of 514.
-    """
-    for name, module in transformer.named_modules():
-        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in ("position_embeddings", "wpe"):
-            unused = 0 if module.padding_idx is None else module.padding_idx + 1
-            return module.num_embeddings - unused
-    return None
-
-
-def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
-    """Its blocks in order: the members of its outermost list of modules, which every family names differently.
-
-    Raises ``UserError`` where it has no such list.
-    """
-    blocks = [block for child in transformer.children() for block in _listed(child)]
-    if not blocks:
-        raise UserError(
-            f"{type(transformer).__name__} has no list of blocks (torch.nn.ModuleList), one by one of which they could"
-            " be sharded, compiled or computed again. Leave out sharding, compile and activation_checkpointing."
-        )
-    return blocks
-
-
-def _listed(module: nn.Module) -> list[nn.Module]:
-    if isinstance(module, nn.ModuleList):
-        return list(module)
-    return [block for child in module.children() for block in _listed(child)]
 
 
 def checkpoint_activations(transformer: nn.Module) -> None:

@@ -1,20 +1,26 @@
-"""`raytriever export`: writes a collection, its judgments or candidates in another tool's format."""
+"""`raytriever export`: writes a collection, its judgments or candidates, or an encoder, in another tool's format."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Literal
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.contexts import CorpusContext
+from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.exports import beir, dpr, flag_embedding, mteb, sentence_transformers, tevatron, trec
 from raytriever.retrieval.exports.mined_negatives import MinedNegatives
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.mining.candidates import StoredCandidates
+
+if TYPE_CHECKING:
+    from raytriever.retrieval.encoders.pretrained import LocatedModel
 
 EXPORT = "export"
 
@@ -26,29 +32,79 @@ _EXAMPLES: dict[str, Callable[..., list[str]]] = {
     "sentence_transformers": sentence_transformers.write,
     "tevatron": tevatron.write,
 }
+_ENCODER = "contextual_encoder"
 
 
 class ExportConfig(StageConfig):
     """What is written, and for which tool."""
 
-    collection: InputPath
-    format: Literal["beir", "mteb", "trec", "dpr", "flag_embedding", "sentence_transformers", "tevatron"]
+    collection: InputPath | None = None  # of all formats but contextual_encoder
+    format: Literal[
+        "beir", "mteb", "trec", "dpr", "flag_embedding", "sentence_transformers", "tevatron", "contextual_encoder"
+    ]
     split: str | None = None  # of training examples; whole collections have all splits
     candidates: InputPath | None = None  # mined ones: hard negatives in place of those that the split judges
     negatives: int | None = Field(default=None, ge=0)  # of every example of sentence_transformers; None: the fewest
+    encoder: EncoderSettings | None = None  # of contextual_encoder: a folder of sentence-transformers with its code
+    context: InputPath | None = None  # that the encoder's folder starts with, or vectors or an index made with one
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        is_encoder = self.format == _ENCODER
+        if is_encoder != (self.encoder is not None) or is_encoder != (self.collection is None):
+            raise ValueError(
+                f"format {_ENCODER} writes an 'encoder' and no collection, all other formats a 'collection' and no"
+                f" encoder; the format is {self.format}"
+            )
+        if self.context is not None and not is_encoder:
+            raise ValueError(f"context is for format {_ENCODER}, not for {self.format}: leave it out")
+        return self
 
 
 class Export(Stage[ExportConfig]):
-    """One pass over the collection; the folder is what the other tool reads, with our manifest beside it."""
+    """One pass over the collection, or over an encoder's weights; the folder is what the other tool reads.
+
+    Our manifest lies beside it.
+    """
 
     command = "export"
     kind = EXPORT
     config_class = ExportConfig
     unit = "files"
 
+    @cached_property
+    def _located(self) -> "LocatedModel | None":
+        encoder = self.config.encoder
+        if encoder is None:
+            return None
+        from raytriever.retrieval.encoders.pretrained import locate_model  # and torch, which no other format needs
+
+        return locate_model(encoder.model, encoder.revision, encoder.base_model)
+
+    @cached_property
+    def _context(self) -> CorpusContext | None:
+        return None if self.config.context is None else CorpusContext.of(self.config.context)
+
+    def input_fingerprints(self) -> dict[str, str]:
+        """The artifacts'; of an encoder its model's and its context's own."""
+        if self._located is None:
+            return super().input_fingerprints()
+        found = {"encoder.model": self._located.fingerprint}
+        return found | ({"context": self._context.description.fingerprint} if self._context else {})
+
+    def resolved(self) -> dict[str, Any]:
+        """Without the encoder where none is written."""
+        values = super().resolved()
+        if self.config.encoder is None:
+            del values["encoder"]
+        return values
+
     def plan(self) -> list[Shard]:
         """One shard. Raises ``UserError`` where settings and format don't go together, and for an unknown split."""
         config = self.config
+        if self._located is not None:
+            self._check_encoder(self._located)
+            return [Shard("all")]
         if config.format in _COLLECTIONS and (config.split is not None or config.candidates is not None):
             raise UserError(
                 f"format {config.format} holds the whole collection: leave out split and candidates, which belong to"
@@ -63,12 +119,27 @@ class Export(Stage[ExportConfig]):
             raise UserError(
                 f"format {config.format} holds the training examples of one split: set split, to train say."
             )
-        collection = StoredCollection(config.collection)
+        collection = StoredCollection(str(config.collection))
         if config.split is not None:
             collection.judgments(config.split)
         if config.candidates is not None:
             self._check_candidates(collection, StoredCandidates(config.candidates))
         return [Shard("all")]
+
+    def _check_encoder(self, located: "LocatedModel") -> None:
+        from raytriever.retrieval.encoders.contextual.folder import is_contextual
+
+        config = self.config
+        others = [name for name in ("split", "candidates", "negatives") if getattr(config, name) is not None]
+        if others:
+            raise UserError(f"format {_ENCODER} writes an encoder alone: leave out {', '.join(others)}.")
+        if not is_contextual(located.path):
+            raise UserError(
+                f"Encoder {located.origin} reads no context, so its folder is one of sentence-transformers as it is."
+                " Give that folder, or export an encoder that the objective contextual trained."
+            )
+        if self._context is not None:
+            self._context.description.require(located.fingerprint, None, str(config.context))
 
     def _check_candidates(self, collection: StoredCollection, candidates: StoredCandidates) -> None:
         require_same_origin("collection", collection, candidates)
@@ -81,8 +152,13 @@ class Export(Stage[ExportConfig]):
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """Has the format's files written and adds them."""
         config = self.config
-        collection = StoredCollection(config.collection)
         folder = writer.path("")  # files are built where the shard's files are
+        if self._located is not None:
+            names = self._write_encoder(self._located, folder)
+            for name in names:
+                writer.add(name)
+            return writer.commit(len(names))
+        collection = StoredCollection(str(config.collection))
         if config.split is None:
             names = _COLLECTIONS[config.format](collection, folder)
         else:
@@ -94,6 +170,23 @@ class Export(Stage[ExportConfig]):
         for name in names:
             writer.add(name)
         return writer.commit(len(names))
+
+    def _write_encoder(self, located: "LocatedModel", folder: Path) -> list[str]:
+        from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
+        from raytriever.retrieval.encoders.contextual.module_folder import write_module_folder
+        from raytriever.retrieval.encoders.towers import load_towers
+
+        settings = self.config.encoder
+        if settings is None:
+            raise RuntimeError("only an encoder's export writes one")
+        encoder = load_towers(settings, located.path, located.fingerprint).eval().query
+        if not isinstance(encoder, ContextualEncoder):
+            raise RuntimeError("plan() refuses plain encoders")
+        before = set(folder.rglob("*"))
+        write_module_folder(encoder, folder, self._context)
+        return sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path not in before and path.is_file()
+        )
 
     def summary(self, artifact: Artifact) -> str:
         """Files and format."""

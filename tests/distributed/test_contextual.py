@@ -1,5 +1,6 @@
 """Contextual training: however a batch lies on ranks, gradients of both stages are those of one process."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.towers import load_towers
 from raytriever.trainers import collectives
+from raytriever.trainers.run import export
+from raytriever.trainers.sharding import equal_passes, is_sharded, shard, whole, whole_weights
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.objectives.contextual.made_up import objective_of, rows_of
 from tests.unit.trainers.tiny import gradients_of
@@ -53,3 +58,99 @@ def test_two_ranks_equal_one_process(tiny_encoder: Path, chunk_size: int) -> Non
                 np.testing.assert_allclose(
                     found[name], gradient, rtol=1e-10, atol=1e-10 * scale, err_msg=f"{case} {name}"
                 )
+
+
+SHARDED: dict[str, dict[str, Any]] = {
+    "in chunks": {"context_documents": 5, "chunk_size": 2, "gradient_cache": True},
+    "chunks without the cache": {"context_documents": 5, "chunk_size": 3},
+    "whole": {"context_documents": 64, "vectors_per_document": 2},
+    "released": {"context_documents": 7, "variant": "released", "chunk_size": 2, "gradient_cache": True},
+    "prefix alone": {"context_documents": 7, "prefix_attends": "prefix", "chunk_size": 2, "gradient_cache": True},
+    "one document": {"context_documents": 1, "chunk_size": 2, "gradient_cache": True},  # one rank has none
+}
+
+
+def sharded_gradients(rank: int, ranks: int, folder: str, *, batches: bool) -> dict[str, dict[str, np.ndarray]]:
+    """Of a step: every rank has a slice of one batch, or with ``batches`` a batch of its own."""
+    found = {}
+    for name, settings in SHARDED.items():
+        objective = objective_of(Path(folder), sequence_dropout=0.3, **settings).double()
+        if ranks > 1:
+            shard(objective)
+            assert is_sharded(objective)
+        rows = [rows_of(8)] if not batches else [rows_of(8), emptied(rows_of(4))]
+        if ranks > 1 and batches:
+            rows = [rows[rank]]
+        elif ranks > 1:
+            objective.batch_group = dist.group.WORLD
+            rows = [rows[0].slice(4 * rank, 4)]
+        for piece in rows:
+            batch = objective.collate(piece)
+            batch = equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch
+            (objective(batch).loss / (2 if batches else ranks)).backward()
+        collectives.sum_gradients(objective.parameters())
+        gradients = {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
+        found[name] = {key: whole(gradient).detach().numpy().copy() for key, gradient in gradients.items()}
+    return found
+
+
+def emptied(rows: pa.Table) -> pa.Table:
+    """Without a document that could be context."""
+    rows = rows.set_column(1, "document", [[" " * number for number in range(len(rows))]])
+    return rows.set_column(2, "hard_negatives", pa.array([[]] * len(rows), pa.list_(pa.string())))
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["slices of a batch", "a batch each"])
+def test_shared_out_over_two_ranks(tiny_encoder: Path, batches: bool) -> None:
+    (alone,) = run_in_processes(partial(sharded_gradients, batches=batches), 1, 1, str(tiny_encoder))
+    for answers in run_in_processes(partial(sharded_gradients, batches=batches), 2, 2, str(tiny_encoder)):
+        for case, expected in alone.items():
+            found = {name: gradient for name, gradient in answers[case].items() if gradient.any() or name in expected}
+            assert found.keys() == expected.keys(), case
+            scale = max(np.abs(gradient).max() for gradient in expected.values())
+            for name, gradient in expected.items():
+                np.testing.assert_allclose(
+                    found[name], gradient, rtol=1e-9, atol=1e-10 * scale, err_msg=f"{case} {name}"
+                )
+
+
+def trained_and_exported(rank: int, ranks: int, folder: str, exported: str) -> list[float]:
+    """A vector in a fitted context, after two steps; the first rank reads more texts, and exports alone."""
+    settings = {"context_documents": 5, "chunk_size": 2, "gradient_cache": True, "sequence_dropout": 0.3}
+    objective = objective_of(Path(folder), **settings)
+    if ranks > 1:
+        shard(objective)
+        objective.batch_group = dist.group.WORLD
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.01)
+    each = 8 // ranks
+    for epoch in range(2):
+        batch = objective.collate(rows_of(8, epoch).slice(rank * each, each))
+        (objective(equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch).loss / ranks).backward()
+        collectives.sum_gradients(objective.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    with whole_weights(objective), torch.no_grad():
+        objective.eval()
+        objective.read_corpus(["import os", "def f(): pass", "return x"])
+        encoder = objective.contextual
+        for text in ["sort a list", "close it", "all keys"][: 3 if rank == 0 else 1]:
+            vectors = encoder(encoder.tokenize([text], "query"))
+        if rank == 0:
+            export(objective, Path(exported))
+    objective.train()
+    return [float(number) for number in vectors[0]]
+
+
+def test_a_sharded_run_validates_and_exports(tiny_encoder: Path, tmp_path: Path) -> None:
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    (expected,) = run_in_processes(trained_and_exported, 1, 1, str(tiny_encoder), folders[0])
+    found, _ = run_in_processes(trained_and_exported, 2, 2, str(tiny_encoder), folders[1])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    loaded = [load_towers(EncoderSettings(model=folder), Path(folder), "f" * 64).query for folder in folders]
+    weights = [dict(encoder.named_parameters()) for encoder in loaded]
+    start = dict(objective_of(tiny_encoder).contextual.named_parameters())
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4, msg=name)
+    moved = {name.split(".")[0] for name, value in weights[1].items() if (value - start[name]).abs().max() > 1e-4}
+    assert moved == {"transformer", "first_stage", "null"}

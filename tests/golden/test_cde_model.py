@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import NomicBertConfig, NomicBertModel
 
-from raytriever.retrieval.encoders.contextual.encoder import Context, ContextualEncoder
+from raytriever.retrieval.encoders.contextual.context_reader import Context
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.contextual.form import RELEASED, ContextualForm
 from raytriever.retrieval.encoders.modules import DenseLayer
 from raytriever.retrieval.encoders.specification import EncoderContract

@@ -8,7 +8,7 @@ from pydantic import Field
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.encoders.transformer import position_limit
+from raytriever.retrieval.encoders.structure import position_limit
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.model_stage import ModelStage
 from raytriever.retrieval.jobs.stage import Shard, StageConfig

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from raytriever.retrieval.encoders.transformer import position_limit, transformer_blocks
+from raytriever.retrieval.encoders.structure import position_limit, transformer_blocks
 
 UNPLACED = -1
 
@@ -75,8 +75,12 @@ class Backbone(ABC):
 
     @property
     def in_parts(self) -> bool:
-        """Whether the layers' parts may be called: not where a layer's own forward pass is compiled or recomputed."""
-        return not any("forward" in vars(layer.module) for layer in self.layers)
+        """Whether the layers' parts may be called: not where more is done around a layer's own forward pass.
+
+        It may be compiled, computed again in the backward pass, or have its weights gathered before and given up after.
+        """
+        modules = [layer.module for layer in self.layers]
+        return not any("forward" in vars(m) or m._forward_pre_hooks or m._forward_hooks for m in modules)
 
     @property
     def positions(self) -> int | None:

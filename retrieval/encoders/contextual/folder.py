@@ -13,7 +13,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder, perceptron, shortened
+from raytriever.retrieval.encoders.contextual.context_reader import own_weights, perceptron
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder, shortened
 from raytriever.retrieval.encoders.contextual.form import ContextualForm
 from raytriever.retrieval.encoders.export import write_sentence_transformers_folder
 from raytriever.retrieval.encoders.layer_states import numbered_blocks
@@ -23,7 +24,6 @@ from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from raytriever.retrieval.errors import UserError
 
 _WEIGHTS = "contextual.safetensors"
-_INNER = ("transformer.", "dense.", "first_stage.")
 
 
 def contextual_from(
@@ -82,14 +82,10 @@ def write_contextual(encoder: ContextualEncoder, folder: Path) -> None:
 
     write_sentence_transformers_folder(encoder, folder)
     encoder.first_stage.save(folder / FIRST_STAGE)
-    own = {name: value.detach().float().cpu().contiguous() for name, value in _own_weights(encoder).items()}
+    own = {name: value.detach().float().cpu().contiguous() for name, value in own_weights(encoder).items()}
     save_file(own, folder / _WEIGHTS)
     values = encoder.contextual_form.model_dump(mode="json")
     (folder / CONTEXTUAL_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _own_weights(encoder: ContextualEncoder) -> dict[str, nn.Parameter]:
-    return {name: value for name, value in encoder.named_parameters() if not name.startswith(_INNER)}
 
 
 def is_contextual(path: Path) -> bool:
@@ -114,7 +110,7 @@ def load_contextual(
     encoder = ContextualEncoder(
         second.transformer, second.tokenizer, list(second.dense), second.contract, first, _read_form(path)
     )
-    weights, form = _own_weights(encoder), str(encoder.contextual_form)
+    weights, form = own_weights(encoder), str(encoder.contextual_form)
     load_weights(weights, path / _WEIGHTS, "The contextual encoder's own weights", CONTEXTUAL_FILE, form)
     return encoder
 

@@ -53,7 +53,7 @@ def read_prefix(
     attends: PrefixAttends,
 ) -> Prefix:
     """The prefix of ``vectors`` (P, width), which stand in the place of tokens. The rest as in ``Prefix``."""
-    states = backbone.embed_vectors(vectors, positions)[None]
+    states = torch.stack([backbone.embed_vectors(vectors, positions)])  # not viewed: FSDP warns of views
     parts = _shared_parts(backbone, states, positions, null_row, attends) if backbone.in_parts else ()
     return Prefix(states, positions, weights, null_row, text_start, attends, parts)
 

@@ -28,6 +28,7 @@ from raytriever.trainers.objectives.contrastive import contrastive_metrics, mask
 from raytriever.trainers.objectives.pair_batch import PairBatch, collate_pairs, known_positives
 from raytriever.trainers.objectives.pair_objective import PairObjective
 from raytriever.trainers.reading import EPOCH
+from raytriever.trainers.sharding import equal_passes, is_sharded
 
 _KEY = "key"  # beside a text's tokens
 
@@ -145,9 +146,7 @@ class Contextual(PairObjective):
         context = self._read_context(batch.candidates)
         rows = self.gather(torch.stack([batch.query_keys, batch.document_keys], dim=1))
         answers, count = torch.cat([rows[:, 1], context.keys]), len(rows)
-        prefix = self.contextual.read_context(
-            context.vectors if len(context.keys) else None, droppable=self._dropout(context) > 0
-        )
+        prefix = self.contextual.read_context(context.vectors, droppable=self._dropout > 0)
         own_answers = _by_key(batch.query_keys, known_positives(batch.query_keys, rows[:, 0], answers)[:, count:])
         query_vectors = self._encode(batch.queries, context, prefix, own_answers)
         own_vectors = self._encode(batch.documents, context, prefix, lambda keys: keys[:, None] == context.keys)
@@ -166,12 +165,7 @@ class Contextual(PairObjective):
         table = self.gather(torch.stack([draws, keys, torch.full_like(keys, mine)], dim=1))
         drawn = drawn_places(table[:, 0], settings.context_documents)
         own = drawn[table[drawn, 2] == mine] - (table[:, 2] < mine).sum()
-        # where none is this rank's, it still takes part in the gather's backward pass
-        vectors = self.contextual.null.new_zeros(0, settings.vectors_per_document, len(self.contextual.null))
-        vectors.requires_grad_(torch.is_grad_enabled())
-        if len(own):
-            chunks = cut_by_length({name: of[own] for name, of in candidates.features.items()}, settings.chunk_size)
-            vectors = encode_chunks(self.contextual.read_documents, chunks, cached=settings.gradient_cache)
+        vectors = self._read_own({name: of[own] for name, of in candidates.features.items()})
         numbers = torch.arange(settings.vectors_per_document, device=drawn.device)
         return _Context(
             vectors=self.gather(vectors).flatten(0, 1),
@@ -179,12 +173,27 @@ class Contextual(PairObjective):
             draws=(table[drawn, 0, None] + numbers).flatten(),
         )
 
-    def _dropout(self, context: _Context) -> float:
-        return self.settings.sequence_dropout if self.training and len(context.keys) else 0.0
+    def _read_own(self, features: dict[str, Tensor]) -> Tensor:
+        """Vectors (n, k, width) of this rank's documents in the context; of none too: a gather has a backward pass."""
+        settings, null, device = self.settings, self.contextual.null, features["input_ids"].device
+        count, is_shared_out = len(features["input_ids"]), is_sharded(self)
+        if not count and not is_shared_out:
+            shape = (0, settings.vectors_per_document, len(null))
+            return torch.zeros(shape, dtype=null.dtype, device=device, requires_grad=torch.is_grad_enabled())
+        if not count:  # all ranks make as many passes, though nothing reads the vectors of some
+            features = {name: torch.ones(1, 1, dtype=torch.int64, device=device) for name in features}
+        chunks = cut_by_length(features, settings.chunk_size, torch.arange(count, device=device))
+        if is_shared_out:
+            chunks = equal_passes(chunks, device)
+        return encode_chunks(self.contextual.read_documents, chunks, cached=settings.gradient_cache)
+
+    @property
+    def _dropout(self) -> float:
+        return self.settings.sequence_dropout if self.training else 0.0
 
     def _encode(self, texts: Chunks, context: _Context, prefix: Prefix, own: Callable[[Tensor], Tensor]) -> Tensor:
         """Normalised vectors; ``own`` says which context vectors are those of a text's own document, by its key."""
-        settings, dropout = self.settings, self._dropout(context)
+        settings, dropout = self.settings, self._dropout
 
         def encode(features: Mapping[str, Tensor]) -> Tensor:
             keys = features[_KEY][:, 0]

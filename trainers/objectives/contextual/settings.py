@@ -62,16 +62,11 @@ class ContextualSettings(PairSettings):
         return self
 
     def check_run(self, run: "RunSettings") -> None:
-        """One encoder, whose layers are whole on every rank."""
+        """One encoder, of one vector a text."""
         if run.document_encoder is not None or run.encoder.form is not None:
             raise UserError(
                 "the objective contextual trains one encoder with one vector a text for queries and documents: leave"
                 " out document_encoder and encoder.form"
-            )
-        if run.sharding == "sharded":
-            raise UserError(
-                "the objective contextual reads layers by their parts, which sharding 'sharded' keeps on several ranks:"
-                " set sharding to 'replicated' (activation_checkpointing and a smaller chunk_size save memory)"
             )
 
     def prepare(self, towers: Towers, run: "RunSettings", models: Mapping[str, LocatedModel]) -> Towers:
@@ -86,6 +81,7 @@ class ContextualSettings(PairSettings):
                 )
             first = load_encoder(self.first_stage, found.path, found.fingerprint, run.dropout)
         encoder = contextual_encoder(towers.query, self, first, run.training.seed)
+        encoder.require_room(encoder.contextual_form.vectors, encoder.contract.max_length)  # as it is in use
         return Towers(encoder, encoder)
 
     def form(self) -> ContextualForm:

@@ -7,12 +7,12 @@ next token, and its gradient in the weights is what trains the retriever.
 import torch
 from torch import Tensor, nn
 
+from raytriever.retrieval.encoders.structure import ShardedUnit
 from raytriever.retrieval.encoders.transformer import checkpoint_activations
 from raytriever.trainers.objectives.revela.cross_attention import Readers, find_readers
 from raytriever.trainers.objectives.revela.decoder_layer import InBatchLayer
 from raytriever.trainers.objectives.revela.families import decoder_parts
 from raytriever.trainers.objectives.revela.next_token_loss import next_token_loss
-from raytriever.trainers.sharding import ShardedUnit
 
 
 class InBatchLanguageModel(ShardedUnit):

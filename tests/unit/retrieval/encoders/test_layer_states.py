@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
 from raytriever.retrieval.encoders.layer_states import LayerStates
+from raytriever.retrieval.encoders.pooling import pool
 from raytriever.retrieval.encoders.specification import EncoderSettings, Pooling
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder, pool
+from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from raytriever.retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from raytriever.retrieval.errors import UserError
 from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, TEXTS, load_tiny, save_tiny_model

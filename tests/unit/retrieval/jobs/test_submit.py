@@ -114,7 +114,7 @@ def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match="runs/mine is a relative path"):
         refuse_copied_folder("runs/mine")
-    with pytest.raises(UserError, match="runs/mine is a relative path.*of doctor: --storage"):
+    with pytest.raises(UserError, match=r"runs/mine is a relative path.*of doctor: --storage"):
         diagnose("runs/mine")
     refuse_copied_folder("/shared/mine")
     refuse_copied_folder("s3://bucket/working_dir_files/mine")

@@ -1,11 +1,15 @@
 """Tiny contextual encoders of every family, with random weights."""
 
 import copy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -29,6 +33,17 @@ def saved(family: str, seed: int = 0) -> Path:
 @cache
 def _loaded(family: str, seed: int, settings: tuple[tuple[str, Any], ...]) -> TextEncoder:
     return load_tiny(saved(family, seed), **dict(settings))
+
+
+@contextmanager
+def module_cache(folder: Path) -> Iterator[None]:
+    """Code of model folders is copied there to be run, not into the user's cache, and forgotten afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder))
+        patch.setattr(sys, "path", [*sys.path])
+        yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
+        del sys.modules[name]
 
 
 def contextual(

@@ -9,15 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder, segment_means
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.contextual.folder import contextual_from, keep_layers
 from raytriever.retrieval.encoders.contextual.form import RELEASED, ContextualForm
+from raytriever.retrieval.encoders.pooling import segment_means
 from raytriever.retrieval.encoders.pretrained import locate_model
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.encoders.towers import load_towers
 from raytriever.retrieval.errors import UserError
 from tests.unit.retrieval.encoders.contextual.made_up import DOCUMENTS, contextual, saved
-from tests.unit.retrieval.encoders.tiny_models import TEXTS, WIDTH, edited, load_tiny
+from tests.unit.retrieval.encoders.tiny_models import TEXTS, WIDTH, edited, load_tiny, save_tiny_model
 
 
 def load(folder: Path) -> ContextualEncoder:
@@ -93,6 +94,8 @@ def test_context_documents_are_embedded_by_themselves() -> None:
     assert several.embed_context(DOCUMENTS).shape == (3 * len(DOCUMENTS), WIDTH)
     with pytest.raises(UserError, match="2 of the 3 documents for the context are empty, the first at place 1"):
         encoder.embed_context(["some", "", " \n"])
+    with pytest.raises(UserError, match=r"no documents for the context.*use_context\('null'\)"):
+        encoder.embed_context([])
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 12])
@@ -116,6 +119,31 @@ def test_segments_are_means_of_consecutive_tokens(length: int) -> None:
 def test_other_vectors_are_no_context(context: torch.Tensor, message: str) -> None:
     with pytest.raises(UserError, match=message):
         contextual().use_context(context)
+
+
+def test_a_context_that_leaves_no_positions_for_texts_is_refused() -> None:
+    """Of 48: where context takes up positions, and they are learned."""
+    encoder = contextual(text_positions="behind_prefix", prompts=2, max_length=24, context_documents=23)
+    for context in (torch.zeros(23, WIDTH), "null"):
+        with pytest.raises(
+            UserError, match=r"24 tokens behind 23 context .* 2 prompt .* 48\. Lower .* max_length to 23"
+        ):
+            encoder.use_context(context)
+        assert encoder.contract.context is None
+    encoder.use_context(torch.zeros(22, WIDTH))
+    encoder.use_context(None)
+    for free in (contextual(max_length=24), contextual("modernbert", text_positions="behind_prefix")):
+        free.use_context(torch.zeros(500, WIDTH))
+    too_long = {"input_ids": torch.ones(1, 40).long(), "attention_mask": torch.ones(1, 40).long()}
+    with pytest.raises(UserError, match="A text of 40 tokens behind 22 context"):
+        encoder.encode(too_long, encoder.read_context(torch.zeros(20, WIDTH, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_families_without_a_way_in_for_vectors_are_refused(family: str, tmp_path: Path) -> None:
+    plain = load_tiny(save_tiny_model(family, tmp_path), pooling="mean")
+    with pytest.raises(UserError, match=r"no way to put vectors in the place of its tokens\. Supported are bert, "):
+        contextual_from(plain, ContextualForm(), load_tiny(saved("bert"), pooling="mean"))
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])

@@ -88,8 +88,6 @@ def test_settings_that_do_not_fit_are_refused(tiny_encoder: Path) -> None:
     for changes, message in ((own, "leave out document_encoder"), (form, "and encoder.form")):
         with pytest.raises(ValidationError, match=message):
             RunSettings.model_validate(settings_of(tiny_encoder, **changes))
-    with pytest.raises(ValidationError, match="set sharding to 'replicated'"):
-        RunSettings.model_validate(settings_of(tiny_encoder, sharding="sharded"))
     released = {"kind": "contextual", "variant": "released", "prefix_attends": "prefix"}
     with pytest.raises(ValidationError, match="Set prompts to 0"):
         RunSettings.model_validate(settings_of(tiny_encoder, objective=released))
@@ -106,6 +104,15 @@ def test_a_contextual_encoder_is_no_stage_and_no_other_objectives(tiny_encoder: 
     towers = load_for_training(settings, LocatedModels(locate_models(settings)))
     with pytest.raises(UserError, match="contrastive doesn't train contextual encoders"):
         build_objective(settings.objective, towers)
+
+
+def test_a_context_of_more_vectors_than_positions_is_refused_before_training(tiny_encoder: Path) -> None:
+    objective = {"kind": "contextual", "variant": "released", "context_documents": 500}
+    settings = RunSettings.model_validate(settings_of(tiny_encoder, objective=objective))
+    with pytest.raises(
+        UserError, match=r"behind 500 context vectors and 8 prompt vectors.*context_documents in training"
+    ):
+        load_for_training(settings, LocatedModels(locate_models(settings)))
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 2}}, {"activation_checkpointing": True}])

@@ -1,0 +1,251 @@
+"""What a contextual encoder computes, whoever loads it and tokenises its texts: both stages, and the context in use."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.retrieval.encoders.contextual.families import backbone_of
+from raytriever.retrieval.encoders.contextual.second_stage import (
+    Prefix,
+    PrefixAttends,
+    read_prefix,
+    read_texts,
+    unplaced,
+)
+from raytriever.retrieval.encoders.pooling import pool, segment_means, weighted_mean
+from raytriever.retrieval.errors import UserError
+
+Context = Tensor | Literal["null"] | None
+"""Vectors (J, width) of a first stage; the null vector in the place of all of them; or nothing before a text."""
+
+_NULL_DEVIATION = 0.02  # of fresh vectors, where the model's configuration names none
+
+
+class PrefixForm(Protocol):
+    """What ``ContextualForm`` says, whatever holds it."""
+
+    @property
+    def vectors(self) -> int: ...
+    @property
+    def prompts(self) -> int: ...
+    @property
+    def residual_head(self) -> bool: ...
+    @property
+    def text_positions(self) -> Literal["from_zero", "behind_prefix"]: ...
+    @property
+    def pooled(self) -> Literal["text", "all"]: ...
+    @property
+    def prefix_attends(self) -> PrefixAttends: ...
+
+
+class ContextReader(nn.Module):
+    """Reads texts behind a context: what a module with a ``transformer``, the second stage's, mixes in.
+
+    It calls ``add_prefix`` once. Weights: ``null``, and as the form says ``prompts`` and ``head``.
+    """
+
+    transformer: nn.Module
+    contextual_form: PrefixForm
+    null: nn.Parameter
+    prompts: nn.Sequential | None
+    head: nn.Sequential | None
+    context_vectors: Tensor | None
+    context_mode: Literal["unset", "vectors", "null", "none"]
+
+    def add_prefix(self, form: PrefixForm, fresh_seed: int = 0) -> None:
+        """Makes the weights that ``form`` asks for, fresh by ``fresh_seed``.
+
+        Raises ``UserError`` for a family without a way in for vectors.
+        """
+        config: Any = self.transformer.config
+        width = int(config.hidden_size)
+        self.contextual_form = form
+        self._backbone = backbone_of(self.transformer)
+        generator = torch.Generator().manual_seed(fresh_seed)
+        deviation = getattr(config, "initializer_range", _NULL_DEVIATION)
+        self.null = nn.Parameter(torch.randn(width, generator=generator) * deviation)
+        self.prompts = perceptron(width, form.prompts * width, nn.ReLU(), generator) if form.prompts else None
+        self.head = perceptron(width, width, nn.ReLU(), generator) if form.residual_head else None
+        self.register_buffer("context_vectors", None, persistent=False)
+        self.context_mode = "unset"
+        self._prefix: Prefix | None = None  # of the context in use, while weights stay as they are
+
+    def places(self, context: Context) -> int:
+        """How many vectors a context is."""
+        if isinstance(context, Tensor):
+            return len(context)
+        return 0 if context is None else self.contextual_form.vectors
+
+    def require_room(self, vectors: int, max_length: int) -> None:
+        """Raises ``UserError`` where texts of ``max_length`` tokens behind ``vectors`` are over the model's positions.
+
+        That is where context vectors take up positions, and each position has a learned vector.
+        """
+        form, positions = self.contextual_form, self._backbone.positions
+        if form.text_positions == "from_zero" or positions is None or vectors + form.prompts + max_length <= positions:
+            return
+        raise UserError(
+            f"Texts of up to {max_length} tokens behind {vectors} context vectors and {form.prompts} prompt vectors,"
+            f" which take up positions, are over the model's {positions}. Lower the encoder's max_length to"
+            f" {max(positions - vectors - form.prompts, 0)}, or take fewer documents (context_documents in training,"
+            " documents of 'raytriever context'), or train with text_positions from_zero, where context takes up none."
+        )
+
+    def hold_context(self, context: Context) -> None:
+        """Texts are read in ``context`` from now on. Raises ``UserError`` for vectors of another width."""
+        if not isinstance(context, Tensor):
+            self._prefix, self.context_vectors = None, None
+            self.context_mode = "none" if context is None else "null"
+            return
+        if context.ndim != 2 or context.shape[1] != len(self.null) or not len(context):
+            raise UserError(
+                f"The context has the shape {tuple(context.shape)}; vectors of this encoder's first stage are"
+                f" (documents, {len(self.null)}), one at least."
+            )
+        self._prefix, self.context_mode = None, "vectors"
+        self.context_vectors = context.detach().to(self.null.device)
+
+    def forget_context(self) -> None:
+        """As it was before any context was held."""
+        self._prefix, self.context_mode, self.context_vectors = None, "unset", None
+
+    def prefix_in_use(self) -> Prefix:
+        """What the context in use makes of the prefix; computed once where there are no gradients."""
+        mode = self.context_mode
+        context: Context = self.context_vectors if mode == "vectors" else "null" if mode == "null" else None
+        if torch.is_grad_enabled():
+            return ContextReader.read_context(self, context)  # by its class: see ``ShardedUnit``
+        if self._prefix is None:
+            self._prefix = ContextReader.read_context(self, context)
+        return self._prefix
+
+    def read_context(self, context: Context, *, droppable: bool = False) -> Prefix:
+        """What texts are read behind. ``droppable``: single vectors will be replaced by the null vector."""
+        form, device, null = self.contextual_form, self.null.device, self.null[None]
+        given = context if isinstance(context, Tensor) else null[:0]
+        slots = self.places(context)
+        nulls = slots - len(given)
+        with_null = nulls > 0 or droppable
+        vectors = [given.to(null.dtype)]
+        weights = [torch.ones(len(given), device=device)]
+        if with_null:
+            vectors.append(null)
+            weights.append(torch.full((1,), float(nulls), device=device))
+        positions = [unplaced(len(given) + with_null, device)]
+        is_behind = form.text_positions == "behind_prefix"
+        if self.prompts is not None:
+            vectors.append(self.prompts(torch.ones_like(self.null)).view(form.prompts, -1))
+            weights.append(torch.ones(form.prompts, device=device))
+            placed = slots + torch.arange(form.prompts, device=device)
+            positions.append(placed if is_behind else unplaced(form.prompts, device))
+        return read_prefix(
+            self._backbone,
+            torch.cat(vectors),
+            torch.cat(positions),
+            torch.cat(weights),
+            null_row=len(given) if with_null else None,
+            text_start=slots + form.prompts if is_behind else 0,
+            attends=form.prefix_attends,
+        )
+
+    def pooled(
+        self,
+        features: Mapping[str, Tensor],
+        prefix: Prefix,
+        pooling: Literal["mean", "cls", "last_token"],
+        dropped: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """One vector (n, width) a text, behind ``prefix``, from its last states and the head.
+
+        ``dropped`` bool (n, J): where the null vector stands in for a text's context vector (for a ``droppable``
+        prefix); ``hidden`` bool (n, J): where there is none, as if the context were smaller.
+        """
+        mask = features["attention_mask"]
+        weights = _weights(prefix, dropped, hidden)
+        is_all = self.contextual_form.pooled == "all"
+        states = read_texts(self._backbone, prefix, features["input_ids"], mask, weights, prefix_too=is_all)
+        if is_all:
+            before = prefix.weights.expand(len(mask), -1) if weights is None else weights
+            vectors = weighted_mean(states, torch.cat([before, mask.to(before.dtype)], dim=1))
+        else:
+            vectors = pool(states, mask, pooling)
+        if self.head is not None:
+            vectors = self.head(vectors.to(self.null.dtype)) + vectors  # the sum is in float32 again
+        return vectors
+
+    def train(self, mode: bool = True) -> "ContextReader":
+        """Where training begins or ends, forgets what was computed of the context: weights change."""
+        if mode or self.training:
+            self._prefix = None
+        return super().train(mode)
+
+    def _apply(self, *arguments: Any, **keywords: Any) -> "ContextReader":
+        self._prefix = None  # on another device or in another precision
+        super()._apply(*arguments, **keywords)  # type: ignore[no-untyped-call]
+        return self
+
+
+def document_vectors(
+    transformer: nn.Module,
+    dense: Iterable[Callable[[Tensor], Tensor]],
+    features: Mapping[str, Tensor],
+    pooling: Literal["mean", "cls", "last_token"],
+    count: int,
+) -> Tensor:
+    """The first stage: ``count`` vectors a document, (n, count, width), from tokens; differentiable."""
+    states = transformer(**features).last_hidden_state
+    mask = features["attention_mask"]
+    # stacked, not viewed: FSDP warns of views
+    vectors = torch.stack([pool(states, mask, pooling)], 1) if count == 1 else segment_means(states, mask, count)
+    for layer in dense:
+        vectors = layer(vectors)
+    return vectors
+
+
+def own_weights(module: ContextReader) -> dict[str, nn.Parameter]:
+    """By name what ``add_prefix`` made: the null vector, prompt vectors and head."""
+    own = ("null", "prompts", "head")
+    return {name: value for name, value in module.named_parameters() if name.split(".")[0] in own}
+
+
+def require_no_empty(texts: Sequence[str]) -> None:
+    """Raises ``UserError`` where there is no document for a context, or an empty one."""
+    if not len(texts):
+        raise UserError(
+            "There are no documents for the context. Give some of the corpus, or say that there is none: with the null"
+            " vector in their place (use_context('null')), or with nothing (use_context(None))."
+        )
+    empty = [place for place, text in enumerate(texts) if not text.strip()]
+    if empty:
+        raise UserError(
+            f"{len(empty)} of the {len(texts)} documents for the context are empty, the first at place {empty[0]}:"
+            " they say nothing of the corpus. Leave them out, and draw others in their place."
+        )
+
+
+def perceptron(width: int, to: int, activation: nn.Module, generator: torch.Generator) -> nn.Sequential:
+    """Two linear layers from ``width`` over ``width`` to ``to`` features, with fresh weights and no bias at first."""
+    inner, outer = nn.Linear(width, width), nn.Linear(width, to)
+    with torch.no_grad():
+        for linear in (inner, outer):
+            linear.weight.normal_(0.0, width**-0.5, generator=generator)
+            linear.bias.zero_()
+    return nn.Sequential(inner, activation, outer)
+
+
+def _weights(prefix: Prefix, dropped: Tensor | None, hidden: Tensor | None) -> Tensor | None:
+    """(n, P): how many equal vectors each row of the prefix stands for, text by text; None: as the prefix says."""
+    given = dropped if hidden is None else hidden
+    if given is None:
+        return None
+    count = given.shape[1]
+    away = given if dropped is None or hidden is None else dropped | hidden
+    weights = prefix.weights.expand(len(given), -1).clone()
+    weights[:, :count] = (~away).to(weights.dtype)
+    if dropped is not None and prefix.null_row is not None:
+        nulls = dropped if hidden is None else dropped & ~hidden
+        weights[:, prefix.null_row] = nulls.sum(dim=1).to(weights.dtype)
+    return weights

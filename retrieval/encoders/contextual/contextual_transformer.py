@@ -1,0 +1,213 @@
+"""A contextual encoder as sentence-transformers' first module: it reads texts behind a context and pools them.
+
+This file and those that it imports are written into an exported folder, where no package of ours is needed.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import load_dir_path
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
+
+from raytriever.retrieval.encoders.contextual.context_reader import (
+    Context,
+    ContextReader,
+    own_weights,
+    require_no_empty,
+)
+from raytriever.retrieval.encoders.contextual.drawing import drawn_rows
+from raytriever.retrieval.encoders.pooling import segment_means
+from raytriever.retrieval.errors import UserError
+
+_SETTINGS = ("contextual.json", "1_Pooling/config.json", "sentence_bert_config.json")
+_WEIGHTS = "contextual.safetensors"
+_VECTORS = "context.safetensors"
+_CONTEXT = "context.json"
+_FIRST_STAGE = "first_stage"
+_POOLINGS: dict[str, Literal["mean", "cls", "last_token"]] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last_token",
+}
+
+_logger = logging.getLogger(__name__)
+
+
+class ContextualTransformer(ContextReader):
+    """Both stages, one tokenizer each, and the context that texts are read in.
+
+    ``first_stage``: what embeds documents for a context. ``settings``: the folder's JSON files by name. Texts have the
+    context that the folder came with, until ``fit_context`` or ``use_context`` sets another; where there is none, the
+    null vector stands in its place, with a warning.
+    """
+
+    def __init__(
+        self, transformer: Any, tokenizer: Any, first_stage: SentenceTransformer, settings: Mapping[str, dict[str, Any]]
+    ) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.tokenizer = tokenizer
+        self.first_stage = first_stage
+        self.settings = {name: dict(values) for name, values in settings.items()}
+        form, pooling, lengths = (self.settings[name] for name in _SETTINGS)
+        self.pooling = next(mode for key, mode in _POOLINGS.items() if pooling.get(key))
+        self.max_seq_length: int = lengths["max_seq_length"]
+        vectors = form["context_documents"] * form["vectors_per_document"]
+        settled: Any = SimpleNamespace(vectors=vectors, **form)
+        self.add_prefix(settled)
+        self.context_description: dict[str, Any] | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model_name_or_path: str,
+        subfolder: str = "",
+        token: bool | str | None = None,
+        cache_folder: str | None = None,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        model_kwargs: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> "ContextualTransformer":
+        """From a local folder or the hub. ``model_kwargs``: of both transformers, ``dtype`` say."""
+        where = {"token": token, "cache_folder": cache_folder, "revision": revision}
+        found: str = load_dir_path(model_name_or_path, subfolder, local_files_only=local_files_only, **where)
+        folder = Path(found)
+        options = dict(model_kwargs or {})
+        if not {"dtype", "torch_dtype"} & options.keys():
+            options["dtype"] = torch.float32
+        transformer: Any = AutoModel.from_pretrained(folder, use_safetensors=True, **options)
+        if getattr(transformer, "pooler", None) is not None:
+            transformer.pooler = None  # no vector depends on it, and the folder may lack its weights
+        settings = {name: json.loads((folder / name).read_text(encoding="utf-8")) for name in _SETTINGS}
+        first_stage = SentenceTransformer(str(folder / _FIRST_STAGE), device="cpu", model_kwargs=options)
+        module = cls(transformer, AutoTokenizer.from_pretrained(folder), first_stage, settings)
+        weights, own = load_file(folder / _WEIGHTS), own_weights(module)
+        if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
+            raise UserError(f"{folder / _WEIGHTS} holds other weights than contextual.json beside it asks for.")
+        module.load_state_dict(weights, strict=False)
+        module.to(transformer.dtype)
+        if (folder / _VECTORS).exists():
+            module.hold_context(load_file(folder / _VECTORS)["vectors"])
+            module.context_description = json.loads((folder / _CONTEXT).read_text(encoding="utf-8"))
+        return module.eval()
+
+    def fit_context(
+        self, documents: Sequence[str], *, count: int | None = None, seed: int = 0, batch_size: int = 32
+    ) -> None:
+        """Reads ``count`` of ``documents`` (None: as many as in training), drawn by ``seed``, as the context.
+
+        Documents that are empty are passed over; where there are fewer than ``count``, all are read, with a warning.
+        Raises ``UserError`` where all are empty.
+        """
+        wanted: int = count or self.settings["contextual.json"]["context_documents"]
+        drawn = [documents[row] for row in drawn_rows(len(documents), wanted, seed).tolist()]
+        texts = [text for text in drawn if text.strip()][:wanted]
+        if not texts:
+            raise UserError(
+                f"All documents drawn for the context, of {len(documents)}, are empty. Give documents with text."
+            )
+        if len(texts) < wanted:
+            _logger.warning("The context has %d documents; %d were wanted.", len(texts), wanted)
+        vectors = self.embed_context(texts, batch_size=batch_size)
+        self.use_context(vectors)
+        self.context_description = {"documents": len(texts), "fingerprint": _fingerprint(vectors), "seed": seed}
+
+    @torch.no_grad()
+    def embed_context(self, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
+        """The first stage's vectors of just these documents, (documents * k, width), for ``use_context``.
+
+        Raises ``UserError`` where one is empty.
+        """
+        require_no_empty(texts)
+        count, first = self.settings["contextual.json"]["vectors_per_document"], self.first_stage
+        how: dict[str, Any] = {"prompt_name": "document", "batch_size": batch_size, "show_progress_bar": False}
+        if count == 1:
+            embedded: Tensor = first.encode(list(texts), convert_to_tensor=True, **how)
+            return embedded.clone()
+        states: Any = first.encode(list(texts), output_value="token_embeddings", **how)
+        means = [segment_means(each[None], each.new_ones(1, len(each)), count) for each in states]
+        vectors = torch.cat(means).to(self.null.dtype)
+        for module in list(first)[2:]:  # behind transformer and pooling
+            vectors = module({"sentence_embedding": vectors})["sentence_embedding"]
+        return vectors.flatten(0, 1).clone()
+
+    def use_context(self, context: Context) -> None:
+        """What texts are read in: vectors of ``embed_context``; 'null', the null vector as often; None, nothing.
+
+        Raises ``UserError`` for vectors of another width, and for more than leave positions for a text.
+        """
+        self.require_room(self.places(context), self.max_seq_length)
+        self.hold_context(context)
+        self.context_description = None
+        if isinstance(context, Tensor):
+            documents = len(context) // self.settings["contextual.json"]["vectors_per_document"]
+            self.context_description = {"documents": documents, "fingerprint": _fingerprint(context)}
+
+    def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **_: Any) -> dict[str, Tensor]:
+        """``input_ids`` and ``attention_mask``, int64 (n, longest), cut at ``max_seq_length`` tokens."""
+        encoded = self.tokenizer(
+            [(prompt or "") + text for text in inputs],
+            padding=True,
+            truncation=True,
+            max_length=self.max_seq_length,
+            return_tensors="pt",
+            return_token_type_ids=False,
+        )
+        return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+
+    def tokenize(self, texts: Sequence[str], **_: Any) -> dict[str, Tensor]:
+        """``preprocess`` by its older name."""
+        return self.preprocess(texts)
+
+    def forward(self, features: dict[str, Tensor], **_: Any) -> dict[str, Tensor]:
+        """Adds ``sentence_embedding``, (n, width)."""
+        if self.context_mode == "unset":
+            _logger.warning(
+                "No context is set, so the null vector stands in its place, and vectors are worse than the encoder's"
+                " best. Give it documents of the corpus: model[0].fit_context(documents). Or choose what you mean:"
+                " model[0].use_context('null'), or None."
+            )
+            self.hold_context("null")
+        vectors = self.pooled(features, self.prefix_in_use(), self.pooling)
+        return features | {"sentence_embedding": vectors.to(self.null.dtype)}
+
+    def get_embedding_dimension(self) -> int:
+        """Length of a vector."""
+        return len(self.null)
+
+    get_sentence_embedding_dimension = get_embedding_dimension  # its older name
+
+    save_in_root = True
+
+    def save(self, output_path: str, *_: Any, **__: Any) -> None:
+        """Writes all that ``load`` reads, the context in use included; sentence-transformers adds these files."""
+        folder = Path(output_path)
+        transformer: Any = self.transformer
+        transformer.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        self.first_stage.save(str(folder / _FIRST_STAGE), create_model_card=False)
+        save_file({name: value.detach().cpu() for name, value in own_weights(self).items()}, folder / _WEIGHTS)
+        lengths = self.settings["sentence_bert_config.json"] | {"max_seq_length": self.max_seq_length}
+        for name, values in (self.settings | {"sentence_bert_config.json": lengths}).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        if self.context_vectors is None:
+            (folder / _VECTORS).unlink(missing_ok=True)  # of a context that was there before
+        else:
+            save_file({"vectors": self.context_vectors.float().cpu().contiguous()}, folder / _VECTORS)
+            said = json.dumps(self.context_description, indent=2, sort_keys=True)
+            (folder / _CONTEXT).write_text(said + "\n", encoding="utf-8")
+
+
+def _fingerprint(vectors: Tensor) -> str:
+    return hashlib.sha256(vectors.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -1,0 +1,227 @@
+"""A folder with its module file: sentence-transformers gives our vectors, in any context, without anything of ours."""
+
+import ast
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
+
+from raytriever.retrieval.contexts import CorpusContext
+from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders.contextual.contextual_transformer import ContextualTransformer
+from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
+from raytriever.retrieval.encoders.contextual.folder import contextual_from
+from raytriever.retrieval.encoders.contextual.form import RELEASED, ContextualForm
+from raytriever.retrieval.encoders.contextual.module_folder import write_module_folder
+from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.specification import EncoderSettings, Role
+from raytriever.retrieval.encoders.text_encoder import load_encoder
+from raytriever.retrieval.encoders.towers import load_towers
+from tests.unit.retrieval.encoders.contextual.made_up import (
+    BLOCKS,
+    DOCUMENTS,
+    FAMILIES,
+    contextual,
+    module_cache,
+    saved,
+)
+from tests.unit.retrieval.encoders.tiny_models import TEXTS
+
+FORMS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "released, two vectors a document": RELEASED | {"vectors_per_document": 2, "max_length": 20},
+    "blocks": BLOCKS,
+    "all pooled": {"pooled": "all", "prompts": 2, "query_prompt": "", "pooling": "mean"},
+    "first token": {"pooling": "cls"},
+}
+CASES = [(family, "paper") for family in FAMILIES] + [("bert", form) for form in FORMS if form != "paper"]
+CASES += [("modernbert", "released, two vectors a document"), ("mpnet", "blocks")]
+ROLES: tuple[Role, ...] = ("query", "document")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of all tests here."""
+    with module_cache(tmp_path_factory.mktemp("modules")):
+        yield
+
+
+def encoder_of(family: str = "bert", **form: Any) -> ContextualEncoder:
+    settings = {"normalize": True, "query_prompt": "query: ", "document_prompt": "a text "} | form
+    return contextual(family, dtype=torch.float32, **settings)
+
+
+def written(encoder: ContextualEncoder, folder: Path, context: CorpusContext | None = None) -> Path:
+    write_module_folder(encoder, folder, context)
+    return folder
+
+
+def load(folder: Path, **settings: Any) -> SentenceTransformer:
+    return SentenceTransformer(str(folder), trust_remote_code=True, device="cpu", **settings)
+
+
+def agree(encoder: ContextualEncoder, model: SentenceTransformer, tolerance: float = 1e-5) -> None:
+    for role in ROLES:
+        encode = model.encode_query if role == "query" else model.encode_document
+        np.testing.assert_allclose(encode(TEXTS), encode_texts(encoder, TEXTS, role), atol=tolerance, rtol=0)
+
+
+def context_of(encoder: ContextualEncoder, count: int = len(DOCUMENTS)) -> CorpusContext:
+    import pyarrow as pa
+
+    vectors = encoder.embed_context(DOCUMENTS[:count]).numpy()
+    documents = pa.table({"id": [str(number) for number in range(count)], "row": list(range(count))})
+    return CorpusContext.fitted(vectors, documents, model="m" * 64, collection="c" * 64, seed=5, with_title=True)
+
+
+@pytest.mark.parametrize(("family", "form"), CASES)
+def test_vectors_are_ours(family: str, form: str, tmp_path: Path) -> None:
+    encoder = encoder_of(family, **FORMS[form])
+    model = load(written(encoder, tmp_path / "model"))
+    for context in ("vectors", "null", None):
+        for each, into in ((encoder, encoder), (model[0], model[0])):
+            into.use_context(each.embed_context(DOCUMENTS) if context == "vectors" else context)
+        agree(encoder, model)
+    assert model.get_embedding_dimension() == encoder.dimension
+    assert model.max_seq_length == encoder.contract.max_length
+
+
+def test_dense_layers_follow(tmp_path: Path) -> None:
+    """Of both stages: the first one's perceptron, and a projection behind the second."""
+    settings = EncoderSettings(model="tiny", pooling="mean", max_length=24, projection="linear")
+    second = load_encoder(settings, saved("bert"), "f" * 64, fresh_seed=3)
+    form = ContextualForm(context_documents=8, vectors_per_document=2)
+    encoder = contextual_from(second, form, first_stage_perceptron=True).eval()
+    model = load(written(encoder, tmp_path))
+    assert [type(module).__name__ for module in model] == ["ContextualTransformer", "Dense"]
+    encoder.use_context(encoder.embed_context(DOCUMENTS))
+    model[0].use_context(model[0].embed_context(DOCUMENTS))
+    agree(encoder, model)
+
+
+def test_the_context_it_was_exported_with(tmp_path: Path) -> None:
+    encoder = encoder_of()
+    context = context_of(encoder, 5)
+    folder = written(encoder, tmp_path / "model", context)
+    model = load(folder)
+    encoder.use_context(torch.from_numpy(context.vectors))
+    agree(encoder, model)
+    said = json.loads((folder / "context.json").read_text())
+    assert (said["documents"], said["fingerprint"]) == (5, context.description.fingerprint)
+    assert model[0].context_description == said
+    again = tmp_path / "again"
+    model.save(str(again))  # by sentence-transformers: its code goes along
+    agree(encoder, load(again))
+    for target, write in ((folder, lambda: written(encoder, folder)), (again, lambda: model.save(str(again)))):
+        model[0].use_context("null")
+        write()  # over the folder with a context
+        assert load(target)[0].context_mode == "unset"
+    encoder.save(folder)  # a plain folder again
+    encoder.use_context(None)
+    agree(encoder, SentenceTransformer(str(folder), device="cpu"))
+
+
+def test_another_corpus_is_drawn_as_ours_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    encoder = encoder_of(context_documents=3)
+    model = load(written(encoder, tmp_path, context_of(encoder)))
+    corpus = [f"{text} {number}" for number in range(5) for text in DOCUMENTS] + ["", " "] * 10
+    drawn = np.random.default_rng(7).choice(len(corpus), 6, replace=False)
+    expected = [corpus[row] for row in drawn if corpus[row].strip()][:3]
+    model[0].fit_context(corpus, seed=7)
+    np.testing.assert_allclose(model[0].context_vectors, encoder.embed_context(expected), atol=1e-6)
+    assert model[0].context_description["documents"] == 3
+    first = model[0].context_description["fingerprint"]
+    model[0].fit_context(corpus, seed=8)
+    assert model[0].context_description["fingerprint"] != first
+    assert not caplog.records
+    model[0].fit_context(DOCUMENTS, count=20)
+    assert "The context has 8 documents; 20 were wanted" in caplog.text
+    with pytest.raises(Exception, match=r"All documents drawn for the context, of 2, are empty"):
+        model[0].fit_context(["", " \n"])
+    with pytest.raises(Exception, match="1 of the 2 documents for the context are empty, the first at place 1"):
+        model[0].embed_context(["some", " "])
+    with pytest.raises(Exception, match=r"shape \(3, 7\)"):
+        model[0].use_context(torch.zeros(3, 7))
+
+
+def test_without_a_context_the_null_vector_is_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    encoder = encoder_of()
+    model = load(written(encoder, tmp_path))
+    with caplog.at_level(logging.WARNING):
+        encoder.use_context("null")
+        agree(encoder, model)
+    assert [record.message[:19] for record in caplog.records] == ["No context is set, "]  # once
+    assert "fit_context(documents)" in caplog.text
+
+
+def test_code_is_run_where_it_is_trusted_alone(tmp_path: Path) -> None:
+    folder = written(encoder_of(), tmp_path)
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        SentenceTransformer(str(folder), device="cpu")
+
+
+def test_our_own_loader_reads_the_folder(tmp_path: Path) -> None:
+    encoder = encoder_of(**RELEASED)
+    folder = written(encoder, tmp_path)
+    towers = load_towers(EncoderSettings(model=str(folder)), folder, locate_model(str(folder)).fingerprint).eval()
+    assert isinstance(towers.query, ContextualEncoder)
+    for each in (encoder, towers.query):
+        each.use_context(each.embed_context(DOCUMENTS))
+    for role in ROLES:
+        found, expected = (encode_texts(each, TEXTS, role) for each in (towers.query, encoder))
+        np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_in_bfloat16(tmp_path: Path) -> None:
+    encoder = encoder_of(**RELEASED | {"vectors_per_document": 2})
+    model = load(written(encoder, tmp_path), model_kwargs={"dtype": torch.bfloat16})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    encoder.use_context(encoder.embed_context(DOCUMENTS))
+    model[0].use_context(model[0].embed_context(DOCUMENTS))
+    expected = encode_texts(encoder, TEXTS, "query")
+    found = model.encode_query(TEXTS, convert_to_tensor=True).float().numpy()
+    assert ((found * expected).sum(axis=1) > 0.99).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: save_file({"null": torch.zeros(7)}, folder / "contextual.safetensors"), "other weights than"),
+        (lambda folder: save_file({"vectors": torch.zeros(3, 7)}, folder / "context.safetensors"), r"shape \(3, 7\)"),
+    ],
+)
+def test_a_folder_whose_files_do_not_belong_together(
+    change: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    encoder = encoder_of(**RELEASED)
+    folder = written(encoder, tmp_path, context_of(encoder))
+    change(folder)
+    with pytest.raises(Exception, match=message):
+        load(folder)
+
+
+def test_nothing_of_ours_is_needed(tmp_path: Path) -> None:
+    """The folder's code imports itself and what sentence-transformers needs anyway."""
+    folder = written(encoder_of(), tmp_path)
+    files = sorted(folder.glob("*.py"))
+    assert {"contextual_transformer", "context_reader", "families"} < {file.stem for file in files}
+    allowed = {"numpy", "safetensors", "sentence_transformers", "torch", "transformers"} | sys.stdlib_module_names
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                assert {alias.name.split(".")[0] for alias in node.names} <= allowed
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                assert f"{node.module}.py" in {each.name for each in files}
+            elif isinstance(node, ast.ImportFrom):
+                assert str(node.module).split(".")[0] in allowed
+    model = load(folder)
+    assert type(model[0]).__module__.startswith("transformers_modules.")
+    assert type(model[0]) is not ContextualTransformer
