@@ -2,25 +2,36 @@
 
 Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
 its final key in one upload, never renamed. Both go through ``pyarrow.fs``, which reads an S3 server's address and keys
-from the environment (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, …), so URIs stay plain.
+from the environment (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, …), so URIs stay plain. Requests that an S3 server
+fails to serve are sent again for 6 s by it, and for some two minutes more at growing intervals here.
 """
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
 
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.progress import say
 
 TEMPORARY_PREFIX = ".tmp-"
 _COPY_BYTES = 8 << 20
+_PAUSES_SECONDS = (5, 10, 20, 40)  # before an object store is asked again
+# what may be over soon: a store or a network that is overloaded, restarted or gone; not a refusal
+_PASSING = re.compile(
+    r"SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|THROTTLING|TIMEOUT|NETWORK_CONNECTION|status 5\d\d"
+)
+
+Result = TypeVar("Result")
 
 
 def sha256_of(path: Path) -> str:
@@ -56,26 +67,55 @@ class Folder:
         """The file's full path or URI, for messages."""
         return f"{self.uri}/{name}"
 
+    def _ask(self, act: Callable[[], Result], pauses: Sequence[float] | None = None) -> Result:
+        """What ``act`` returns; it is tried again, after pauses, where an object store fails for the moment.
+
+        Raises ``UserError`` where the store goes on failing or refuses.
+        """
+        pauses = _PAUSES_SECONDS if pauses is None else pauses
+        try:
+            return act()
+        except OSError as error:
+            if self.is_local or type(error) is not OSError or error.errno is not None:
+                raise
+            if not pauses or not _PASSING.search(str(error)):
+                raise UserError(
+                    f"{self.uri}: {error}. Finished artifacts and shards are kept; mend it (network, AWS_ENDPOINT_URL,"
+                    " the store's keys and permissions) and run the same command again, it goes on from there."
+                ) from error
+            say(f"{self.uri}: {error}. Trying again in {pauses[0]} s.")
+        time.sleep(pauses[0])
+        return self._ask(act, pauses[1:])
+
     def exists(self, name: str) -> bool:
         """Whether the file is there."""
-        return bool(self._filesystem.get_file_info(self._key(name)).type == fs.FileType.File)
+        info = self._ask(lambda: self._filesystem.get_file_info(self._key(name)))
+        return bool(info.type == fs.FileType.File)
 
     def files(self) -> dict[str, int]:
         """Name to bytes of every finished file below the folder, by name; empty where there is no such folder."""
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
-        infos = [info for info in self._filesystem.get_file_info(selector) if info.type == fs.FileType.File]
+        found = self._ask(lambda: self._filesystem.get_file_info(selector))
+        infos = [info for info in found if info.type == fs.FileType.File]
         start = len(self._root) + 1
         names = {info.path[start:]: info.size for info in sorted(infos, key=lambda info: info.path)}
         return {name: size for name, size in names.items() if not name.startswith(TEMPORARY_PREFIX)}
 
     def read_bytes(self, name: str) -> bytes:
         """The file's bytes. Raises ``FileNotFoundError``."""
-        with self._filesystem.open_input_stream(self._key(name), compression=None) as stream:
-            return bytes(stream.read())
+
+        def read() -> bytes:
+            with self._open_stream(name) as stream:
+                return bytes(stream.read())
+
+        return self._ask(read)
+
+    def _open_stream(self, name: str) -> pa.NativeFile:
+        return self._filesystem.open_input_stream(self._key(name), compression=None)
 
     def open_input(self, name: str) -> pa.NativeFile:
         """The file for random access. Raises ``FileNotFoundError``."""
-        return self._filesystem.open_input_file(self._key(name))
+        return self._ask(lambda: self._filesystem.open_input_file(self._key(name)))
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Writes a whole file atomically."""
@@ -107,11 +147,17 @@ class Folder:
             source.replace(target)
             _sync_folder(target.parent)
             return
-        with (
-            pa.memory_map(str(source)) as file,
-            self._filesystem.open_output_stream(self._key(name), compression=None) as stream,
-        ):
-            stream.write(file.read_buffer())  # one call: closing after an interrupt between two would keep the first
+
+        def upload() -> None:
+            with (
+                pa.memory_map(str(source)) as file,
+                self._filesystem.open_output_stream(self._key(name), compression=None) as stream,
+            ):
+                stream.write(
+                    file.read_buffer()
+                )  # one call: closing after an interrupt between two would keep the first
+
+        self._ask(upload)
         source.unlink()
 
     def local_path(self, name: str, sha256: str) -> Path:
@@ -129,11 +175,12 @@ class Folder:
             cached.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=cached.parent) as temporary:
                 copy = Path(temporary) / sha256
-                with (
-                    copy.open("wb") as file,
-                    self._filesystem.open_input_stream(self._key(name), compression=None) as stream,
-                ):
-                    shutil.copyfileobj(stream, file, _COPY_BYTES)
+
+                def download() -> None:
+                    with copy.open("wb") as file, self._open_stream(name) as stream:
+                        shutil.copyfileobj(stream, file, _COPY_BYTES)
+
+                self._ask(download)
                 if sha256_of(copy) != sha256:
                     raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256}, as recorded.")
                 copy.replace(cached)
@@ -141,16 +188,20 @@ class Folder:
 
     def sha256(self, name: str) -> str:
         """Hexadecimal SHA-256 of the bytes that are stored now. Raises ``FileNotFoundError``."""
-        digest = hashlib.sha256()
-        with self._filesystem.open_input_stream(self._key(name), compression=None) as stream:
-            while block := stream.read(_COPY_BYTES):
-                digest.update(block)
-        return digest.hexdigest()
+
+        def digest() -> str:
+            found = hashlib.sha256()
+            with self._open_stream(name) as stream:
+                while block := stream.read(_COPY_BYTES):
+                    found.update(block)
+            return found.hexdigest()
+
+        return self._ask(digest)
 
     def delete(self, name: str) -> None:
         """Removes one file; no error where it is absent."""
         if self.exists(name):
-            self._filesystem.delete_file(self._key(name))
+            self._ask(lambda: self._filesystem.delete_file(self._key(name)))
 
     def delete_temporary(self) -> None:
         """Removes what killed writers left behind."""
