@@ -31,7 +31,7 @@ def watched() -> Iterator[dict[str, int]]:
 
 def _memory_of_all() -> dict[str, int]:
     total = {"Pss": 0, "Pss_Anon": 0}
-    for process in _descendants(os.getpid()):
+    for process in [os.getpid(), *descendants(os.getpid())]:
         try:
             lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         except OSError:
@@ -43,16 +43,17 @@ def _memory_of_all() -> dict[str, int]:
     return total
 
 
-def _descendants(root: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
+def descendants(root: int) -> list[int]:
+    """Ids of all processes that ``root`` started, and those that they did."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = [root]
+                continue  # it ended meanwhile
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = list(children.get(root, []))
     for process in found:
-        found += parents.get(process, [])
+        found += children.get(process, [])
     return found

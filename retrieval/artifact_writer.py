@@ -117,6 +117,7 @@ class ArtifactWriter:
         needed = {MANIFEST, RUN, LOG, *Artifact(self.folder.uri).names()}
         for name in sorted(files.keys() - needed, key=lambda name: (name == BUILDING, name)):
             self.folder.delete(name)
+        self.folder.delete_temporary()  # of workers that were killed while others went on
         self.folder.delete_empty_folders()
 
 

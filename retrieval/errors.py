@@ -1,4 +1,4 @@
-"""The one error type for mistakes that the user can mend."""
+"""The error types for what the user can mend."""
 
 
 class UserError(Exception):
@@ -7,3 +7,7 @@ class UserError(Exception):
     The command shows it as one paragraph and exits with code 2 (``--traceback`` shows the rest).
     Anything that is not a ``UserError`` is a defect of ours and keeps its traceback.
     """
+
+
+class StorageError(UserError):
+    """A disk or an object store that is full, refuses or fails: what is stored can't be known to be damaged."""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
-from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.retrieval.progress import say
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -70,7 +70,7 @@ class Folder:
     def _ask(self, act: Callable[[], Result], pauses: Sequence[float] | None = None) -> Result:
         """What ``act`` returns; it is tried again, after pauses, where an object store fails for the moment.
 
-        Raises ``UserError`` where the store goes on failing or refuses.
+        Raises ``StorageError`` where the store goes on failing or refuses.
         """
         pauses = _PAUSES_SECONDS if pauses is None else pauses
         try:
@@ -79,7 +79,7 @@ class Folder:
             if self.is_local or type(error) is not OSError or error.errno is not None:
                 raise
             if not pauses or not _PASSING.search(str(error)):
-                raise UserError(
+                raise StorageError(
                     f"{self.uri}: {error}. Finished artifacts and shards are kept; mend it (network, AWS_ENDPOINT_URL,"
                     " the store's keys and permissions) and run the same command again, it goes on from there."
                 ) from error

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from raytriever.retrieval.artifacts import Derivation
-from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.retrieval.storage import Folder, sha256_of
 from raytriever.trainers import collectives
 from raytriever.trainers.early_stopping import Evaluation
@@ -167,6 +167,8 @@ class Checkpoints:
                 if sha256_of(self._path(steps, file, expected)) != expected:
                     return None, f"is damaged ({file} has another SHA-256 than its record says)"
             return {name: record[name] for name in ("files", "derivation", "evaluations", "best_step")}, ""
+        except StorageError:  # says nothing of the checkpoint
+            raise
         except (ValueError, KeyError, AttributeError, OSError, UserError) as error:
             return None, f"is damaged ({type(error).__name__}: {error})"
 

@@ -15,7 +15,7 @@ from raytriever.retrieval.configuration import input_paths
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.evaluate import Evaluate
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig, storage_errors
 from raytriever.retrieval.progress import ProgressLine, say
 from raytriever.retrieval.storage import Folder
 from raytriever.trainers import collectives
@@ -128,7 +128,8 @@ class Train(Stage[TrainConfig]):
             record = RunRecord(config.tracking, config.output, self.resolved(), device, heard)
         watchers = record.watchers if record else Watchers(on_checkpoint=heard.on_checkpoint, say=lambda _: None)
         try:
-            objective, trained = run_training(self.config, self._located(), self.config.output, device, watchers)
+            with storage_errors(config.output):  # trying again in vain would cost as many starts as failures_survived
+                objective, trained = run_training(config, self._located(), config.output, device, watchers)
         finally:
             if record:
                 record.close()

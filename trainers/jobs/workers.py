@@ -15,7 +15,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.retrieval.artifacts import ShardRecord
-from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.retrieval.progress import ProgressLine, say
 from raytriever.trainers.jobs.train import Train
 from raytriever.trainers.jobs.training_metrics import TrainingMetrics
@@ -35,17 +35,24 @@ class _Step:
     note: str
 
 
-@ray.remote(num_cpus=0)
+@dataclass(frozen=True)
+class _Failure:
+    """What ended one of several workers, in words for the user; the others learn of it from Ray Train."""
+
+    message: str
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)  # what it forgets was for the eye only
 class _Board:
     """Where the first worker posts its steps and lines and the driver reads them, maybe on different machines."""
 
     def __init__(self) -> None:
-        self._posted: list[_Step | str] = []
+        self._posted: list[_Step | _Failure | str] = []
 
-    def post(self, item: "_Step | str") -> None:
+    def post(self, item: "_Step | _Failure | str") -> None:
         self._posted.append(item)
 
-    def take(self) -> "list[_Step | str]":
+    def take(self) -> "list[_Step | _Failure | str]":
         posted, self._posted = self._posted, []
         return posted
 
@@ -88,20 +95,37 @@ def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    started = False
+    started, failure = False, None
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         for item in ray.get(board.take.remote()):
             if isinstance(item, str):
                 say(item)
                 continue
+            if isinstance(item, _Failure):
+                failure = item.message
+                continue
             if not started:
                 progress.start_at((item.number - 1) * item.examples)
                 started = True
+            failure = None  # survived
             progress.advance(item.examples, item.note)
     ray.kill(board)
-    if "raised" in outcome:
-        raise outcome["raised"]
+    return _record(outcome, failure)
+
+
+def _record(outcome: dict[str, Any], failure: str | None) -> ShardRecord:
+    """What the run gave, or the error that the user reads; ``failure``: what one of several workers said last."""
+    raised = outcome.get("raised")
+    if isinstance(raised, ray.exceptions.RayActorError):
+        raise UserError(
+            f"Ray Train's controller, a process beside this one, has died ({str(raised).splitlines()[0]}). Checkpoints"
+            " are kept: run the same command again, it goes on from the last one."
+        ) from raised
+    if raised is not None and failure is not None:
+        raise UserError(failure) from raised
+    if raised is not None:
+        raise raised
     returned = json.loads(outcome["result"].return_value)
     if "error" in returned:
         raise UserError(returned["error"])
@@ -169,5 +193,8 @@ def _train_on_worker(arguments: dict[str, Any]) -> str:
     try:
         record = stage.train_here(get_device(), heard)
     except UserError as error:
+        if isinstance(error, StorageError) and ray.train.get_context().get_world_size() > 1:
+            ray.get(board.post.remote(_Failure(str(error))))
+            raise  # the other ranks, which wait for this one, don't know of it
         return json.dumps({"error": str(error)})
     return json.dumps({"record": asdict(record)} if record else {})

@@ -9,7 +9,7 @@ import torch
 from pyarrow.fs import S3FileSystem
 from safetensors.torch import load_file
 
-from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.retrieval.storage import Folder
 from raytriever.trainers.checkpoint import Checkpoints, State
 from raytriever.trainers.early_stopping import Evaluation
@@ -168,6 +168,16 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_line(tmp_path, damage):
     assert re.search(DAMAGE[damage][1], lines[0])
     for name, value in kept.items():
         np.testing.assert_array_equal(weights_of(encoder)[name], value)
+
+
+def test_a_checkpoint_behind_a_store_that_fails_is_not_taken_for_damaged(tmp_path, monkeypatch):
+    encoder, optimizer = stepped()
+    save(run(tmp_path), 3, encoder, optimizer)
+    save(run(tmp_path), 6, encoder, optimizer)
+    failing = StorageError("s3://bucket: SLOW_DOWN")
+    monkeypatch.setattr(Folder, "local_path", lambda *_: (_ for _ in ()).throw(failing))
+    with pytest.raises(StorageError, match="SLOW_DOWN"):
+        run(tmp_path).restore(encoder, optimizer)
 
 
 def test_saving_again_repairs_a_damaged_one(tmp_path):

@@ -1,9 +1,11 @@
-"""How many CPUs a training worker gets where nothing is set."""
+"""How many CPUs a training worker gets where nothing is set, and what a run that fails says."""
 
 from typing import Any
 
 import pytest
+import ray
 
+from raytriever.retrieval.errors import UserError
 from raytriever.trainers.jobs import workers
 from raytriever.trainers.jobs.workers import NodeRoom, even_share
 
@@ -69,3 +71,18 @@ def test_a_share_without_a_node_to_share_is_said(
     listed[2]["Alive"] = False
     assert workers._cpus_of_a_worker(8, 1) == 1
     assert "resources.cpus_per_worker" in capsys.readouterr().err
+
+
+def test_a_controller_that_died_is_a_matter_of_running_again() -> None:
+    died = ray.exceptions.ActorDiedError()
+    with pytest.raises(UserError, match=r"controller.*has died.*run the same command again"):
+        workers._record({"raised": died}, None)
+
+
+def test_a_failure_of_one_of_several_workers_is_said_in_its_words() -> None:
+    raised = RuntimeError("Training failed due to worker errors")
+    with pytest.raises(UserError, match=r"^s3://full: no room$") as caught:
+        workers._record({"raised": raised}, "s3://full: no room")
+    assert caught.value.__cause__ is raised
+    with pytest.raises(RuntimeError, match="worker errors"):
+        workers._record({"raised": raised}, None)

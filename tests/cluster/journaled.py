@@ -1,0 +1,90 @@
+"""A stage of slow shards that notes each time one is begun and finished; as a program, the driver of such a stage.
+
+``python -m tests.cluster.journaled tasks|actors OUTPUT JOURNAL`` runs it on the cluster of ``RAY_ADDRESS``.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from raytriever.retrieval.artifacts import ShardRecord, ShardWriter
+from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig, run_stage
+
+
+class JournaledConfig(StageConfig):
+    """``seconds``: that a shard takes. ``journal``: an absolute path."""
+
+    shards: int = 20
+    seconds: float = 0.3
+    journal: str
+
+
+class Journaled(Stage[JournaledConfig]):
+    command = "journaled"
+    kind = "numbers"
+    config_class = JournaledConfig
+
+    def resolved(self):
+        return {key: value for key, value in super().resolved().items() if key not in ("seconds", "journal")}
+
+    def plan(self):
+        return [Shard(f"{number:05d}", {"number": number}) for number in range(self.config.shards)]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        note(self.config.journal, "begun", shard.name)
+        number = shard.description["number"]
+        for half in ("first", "second"):  # of two files, so that a kill may fall between them
+            name = f"{half}/{number:05d}.txt"
+            writer.path(name).write_text(f"{half} half of {number}\n" * (number + 1))
+            time.sleep(self.config.seconds / 2)
+            writer.add(name)
+        record = writer.commit(number + 1)
+        note(self.config.journal, "finished", shard.name)
+        return record
+
+
+class JournaledByActors(Journaled):
+    keeps_state = True
+
+
+KINDS = {"tasks": Journaled, "actors": JournaledByActors}
+
+
+class Note(NamedTuple):
+    """What the worker ``process`` notes of a ``shard``: 'begun' or 'finished'."""
+
+    what: str
+    shard: str
+    process: int
+
+
+def note(journal: str, what: str, shard: str) -> None:
+    """Appends a line, whole: processes write at the same time."""
+    handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, f"{what} {shard} {os.getpid()}\n".encode())
+    os.close(handle)
+
+
+def notes(journal: Path) -> Iterator[Note]:
+    """In the order in which they were made."""
+    for line in journal.read_text().splitlines() if journal.exists() else ():
+        what, shard, process = line.split()
+        yield Note(what, shard, int(process))
+
+
+def main() -> None:
+    """Runs the stage."""
+    kind, output, journal = sys.argv[1:]
+    stage = KINDS[kind](JournaledConfig(output=output, journal=journal))
+    with RaySession() as session:
+        run_stage(stage, session)
+
+
+if __name__ == "__main__":
+    from tests.cluster import journaled  # workers find the classes under this name, not under __main__
+
+    journaled.main()

@@ -1,0 +1,173 @@
+"""A cluster of a head and two nodes that loses workers, nodes and the driver: the same bytes, and little made twice.
+
+Killed workers of one machine are in test_stages.py and test_cluster_job.py, a killed local run in
+test_interrupted_run.py.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.loopback_cluster import ROOT, LoopbackCluster, kill
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.jobs.stage import run_stage
+from raytriever.trainers.jobs.train import Train, TrainConfig
+from raytriever.trainers.run_record import Heard
+from tests.cluster.journaled import KINDS, JournaledConfig, notes
+from tests.unit.small_run import make, make_run
+
+HEAD, FIRST, SECOND = "127.0.0.81", "127.0.0.82", "127.0.0.83"  # loopback, and nobody else's
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LoopbackCluster]:
+    if sys.platform != "linux":
+        pytest.skip("a second loopback address is Linux's")
+    folder = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))  # Ray's sockets need a short path
+    try:
+        with LoopbackCluster(folder, [HEAD, FIRST, SECOND]) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Command:
+    """A command on the cluster, killed with the test at the latest."""
+
+    def __init__(self, cluster: LoopbackCluster, folder: Path, *arguments: str) -> None:
+        self._log = folder / "log"
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments], env=cluster.environment, stdout=log, stderr=log, cwd=ROOT
+            )
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def wait_until(self, what: Callable[[], bool]) -> None:
+        """Returns when ``what`` has come true, which it must while the command runs."""
+        deadline = time.monotonic() + 120
+        while not what():
+            assert self._process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        kill(self._process.pid)
+        self._process.wait()
+
+    def succeed(self) -> None:
+        assert self._process.wait(180) == 0, self.log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_of_shards_only_those_being_made_are_lost(cluster: LoopbackCluster, tmp_path: Path, kind: str) -> None:
+    output, journal = tmp_path / "out", tmp_path / "journal"
+
+    def finished() -> int:
+        return sum(note.what == "finished" for note in notes(journal))
+
+    def busy() -> list[int]:
+        """The processes that are making a shard."""
+        last = {note.process: note.what for note in notes(journal)}
+        return [process for process in cluster.workers() if last.get(process) == "begun"]
+
+    def disturb(after: int, command: Command) -> list[int]:
+        command.wait_until(lambda: finished() >= after and bool(busy()))
+        return busy()
+
+    program = ("-m", "tests.cluster.journaled", kind, str(output), str(journal))
+    with Command(cluster, tmp_path, *program) as command:
+        kill(disturb(3, command)[0])
+        node = cluster.node_of(disturb(8, command)[0])
+        cluster.kill_node(node)
+        cluster.start_node(node)
+        disturb(14, command)
+        command.kill()
+    kept = {path: path.stat().st_mtime_ns for path in (output / "shards").iterdir()}
+    assert len(kept) >= 14
+    with Command(cluster, tmp_path, *program) as command:
+        command.succeed()
+    cluster.wait_for(node)
+
+    undisturbed = JournaledConfig(output=str(tmp_path / "undisturbed"), journal=str(tmp_path / "other"), seconds=0)
+    assert hashes(output) == hashes(Path(make(KINDS[kind](undisturbed))))
+    made = list(notes(journal))
+    assert sum(note.what == "finished" for note in made) == undisturbed.shards, made
+    lost = sum(note.what == "begun" for note in made) - undisturbed.shards
+    assert 2 <= lost <= 4, made  # the worker's, the node's, and of the driver's at most two
+
+
+class TrainHere(Train):
+    """The same run in this process."""
+
+    def execute(self, pending, session, progress):  # noqa: ARG002
+        for _ in pending:
+            nobody = Heard(on_line=lambda _: None, on_step=lambda _: None, on_checkpoint=lambda _: None)
+            yield self.train_here(torch.device("cpu"), nobody)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: Path, tiny_encoder: Path) -> None:
+    settings = {
+        "batches": make_run(tmp_path / "run")["batches"],
+        "encoder": {"model": str(tiny_encoder), "pooling": "mean"},
+        "objective": {"kind": "contrastive"},
+        "training": {"bf16": False, "epochs": 2, "checkpoint_every": 2, "optimizer": {"learning_rate": 1e-3}},
+    }
+    undisturbed, output = tmp_path / "undisturbed", tmp_path / "out"
+    run_stage(TrainHere(TrainConfig.model_validate(settings | {"output": str(undisturbed)})), RaySession())
+    (tmp_path / "train.yaml").write_text(json.dumps(settings | {"output": str(output)}))
+    written: set[tuple[str, int]] = set()  # every checkpoint with its time
+
+    def reached(steps: int) -> bool:
+        for record in output.glob("checkpoints/step-*/checkpoint.json"):
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                written.add((record.parent.name, record.stat().st_mtime_ns))
+        return f"step-{steps:08d}" in {name for name, _ in written}
+
+    def worker() -> int:
+        return next(process for process, title in cluster.workers().items() if "RayTrainWorker" in title)
+
+    program = ("raytriever.py", "train", str(tmp_path / "train.yaml"))
+    with Command(cluster, tmp_path, *program) as command:
+        command.wait_until(lambda: reached(6))
+        node = cluster.node_of(worker())
+        cluster.kill_node(node)
+        cluster.start_node(node)
+        command.wait_until(lambda: reached(14))
+        command.kill()
+    with Command(cluster, tmp_path, *program) as command:
+        command.wait_until(lambda: reached(24))
+        command.succeed()
+    cluster.wait_for(node)
+    assert hashes(output) == hashes(undisturbed)
+    assert len({name for name, _ in written}) == len(written), sorted(written)  # no step before a checkpoint twice
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files that an artifact consists of, by name."""
+    Artifact(str(folder)).verify()
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in ("run.json", "log.jsonl")
+    }

@@ -1,0 +1,255 @@
+"""Storage that fails while an artifact is made: a full disk, a read-only one, an S3 server that answers 500 or 503.
+
+What is finished stays whole, nothing unfinished looks complete, and the same command goes on from there.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytriever.retrieval import storage
+from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig, run_stage
+from raytriever.retrieval.storage import Folder
+
+KIB = 1 << 10
+ROOM = 16 << 20  # more than enough
+
+
+class BytesConfig(StageConfig):
+    shards: int = 3
+    size: int = 128 * KIB
+
+
+class Bytes(Stage[BytesConfig]):
+    """A small file and one of ``size`` bytes a shard, made in this process; ``made`` lists the shards begun."""
+
+    command = "bytes"
+    kind = "bytes"
+    config_class = BytesConfig
+
+    def __init__(self, config: BytesConfig) -> None:
+        super().__init__(config)
+        self.made: list[str] = []
+
+    def plan(self) -> list[Shard]:
+        return [Shard(f"{number:05d}") for number in range(self.config.shards)]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        self.made.append(shard.name)
+        for part, size in (("one", KIB), ("two", self.config.size)):
+            data = random.Random(f"{shard.name} {part}").randbytes(size)
+            writer.path(f"{part}/{shard.name}").write_bytes(data)
+            writer.add(f"{part}/{shard.name}")
+        return writer.commit(1)
+
+    def execute(self, pending: list[Shard], session: Any, progress: Any) -> Iterator[ShardRecord]:  # noqa: ARG002
+        for shard in pending:
+            yield self.make_shard(shard)
+
+
+def run(output: object, **settings: int) -> tuple[Artifact, list[str]]:
+    """The artifact, and the shards that were made for it."""
+    stage = Bytes(BytesConfig(output=str(output), **settings))
+    return run_stage(stage, None), stage.made  # type: ignore[arg-type]
+
+
+def problem_of(output: object) -> str:
+    """What the run ends with; empty where it makes the artifact."""
+    try:
+        run(output)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def refused(act: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as raised:
+        act()
+    assert "\n" not in str(raised.value)
+    assert "run the same command again" in str(raised.value)
+    return str(raised.value)
+
+
+class Disk:
+    """A small file system in memory, which can be resized and made read-only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def remount(self, options: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{options}", str(self.folder)], check=True)
+
+    def give(self, size: int) -> None:
+        """Room for ``size`` bytes altogether."""
+        self.remount(f"size={size}")
+
+    @property
+    def used(self) -> int:
+        found = os.statvfs(self.folder)
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs Linux and root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_anywhere_costs_what_was_being_made(disk: Disk, tmp_path: Path) -> None:
+    expected, _ = run(tmp_path / "elsewhere")
+    finished, _ = run(disk.folder / "finished", shards=1)
+    outcomes: list[object] = []
+    for room in range(4 * KIB, 500 * KIB, 8 * KIB):
+        output = disk.folder / f"with {room}"
+        disk.give(disk.used + room)
+        problem = problem_of(output)
+        assert is_artifact(str(output)) == (not problem)
+        if problem:
+            assert "No space left on device" in problem
+            assert str(disk.folder) in problem
+        kept = {path.stem for path in output.glob("shards/*.json")}
+        outcomes.append(len(kept) if problem else "complete")
+        assert not list(output.glob("**/.tmp-*/*"))
+        disk.give(ROOM)
+        again, made = run(output)
+        assert not kept & set(made)
+        assert again.fingerprint == expected.fingerprint
+        again.verify()
+        for path in sorted(output.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+    assert set(outcomes) == {0, 1, 2, 3, "complete"}
+    finished.verify()
+
+
+def test_a_read_only_disk_is_named_and_what_it_holds_is_used(disk: Disk) -> None:
+    finished, _ = run(disk.folder / "finished")
+    begun = Bytes(BytesConfig(output=str(disk.folder / "begun")))
+    begun.execute = lambda *_: iter([begun.make_shard(Shard("00000"))])  # type: ignore[method-assign]
+    with pytest.raises(KeyError):  # as a kill would leave it
+        run_stage(begun, None)  # type: ignore[arg-type]
+    before = sorted(path for path in disk.folder.rglob("*"))
+    disk.remount("ro")
+    for name in ("new", "begun"):
+        message = refused(lambda name=name: run(disk.folder / name))
+        assert "Read-only file system" in message
+        assert message.startswith(str(disk.folder / name))
+    again, made = run(disk.folder / "finished")
+    assert (again.fingerprint, made) == (finished.fingerprint, [])
+    again.verify()
+    assert sorted(path for path in disk.folder.rglob("*")) == before
+    disk.remount("rw")
+    assert run(disk.folder / "begun")[1] == ["00001", "00002"]
+
+
+class FailingServer:
+    """The S3 server of the other tests behind an address of its own, where requests may fail."""
+
+    def __init__(self) -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app
+
+        self._store = DomainDispatcherApplication(create_backend_app)
+        self.fails: Callable[[dict[str, Any]], bool] = lambda _: False
+        self.status, self.code = "503 Slow Down", "SlowDown"
+        self.failed = 0
+
+    def __call__(self, request: dict[str, Any], start: Callable[..., object]) -> Any:
+        if not self.fails(request):
+            return self._store(request, start)
+        self.failed += 1
+        request["wsgi.input"].read(int(request.get("CONTENT_LENGTH") or 0))
+        start(self.status, [("Content-Type", "application/xml")])
+        return [f"<Error><Code>{self.code}</Code><Message>not now</Message></Error>".encode()]
+
+
+@pytest.fixture
+def server(object_store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingServer]:  # noqa: ARG001
+    from werkzeug.serving import make_server
+
+    failing = FailingServer()
+    listening = make_server("127.0.0.1", 0, failing, threaded=True)
+    thread = threading.Thread(target=listening.serve_forever)
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listening.port}")
+    yield failing
+    listening.shutdown()
+    thread.join()
+    listening.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("503 Slow Down", "SlowDown"), ("500 Internal Server Error", "InternalError")]
+)
+def test_an_answer_now_and_then_that_fails_changes_nothing(
+    server: FailingServer, object_store: str, tmp_path: Path, status: str, code: str
+) -> None:
+    drawn = random.Random(status)
+    server.status, server.code, server.fails = status, code, lambda _: drawn.random() < 0.3
+    made, shards = run(f"{object_store}/now-and-then-{code}", size=KIB)
+    assert server.failed > 5
+    assert shards == ["00000", "00001", "00002"]
+    made.verify()
+    assert made.fingerprint == run(tmp_path / "local", size=KIB)[0].fingerprint
+
+
+def test_a_store_that_is_down_for_longer_is_asked_again(
+    server: FailingServer, object_store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        server.fails = lambda _: False
+
+    monkeypatch.setattr(storage.time, "sleep", sleep)
+    Folder(f"{object_store}/down").write_bytes("name", b"before")
+    server.fails = lambda _: True
+    assert Folder(f"{object_store}/down").exists("name")
+    assert server.failed > 20  # before, the S3 client itself has tried for some seconds
+    assert pauses == [5]
+    assert f"{object_store}/down: " in capsys.readouterr().err
+
+
+def test_an_upload_that_never_succeeds_is_an_error_and_no_file(
+    server: FailingServer, object_store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second part of a large file fails for good, when the first is there already."""
+    monkeypatch.setattr(storage, "_PAUSES_SECONDS", ())
+    output, settings = f"{object_store}/never", {"shards": 2, "size": 11 << 20}
+    finished, _ = run(f"{object_store}/finished", size=KIB)
+    server.fails = lambda request: "partNumber=2" in request["QUERY_STRING"] and "/two/00001" in request["PATH_INFO"]
+    message = refused(lambda: run(output, **settings))
+    assert message.startswith(f"{output}: When uploading part for key 'never/two/00001'")
+    assert "SLOW_DOWN" in message
+    server.fails = lambda _: False
+    assert Folder(output).files().keys() == {"building.json", "one/00000", "shards/00000.json", "two/00000"}
+    finished.verify()
+    again, made = run(output, **settings)
+    assert made == ["00001"]
+    again.verify()
+    assert again.fingerprint == run(tmp_path / "local", **settings)[0].fingerprint
+
+
+def test_a_refusal_is_an_error_at_once(server: FailingServer, object_store: str) -> None:
+    server.status, server.code, server.fails = "403 Forbidden", "AccessDenied", lambda _: True
+    message = refused(lambda: Folder(f"{object_store}/forbidden").write_bytes("name", b"x"))
+    assert message.startswith(f"{object_store}/forbidden: ")
+    assert "ACCESS_DENIED" in message
+    assert server.failed == 1
