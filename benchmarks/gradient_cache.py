@@ -1,7 +1,7 @@
 """Peak memory of training with the gradient cache: it must not grow with the batch.
 
-    python -m benchmarks.gradient_cache ../data/squad_dpr --texts 64 1024 --chunk-size 32
-    python -m benchmarks.gradient_cache ../data/squad_dpr --objective contextual --texts 64 1024 --chunk-size 32
+    python -m benchmarks.gradient_cache data/squad_dpr --texts 64 1024 --chunk-size 32
+    python -m benchmarks.gradient_cache data/squad_dpr --objective contextual --texts 64 1024 --chunk-size 32
 
 One forward and backward pass of an objective on MiniLM (half the texts queries, half documents) for each number of
 texts, in a process of its own; the contextual one with both stages, every text behind as many of the documents in its
@@ -15,6 +15,7 @@ import argparse
 import multiprocessing
 import resource
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def distinct_documents(pairs: pa.Table) -> pa.Table:
     return pairs.take(list(first.values()))
 
 
-def step_memory(arguments: argparse.Namespace, texts: int, answers: Any) -> None:
-    """Bytes that a batch of ``texts`` texts needs."""
+def step_memory(arguments: argparse.Namespace, texts: int) -> tuple[int, int]:
+    """Bytes that a batch of ``texts`` texts needs: of tensors, and resident."""
     objective = objective_of(
         arguments.objective,
         arguments.max_length,
@@ -65,8 +66,6 @@ def step_memory(arguments: argparse.Namespace, texts: int, answers: Any) -> None
     )
     objective.train()
     stored = distinct_documents(read_pairs(arguments.folder, _PAIRS_READ)).slice(0, texts // 2)
-    if len(stored) < texts // 2:
-        raise SystemExit(f"{arguments.folder} has {len(stored)} pairs without a document in common; lower --texts")
     for name in ("batch", "epoch"):
         stored = stored.append_column(name, pa.array([0] * len(stored), pa.int32()))
     rows = stored.select(list(objective.columns))
@@ -81,7 +80,7 @@ def step_memory(arguments: argparse.Namespace, texts: int, answers: Any) -> None
     resident = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     objective.zero_grad(set_to_none=True)
     peak = peak_bytes(lambda: passes(len(rows)))  # by itself: the profiler's notes are resident too
-    answers.put((peak, resident))
+    return peak, resident
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
@@ -104,14 +103,14 @@ def main() -> None:
     parser.add_argument("--chunk-size", type=int, default=32)
     parser.add_argument("--uncached", action="store_true", help="keep all activations instead")
     arguments = parser.parse_args()
+    available = len(distinct_documents(read_pairs(arguments.folder, _PAIRS_READ)))
+    if available < max(arguments.texts) // 2:
+        parser.error(f"{arguments.folder} has {available} pairs without a document in common: lower --texts.")
     context = multiprocessing.get_context("spawn")
     found = []
     for texts in arguments.texts:
-        answers = context.Queue()
-        process = context.Process(target=step_memory, args=(arguments, texts, answers))
-        process.start()
-        found.append(answers.get())
-        process.join()
+        with ProcessPoolExecutor(1, mp_context=context) as one:
+            found.append(one.submit(step_memory, arguments, texts).result())
         tensors, resident = (size / 2**20 for size in found[-1])
         chunks = f"{texts:5d} texts, chunks of {arguments.chunk_size}"
         print(f"{chunks}: {tensors:,.0f} MiB of tensors, {resident:,.0f} MiB resident beyond", flush=True)

@@ -49,7 +49,7 @@ def main() -> None:
     documents = vectors.part("documents")
     encoders = {
         "base": _encoder(arguments.base),
-        "CODER": _encoder(f"{run / 'model'}"),
+        "CODER": _encoder(str(run / "model")),
     }
     index = Artifact(str(run / "index"), INDEX)
     if len(index.shards) > 1:

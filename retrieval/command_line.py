@@ -24,8 +24,9 @@ class user_errors:
         if isinstance(error, UserError):
             if self._with_traceback:
                 traceback.print_exception(error)
-            typer.echo(log_line(f"raytriever: {error}"), err=True)
+            typer.echo(log_line(f"raytriever: {error}", error), err=True)
             raise SystemExit(2) from error
         if isinstance(error, KeyboardInterrupt):
-            typer.echo(log_line("raytriever: interrupted; run the same command again to go on from here."), err=True)
+            said = "raytriever: interrupted; run the same command again to go on from here."
+            typer.echo(log_line(said, error), err=True)
             raise SystemExit(130) from error

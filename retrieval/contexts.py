@@ -57,9 +57,10 @@ class ContextDescription(Settings):
 def draw_documents(
     collection: StoredCollection, count: int, seed: int, *, with_title: bool = True
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """Rows and texts of ``count`` documents, drawn without replacement, none of them empty; fewer where there are none.
+    """Rows and texts of ``count`` documents, drawn without replacement, none of them empty.
 
-    A function of the collection, ``count`` and ``seed``. Raises ``UserError`` where all that were drawn are empty.
+    Fewer where the collection has fewer, or where more than half of those drawn (twice ``count``) are empty. A function
+    of the collection, ``count`` and ``seed``. Raises ``UserError`` where all that were drawn are empty.
     """
     total = collection.count("documents")
     drawn = drawn_rows(total, count, seed)
@@ -67,7 +68,10 @@ def draw_documents(
     texts = texts_of(table, "documents", with_title=with_title)
     kept = [(row, text) for row, text in zip(drawn.tolist(), texts, strict=True) if text.strip()][:count]
     if not kept:
-        raise UserError(f"The documents of {collection.uri} are empty: they give an encoder no context.")
+        raise UserError(
+            f"The {len(drawn)} documents drawn of {collection.uri} are empty: they give an encoder no context."
+            " Draw by another seed, or collect it without its empty documents."
+        )
     return np.array([row for row, _ in kept], dtype=np.int64), [text for _, text in kept]
 
 

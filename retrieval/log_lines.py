@@ -15,6 +15,8 @@ from raytriever.retrieval.errors import UserError
 _VARIABLE = "RAYTRIEVER_LOG"
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the command of every job that was submitted, in no other
 
+_RAISED_WITHIN = "_raytriever_log_fields"  # of an exception
+
 _within: dict[str, str] = {}
 
 
@@ -30,22 +32,27 @@ def is_json() -> bool:
     return os.environ.get(_VARIABLE) == "json"
 
 
-def log_line(message: str) -> str:
-    """The message as it is, or as a JSON object in ASCII on one line."""
+def log_line(message: str, raised: BaseException | None = None) -> str:
+    """The message as it is, or as a JSON object in ASCII on one line; of where ``raised`` arose, if it says so."""
     if not is_json():
         return message
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return json.dumps({"time": time, **_submitted_job(), **_within, "message": message.strip()})
+    where = getattr(raised, _RAISED_WITHIN, _within)
+    return json.dumps({"time": time, **_submitted_job(), **where, "message": message.strip()})
 
 
 @contextmanager
 def lines_of(**fields: str) -> Iterator[None]:
-    """Lines that this process writes in the block carry ``fields``."""
+    """Lines that this process writes in the block carry ``fields``, and so does an exception that leaves it."""
     global _within
     outer = _within
     _within = outer | fields
     try:
         yield
+    except BaseException as error:
+        if not hasattr(error, _RAISED_WITHIN):
+            setattr(error, _RAISED_WITHIN, _within)
+        raise
     finally:
         _within = outer
 

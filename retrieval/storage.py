@@ -3,7 +3,8 @@
 Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
 its final key in one upload, never renamed. Both go through ``pyarrow.fs``, which reads an S3 server's address and keys
 from the environment (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, …), so URIs stay plain. Requests that an S3 server
-fails to serve are sent again for 6 s by it, and for some two minutes more at growing intervals here.
+fails to serve are sent again for 6 s by it, and those for whole files and listings for some two minutes more, at
+growing intervals, here; what reads parts of a file that is open ends with the first 6 s.
 """
 
 import hashlib
@@ -153,9 +154,8 @@ class Folder:
                 pa.memory_map(str(source)) as file,
                 self._filesystem.open_output_stream(self._key(name), compression=None) as stream,
             ):
-                stream.write(
-                    file.read_buffer()
-                )  # one call: closing after an interrupt between two would keep the first
+                # one call: closing after an interrupt between two would keep the first
+                stream.write(file.read_buffer())
 
         self._ask(upload)
         source.unlink()
@@ -234,6 +234,11 @@ def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
         raise UserError(
             f"{uri} holds options, but names are put behind a folder's URI. Give them in the environment (AWS_REGION,"
             " AWS_ENDPOINT_URL, …)."
+        )
+    if "@" in uri.split("://")[1].split("/")[0]:
+        raise UserError(
+            f"{uri.split('://')[0]}://…@… holds keys, but a folder's name is shown to everybody. Give them in the"
+            " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …)."
         )
     try:
         # a small file in one request instead of three

@@ -182,11 +182,8 @@ class Export(Stage[ExportConfig]):
         encoder = load_towers(settings, located.path, located.fingerprint).eval().query
         if not isinstance(encoder, ContextualEncoder):
             raise RuntimeError("plan() refuses plain encoders")
-        before = set(folder.rglob("*"))
         write_module_folder(encoder, folder, self._context)
-        return sorted(
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path not in before and path.is_file()
-        )
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
     def summary(self, artifact: Artifact) -> str:
         """Files and format."""

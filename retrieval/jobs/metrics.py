@@ -61,10 +61,10 @@ def stage_labels(output: str) -> dict[str, str]:
     """What a stage is called in logs and metrics, from the folder of its artifact.
 
     ``run`` is the name of the folder around it, which all stages of a recipe share; ``stage`` its own, in a recipe the
-    stage's name. A user name and password in a URI are left out.
+    stage's name. Runs in folders of one name have one label.
     """
     run, stage = ["", *absolute(output).rstrip("/").split("/")][-2:]
-    return {"run": run.rpartition("@")[2], "stage": stage}
+    return {"run": run, "stage": stage}
 
 
 class StageMetrics:

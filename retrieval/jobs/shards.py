@@ -16,6 +16,8 @@ import ray.data
 from raytriever.retrieval.artifacts import ShardRecord
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage
+from raytriever.retrieval.log_lines import lines_of
+from raytriever.retrieval.progress import heard_by, say
 
 
 class _ShardMaker:
@@ -27,14 +29,18 @@ class _ShardMaker:
 
     def __call__(self, batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, list[str]]:
         shard = Shard(**json.loads(batch["shard"][0]))
-        try:
-            if not self._loaded:
-                _use_assigned_cpus()
-                self._stage.load()
-                self._loaded = True
-            return {"record": [json.dumps(asdict(self._stage.make_shard(shard)))], "error": [""], "trace": [""]}
-        except UserError as error:
-            return {"record": [""], "error": [str(error)], "trace": [traceback.format_exc()]}
+        said: list[str] = []  # nobody reads a worker's own output
+        row = {"shard": shard.name, "record": "", "error": "", "trace": ""}
+        with heard_by(said.append):
+            try:
+                if not self._loaded:
+                    _use_assigned_cpus()
+                    self._stage.load()
+                    self._loaded = True
+                row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
+            except UserError as error:
+                row |= {"error": str(error), "trace": traceback.format_exc()}
+        return {name: [value] for name, value in (row | {"said": json.dumps(said)}).items()}
 
 
 def _use_assigned_cpus() -> None:
@@ -73,6 +79,9 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
             _ShardMaker(stage), batch_size=1, compute=ray.data.TaskPoolStrategy(size=workers), **options
         )
     for row in mapped.iter_rows():
+        with lines_of(shard=row["shard"]):
+            for line in json.loads(row["said"]):
+                say(line)
         if row["error"]:
             error = UserError(row["error"])
             error.add_note(row["trace"])  # for --traceback: where on the worker it arose

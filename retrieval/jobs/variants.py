@@ -16,10 +16,12 @@ def run_variants(variants: Mapping[str, Mapping[str, Stage[Any]]], until: str | 
     All are checked for what they need from outside before the first begins.
     """
     for stages in variants.values():
-        for stage in stages.values():
+        for name, stage in stages.items():
             stage.check_source()
             for warning in stage.warnings(stages):
                 say(f"Warning: {warning}")
+            if name == until:
+                break
     finished: dict[str, list[tuple[Stage[Any], Artifact]]] = {}
     with RaySession() as session:
         for variant, stages in variants.items():

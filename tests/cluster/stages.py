@@ -8,6 +8,7 @@ from raytriever.retrieval.artifacts import ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.retrieval.progress import say
 
 
 class CountConfig(StageConfig):
@@ -39,6 +40,7 @@ class Count(Stage[CountConfig]):
         if marker and number == 1 and not Path(marker).exists():
             Path(marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        say(f"number {number} is written")
         name = f"numbers/{number:05d}.txt"
         writer.path(name).write_text(f"{number}\n" * self.config.repeat)
         writer.add(name)

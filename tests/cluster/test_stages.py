@@ -29,9 +29,11 @@ def expected(session: RaySession, tmp_path_factory: pytest.TempPathFactory) -> d
 
 @pytest.mark.parametrize("kind", [Count, CountWithState])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_bytes_do_not_depend_on_workers(session, expected, tmp_path, kind, workers):
+def test_bytes_do_not_depend_on_workers(session, expected, tmp_path, kind, workers, capsys):
     run_stage(kind(CountConfig(output=str(tmp_path), resources=Resources(workers=workers))), session)
     assert hashes(tmp_path) == expected
+    said = capsys.readouterr().err
+    assert all(f"number {number} is written" in said for number in range(4))  # by workers, and heard here
 
 
 @pytest.mark.parametrize("kind", [Count, CountWithState])

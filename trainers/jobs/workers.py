@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.retrieval.artifacts import ShardRecord
 from raytriever.retrieval.errors import StorageError, UserError
-from raytriever.retrieval.progress import ProgressLine, say
+from raytriever.retrieval.progress import ProgressLine, heard_by, say
 from raytriever.trainers.jobs.train import Train
 from raytriever.trainers.jobs.training_metrics import TrainingMetrics
 from raytriever.trainers.loop import StepReport
@@ -191,7 +191,8 @@ def _train_on_worker(arguments: dict[str, Any]) -> str:
         on_ledger=metrics.note_ledger,
     )
     try:
-        record = stage.train_here(get_device(), heard)
+        with heard_by(heard.on_line):  # nobody reads a worker's own output
+            record = stage.train_here(get_device(), heard)
     except UserError as error:
         if isinstance(error, StorageError) and ray.train.get_context().get_world_size() > 1:
             ray.get(board.post.remote(_Failure(str(error))))

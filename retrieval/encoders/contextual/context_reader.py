@@ -1,6 +1,6 @@
-"""What a contextual encoder computes, whoever loads it and tokenises its texts: both stages, and the context in use."""
+"""What a contextual encoder computes, whoever loads it: the second stage, behind the context in use."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -14,7 +14,7 @@ from raytriever.retrieval.encoders.contextual.second_stage import (
     read_texts,
     unplaced,
 )
-from raytriever.retrieval.encoders.pooling import pool, segment_means, weighted_mean
+from raytriever.retrieval.encoders.pooling import pool, weighted_mean
 from raytriever.retrieval.errors import UserError
 
 Context = Tensor | Literal["null"] | None
@@ -186,23 +186,6 @@ class ContextReader(nn.Module):
         self._prefix = None  # on another device or in another precision
         super()._apply(*arguments, **keywords)  # type: ignore[no-untyped-call]
         return self
-
-
-def document_vectors(
-    transformer: nn.Module,
-    dense: Iterable[Callable[[Tensor], Tensor]],
-    features: Mapping[str, Tensor],
-    pooling: Literal["mean", "cls", "last_token"],
-    count: int,
-) -> Tensor:
-    """The first stage: ``count`` vectors a document, (n, count, width), from tokens; differentiable."""
-    states = transformer(**features).last_hidden_state
-    mask = features["attention_mask"]
-    # stacked, not viewed: FSDP warns of views
-    vectors = torch.stack([pool(states, mask, pooling)], 1) if count == 1 else segment_means(states, mask, count)
-    for layer in dense:
-        vectors = layer(vectors)
-    return vectors
 
 
 def own_weights(module: ContextReader) -> dict[str, nn.Parameter]:

@@ -97,7 +97,7 @@ class ContextualTransformer(ContextReader):
         module.load_state_dict(weights, strict=False)
         module.to(transformer.dtype)
         if (folder / _VECTORS).exists():
-            module.hold_context(load_file(folder / _VECTORS)["vectors"])
+            module.use_context(load_file(folder / _VECTORS)["vectors"])
             module.context_description = json.loads((folder / _CONTEXT).read_text(encoding="utf-8"))
         return module.eval()
 
@@ -106,21 +106,24 @@ class ContextualTransformer(ContextReader):
     ) -> None:
         """Reads ``count`` of ``documents`` (None: as many as in training), drawn by ``seed``, as the context.
 
-        Documents that are empty are passed over; where there are fewer than ``count``, all are read, with a warning.
-        Raises ``UserError`` where all are empty.
+        Twice as many are drawn, and empty ones passed over; a warning says where fewer than ``count`` are left. Raises
+        ``UserError`` where all that were drawn are empty, and for a ``count`` below 1.
         """
+        if count is not None and count < 1:
+            raise UserError(f"count is {count}; a context has 1 document at least. use_context(None) is for none.")
         wanted: int = count or self.settings["contextual.json"]["context_documents"]
         drawn = [documents[row] for row in drawn_rows(len(documents), wanted, seed).tolist()]
         texts = [text for text in drawn if text.strip()][:wanted]
         if not texts:
             raise UserError(
-                f"All documents drawn for the context, of {len(documents)}, are empty. Give documents with text."
+                f"The {len(drawn)} documents drawn for the context, of {len(documents)}, are empty. Give documents with"
+                " text."
             )
         if len(texts) < wanted:
             _logger.warning("The context has %d documents; %d were wanted.", len(texts), wanted)
         vectors = self.embed_context(texts, batch_size=batch_size)
         self.use_context(vectors)
-        self.context_description = {"documents": len(texts), "fingerprint": _fingerprint(vectors), "seed": seed}
+        self.context_description = {"documents": len(texts), "seed": seed, "vectors_sha256": vectors_sha256(vectors)}
 
     @torch.no_grad()
     def embed_context(self, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
@@ -151,7 +154,7 @@ class ContextualTransformer(ContextReader):
         self.context_description = None
         if isinstance(context, Tensor):
             documents = len(context) // self.settings["contextual.json"]["vectors_per_document"]
-            self.context_description = {"documents": documents, "fingerprint": _fingerprint(context)}
+            self.context_description = {"documents": documents, "vectors_sha256": vectors_sha256(context)}
 
     def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **_: Any) -> dict[str, Tensor]:
         """``input_ids`` and ``attention_mask``, int64 (n, longest), cut at ``max_seq_length`` tokens."""
@@ -209,5 +212,6 @@ class ContextualTransformer(ContextReader):
             (folder / _CONTEXT).write_text(said + "\n", encoding="utf-8")
 
 
-def _fingerprint(vectors: Tensor) -> str:
+def vectors_sha256(vectors: Tensor) -> str:
+    """Of a context's numbers: equal contexts of one model have equal ones, wherever they come from."""
     return hashlib.sha256(vectors.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()

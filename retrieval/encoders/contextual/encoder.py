@@ -15,11 +15,11 @@ from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, token_b
 from raytriever.retrieval.encoders.contextual.context_reader import (
     Context,
     ContextReader,
-    document_vectors,
     require_no_empty,
 )
 from raytriever.retrieval.encoders.contextual.form import ContextualForm
 from raytriever.retrieval.encoders.contextual.second_stage import Prefix
+from raytriever.retrieval.encoders.pooling import pool, segment_means
 from raytriever.retrieval.encoders.specification import EncoderContract
 from raytriever.retrieval.encoders.structure import ShardedUnit
 from raytriever.retrieval.encoders.text_encoder import TextEncoder
@@ -77,7 +77,16 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
     def read_documents(self, features: Mapping[str, Tensor]) -> Tensor:
         """The first stage: (n, k, width) from what its ``tokenize`` returns, differentiable."""
         first, count = self.first_stage, self.contextual_form.vectors_per_document
-        return document_vectors(first.transformer, first.dense, features, first.contract.pooling, count)
+        states = first.transformer(**features).last_hidden_state
+        mask = features["attention_mask"]
+        # stacked, not viewed: FSDP warns of views
+        if count == 1:
+            vectors = torch.stack([pool(states, mask, first.contract.pooling)], 1)
+        else:
+            vectors = segment_means(states, mask, count)
+        for layer in first.dense:
+            vectors = layer(vectors)
+        return vectors
 
     @torch.no_grad()
     def embed_context(self, texts: Sequence[str], *, token_budget: int | None = None) -> Tensor:

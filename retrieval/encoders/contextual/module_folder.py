@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from raytriever.retrieval.contexts import CorpusContext
+from raytriever.retrieval.encoders.contextual.contextual_transformer import vectors_sha256
 from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.modules import CONTEXTUAL_TRANSFORMER
 
@@ -33,7 +34,12 @@ _OWN_IMPORT = re.compile(r"^from raytriever\.(?:\w+\.)*(\w+) import", re.MULTILI
 
 
 def write_module_folder(encoder: ContextualEncoder, folder: Path, context: CorpusContext | None = None) -> None:
-    """Writes ``encoder``, the code that runs it, and where there is one the context that it starts with."""
+    """Writes ``encoder``, the code that runs it, and where there is one the context that it starts with.
+
+    Raises ``UserError`` for a context that leaves no room for texts.
+    """
+    if context is not None:
+        encoder.require_room(len(context.vectors), encoder.contract.max_length)
     encoder.save(folder)
     listing = folder / "modules.json"
     modules = [each for each in json.loads(listing.read_text(encoding="utf-8")) if "Pooling" not in each["type"]]
@@ -55,8 +61,9 @@ def _write_context(context: CorpusContext | None, folder: Path) -> None:
         vectors.unlink(missing_ok=True)  # of an encoder that was there before
         description.unlink(missing_ok=True)
     else:
-        save_file({"vectors": torch.from_numpy(context.vectors).contiguous()}, vectors)
-        _write(description, context.description.model_dump(mode="json"))
+        held = torch.from_numpy(context.vectors).contiguous()
+        save_file({"vectors": held}, vectors)
+        _write(description, context.description.model_dump(mode="json") | {"vectors_sha256": vectors_sha256(held)})
 
 
 def _write(path: Path, value: Any) -> None:

@@ -82,6 +82,14 @@ def test_where_it_arose_is_forgotten_after_an_error(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("as_json")
+def test_a_users_mistake_says_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), user_errors(False), lines_of(run="tuesday"), lines_of(stage="model"):
+        raise UserError("no such batch")
+    (line,) = said(capsys)
+    assert (line["run"], line["stage"], line["message"]) == ("tuesday", "model", "raytriever: no such batch")
+
+
+@pytest.mark.usefixtures("as_json")
 def test_a_users_mistake_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended, user_errors(False):
         raise UserError("no such file")

@@ -172,6 +172,13 @@ def test_a_local_file_needs_no_copy(tmp_path: Path) -> None:
     assert sha256_of(tmp_path / "name") == sha256(b"x")
 
 
+@pytest.mark.parametrize("uri", ["s3://key:secret@bucket", "s3://key:secret@bucket/runs"])
+def test_keys_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
+    with pytest.raises(UserError, match="AWS_SECRET_ACCESS_KEY") as refused:
+        Folder(uri)
+    assert "secret@" not in str(refused.value)
+
+
 @pytest.mark.parametrize("uri", ["ftp://host/x", "s3://", "nonsense://x", "s3://bucket/white space"])
 def test_a_uri_that_cannot_be_opened_is_refused(uri: str) -> None:
     with pytest.raises(UserError, match=r"can't be opened as a folder: .* Use a local path, s3://"):

@@ -49,7 +49,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         ("/shared/runs/quickstart/base_vectors", ("quickstart", "base_vectors")),
         ("/shared/runs/quickstart/base_vectors/", ("quickstart", "base_vectors")),
         ("s3://bucket/runs/quickstart/model", ("quickstart", "model")),
-        ("s3://key:secret@bucket/model", ("bucket", "model")),
+        ("/runs/alice@lab/model", ("alice@lab", "model")),
         ("/model", ("", "model")),
     ],
 )

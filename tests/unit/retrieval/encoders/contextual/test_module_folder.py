@@ -25,6 +25,7 @@ from raytriever.retrieval.encoders.pretrained import locate_model
 from raytriever.retrieval.encoders.specification import EncoderSettings, Role
 from raytriever.retrieval.encoders.text_encoder import load_encoder
 from raytriever.retrieval.encoders.towers import load_towers
+from raytriever.retrieval.errors import UserError
 from tests.unit.retrieval.encoders.contextual.made_up import (
     BLOCKS,
     DOCUMENTS,
@@ -117,6 +118,9 @@ def test_the_context_it_was_exported_with(tmp_path: Path) -> None:
     said = json.loads((folder / "context.json").read_text())
     assert (said["documents"], said["fingerprint"]) == (5, context.description.fingerprint)
     assert model[0].context_description == said
+    model[0].use_context(torch.from_numpy(context.vectors))
+    assert model[0].context_description["vectors_sha256"] == said["vectors_sha256"]
+    model = load(folder)
     again = tmp_path / "again"
     model.save(str(again))  # by sentence-transformers: its code goes along
     agree(encoder, load(again))
@@ -138,18 +142,29 @@ def test_another_corpus_is_drawn_as_ours_are(tmp_path: Path, caplog: pytest.LogC
     model[0].fit_context(corpus, seed=7)
     np.testing.assert_allclose(model[0].context_vectors, encoder.embed_context(expected), atol=1e-6)
     assert model[0].context_description["documents"] == 3
-    first = model[0].context_description["fingerprint"]
+    first = model[0].context_description["vectors_sha256"]
     model[0].fit_context(corpus, seed=8)
-    assert model[0].context_description["fingerprint"] != first
+    assert model[0].context_description["vectors_sha256"] != first
     assert not caplog.records
     model[0].fit_context(DOCUMENTS, count=20)
     assert "The context has 8 documents; 20 were wanted" in caplog.text
-    with pytest.raises(Exception, match=r"All documents drawn for the context, of 2, are empty"):
+    with pytest.raises(Exception, match=r"The 2 documents drawn for the context, of 2, are empty"):
         model[0].fit_context(["", " \n"])
+    with pytest.raises(Exception, match="count is 0"):
+        model[0].fit_context(DOCUMENTS, count=0)
     with pytest.raises(Exception, match="1 of the 2 documents for the context are empty, the first at place 1"):
         model[0].embed_context(["some", " "])
     with pytest.raises(Exception, match=r"shape \(3, 7\)"):
         model[0].use_context(torch.zeros(3, 7))
+
+
+def test_a_context_that_leaves_no_room_is_not_written(tmp_path: Path) -> None:
+    encoder = encoder_of(text_positions="behind_prefix")
+    context = context_of(encoder)
+    context.vectors = np.zeros((10_000, encoder.dimension), dtype=np.float32)
+    with pytest.raises(UserError, match="10000 context vectors"):
+        written(encoder, tmp_path / "model", context)
+    assert not (tmp_path / "model" / "modules.json").exists()
 
 
 def test_without_a_context_the_null_vector_is_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
