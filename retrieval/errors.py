@@ -11,3 +11,11 @@ class UserError(Exception):
 
 class StorageError(UserError):
     """A disk or an object store that is full, refuses or fails: what is stored can't be known to be damaged."""
+
+
+def storage_error(where: str, problem: object) -> StorageError:
+    """Of the folder or URI ``where``, with what to do."""
+    return StorageError(
+        f"{where}: {problem}. Finished artifacts and shards are kept; mend it (room, permissions, network, the store's"
+        " address and keys) and run the same command again, it goes on from there."
+    )

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
-from raytriever.retrieval.errors import StorageError, UserError
+from raytriever.retrieval.errors import UserError, storage_error
 from raytriever.retrieval.progress import say
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -80,10 +80,7 @@ class Folder:
             if self.is_local or type(error) is not OSError or error.errno is not None:
                 raise
             if not pauses or not _PASSING.search(str(error)):
-                raise StorageError(
-                    f"{self.uri}: {error}. Finished artifacts and shards are kept; mend it (network, AWS_ENDPOINT_URL,"
-                    " the store's keys and permissions) and run the same command again, it goes on from there."
-                ) from error
+                raise storage_error(self.uri, error) from error
             say(f"{self.uri}: {error}. Trying again in {pauses[0]} s.")
         time.sleep(pauses[0])
         return self._ask(act, pauses[1:])
@@ -245,7 +242,9 @@ def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
         filesystem, root = fs.FileSystem.from_uri(f"{uri}?allow_delayed_open=true" if uri.startswith("s3://") else uri)
         if not root:
             raise ValueError("it names no bucket")
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OSError) as error:
+    except OSError as error:
+        raise storage_error(uri, error) from error
+    except (pa.ArrowNotImplementedError, ValueError) as error:
         raise UserError(
             f"{uri} can't be opened as a folder: {error}. Use a local path, s3://bucket/prefix or gs://bucket/prefix."
         ) from error

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import Artifact, Derivation, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import Settings, input_paths, map_inputs, without_inputs
-from raytriever.retrieval.errors import StorageError, UserError
+from raytriever.retrieval.errors import UserError, storage_error
 from raytriever.retrieval.jobs.cluster import RaySession, refuse_copied_folder
 from raytriever.retrieval.jobs.metrics import StageMetrics, stage_labels
 from raytriever.retrieval.log_lines import lines_of
@@ -172,10 +172,7 @@ def storage_errors(output: str) -> Iterator[None]:
         if not _is_of_storage(error):
             raise
         where = getattr(error, "filename", None) or output
-        raise StorageError(
-            f"{where}: {getattr(error, 'strerror', None) or error}. Finished artifacts and shards are kept; mend it"
-            " (room, permissions, network, the store's keys) and run the same command again, it goes on from there."
-        ) from error
+        raise storage_error(where, getattr(error, "strerror", None) or error) from error
 
 
 def _is_of_storage(error: Exception) -> bool:
