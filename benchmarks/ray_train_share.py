@@ -3,9 +3,9 @@
     raytriever run quickstart --until batches
     python -m benchmarks.ray_train_share runs/quickstart/batches --steps 12 --rounds 3
 
-A contrastive run of one worker on stored batches, in turns: the loop in this process without Ray, then `train` as users
-run it. Medians over the steps after the first two of each run; start-up and the export, which no step pays, are
-printed apart.
+A contrastive run of one worker on stored batches, in turns that change their order: the loop in this process without
+Ray, and `train` as users run it. Medians over the steps after the first two of each run; whole runs, which start and
+export too, are printed apart.
 """
 
 import argparse
@@ -40,25 +40,34 @@ def main() -> None:
     ratios, waiting = [], []
     for number in range(1, arguments.rounds + 1):
         with tempfile.TemporaryDirectory() as scratch:
-            alone, with_ray = (_stage(arguments, threads, f"{scratch}/{name}") for name in ("alone", "ray"))
-            silent = Heard(lambda _: None, lambda _: None, lambda _: None)
-            started = time.perf_counter()
-            alone.train_here(torch.device("cpu"), silent)
-            alone_seconds = time.perf_counter() - started
-            with RaySession() as session:
-                session.start()
-                started = time.perf_counter()
-                run_stage(with_ray, session)
-                ray_seconds = time.perf_counter() - started
+            runs = {"alone": _alone, "ray": _with_ray}
+            order = list(runs) if number % 2 else list(runs)[::-1]
+            seconds = {name: runs[name](_stage(arguments, threads, f"{scratch}/{name}")) for name in order}
             plain, _ = _steps(Path(scratch) / "alone" / LOG)
             under_ray, waited = _steps(Path(scratch) / "ray" / LOG)
         ratios.append(under_ray / plain)
         waiting.append(waited)
         print(
             f"round {number}: a step {1000 * plain:.0f} ms alone, {1000 * under_ray:.0f} ms with Ray Train, of which"
-            f" {waited:.2%} waits for data; whole runs {alone_seconds:.1f} and {ray_seconds:.1f} s"
+            f" {waited:.2%} waits for data; whole runs {seconds['alone']:.1f} and {seconds['ray']:.1f} s"
         )
     print(f"with Ray Train a step takes {median(ratios):.3f} times as long; {median(waiting):.2%} of it waits for data")
+
+
+def _alone(stage: Train) -> float:
+    """Seconds of the run in this process."""
+    started = time.perf_counter()
+    stage.train_here(torch.device("cpu"), Heard(lambda _: None, lambda _: None, lambda _: None))
+    return time.perf_counter() - started
+
+
+def _with_ray(stage: Train) -> float:
+    """Seconds of the run as a stage, less those in which Ray itself starts."""
+    with RaySession() as session:
+        session.start()
+        started = time.perf_counter()
+        run_stage(stage, session)
+        return time.perf_counter() - started
 
 
 def _stage(arguments: argparse.Namespace, threads: int, output: str) -> Train:
