@@ -60,9 +60,10 @@ class MultiLayerSettings(PairSettings):
     @model_validator(mode="after")
     def _regularisation_has_its_forms(self) -> Self:
         if (self.regularisation is not None) != (self.training_form in _REGULARISED):
+            right = "a number, 0 for none" if self.training_form in _REGULARISED else "null"
             raise ValueError(
-                f"regularisation (lambda of Eq. 7, 0 for none) belongs to {' and '.join(_REGULARISED)}, and each needs"
-                f" it; training_form is {self.training_form!r}, regularisation {self.regularisation}"
+                f"regularisation (lambda of Eq. 7) belongs to {' and '.join(_REGULARISED)}, and each needs it:"
+                f" for training_form {self.training_form!r} set it to {right}, not {self.regularisation}"
             )
         return self
 
