@@ -125,6 +125,7 @@ class TrainHere(Train):
             yield self.train_here(torch.device("cpu"), nobody)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: Path, tiny_encoder: Path) -> None:
     settings = {
