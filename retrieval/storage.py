@@ -232,7 +232,8 @@ def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
             f"{uri} holds options, but names are put behind a folder's URI. Give them in the environment (AWS_REGION,"
             " AWS_ENDPOINT_URL, …)."
         )
-    if "@" in uri.split("://")[1].split("/")[0]:
+    user = uri.split("://")[1].split("/")[0].rpartition("@")[0]
+    if user not in ("", "anonymous"):  # gs://anonymous@bucket is how pyarrow spells public access
         raise UserError(
             f"{uri.split('://')[0]}://…@… holds keys, but a folder's name is shown to everybody. Give them in the"
             " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …)."

@@ -179,6 +179,10 @@ def test_keys_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
     assert "secret@" not in str(refused.value)
 
 
+def test_public_access_is_no_key() -> None:
+    assert Folder("gs://anonymous@bucket/runs").uri == "gs://anonymous@bucket/runs"
+
+
 @pytest.mark.parametrize("uri", ["ftp://host/x", "s3://", "nonsense://x", "s3://bucket/white space"])
 def test_a_uri_that_cannot_be_opened_is_refused(uri: str) -> None:
     with pytest.raises(UserError, match=r"can't be opened as a folder: .* Use a local path, s3://"):
