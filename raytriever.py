@@ -125,15 +125,14 @@ def _run(recipes: dict[str, Any], until: str | None, print_config: bool) -> None
     """Runs recipes one after the other, all of them checked before the first begins."""
     from raytriever.retrieval.jobs.variants import run_variants
 
-    for recipe in recipes.values():
-        recipe.names_until(until)
+    wanted = {variant: recipe.names_until(until) for variant, recipe in recipes.items()}
     stages = {variant: recipe_stages(recipe) for variant, recipe in recipes.items()}
     if print_config:
         for variant, recipe in recipes.items():
             shown = {name: {"job": s.command} | s.config.model_dump(mode="json") for name, s in stages[variant].items()}
             _print_yaml({"output": recipe.output, "stages": shown})
         return
-    run_variants(stages, until)
+    run_variants(stages, wanted)
 
 
 def _print_yaml(values: dict[str, Any]) -> None:
