@@ -17,7 +17,7 @@ quickstart: $(VENV)/installed
 	$(BIN)/raytriever run quickstart $(ARGS)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

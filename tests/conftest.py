@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,6 +20,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve 
 
 _BUCKET = "raytriever-tests"
 _numbers = itertools.count()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """By two processes: the tests that start a Ray of their own in one of them, one after another; other files in any.
+
+    `make test` runs `-n 2`; without it, or without pytest-xdist, all tests run in one process.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "tests/cluster" if file.startswith("tests/cluster/") else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
