@@ -4,13 +4,16 @@
     python -m benchmarks.ray_train_share runs/quickstart/batches --steps 12 --rounds 3
 
 A contrastive run of one worker on stored batches, in turns that change their order: the loop in this process without
-Ray, and `train` as users run it. Medians over the steps after the first two of each run; whole runs, which start and
-export too, are printed apart.
+Ray, and `train` as users run it, with the C library set up alike (`raytriever.trainers.jobs.allocator`; `--plain` leaves
+that out of the loop without Ray). Medians over the steps after the first two of each run; whole runs, which start and
+export too, are printed apart. Ray's own processes take a twentieth of a machine of two cores: `--threads 1` leaves them
+a core.
 """
 
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +24,7 @@ import torch
 from raytriever.retrieval.artifacts import LOG
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.stage import run_stage
+from raytriever.trainers.jobs.allocator import worker_environment
 from raytriever.trainers.jobs.train import Train, TrainConfig
 from raytriever.trainers.run_record import Heard
 
@@ -34,8 +38,13 @@ def main() -> None:
     parser.add_argument("batches", help="an artifact of `raytriever filter`")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--plain", action="store_true", help="the loop without Ray as any program would run")
     arguments = parser.parse_args()
-    threads = os.cpu_count() or 1
+    settings = worker_environment()
+    if not arguments.plain and not settings.items() <= os.environ.items():  # read when a process starts
+        os.execve(sys.executable, [*sys.orig_argv], {**os.environ, **settings})
+    threads = arguments.threads
     torch.set_num_threads(threads)
     ratios, waiting = [], []
     for number in range(1, arguments.rounds + 1):

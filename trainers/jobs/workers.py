@@ -4,7 +4,7 @@ import json
 import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import ray
@@ -17,6 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raytriever.retrieval.artifacts import ShardRecord
 from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.retrieval.progress import ProgressLine, heard_by, say
+from raytriever.trainers.jobs.allocator import worker_environment
+from raytriever.trainers.jobs.board import Board, Failure, Step
 from raytriever.trainers.jobs.train import Train
 from raytriever.trainers.jobs.training_metrics import TrainingMetrics
 from raytriever.trainers.loop import StepReport
@@ -26,43 +28,12 @@ _POLL_SECONDS = 0.5
 _ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A step as the progress line shows it."""
-
-    number: int
-    examples: int
-    note: str
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """What ended one of several workers, in words for the user; the others learn of it from Ray Train."""
-
-    message: str
-
-
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)  # what it forgets was for the eye only
-class _Board:
-    """Where the first worker posts its steps and lines and the driver reads them, maybe on different machines."""
-
-    def __init__(self) -> None:
-        self._posted: list[_Step | _Failure | str] = []
-
-    def post(self, item: "_Step | _Failure | str") -> None:
-        self._posted.append(item)
-
-    def take(self) -> "list[_Step | _Failure | str]":
-        posted, self._posted = self._posted, []
-        return posted
-
-
 def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
     """Runs ``stage.train_here`` on every worker. Raises ``UserError`` for what a worker refused."""
     stage = stage.for_workers()
     # beside the driver, which reads it: another node may be lost while training goes on without it
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    board = _Board.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
+    board = Board.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
     resources = stage.config.resources
     workers = resources.workers or 1
     fewest = stage.config.fewest_workers
@@ -83,6 +54,7 @@ def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
             name=f"attempt-{uuid.uuid4().hex[:8]}",
             storage_path=f"{stage.config.output}/ray-train",
             failure_config=FailureConfig(max_failures=stage.config.failures_survived),
+            worker_runtime_env=None if use_gpu else {"env_vars": worker_environment()},
         ),
     )
     outcome: dict[str, Any] = {}
@@ -102,7 +74,7 @@ def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
             if isinstance(item, str):
                 say(item)
                 continue
-            if isinstance(item, _Failure):
+            if isinstance(item, Failure):
                 failure = item.message
                 continue
             if not started:
@@ -182,7 +154,7 @@ def _train_on_worker(arguments: dict[str, Any]) -> str:
     def on_step(report: StepReport) -> None:
         metrics.note_step(report)
         note = f"loss {report.measured.loss:.3f}, learning rate {report.learning_rate:.1e}"
-        board.post.remote(_Step(report.step, report.measured.examples, note))
+        board.post.remote(Step(report.step, report.measured.examples, note))
 
     heard = Heard(
         on_line=lambda line: board.post.remote(line),
@@ -195,7 +167,7 @@ def _train_on_worker(arguments: dict[str, Any]) -> str:
             record = stage.train_here(get_device(), heard)
     except UserError as error:
         if isinstance(error, StorageError) and ray.train.get_context().get_world_size() > 1:
-            ray.get(board.post.remote(_Failure(str(error))))
+            ray.get(board.post.remote(Failure(str(error))))
             raise  # the other ranks, which wait for this one, don't know of it
         return json.dumps({"error": str(error)})
     return json.dumps({"record": asdict(record)} if record else {})
