@@ -4,10 +4,10 @@
     python -m benchmarks.ray_train_share runs/quickstart/batches --steps 12 --rounds 3
 
 A contrastive run of one worker on stored batches, in turns that change their order: the loop in this process without
-Ray, and `train` as users run it, with the C library set up alike (`raytriever.trainers.jobs.allocator`; `--plain` leaves
-that out of the loop without Ray). Medians over the steps after the first two of each run; whole runs, which start and
-export too, are printed apart. Ray's own processes take a twentieth of a machine of two cores: `--threads 1` leaves them
-a core.
+Ray, and `train` as users run it, with the C library set up alike (`raytriever.trainers.jobs.allocator`; `--plain`
+leaves that out of the loop without Ray). Medians over the steps after the first two of each run; whole runs, which
+start and export too, are printed apart. Ray's own processes take a twentieth of a machine of two cores: `--threads 1`
+leaves them a core.
 """
 
 import argparse

@@ -14,7 +14,7 @@ _ACCEPTED_SINCE = (2, 35)  # earlier releases refuse such a threshold and take t
 def worker_environment(libc: tuple[str, str] | None = None) -> dict[str, str]:
     """Variables that must be set before the worker starts, so that its heap is one and is kept from step to step.
 
-    ``libc``: name and version of the C library (None: this process's). Empty where it isn't glibc or is older than 2.35.
+    ``libc``: name and version of the C library (None: this process's). Empty where that isn't glibc from 2.35 on.
     """
     name, version = libc or platform.libc_ver()
     if name != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < _ACCEPTED_SINCE:
