@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 ARGS ?=
 TYPES := .types
 
-.PHONY: quickstart test lint install clean
+.PHONY: quickstart test lint audit install clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/raytriever run quickstart $(ARGS)
@@ -26,6 +26,11 @@ lint: $(VENV)/installed-dev
 	ln -sfn ../../raytriever.py $(TYPES)/raytriever/__init__.py
 	for package in retrieval pipelines trainers; do ln -sfn ../../$$package $(TYPES)/raytriever/$$package; done
 	cd $(TYPES) && ../$(BIN)/mypy --config-file ../pyproject.toml -p raytriever
+
+# asks pypi.org which of the pinned releases have known vulnerabilities; one that it can't tell about is a failure too
+audit: $(BIN)/python
+	$(BIN)/python -m pip install -q pip-audit
+	$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 install: $(VENV)/installed
 
