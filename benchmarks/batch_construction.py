@@ -4,13 +4,19 @@
 
 Makes vectors of pairs that lie in topics, as an encoder would leave them, runs pairs, cluster, pack and filter on a
 local Ray, and prints for each size the seconds of every job and the largest sum of proportional set sizes over all
-processes; then, fitted over the sizes, the power of N that a job's time grows by. Linux only.
+processes; then, fitted over the sizes, the power of N that a job's time grows by. ``--json`` keeps the figures, and
+the processor seconds of every job's tasks by what they make, for ``benchmarks.scale_model``. Linux only.
 """
 
 import argparse
+import json
+import os
+import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +30,23 @@ from raytriever.pipelines.jobs.filter import Filter, FilterConfig
 from raytriever.pipelines.jobs.pack import Pack, PackConfig
 from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
 from raytriever.pipelines.packing.pack import PackingSettings
+from raytriever.retrieval.artifacts import ShardRecord
 from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.stage import Stage, run_stage
+from raytriever.retrieval.jobs.stage import Shard, Stage, run_stage
 
 _PAIRS_OF_A_TOPIC = 40
-_Figures = dict[str, tuple[float, float]]  # job: seconds, GiB
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one job: seconds by the clock, GiB of all processes at most; processor seconds of its tasks by their kind."""
+
+    seconds: float
+    gib: float
+    tasks: dict[str, float]
+
+
+_Figures = dict[str, Figures]  # by job
 
 
 def main() -> None:
@@ -39,6 +57,7 @@ def main() -> None:
     parser.add_argument("--cluster-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--polish-sweeps", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="a file for the figures, which benchmarks.scale_model reads")
     arguments = parser.parse_args()
     measured: dict[int, _Figures] = {}
     for count in arguments.pairs:
@@ -47,6 +66,10 @@ def main() -> None:
         _print_figures(count, measured[count])
     if len(measured) > 1:
         _print_growth(measured)
+    if arguments.json:
+        runs = {count: {job: asdict(of_job) for job, of_job in jobs.items()} for count, jobs in measured.items()}
+        settings = {"cores": len(os.sched_getaffinity(0)), "dimension": arguments.dimension}
+        arguments.json.write_text(json.dumps({**settings, "runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 
 def _measure(folder: Path, count: int, arguments: argparse.Namespace) -> _Figures:
@@ -54,7 +77,7 @@ def _measure(folder: Path, count: int, arguments: argparse.Namespace) -> _Figure
         collection = make_collection(folder, session, documents=count, queries=count, judgments=count, split="train")
         vectors = make_vectors(folder, collection, _in_topics(count, arguments.dimension))
         stages = _stages(folder, collection.uri, vectors, arguments)
-        return {stage.command: _run(stage, session) for stage in stages}
+        return {stage.command: _run(stage, session, folder / "tasks" / stage.command) for stage in stages}
 
 
 def _stages(folder: Path, collection: str, vectors: str, arguments: argparse.Namespace) -> list[Stage[Any]]:
@@ -73,11 +96,34 @@ def _stages(folder: Path, collection: str, vectors: str, arguments: argparse.Nam
     ]
 
 
-def _run(stage: Stage[Any], session: RaySession) -> tuple[float, float]:
+def _run(stage: Stage[Any], session: RaySession, times: Path) -> Figures:
+    """``times``: a new folder, for what the tasks took."""
+    times.mkdir(parents=True)
     started = time.monotonic()
     with watched() as peak:
-        run_stage(stage, session)
-    return time.monotonic() - started, peak["Pss"] / 2**20
+        run_stage(_timed(stage, times), session)
+    seconds, tasks = time.monotonic() - started, Counter[str]()
+    for path in times.iterdir():
+        tasks[_kind(path.name)] += float(path.read_text(encoding="utf-8"))
+    return Figures(seconds, peak["Pss"] / 2**20, dict(tasks))
+
+
+def _timed(stage: Stage[Any], times: Path) -> Stage[Any]:
+    """The stage, each of whose tasks leaves its processor seconds in a file that is named as its shard."""
+
+    class Timed(type(stage)):
+        def make_shard(self, shard: Shard) -> ShardRecord:
+            started = time.process_time()
+            record = super().make_shard(shard)
+            (times / shard.name).write_text(str(time.process_time() - started), encoding="utf-8")
+            return record
+
+    return Timed(stage.config)
+
+
+def _kind(shard: str) -> str:
+    """A shard's name without its number: ``keys-documents``; that of a domain is a number alone."""
+    return re.sub(r"[-=]?\d.*", "", shard) or "domain"
 
 
 def _in_topics(count: int, dimension: int) -> dict[str, Iterator[NDArray[np.float32]]]:
@@ -100,15 +146,15 @@ def _in_topics(count: int, dimension: int) -> dict[str, Iterator[NDArray[np.floa
 
 
 def _print_figures(count: int, figures: _Figures) -> None:
-    told = ", ".join(f"{job} {seconds:.0f} s ({gib:.2f} GiB)" for job, (seconds, gib) in figures.items())
-    total, most = sum(seconds for seconds, _ in figures.values()), max(gib for _, gib in figures.values())
+    told = ", ".join(f"{job} {of_job.seconds:.0f} s ({of_job.gib:.2f} GiB)" for job, of_job in figures.items())
+    total, most = sum(of_job.seconds for of_job in figures.values()), max(of_job.gib for of_job in figures.values())
     print(f"{count:,} pairs: {told}; in all {total:.0f} s, at most {most:.2f} GiB", flush=True)
 
 
 def _print_growth(measured: dict[int, _Figures]) -> None:
     sizes = np.log(list(measured))
     for job in next(iter(measured.values())):
-        seconds = np.log([figures[job][0] for figures in measured.values()])
+        seconds = np.log([figures[job].seconds for figures in measured.values()])
         power = np.diff(seconds) / np.diff(sizes)
         print(f"{job}: time grows as N^{', N^'.join(f'{value:.2f}' for value in power)} from size to size")
 
