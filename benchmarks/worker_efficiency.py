@@ -1,0 +1,137 @@
+"""What a second worker is worth: embedding, k-means, packing and training with one worker and with two, a thread each.
+
+    raytriever run quickstart --until batches
+    python -m benchmarks.worker_efficiency data/nfcorpus_filtered --batches runs/quickstart/batches --rounds 2
+
+Needs two cores that nothing else uses. Each stage runs through its job on a local Ray, with one and with two workers in
+turns that change their order. The efficiency is time with one worker over twice the time with two; start-up counts,
+but for training, where it is the median step that counts. k-means is of one domain large enough to be shared by all
+workers, packing of two epochs, training of two batches a step.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.batch_construction import in_topics
+from benchmarks.made_up_artifacts import make_collection, make_vectors
+from raytriever.pipelines.jobs.cluster import LARGE_DOMAIN, Cluster, ClusterConfig
+from raytriever.pipelines.jobs.pack import Pack, PackConfig
+from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
+from raytriever.pipelines.packing.pack import PackingSettings
+from raytriever.retrieval.artifacts import LOG
+from raytriever.retrieval.collections.beir import BeirFolder
+from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
+from raytriever.retrieval.jobs.stage import Stage, run_stage
+from raytriever.trainers.jobs.train import Train, TrainConfig
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+DIMENSION = 384
+UNCOUNTED = 2  # first steps: memory is being taken
+
+Measured = Callable[[int, str], float]  # seconds, of so many workers and a new folder
+
+
+def main() -> None:
+    """Prints seconds and efficiency of each stage, by round and as a median."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("collection", type=Path, help="a BEIR folder, of which --texts documents are embedded")
+    parser.add_argument("--batches", required=True, help="an artifact of `raytriever filter`, for training")
+    parser.add_argument("--texts", type=int, default=1500)
+    parser.add_argument("--pairs", type=int, default=LARGE_DOMAIN + 1, help="for k-means and packing")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=1)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, RaySession(2) as session:
+        measured = _measured(Path(folder), session, arguments)
+        found: dict[str, list[float]] = {name: [] for name in measured}
+        for number in range(1, arguments.rounds + 1):
+            for name, measure in measured.items():
+                order = [1, 2] if number % 2 else [2, 1]
+                seconds = {workers: measure(workers, f"{folder}/{name}-{number}-{workers}") for workers in order}
+                found[name].append(seconds[1] / (2 * seconds[2]))
+                print(
+                    f"round {number}, {name}: {seconds[1]:.1f} s with one worker, {seconds[2]:.1f} s with two,"
+                    f" efficiency {found[name][-1]:.0%}",
+                    flush=True,
+                )
+    for name, efficiencies in found.items():
+        print(f"{name}: {median(efficiencies):.0%}")
+
+
+def _measured(folder: Path, session: RaySession, arguments: argparse.Namespace) -> dict[str, Measured]:
+    session.start()
+    collection = make_collection(
+        folder, session, documents=arguments.pairs, queries=arguments.pairs, judgments=arguments.pairs, split="train"
+    )
+    vectors = make_vectors(folder, collection, in_topics(arguments.pairs, DIMENSION))
+    pairs, clusters = f"{folder}/pairs", f"{folder}/clusters"
+    run_stage(Pairs(PairsConfig(collection=collection.uri, output=pairs)), session)
+    run_stage(Cluster(ClusterConfig(pairs=pairs, vectors=vectors, cluster_size=64, output=clusters)), session)
+    texts = f"{folder}/texts"
+    source = BeirFolder(path=str(_cut(arguments.collection, arguments.texts, folder / "cut")))
+    run_stage(Collect(CollectConfig(source=source, output=texts)), session)
+
+    def timed(stage: Stage[Any]) -> float:
+        started = time.perf_counter()
+        run_stage(stage, session)
+        return time.perf_counter() - started
+
+    def embedding(workers: int, output: str) -> float:
+        settings = {"collection": texts, "encoder": {"model": MODEL}, "texts_per_shard": 128}
+        return timed(Embed(EmbedConfig.model_validate(settings | _placed(workers, output))))
+
+    def clustering(workers: int, output: str) -> float:
+        settings = {"pairs": pairs, "vectors": vectors, "cluster_size": 64}
+        return timed(Cluster(ClusterConfig.model_validate(settings | _placed(workers, output))))
+
+    def packing(workers: int, output: str) -> float:
+        settings = {
+            "clusters": clusters,
+            "pairs": pairs,
+            "vectors": vectors,
+            "packing": PackingSettings(batch_size=64, polish_sweeps=1),
+            "epochs": 2,
+        }
+        return timed(Pack(PackConfig.model_validate(settings | _placed(workers, output))))
+
+    def training(workers: int, output: str) -> float:
+        settings = {
+            "batches": arguments.batches,
+            "encoder": {"model": MODEL},
+            "objective": {"kind": "contrastive", "chunk_size": 16},
+            "training": {"epochs": 1, "max_steps": arguments.steps, "batches_per_step": 2},
+        }
+        timed(Train(TrainConfig.model_validate(settings | _placed(workers, output))))
+        lines = [json.loads(line) for line in Path(output, LOG).read_text(encoding="utf-8").splitlines()]
+        return median([line["seconds"] for line in lines if "waiting_seconds" in line][UNCOUNTED:])
+
+    return {"embedding": embedding, "k-means": clustering, "packing": packing, "training": training}
+
+
+def _placed(workers: int, output: str) -> dict[str, Any]:
+    return {"resources": {"workers": workers, "cpus_per_worker": 1}, "output": output}
+
+
+def _cut(source: Path, texts: int, folder: Path) -> Path:
+    """A BEIR folder of the first ``texts`` documents."""
+    folder.mkdir()
+    with (source / "corpus.jsonl").open(encoding="utf-8") as lines:
+        kept = [line for line, _ in zip(lines, range(texts), strict=False)]
+    (folder / "corpus.jsonl").write_text("".join(kept), encoding="utf-8")
+    (folder / "queries.jsonl").write_text('{"_id": "any", "text": "any"}\n', encoding="utf-8")
+    (folder / "qrels").mkdir()
+    first = json.loads(kept[0])["_id"]
+    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\nany\t{first}\t1\n", encoding="utf-8")
+    return folder
+
+
+if __name__ == "__main__":
+    main()
