@@ -37,7 +37,7 @@ KINDS = ("worker", "actor", "node", "driver")
 NEW_NODE_AFTER_SECONDS = 4.0
 MOMENTS = 0.9  # of the stage's expected time, in which kills fall: later ones would often find it over
 # actors that serve others: no worker of the stage's own
-SERVING = re.compile("_StatsActor|Coordinator|Tracker|Controller|Cleaner|Synchronization|DatasetManager|_Board")
+SERVING = re.compile("_StatsActor|Coordinator|Tracker|Controller|Cleaner|Synchronization|DatasetManager|Board")
 REDUCED = (
     "functions.source.limit=600",
     "base_vectors.texts_per_shard=60",
