@@ -65,6 +65,15 @@ def compare_systems(
     return found
 
 
+def testable_pairs(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of systems for which at least 2 queries count on every measure; of others the means are all there is."""
+
+    def shared(a: str, b: str, measure: str) -> int:
+        return int((~np.isnan(systems[a].values[measure]) & ~np.isnan(systems[b].values[measure])).sum())
+
+    return [(a, b) for a, b in combinations(systems, 2) if all(shared(a, b, measure) >= 2 for measure in measures)]
+
+
 def _compare(systems: Mapping[str, PerQuery], a: str, b: str, measure: str, seed: int, margin: float) -> dict[str, Any]:
     first, second = systems[a].values[measure], systems[b].values[measure]
     both = ~(np.isnan(first) | np.isnan(second))

@@ -1,5 +1,6 @@
 """`raytriever evaluate`: measures runs on a split and tests their differences."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,9 +33,12 @@ from raytriever.retrieval.evaluation.systems import (
     metrics_of,
     per_query_table,
     strict_json,
+    testable_pairs,
 )
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.plain_text import counted
+from raytriever.retrieval.progress import say
 from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.storage import sha256_of
 
@@ -115,7 +119,10 @@ class Evaluate(Stage[EvaluateConfig]):
         """Judges every run."""
         config, measures, conventions = self.config, self._measures(), self._conventions()
         systems = judge_runs(config.runs, self._judgments(), measures, conventions, config.answer_match)
-        comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin)
+        pairs = testable_pairs(systems, measures)
+        if len(pairs) < math.comb(len(systems), 2):
+            say("  runs that share fewer than 2 queries are not compared: that takes 2 at least")
+        comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
         judgments = f"split '{config.split}'" if config.collection is not None else "the qrels file"
         made = {name: made_with(path) for name, path in config.runs.items()}
         how = how_it_was_measured(judgments, config.like, conventions, config.relevance_levels, made)
@@ -132,13 +139,14 @@ class Evaluate(Stage[EvaluateConfig]):
 
     def summary(self, artifact: Artifact) -> str:
         """Runs and queries."""
-        return f"{artifact.rows} runs on {artifact.manifest['counts']['queries']:,} queries"
+        queries = artifact.manifest["counts"]["queries"]
+        return f"{counted(artifact.rows, 'run')} on {counted(queries, 'query', 'queries')}"
 
     def announce(self, artifact: Artifact) -> list[str]:
         """The table, and what its numbers rest on."""
         metrics, comparisons = artifact.read_json("metrics.json"), artifact.read_json("comparisons.json")
         level = self.config.significance_level
-        lines = ["", f"{metrics['queries']:,} queries of {metrics['judgments']}", ""]
+        lines = ["", f"{counted(metrics['queries'], 'query', 'queries')} of {metrics['judgments']}", ""]
         lines += format_table(metrics["means"], metrics["measures"], comparisons, level)
         if comparisons:
             lines += [

@@ -105,6 +105,15 @@ def test_by_a_qrels_file(collection: str, tmp_path: Path) -> None:
     assert again.fingerprint == by_file.fingerprint  # the name of the file is no part of it
 
 
+def test_one_query_has_means_and_no_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "qrels.txt").write_text("q1 0 d1 1\n")
+    stage, artifact = evaluated(tmp_path, qrels=str(tmp_path / "qrels.txt"), runs=runs(tmp_path), measures=["RR"])
+    assert set(artifact.read_json("metrics.json")["means"]) == {"mine", "better"}
+    assert artifact.read_json("comparisons.json") == []
+    assert "share fewer than 2 queries are not compared" in capsys.readouterr().err
+    assert "b  better 1.0000" in "\n".join(stage.announce(artifact))
+
+
 def test_the_same_conventions_in_other_words_are_the_same_evaluation(collection: str, tmp_path: Path) -> None:
     base = {"collection": collection, "runs": runs(tmp_path), "measures": ["R@5"], "like": "beir"}
     _, artifact = evaluated(tmp_path / "a", **base)
