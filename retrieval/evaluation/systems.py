@@ -66,7 +66,7 @@ def compare_systems(
 
 
 def testable_pairs(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs of systems for which at least 2 queries count on every measure; of others the means are all there is."""
+    """The pairs of systems for which at least 2 queries count on every measure; of others there are means alone."""
 
     def shared(a: str, b: str, measure: str) -> int:
         return int((~np.isnan(systems[a].values[measure]) & ~np.isnan(systems[b].values[measure])).sum())
