@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.job_server import Job, JobServer, Unreachable
+from raytriever.retrieval.jobs.job_server import Job, JobServer, UnknownJob, Unreachable
 from raytriever.retrieval.progress import say
 
 _POLL_SECONDS = 0.5
@@ -28,19 +28,28 @@ class JobLog:
     def follow(self) -> Job:
         """Goes on until the job has ended and all of its log is shown; returns the job.
 
-        Raises ``UserError`` where the cluster doesn't answer for minutes, or doesn't know the job.
+        Raises ``UserError`` where the cluster doesn't answer for minutes, or doesn't know the job or no longer does.
         """
-        failures = 0
+        failures, known = 0, False
         while True:
             before = self.shown
             try:
                 job = self.server.job(self.name)
+                known = True
                 if job.is_over:
                     self._show_rest()
                     return job
                 connected = asyncio.run(self._tail())
             except Unreachable:
                 connected = False
+            except UnknownJob as error:
+                if not known:
+                    raise
+                raise UserError(
+                    f"The cluster at {self.server.address} knows the job {self.name} no more: its head has been started"
+                    " anew, and a job ends with its head. Submit it again with the same --output, it goes on from what"
+                    " is finished."
+                ) from error
             failures = 0 if connected or self.shown > before else failures + 1
             if failures > _RECONNECTS:
                 raise UserError(

@@ -129,7 +129,7 @@ class JobServer:
     def _explain(self, error: RuntimeError, name: str | None) -> NoReturn:
         said = str(error)
         if name is not None and ("does not exist" in said or "status code 404" in said):
-            raise UserError(
+            raise UnknownJob(
                 f"The cluster at {self.address} knows no job {name}. `raytriever jobs status` lists its jobs."
             ) from error
         if "already exists" in said or "already been used" in said:
@@ -139,6 +139,10 @@ class JobServer:
 
 class Unreachable(UserError):
     """Nothing answers at the address."""
+
+
+class UnknownJob(UserError):
+    """The cluster has no job of that name."""
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs import job_log
 from raytriever.retrieval.jobs.job_log import JobLog
-from raytriever.retrieval.jobs.job_server import Job, Unreachable
+from raytriever.retrieval.jobs.job_server import Job, UnknownJob, Unreachable
 
 LOG = "0123456789" * 3
 CUTS = (RuntimeError("WebSocket connection closed unexpectedly"), OSError("reset"))
@@ -35,11 +35,11 @@ class Server:
 
     address = "http://head:8265"
 
-    def __init__(self, *steps: "int | tuple[int, BaseException] | Unreachable", log: str = LOG) -> None:
+    def __init__(self, *steps: "int | tuple[int, BaseException] | Unreachable | UnknownJob", log: str = LOG) -> None:
         self.steps, self.log = list(steps), log
 
     def job(self, name: str) -> Job:
-        if self.steps and isinstance(self.steps[0], Unreachable):
+        if self.steps and isinstance(self.steps[0], Unreachable | UnknownJob):
             raise self.steps.pop(0)  # type: ignore[misc]
         over = not self.steps
         return Job(name, "SUCCEEDED" if over else "RUNNING", "python", "", 0 if over else None, 1.0, None)
@@ -135,3 +135,11 @@ def test_how_a_job_ended_is_known_without_its_log(capsys: pytest.CaptureFixture[
 
     assert followed(Lost(12), print).follow().exit_code == 0
     assert "its node is gone" in capsys.readouterr().err
+
+
+def test_a_job_that_ended_with_its_head_is_to_be_submitted_again() -> None:
+    gone = UnknownJob("The cluster at http://head:8265 knows no job name.")
+    with pytest.raises(UserError, match="started anew.*Submit it again with the same --output"):
+        followed(Server(4, Unreachable("nothing answers"), gone), print).follow()
+    with pytest.raises(UserError, match="knows no job name"):
+        followed(Server(gone), print).follow()
