@@ -75,7 +75,7 @@ def main() -> None:
 def _measure(folder: Path, count: int, arguments: argparse.Namespace) -> _Figures:
     with RaySession() as session:
         collection = make_collection(folder, session, documents=count, queries=count, judgments=count, split="train")
-        vectors = make_vectors(folder, collection, _in_topics(count, arguments.dimension))
+        vectors = make_vectors(folder, collection, in_topics(count, arguments.dimension))
         stages = _stages(folder, collection.uri, vectors, arguments)
         return {stage.command: _run(stage, session, folder / "tasks" / stage.command) for stage in stages}
 
@@ -126,7 +126,7 @@ def _kind(shard: str) -> str:
     return re.sub(r"[-=]?\d.*", "", shard) or "domain"
 
 
-def _in_topics(count: int, dimension: int) -> dict[str, Iterator[NDArray[np.float32]]]:
+def in_topics(count: int, dimension: int) -> dict[str, Iterator[NDArray[np.float32]]]:
     """Vectors in topics, topics in fields; the two sides a constant apart, as encoders leave them."""
     generator = np.random.default_rng(0)
     topics = generator.standard_normal((max(1, count // _PAIRS_OF_A_TOPIC), dimension), dtype=np.float32)

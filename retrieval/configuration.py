@@ -86,17 +86,33 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
             value = yaml.load(text, _Loader)
         except yaml.YAMLError as error:
             raise UserError(f"--set {override!r}: the value is not valid YAML; quote it.") from error
-        *parents, last = key.split(".")
-        level = result
-        for depth, parent in enumerate(parents):
-            if level.get(parent) is None:
-                level[parent] = {}
-            level = level[parent]
-            if not isinstance(level, dict):
-                path = ".".join(parents[: depth + 1])
-                raise UserError(f"--set {override!r}: {path} is {level!r} and has no settings below it.")
-        level[last] = value
+        _lay_over(result, key, value, f"--set {override!r}")
     return result
+
+
+def apply_values(settings: dict[str, Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns ``settings`` with each of ``values`` laid over it at its dotted key; ``where`` they stand, for messages.
+
+    Raises ``UserError`` where a key reaches below something that is no mapping.
+    """
+    result: dict[str, Any] = _deep_copy(settings)
+    for key, value in values.items():
+        _lay_over(result, key, _deep_copy(value), f"{where} '{key}'")
+    return result
+
+
+def _lay_over(settings: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Puts ``value`` at the dotted ``key``, making the mappings on the way there."""
+    *parents, last = key.split(".")
+    level = settings
+    for depth, parent in enumerate(parents):
+        if level.get(parent) is None:
+            level[parent] = {}
+        level = level[parent]
+        if not isinstance(level, dict):
+            path = ".".join(parents[: depth + 1])
+            raise UserError(f"{where}: {path} is {level!r} and has no settings below it.")
+    level[last] = value
 
 
 def _deep_copy(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Recipes: a run as one YAML file, whose stages name each other as inputs."""
+"""Recipes: a run as one YAML file, whose stages name each other as inputs, or as what differs from another recipe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import raytriever
-from raytriever.retrieval.configuration import apply_overrides, did_you_mean, read_yaml
+from raytriever.retrieval.configuration import apply_overrides, apply_values, did_you_mean, read_yaml
 from raytriever.retrieval.errors import UserError
 
 _KEYS = ("description", "output", "resources", "stages")
+_FILE_KEYS = (*_KEYS, "based_on", "set")
+_ENDINGS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -68,20 +70,11 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
     """Reads a recipe by name (of those that come along) or by path, and lays ``--set`` over it.
 
     An override's key begins with a stage's name or with ``output``. Raises ``UserError`` for an unknown recipe, stage
-    or key.
+    or key, and for a recipe that is based on itself.
     """
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
-        path = recipes_folder() / f"{name_or_path}.yaml"
-    if not path.exists():
-        known = sorted(file.stem for file in recipes_folder().glob("*.yaml"))
-        hint = did_you_mean(name_or_path, known)
-        raise UserError(f"There is no recipe '{name_or_path}'.{hint} A path to a .yaml file works too.")
-    where = f"Recipe {path.name}"
-    values = read_yaml(path, where)
-    for key in values:
-        if key not in _KEYS:
-            raise UserError(f"{where}: '{key}' is not a setting.{did_you_mean(str(key), _KEYS)}")
+    path = _find(name_or_path, Path(), f"There is no recipe '{name_or_path}'.")
+    where = _where(path)
+    values = _written_out(path)
     of_stages, of_recipe = _sort_overrides(overrides, list(_stages_of(values, where)), where)
     values = apply_overrides(values, of_recipe)
     stages = apply_overrides(dict(_stages_of(values, where)), of_stages)
@@ -95,7 +88,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
                 f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
             )
         merged[stage] = ({"resources": shared} if shared else {}) | dict(settings)
-    return Recipe(path.stem, output or str(values.get("output") or f"runs/{path.stem}"), merged)
+    return Recipe(_name(path), output or str(values.get("output") or f"runs/{path.stem}"), merged)
 
 
 def load_variants(name_or_path: str, overrides: Sequence[str], output: str | None, each: str) -> dict[str, Recipe]:
@@ -118,6 +111,83 @@ def load_variants(name_or_path: str, overrides: Sequence[str], output: str | Non
         loaded = load_recipe(name_or_path, [*overrides, f"{key}={value}"], output)
         variants[variant] = replace(loaded, output=f"{loaded.output.rstrip('/')}/{variant}")
     return variants
+
+
+def _find(name_or_path: str, folder: Path, problem: str) -> Path:
+    """The file of a recipe that comes along, or at a path from ``folder``. ``UserError``, with ``problem``, for none."""
+    path = folder / name_or_path
+    if path.suffix not in _ENDINGS:
+        path = recipes_folder() / f"{name_or_path}.yaml"
+    if not path.exists():
+        known = sorted(_name(file) for file in recipes_folder().rglob("*.yaml"))
+        raise UserError(f"{problem}{did_you_mean(name_or_path, known)} A path to a .yaml file works too.")
+    return path
+
+
+def _name(path: Path) -> str:
+    """By which the recipe is found, with the folder among those that come along; of any other file its stem."""
+    own, known = path.resolve(), recipes_folder().resolve()
+    return own.relative_to(known).with_suffix("").as_posix() if own.is_relative_to(known) else path.stem
+
+
+def _where(path: Path) -> str:
+    return f"Recipe {_name(path)}{path.suffix}"
+
+
+def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What the file holds, its stages those of the recipe that it is based on with its own values laid over them.
+
+    ``above``: the files that led here, each based on the next. Raises ``UserError``.
+    """
+    where = _where(path)
+    values = read_yaml(path, where)
+    for key in values:
+        if key not in _FILE_KEYS:
+            raise UserError(f"{where}: '{key}' is not a setting.{did_you_mean(str(key), _FILE_KEYS)}")
+    if "based_on" not in values:
+        if "set" in values:
+            raise UserError(f"{where}: 'set' changes another recipe's stages. Name that recipe in 'based_on'.")
+        return values
+    if "stages" in values:
+        raise UserError(
+            f"{where}: 'based_on' takes another recipe's stages, and 'stages' gives its own. Leave one of the two out;"
+            " what is to differ from the other recipe's goes under 'set'."
+        )
+    base_path = _base_path(path, values["based_on"], (*above, path))
+    base = _written_out(base_path, (*above, path))
+    stages = _changed(dict(_stages_of(base, _where(base_path))), values.get("set"), where, _where(base_path))
+    own = {key: values[key] for key in ("description", "output") if key in values}
+    return own | {"resources": values.get("resources", base.get("resources")), "stages": stages}
+
+
+def _base_path(path: Path, based_on: Any, above: tuple[Path, ...]) -> Path:
+    """The file of the recipe that the one at ``path`` names; a path is read from that one's folder."""
+    where = _where(path)
+    if not isinstance(based_on, str):
+        raise UserError(f"{where}: 'based_on' is {based_on!r}; the name of a recipe or the path of one was expected.")
+    base = _find(based_on, path.parent, f"{where}: 'based_on' is '{based_on}', and there is no such recipe.")
+    chain = [file.resolve() for file in above]
+    if base.resolve() in chain:
+        names = [_name(file) for file in (*above[chain.index(base.resolve()) :], base)]
+        raise UserError(
+            f"{where}: 'based_on' is '{based_on}', which leads back to itself ({' → '.join(names)}). Give one of them"
+            " stages of its own."
+        )
+    return base
+
+
+def _changed(stages: dict[str, Any], values: Any, where: str, base: str) -> dict[str, Any]:
+    """``stages`` of the recipe ``base`` with ``values``, what stands under ``set``, laid over them by dotted key."""
+    if values is None:
+        return stages
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}: 'set' is {values!r}; a mapping was expected, such as model.training.max_steps: 100.")
+    for key in values:
+        stage = str(key).split(".")[0]
+        if stage not in stages:
+            hint = " It stands beside 'set'." if stage in _KEYS else did_you_mean(stage, list(stages))
+            raise UserError(f"{where}: set '{key}': '{stage}' is no stage of {base}.{hint}")
+    return apply_values(stages, values, f"{where}: set")
 
 
 def _stages_of(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:

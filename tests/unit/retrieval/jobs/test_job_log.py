@@ -139,7 +139,7 @@ def test_how_a_job_ended_is_known_without_its_log(capsys: pytest.CaptureFixture[
 
 def test_a_job_that_ended_with_its_head_is_to_be_submitted_again() -> None:
     gone = UnknownJob("The cluster at http://head:8265 knows no job name.")
-    with pytest.raises(UserError, match="started anew.*Submit it again with the same --output"):
+    with pytest.raises(UserError, match=r"started anew.*Submit it again with the same --output"):
         followed(Server(4, Unreachable("nothing answers"), gone), print).follow()
     with pytest.raises(UserError, match="knows no job name"):
         followed(Server(gone), print).follow()
