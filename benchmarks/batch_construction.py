@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,7 +68,8 @@ def main() -> None:
         _print_growth(measured)
     if arguments.json:
         runs = {count: {job: asdict(of_job) for job, of_job in jobs.items()} for count, jobs in measured.items()}
-        settings = {"cores": len(os.sched_getaffinity(0)), "dimension": arguments.dimension}
+        settings = {name: getattr(arguments, name) for name in ("dimension", "cluster_size", "batch_size")}
+        settings["cores"] = len(os.sched_getaffinity(0))
         arguments.json.write_text(json.dumps({**settings, "runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -102,7 +103,8 @@ def _run(stage: Stage[Any], session: RaySession, times: Path) -> Figures:
     started = time.monotonic()
     with watched() as peak:
         run_stage(_timed(stage, times), session)
-    seconds, tasks = time.monotonic() - started, Counter[str]()
+    seconds = time.monotonic() - started
+    tasks: defaultdict[str, float] = defaultdict(float)
     for path in times.iterdir():
         tasks[_kind(path.name)] += float(path.read_text(encoding="utf-8"))
     return Figures(seconds, peak["Pss"] / 2**20, dict(tasks))

@@ -1,0 +1,260 @@
+"""The model of a run on many nodes: laws of work, scheduling, bandwidth, and that it gives back what was measured."""
+
+import json
+import sys
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.scale_calibration import Calibration
+from benchmarks.scale_model import forecasts, main, makespan, seconds_by_cause, total_hours
+from benchmarks.stage_costs import DOMAINS, Machines, Phase, Stage, Workload, stages
+from raytriever.retrieval.errors import UserError
+
+TASKS = st.lists(st.floats(0.01, 100), min_size=1, max_size=40)
+FREE = replace(Calibration(), start_up=0, task=0)  # nothing but work
+FAST = Machines(node_bandwidth=inf, store_bandwidth=inf, network=inf)
+SMALL = Workload(domains=(2_000_000, 900_000, 300_000, 20_000), passages=100_000)
+
+
+def stage(
+    name: str,
+    workload: Workload = Workload(),  # noqa: B008
+    machines: Machines = FAST,
+    calibration: Calibration = FREE,
+) -> Stage:
+    return next(found for found in stages(workload, calibration, machines) if found.name == name)
+
+
+def work(of: Stage) -> float:
+    return sum(sum(phase.tasks) for phase in of.phases)
+
+
+def test_domains_are_those_of_the_paper() -> None:
+    assert len(DOMAINS) == 29
+    assert sum(DOMAINS) == 234_553_344
+    assert list(DOMAINS) == sorted(DOMAINS, reverse=True)
+
+
+@given(TASKS, st.integers(1, 50))
+def test_a_schedule_is_as_long_as_the_largest_task_and_the_mean_at_least(tasks: list[float], slots: int) -> None:
+    length = makespan(tasks, slots)
+    mean = sum(tasks) / slots
+    assert length >= max(max(tasks), mean) * (1 - 1e-12)
+    assert length <= mean + max(tasks) * (1 + 1e-12)  # Graham's bound of a list schedule
+
+
+@given(TASKS, st.integers(1, 50))
+def test_more_slots_never_make_a_schedule_longer(tasks: list[float], slots: int) -> None:
+    assert makespan(tasks, slots + 1) <= makespan(tasks, slots) * (1 + 1e-12)
+    assert makespan(tasks, 1) == pytest.approx(sum(tasks))
+
+
+def test_a_schedule_begins_tasks_in_their_order() -> None:
+    assert makespan([1, 1, 2], 2) == 3
+    assert makespan([2, 1, 1], 2) == 2
+
+
+def test_one_core_and_one_gpu_take_the_sum_of_all_work() -> None:
+    one = replace(FAST, cores=1, gpus=1)
+    expected = sum(work(found) + sum(found.alone.values()) for found in stages(SMALL, FREE, one))
+    assert total_hours(forecasts(SMALL, FREE, one)) * 3600 == pytest.approx(expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(1e7, 1e11), st.floats(1e7, 1e12), st.floats(1e7, 1e12))
+def test_more_nodes_are_never_slower(node: float, store: float, network: float) -> None:
+    machines = Machines(cores=4, gpus=2, node_bandwidth=node, store_bandwidth=store, network=network)
+    before = forecasts(SMALL, Calibration(), machines)
+    for nodes in (2, 3, 8):
+        found = forecasts(SMALL, Calibration(), replace(machines, nodes=nodes))
+        for slower, faster in zip(before, found, strict=True):
+            assert faster.seconds <= slower.seconds
+            assert faster.nodes <= nodes
+        before = found
+
+
+@pytest.mark.parametrize("name", ["collect", "embed pairs", "cluster", "pack", "filter", "train", "index", "search"])
+def test_a_slow_store_takes_over(name: str) -> None:
+    slow = replace(Machines(nodes=4), store_bandwidth=1e3)
+    of_stage = stage(name, SMALL, slow)
+    found = seconds_by_cause(of_stage, Calibration(), slow)
+    assert max(found, key=lambda cause: found[cause]) == "the store"
+    busy = min(4, max(len(phase.tasks) for phase in of_stage.phases))
+    assert found["the store"] == pytest.approx((of_stage.copied * busy + of_stage.shared) / 1e3)
+    half = seconds_by_cause(of_stage, Calibration(), replace(slow, store_bandwidth=500))
+    assert half["the store"] == pytest.approx(2 * found["the store"])
+
+
+def test_a_nodes_own_reading_is_told_from_the_stores() -> None:
+    machines = Machines(nodes=4, node_bandwidth=1e3)
+    found = seconds_by_cause(stage("pack", SMALL, machines), Calibration(), machines)
+    assert found["a node's reading"] == pytest.approx(2 * 2 * SMALL.pairs * 384 / 1e3)
+    assert "the store" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "phases", "exponent"),
+    [
+        ("collect", slice(0, 1), 1),
+        ("pairs", slice(1, 2), 1),  # without hashing, which opens files
+        ("cluster", slice(1, 3), 1.5),  # the cells' sample and the cells
+        ("pack", slice(1, 2), 1),  # epochs
+        ("filter", slice(0, 1), 1),
+        ("train", slice(0, 1), 1),
+    ],
+)
+def test_twice_the_pairs_follow_the_law(name: str, phases: slice, exponent: float) -> None:
+    once, twice = (
+        sum(sum(phase.tasks) for phase in stage(name, Workload(domains=(pairs,))).phases[phases])
+        for pairs in (8_000_000, 16_000_000)
+    )
+    assert twice == pytest.approx(2**exponent * once, rel=1e-9)
+
+
+def test_lists_of_neighbours_grow_with_the_square_until_a_graph_finds_them() -> None:
+    exact = [stage("pack", Workload(domains=(64 * clusters,))).phases[0].tasks[0] for clusters in (100_000, 200_000)]
+    assert exact[1] == pytest.approx(4 * exact[0])
+    graph = [stage("pack", Workload(domains=(64 * clusters,))).phases[0].tasks[0] for clusters in (2**19, 2**20)]
+    assert graph[1] == pytest.approx(2 * 20 / 19 * graph[0])
+
+
+def test_opening_files_grows_with_the_square() -> None:
+    def opening(pairs: int) -> float:
+        workload = Workload(domains=(pairs,))
+        without = stage("filter", workload, calibration=replace(FREE, open_vectors=0.0))
+        return work(stage("filter", workload)) - work(without)
+
+    size = 16_384 * 10_000
+    assert opening(2 * size) == pytest.approx(4 * opening(size), rel=1e-3)
+
+
+def test_training_is_what_its_operations_take() -> None:
+    workload, machines = Workload(), replace(FAST, gpus=8, peak=100e12, share=0.5)
+    tokens = workload.epochs * workload.text_bytes / FREE.bytes_per_token
+    expected = tokens * workload.operations * workload.trained_weights / (8 * 50e12)
+    assert seconds_by_cause(stage("train", workload, machines), FREE, machines)["GPUs"] == pytest.approx(expected)
+
+
+def test_a_fast_gpu_waits_for_the_tokens_of_one_thread() -> None:
+    machines = replace(FAST, peak=1e18)
+    (phase,) = stage("embed pairs", machines=machines).phases
+    assert phase.slots == "tokenizing"
+    assert sum(phase.tasks) == pytest.approx(Workload().text_bytes / FREE.bytes_per_token * FREE.tokenize)
+    shared = stage("embed pairs", replace(Workload(), embedders_per_gpu=4), machines)
+    four = seconds_by_cause(shared, FREE, machines)["tokenizing"]
+    assert seconds_by_cause(stage("embed pairs", machines=machines), FREE, machines)["tokenizing"] == pytest.approx(
+        4 * four, rel=0.01
+    )
+
+
+def test_exchange_of_gradients_begins_with_a_second_node() -> None:
+    assert stage("train", machines=Machines(nodes=1)).alone["exchange of gradients"] == 0
+    two, eight = (stage("train", machines=Machines(nodes=nodes)) for nodes in (2, 8))
+    assert two.alone == eight.alone
+    assert two.alone["exchange of gradients"] > 0
+
+
+def test_parts_share_out_all_domains() -> None:
+    workload = replace(Workload(), parts=5)
+    sizes = workload.pairs_of_parts()
+    assert len(sizes) == 5
+    assert sum(sizes) == workload.pairs
+    assert max(sizes) == DOMAINS[0]
+    assert sorted(Workload(parts=100).pairs_of_parts()) == sorted(DOMAINS)
+    for name in ("collect", "pairs", "pack"):
+        whole, parted = (max(stage(name, of_run).phases[-1].tasks) for of_run in (Workload(), workload))
+        assert parted == pytest.approx(whole * DOMAINS[0] / sum(DOMAINS))
+
+
+def test_cells_share_the_work_of_their_domain() -> None:
+    found = stage("cluster", Workload(domains=(64_000_000,)))
+    cells = found.phases[-1].tasks
+    assert len(cells) == 1_000  # the root of a million clusters
+    assert max(cells) > 5 * sum(cells) / len(cells)
+    even = stage("cluster", Workload(domains=(64_000_000,), cell_spread=0)).phases[-1].tasks
+    assert max(even) == pytest.approx(min(even))
+    assert sum(even) == pytest.approx(sum(cells))
+
+
+def test_the_measured_run_comes_back() -> None:
+    """A million pairs of one domain on two cores: the table of docs/scale.md, from which the constants come."""
+    measured = replace(FAST, cores=2)
+    seconds = {
+        found.stage.name: found.seconds for found in forecasts(Workload(domains=(1_000_000,), epochs=1), FREE, measured)
+    }
+    assert seconds["pairs"] == pytest.approx(11, rel=0.03)
+    assert seconds["cluster"] == pytest.approx(66, rel=0.06)
+    assert seconds["pack"] == pytest.approx(36, rel=0.03)
+    assert seconds["filter"] == pytest.approx(39, rel=0.05)
+
+
+FIGURES = {
+    "cores": 4,
+    "dimension": 384,
+    "cluster_size": 64,
+    "batch_size": 64,
+    "runs": {
+        "100000": {},
+        "2000000": {
+            "pairs": {
+                "seconds": 20,
+                "gib": 1,
+                "tasks": {"judged": 4, "keys-queries": 6, "keys-documents": 6, "all": 3},
+            },
+            "cluster": {"seconds": 100, "gib": 1, "tasks": {"lookup": 1, "domain": 5}},
+            "pack": {"seconds": 70, "gib": 1, "tasks": {"neighbours": 4, "epoch": 34}},
+            "filter": {"seconds": 30, "gib": 1, "tasks": {"pairs": 2, "queries": 1, "epoch": 40, "audit": 0}},
+        },
+    },
+}
+
+
+def test_runs_of_another_machine_come_back() -> None:
+    calibration = replace(FREE.with_runs(FIGURES), open_texts=0.0, open_vectors=0.0, exact_lists=0.0)
+    workload = Workload(domains=(2_000_000,), epochs=1)
+    found = {
+        forecast.stage.name: forecast.seconds for forecast in forecasts(workload, calibration, replace(FAST, cores=4))
+    }
+    assert found["pairs"] == pytest.approx(20, rel=0.01)
+    assert found["cluster"] == pytest.approx(100, rel=0.06)
+    assert found["pack"] == pytest.approx(70 * 34 / 35)  # an epoch; its lists took a fourth of 4 on 4 cores
+    assert found["filter"] == pytest.approx(30, rel=0.01)
+
+
+def test_few_pairs_calibrate_nothing() -> None:
+    with pytest.raises(UserError, match=r"100,000 pairs.*batch_construction --pairs 1000000"):
+        Calibration().with_runs({"cores": 2, "runs": {"100000": {}}})
+
+
+def test_handing_out_many_small_tasks_bounds_a_stage() -> None:
+    many = Stage("many", [Phase([1e-3] * 1_000)])
+    found = seconds_by_cause(many, replace(FREE, task=0.01), FAST)
+    assert found["the driver"] == pytest.approx(10)
+    assert sum(found.values()) == pytest.approx(10)
+
+
+def test_the_command_names_the_bottleneck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "figures.json"
+    figures.write_text(json.dumps(FIGURES))
+    arguments = ["--nodes", "1", "3", "--pairs", "5000000", "--gpus", "400", "--calibration", str(figures)]
+    monkeypatch.setattr(sys, "argv", ["scale_model", *arguments])
+    main()
+    said = capsys.readouterr().out
+    assert "1 node of 96 cores" in said
+    assert "3 nodes of 96 cores" in said
+    assert "1.0 times as fast as one node: efficiency 100%" in said
+    assert said.count("Bottleneck: ") == 2
+
+
+@pytest.mark.parametrize("arguments", [["--nodes", "0"], ["--parts", "0"]])
+def test_nothing_is_modelled_on_no_nodes(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["scale_model", *arguments])
+    with pytest.raises(SystemExit):
+        main()
