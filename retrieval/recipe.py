@@ -66,6 +66,11 @@ def recipes_folder() -> Path:
     return Path(raytriever.__path__[0]) / "recipes"
 
 
+def recipe_names() -> list[str]:
+    """The names of the recipes that come with Raytriever, those in folders with the folder: papers/revela."""
+    return sorted(_name(file) for file in recipes_folder().rglob("*.yaml"))
+
+
 def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None = None) -> Recipe:
     """Reads a recipe by name (of those that come along) or by path, and lays ``--set`` over it.
 
@@ -114,13 +119,12 @@ def load_variants(name_or_path: str, overrides: Sequence[str], output: str | Non
 
 
 def _find(name_or_path: str, folder: Path, problem: str) -> Path:
-    """The file of a recipe that comes along, or at a path from ``folder``. ``UserError``, with ``problem``, for none."""
+    """The file of a recipe that comes along, or at a path from ``folder``. Raises ``UserError``, led by ``problem``."""
     path = folder / name_or_path
     if path.suffix not in _ENDINGS:
         path = recipes_folder() / f"{name_or_path}.yaml"
     if not path.exists():
-        known = sorted(_name(file) for file in recipes_folder().rglob("*.yaml"))
-        raise UserError(f"{problem}{did_you_mean(name_or_path, known)} A path to a .yaml file works too.")
+        raise UserError(f"{problem}{did_you_mean(name_or_path, recipe_names())} A path to a .yaml file works too.")
     return path
 
 

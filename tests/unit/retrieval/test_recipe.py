@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.recipe import load_recipe, load_variants, recipes_folder
+from raytriever.retrieval.recipe import load_recipe, load_variants, recipe_names
 
 RECIPE = """
 description: small
@@ -124,13 +124,15 @@ def test_inputs_are_earlier_stages_or_paths(recipe: str, tmp_path: Path, monkeyp
         assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in recipes_folder().glob("*.yaml")))
+@pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_that_comes_along_is_valid(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import raytriever
 
     monkeypatch.chdir(tmp_path)
-    stages = raytriever.recipe_stages(load_recipe(name, []))
+    recipe = load_recipe(name, [])
+    stages = raytriever.recipe_stages(recipe)
     assert stages
+    assert recipe.name == name
     assert not list(tmp_path.iterdir())  # nothing is read or written
 
 

@@ -1,0 +1,204 @@
+"""The papers' settings: what the recipes resolve to, and what must hold between the stages of any recipe."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raytriever
+from raytriever.retrieval.jobs.package import program_files
+from raytriever.retrieval.recipe import load_recipe, recipe_names
+
+NAMES = recipe_names()
+PAPERS = [name for name in NAMES if name.startswith("papers/")]
+Stages = dict[str, Any]
+
+
+def stages_of(name: str) -> Stages:
+    return raytriever.recipe_stages(load_recipe(name, []))
+
+
+def value(stages: Stages, key: str) -> Any:
+    stage, *keys = key.split(".")
+    found = stages[stage].config
+    for part in keys:
+        found = found[part] if isinstance(found, dict) else getattr(found, part)
+    return found
+
+
+def stored_epochs(stages: Stages, folder: str) -> int:
+    """For how many epochs the batches in ``folder`` will be there."""
+    stage = next(stage for stage in stages.values() if stage.config.output == folder)
+    if stage.command == "filter":
+        return stored_epochs(stages, stage.config.packing)
+    if stage.command == "mix":
+        return stage.config.epochs or min(stored_epochs(stages, source) for source in stage.config.sources.values())
+    epochs: int = stage.config.epochs
+    return epochs
+
+
+# settings that a section or table of the papers gives
+PRINTED = {
+    "adaptive_margins": {
+        "model.encoder.pooling": "cls",
+        "model.objective.target": "distributed",
+        "model.objective.query_max_length": 30,
+        "model.objective.document_max_length": 200,
+        "model.training.optimizer.weight_decay": 1e-6,
+        "model.training.schedule.decay": 0.99999,
+        "model.validation.measure": "nDCG@10",
+        "model.validation.every": 500,
+        "model.validation.patience": 16,
+    },
+    "multi_layer": {
+        "packing.packing.batch_size": 128,
+        "model.document_encoder.form.layers": (10, 12),
+        "model.objective.regularisation": 1.0,
+        "model.objective.document_max_length": 256,
+        "model.training.epochs": 40,
+        "model.training.hard_negatives": 1,
+        "model.training.optimizer.learning_rate": 2e-5,
+        "model.training.optimizer.max_grad_norm": 2.0,
+        "model.training.schedule.warmup_ratio": 0.05,
+        "model.training.seed": 12345,
+        "model.validation.then.after_epoch": 30,
+        "model_run.top_k": 100,
+    },
+    "multi_layer_two_stages": {
+        "packing.packing.batch_size": 128,
+        "stage_1_model.training.epochs": 4,
+        "stage_1_model.training.hard_negatives": 15,
+        "stage_1_model.training.optimizer.learning_rate": 1e-5,
+        "stage_1_model.objective.regularisation": 0.01,
+        "mined_negatives.number": 100,
+        "evaluation.measures": ("RR@10", "R@1000"),
+    },
+    "coder_ms_marco": {
+        "candidates.form": "labelled_lists",
+        "train_run.top_k": 1000,
+        "batches.batch_size": 32,
+        "vectors.encoder.max_length": 256,
+        "model.dropout": 0.1,
+        "model.objective.loss": "list_net",
+        "model.objective.candidates": 1000,
+        "model.objective.query_max_length": 32,
+        "model.objective.temperature": 1.0,
+        "model.training.optimizer.kind": "radam",
+        "model.training.optimizer.learning_rate": pytest.approx(1.73e-6, rel=2e-3),
+        "model.training.optimizer.epsilon": pytest.approx(1.3e-7, rel=1e-2),
+        "model.training.optimizer.weight_decay": pytest.approx(9.5e-5, rel=1e-2),
+        "model.training.optimizer.max_grad_norm": 1.0,
+        "model.training.schedule.warmup_steps": 9000,
+        "model.validation.queries": 10000,
+    },
+    "coder_tripclick": {
+        "vectors.encoder.max_length": 512,
+        "model.training.optimizer.learning_rate": pytest.approx(1.73e-6, rel=2e-3),
+        "corpus.source.kind": "tripclick",
+    },
+    "contextual_large": {
+        "clusters.cluster_size": 512,
+        "clusters.kmeans.iterations": 100,
+        "clusters.kmeans.restarts": 3,
+        "packing.packing.order": "tour",
+        "packing.packing.batch_size": 512,
+        "batches.false_negatives.surrogate_score": True,
+        "model.objective.context_documents": 512,
+        "model.objective.document_max_length": 512,
+        "model.objective.similarity_temperature": 0.02,
+        "model.objective.sequence_dropout": 0.005,
+        "model.training.epochs": 3,
+        "model.training.optimizer.kind": "adam",
+        "model.training.optimizer.learning_rate": 2e-5,
+        "model.training.schedule.warmup_steps": 1000,
+    },
+    "contextual_small": {
+        "model.objective.context_documents": 64,
+        "model.objective.query_max_length": 64,
+        "model.objective.document_max_length": 64,
+        "packing.packing.batch_size": 512,
+    },
+    "contextual_supervised": {
+        "model.encoder.model": "runs/papers/contextual_large/model",
+        "model.objective.context_documents": 512,
+        "batches.negatives_per_example": 1,
+    },
+    "revela": {
+        "chunks.chunking.max_words": 120,
+        "batches.grouping.batch_size": 16,
+        "model.lora.rank": 256,
+        "model.objective.language_model.lora.rank": 256,
+        "model.objective.language_model.max_length": 160,
+        "model.objective.max_length": 160,
+        "model.objective.similarity_temperature": 1e-4,
+        "model.objective.first_half": True,
+        "model.training.optimizer.learning_rate": 1e-4,
+        "model.training.schedule.warmup_steps": 100,
+        "fused_run.rank_constant": 60,
+    },
+    "revela_code": {"model.objective.first_half": False, "batches.grouping.batch_size": 16},
+    "revela_dual": {"model.objective.first_half": ["wikipedia"], "batches.ratios": {"articles": 1, "threads": 1}},
+    "replug": {
+        "model.objective.similarity_temperature": 1e-3,
+        "model.objective.likelihood_temperature": 1e-3,
+        "model.training.optimizer.learning_rate": 5e-4,
+        "model.training.max_steps": 4500,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_what_the_papers_print_is_what_runs(name: str) -> None:
+    stages = stages_of(name)
+    printed = PRINTED[name.removeprefix("papers/")]
+    assert {key: value(stages, key) for key in printed} == printed
+
+
+def test_adaptive_margins_see_every_triplet_once() -> None:
+    stages = stages_of("papers/adaptive_margins")
+    size = value(stages, "packing.packing.batch_size")
+    assert value(stages, "model.training.optimizer.learning_rate") * size == pytest.approx(5e-6)
+    assert 0 <= 39_780_811 - value(stages, "model.training.max_steps") * size < size
+
+
+@pytest.mark.parametrize(
+    ("name", "batches"), [("revela", 320_000), ("revela_dual", 320_000), ("revela_code", 358_763), ("replug", 144_000)]
+)
+def test_revela_reads_as_many_batches_as_the_paper(name: str, batches: int) -> None:
+    stages = stages_of(f"papers/{name}")
+    step = value(stages, "model.training.batches_per_step")
+    assert step == 32  # 4 GPUs, 8 batches accumulated
+    assert 0 <= batches - value(stages, "model.training.max_steps") * step < step
+
+
+def test_no_two_recipes_write_to_one_folder() -> None:
+    outputs = [load_recipe(name, []).output for name in NAMES]
+    assert len(set(outputs)) == len(outputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_trains_on_what_is_stored_for_it(name: str) -> None:
+    stages = stages_of(name)
+    for stage in (stage for stage in stages.values() if stage.command == "train"):
+        training = stage.config.training
+        assert training.epochs <= stored_epochs(stages, stage.config.batches)
+        if training.max_steps is not None:
+            assert training.schedule.warmup_steps < training.max_steps
+        filtered = next(made for made in stages.values() if made.config.output == stage.config.batches)
+        if filtered.command == "filter" and training.hard_negatives is not None:
+            assert training.hard_negatives <= filtered.config.negatives_per_example
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "coder" in name])
+def test_coder_trains_the_encoder_behind_its_documents(name: str) -> None:
+    stages = stages_of(name)
+    trained = stages["model"].config
+    assert trained.objective.documents == stages["vectors"].config.output
+    for embed in (stages[key] for key in ("vectors", "other_vectors") if key in stages):
+        # embedding has settled by now what 'auto' is on this machine
+        assert embed.config.encoder.model_copy(update={"dtype": trained.encoder.dtype}) == trained.encoder
+
+
+def test_the_program_travels_with_all_recipes() -> None:
+    sent = {Path(name) for name, _ in program_files()}
+    assert sent >= {Path("recipes") / f"{name}.yaml" for name in NAMES}
