@@ -4,6 +4,7 @@ And what training may do to its blocks: compute their activations again in the b
 """
 
 import functools
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from raytriever.retrieval.encoders.modules import safe_weights
 from raytriever.retrieval.encoders.structure import transformer_blocks
 from raytriever.retrieval.errors import UserError
 
+# what transformers doesn't know of published weights' names: pattern and replacement, by family
+_OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model, whose class held the encoder under this name
+
 
 def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None) -> nn.Module:
     """The model at ``path`` in float32, without a head; of T5 the encoder; no cache of keys and values.
@@ -31,9 +35,20 @@ def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None)
         config.output_hidden_states = False  # of chosen layers, ``LayerStates`` keeps what is needed
         return T5EncoderModel if config.model_type in ("t5", "mt5") else AutoModel
 
-    transformer, missing = load_pretrained(path, loader, "encoder", trust_remote_code, dropout)
+    transformer, missing = load_pretrained(
+        path, loader, "encoder", trust_remote_code, dropout, key_mapping=_OTHER_NAMES.get(_model_type(path))
+    )
     _settle_pooler(transformer, path, missing)
     return transformer
+
+
+def _model_type(path: Path) -> str:
+    """The family that the folder's configuration names; empty for none, which loading will complain of."""
+    try:
+        found = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(found.get("model_type", "")) if isinstance(found, dict) else ""
 
 
 def load_pretrained(

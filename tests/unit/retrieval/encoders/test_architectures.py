@@ -1,12 +1,14 @@
 """Every architecture gives the vectors of sentence-transformers, and of transformers used literally, in float32."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from sentence_transformers.base.modules import Dense, Normalize
 from transformers import AutoTokenizer
 
@@ -159,3 +161,14 @@ def test_bfloat16_is_near(bases: dict[str, Path], name: str) -> None:
     exact = encode_texts(encoder, TEXTS, "document")
     near = encode_texts(encoder.to(torch.bfloat16), TEXTS, "document")
     assert (exact * near).sum(axis=1).min() > 0.999
+
+
+def test_weights_of_nomics_pretrained_model_are_found_under_their_own_names(tmp_path: Path) -> None:
+    plain = save_tiny_model("nomic_bert", tmp_path / "plain")
+    prefixed = Path(shutil.copytree(plain, tmp_path / "prefixed"))
+    weights = {f"bert.{name}": value for name, value in load_file(plain / "model.safetensors").items()}
+    save_file(weights, prefixed / "model.safetensors", {"format": "pt"})
+    np.testing.assert_array_equal(
+        encode_texts(load_tiny(prefixed, pooling="mean"), TEXTS, "document"),
+        encode_texts(load_tiny(plain, pooling="mean"), TEXTS, "document"),
+    )
