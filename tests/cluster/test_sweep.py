@@ -66,7 +66,7 @@ def test_stages_are_shared_seeds_summarised_and_a_second_run_makes_nothing(tmp_p
     }
     assert set(made) == once | by_k1 | trials
     assert "2 settings, 4 trials; measures of 'BM25'" in done.stdout
-    assert "k1=0.5,top_k=2: evaluation: 1 runs on 2 queries" in done.stderr  # what a trial says, from its process
+    assert "k1=0.5,top_k=2: evaluation: 1 run on 2 queries" in done.stderr  # what a trial says, from its process
     stored = json.loads(Folder(place).read_bytes("sweep.json"))
     assert [row["measures"][0]["mean"] for row in stored["rows"]] == [1.0, 1.0]
     assert [trial["values"]["found.top_k"] for trial in stored["trials"]] == ["1", "2", "1", "2"]

@@ -10,16 +10,15 @@ from raytriever.trainers.jobs.allocator import worker_environment
 
 FAULTS = """
 import resource, threading, torch
-def steps(n):
-    for _ in range(n):
-        held = [torch.ones(4 << 20) for _ in range(16)]  # activations of 16 MiB, all freed at the step's end
-        del held
-def faults(n):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    thread = threading.Thread(target=steps, args=(n,)); thread.start(); thread.join()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults(2)
-print(faults(10))
+def step():
+    held = [torch.ones(4 << 20) for _ in range(16)]  # activations of 16 MiB, all freed at the step's end
+def steps(number):
+    for _ in range(number):  # each in a thread of its own, as Ray Train's is none of the main one's
+        thread = threading.Thread(target=step); thread.start(); thread.join()
+steps(4)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+steps(8)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
