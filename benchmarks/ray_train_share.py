@@ -52,8 +52,8 @@ def main() -> None:
             runs = {"alone": _alone, "ray": _with_ray}
             order = list(runs) if number % 2 else list(runs)[::-1]
             seconds = {name: runs[name](_stage(arguments, threads, f"{scratch}/{name}")) for name in order}
-            plain, _ = _steps(Path(scratch) / "alone" / LOG)
-            under_ray, waited = _steps(Path(scratch) / "ray" / LOG)
+            plain, _ = step_times(Path(scratch) / "alone" / LOG)
+            under_ray, waited = step_times(Path(scratch) / "ray" / LOG)
         ratios.append(under_ray / plain)
         waiting.append(waited)
         print(
@@ -94,7 +94,7 @@ def _stage(arguments: argparse.Namespace, threads: int, output: str) -> Train:
     )
 
 
-def _steps(log: Path) -> tuple[float, float]:
+def step_times(log: Path) -> tuple[float, float]:
     """Median seconds of a step, and the share of all steps' time that waits for data."""
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     points = [line for line in lines if "waiting_seconds" in line][UNCOUNTED:]

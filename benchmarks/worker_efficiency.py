@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.batch_construction import in_topics
 from benchmarks.made_up_artifacts import make_collection, make_vectors
+from benchmarks.ray_train_share import MODEL, step_times
 from raytriever.pipelines.jobs.cluster import LARGE_DOMAIN, Cluster, ClusterConfig
 from raytriever.pipelines.jobs.pack import Pack, PackConfig
 from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
@@ -32,9 +33,7 @@ from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
 from raytriever.retrieval.jobs.stage import Stage, run_stage
 from raytriever.trainers.jobs.train import Train, TrainConfig
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DIMENSION = 384
-UNCOUNTED = 2  # first steps: memory is being taken
 
 Measured = Callable[[int, str], float]  # seconds, of so many workers and a new folder
 
@@ -110,8 +109,8 @@ def _measured(folder: Path, session: RaySession, arguments: argparse.Namespace) 
             "training": {"epochs": 1, "max_steps": arguments.steps, "batches_per_step": 2},
         }
         timed(Train(TrainConfig.model_validate(settings | _placed(workers, output))))
-        lines = [json.loads(line) for line in Path(output, LOG).read_text(encoding="utf-8").splitlines()]
-        return median([line["seconds"] for line in lines if "waiting_seconds" in line][UNCOUNTED:])
+        seconds, _ = step_times(Path(output, LOG))
+        return seconds
 
     return {"embedding": embedding, "k-means": clustering, "packing": packing, "training": training}
 

@@ -4,7 +4,6 @@ And what training may do to its blocks: compute their activations again in the b
 """
 
 import functools
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -35,20 +34,9 @@ def load_transformer(path: Path, trust_remote_code: bool, dropout: float | None)
         config.output_hidden_states = False  # of chosen layers, ``LayerStates`` keeps what is needed
         return T5EncoderModel if config.model_type in ("t5", "mt5") else AutoModel
 
-    transformer, missing = load_pretrained(
-        path, loader, "encoder", trust_remote_code, dropout, key_mapping=_OTHER_NAMES.get(_model_type(path))
-    )
+    transformer, missing = load_pretrained(path, loader, "encoder", trust_remote_code, dropout)
     _settle_pooler(transformer, path, missing)
     return transformer
-
-
-def _model_type(path: Path) -> str:
-    """The family that the folder's configuration names; empty for none, which loading will complain of."""
-    try:
-        found = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    return str(found.get("model_type", "")) if isinstance(found, dict) else ""
 
 
 def load_pretrained(
@@ -83,6 +71,7 @@ def load_pretrained(
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            key_mapping=_OTHER_NAMES.get(config.model_type),
             **arguments,
         )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.errors import UserError
@@ -69,15 +70,22 @@ def testable_pairs(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> 
     """The pairs of systems for which at least 2 queries count on every measure; of others there are means alone."""
 
     def shared(a: str, b: str, measure: str) -> int:
-        return int((~np.isnan(systems[a].values[measure]) & ~np.isnan(systems[b].values[measure])).sum())
+        return len(_shared_values(systems, a, b, measure)[0])
 
     return [(a, b) for a, b in combinations(systems, 2) if all(shared(a, b, measure) >= 2 for measure in measures)]
 
 
-def _compare(systems: Mapping[str, PerQuery], a: str, b: str, measure: str, seed: int, margin: float) -> dict[str, Any]:
+def _shared_values(
+    systems: Mapping[str, PerQuery], a: str, b: str, measure: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Both systems' values of the queries that count for both."""
     first, second = systems[a].values[measure], systems[b].values[measure]
     both = ~(np.isnan(first) | np.isnan(second))
-    first, second = first[both], second[both]
+    return first[both], second[both]
+
+
+def _compare(systems: Mapping[str, PerQuery], a: str, b: str, measure: str, seed: int, margin: float) -> dict[str, Any]:
+    first, second = _shared_values(systems, a, b, measure)
     # a mean over seeds of successes is no success
     are_proportions = parse_measure(measure).is_proportion and bool(np.isin([first, second], (0, 1)).all())
     try:
