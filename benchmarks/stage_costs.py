@@ -157,7 +157,7 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
         _pairs(workload, calibration, stored),
         _cluster(workload, calibration, machines),
         _pack(workload, calibration),
-        _filter(workload, calibration, stored),
+        _filter(workload, calibration, machines, stored),
         _train(workload, calibration, machines, stored),
         _embed("embed corpus", corpus, trained, workload.embedders_per_gpu, calibration, machines),
         *_search(workload, calibration),
@@ -256,15 +256,17 @@ def _pack(workload: Workload, calibration: Calibration) -> Stage:
     return Stage("pack", [*phases, Phase(epochs, "an epoch, one task")], copied=workload.vector_bytes)
 
 
-def _filter(workload: Workload, calibration: Calibration, stored: float) -> Stage:
-    """N, and N² in opening files: each run of batches opens those of all vectors."""
+def _filter(workload: Workload, calibration: Calibration, machines: Machines, stored: float) -> Stage:
+    """N, and the files of all vectors opened once by each core, for the first run of batches that it makes."""
     alone, batches = [], []
     for size in workload.pairs_of_parts():
         lookup, masking = calibration.of_pair("filter")
         number = ceil(size / (_BATCHES_PER_SHARD * workload.batch_size))
         opening = 2 * ceil(size / TEXTS_PER_VECTOR_FILE) * calibration.open_vectors
         alone.append(size * lookup)
-        batches += [size * masking / number + opening] * number * workload.epochs
+        runs = number * workload.epochs
+        first = min(1.0, machines.nodes * machines.cores / runs)  # the share that are a core's first
+        batches += [size * masking / number + opening * first] * runs
     copied = workload.vector_bytes + workload.text_bytes
     shared = workload.text_bytes + workload.epochs * stored
     return Stage("filter", [Phase(alone, _ONE), Phase(batches)], copied=copied, shared=shared)

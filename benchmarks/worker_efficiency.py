@@ -6,7 +6,8 @@
 Needs two cores that nothing else uses. Each stage runs through its job on a local Ray, with one and with two workers in
 turns that change their order. The efficiency is time with one worker over twice the time with two; start-up counts,
 but for training, where it is the median step that counts. k-means is of one domain large enough to be shared by all
-workers, packing of two epochs, training of two batches a step.
+workers, packing of two epochs; batches of a training step differ in length, and a step waits for the longer of two
+workers' shares (--batches-per-step).
 """
 
 import argparse
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1500)
     parser.add_argument("--pairs", type=int, default=LARGE_DOMAIN + 1, help="for k-means and packing")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--batches-per-step", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, RaySession(2) as session:
@@ -106,7 +108,7 @@ def _measured(folder: Path, session: RaySession, arguments: argparse.Namespace) 
             "batches": arguments.batches,
             "encoder": {"model": MODEL},
             "objective": {"kind": "contrastive", "chunk_size": 16},
-            "training": {"epochs": 1, "max_steps": arguments.steps, "batches_per_step": 2},
+            "training": {"epochs": 1, "max_steps": arguments.steps, "batches_per_step": arguments.batches_per_step},
         }
         timed(Train(TrainConfig.model_validate(settings | _placed(workers, output))))
         seconds, _ = step_times(Path(output, LOG))

@@ -6,10 +6,13 @@ long after.
 """
 
 import hashlib
+from collections import Counter
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -19,11 +22,13 @@ from raytriever.retrieval.collections.stored import StoredCollection, text_colum
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.encoders.contextual.drawing import drawn_rows
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.plain_text import counted
 
 CONTEXT = "context"
 _DESCRIPTION, _VECTORS, _DOCUMENTS = (
     f"context/{name}" for name in ("context.json", "vectors.npy", "documents.parquet")
 )
+_LISTED_DOMAINS = 10
 
 
 class ContextDescription(Settings):
@@ -54,16 +59,68 @@ class ContextDescription(Settings):
             )
 
 
+def count_documents(collection: StoredCollection, domains: Sequence[str] | None = None) -> int:
+    """How many documents are of these domains; None: of any.
+
+    Raises ``UserError`` with the domains that there are where one of them has no document.
+    """
+    if domains is None:
+        return collection.count("documents")
+    counts: Counter[str] = Counter()
+    for table in collection.rows_of("documents").tables(["domain"]):
+        found = pc.value_counts(table["domain"])
+        names, numbers = found.field("values").to_pylist(), found.field("counts").to_pylist()
+        counts.update(dict(zip(names, numbers, strict=True)))
+    unknown = next((name for name in domains if name not in counts), None)
+    if unknown is None:
+        return sum(counts[name] for name in set(domains))
+    listed = sorted(counts, key=lambda name: (-counts[name], name))
+    shown = ", ".join(f"{name!r} ({counts[name]:,})" for name in listed[:_LISTED_DOMAINS])
+    if len(listed) > _LISTED_DOMAINS:
+        shown += f" and {counted(len(listed) - _LISTED_DOMAINS, 'other domain')}"
+    if "" in counts:
+        shown += " ('' stands for no domain)"
+    raise UserError(
+        f"domains names {unknown!r}, but {collection.uri} has no document of it. Its domains, with their documents:"
+        f" {shown}. Name some of them, or leave domains out."
+    )
+
+
+def _rows_in_domains(
+    collection: StoredCollection, domains: Sequence[str], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The collection's rows of the documents that have these ``places`` among those of ``domains``, in their order.
+
+    One row group of the one column is in memory at a time.
+    """
+    rows = np.empty(len(places), dtype=np.int64)
+    start, seen = 0, 0
+    for table in collection.rows_of("documents").tables(["domain"]):
+        is_in = pc.is_in(table["domain"], value_set=pa.array(domains, pa.string()))
+        found = start + np.flatnonzero(is_in.to_numpy())
+        here = (places >= seen) & (places < seen + len(found))
+        rows[here] = found[places[here] - seen]
+        start, seen = start + len(table), seen + len(found)
+    return rows
+
+
 def draw_documents(
-    collection: StoredCollection, count: int, seed: int, *, with_title: bool = True
+    collection: StoredCollection,
+    count: int,
+    seed: int,
+    *,
+    with_title: bool = True,
+    domains: Sequence[str] | None = None,
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Rows and texts of ``count`` documents, drawn without replacement, none of them empty.
 
-    Fewer where the collection has fewer, or where more than half of those drawn (twice ``count``) are empty. A function
-    of the collection, ``count`` and ``seed``. Raises ``UserError`` where all that were drawn are empty.
+    ``domains``: only documents of these. Fewer where there are fewer, or where more than half of those drawn (twice
+    ``count``) are empty. A function of the collection, ``count``, ``seed`` and ``domains``. Raises ``UserError`` where
+    all that were drawn are empty, and for a domain without documents.
     """
-    total = collection.count("documents")
-    drawn = drawn_rows(total, count, seed)
+    drawn = drawn_rows(count_documents(collection, domains), count, seed)
+    if domains is not None:
+        drawn = _rows_in_domains(collection, domains, drawn)
     table = collection.rows_of("documents").take(drawn, text_columns("documents"))
     texts = texts_of(table, "documents", with_title=with_title)
     kept = [(row, text) for row, text in zip(drawn.tolist(), texts, strict=True) if text.strip()][:count]

@@ -1,5 +1,6 @@
 """Recipes: a run as one YAML file, whose stages name each other as inputs, or as what differs from another recipe."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from raytriever.retrieval.errors import UserError
 _KEYS = ("description", "output", "resources", "stages")
 _FILE_KEYS = (*_KEYS, "based_on", "set")
 _ENDINGS = (".yaml", ".yml")
+_COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[\]]*\])")
 
 
 @dataclass(frozen=True)
@@ -99,23 +101,30 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
 def load_variants(name_or_path: str, overrides: Sequence[str], output: str | None, each: str) -> dict[str, Recipe]:
     """The recipe once for each value of one key, ``each`` being ``key=value,value``: by the value's last part.
 
-    A variant's artifacts go into a folder of that name below the recipe's output. Raises ``UserError`` as
-    ``load_recipe``, and where there are no values, or two of one name.
+    A variant's artifacts go into a folder of that name below the recipe's output. A value may be a list in brackets.
+    Raises ``UserError`` as ``load_recipe``, and where there are no values, or two of one name.
     """
     key, equals, text = each.partition("=")
-    values = [value.strip() for value in text.split(",") if value.strip()]
+    values = [value.strip() for value in _COMMA_OUTSIDE_BRACKETS.split(text) if value.strip()]
     if not equals or not key or not values:
         raise UserError(
             f"--each {each!r} is not of the form key=value,value, such as corpus.source.path=data/a,data/b."
         )
     variants: dict[str, Recipe] = {}
     for value in values:
-        variant = value.rstrip("/").rpartition("/")[2]
+        variant = _variant_name(value)
         if variant in variants:
             raise UserError(f"--each {each!r}: two values are named {variant!r}, and would share a folder. Rename one.")
         loaded = load_recipe(name_or_path, [*overrides, f"{key}={value}"], output)
         variants[variant] = replace(loaded, output=f"{loaded.output.rstrip('/')}/{variant}")
     return variants
+
+
+def _variant_name(value: str) -> str:
+    """The value's last part; of a list those of its items, joined by a +."""
+    if value.startswith("[") and value.endswith("]"):
+        return "+".join(_variant_name(item.strip(" '\"")) for item in value[1:-1].split(",")) or value
+    return value.rstrip("/").rpartition("/")[2]
 
 
 def _find(name_or_path: str, folder: Path, problem: str) -> Path:

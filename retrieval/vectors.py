@@ -1,6 +1,9 @@
 """Vectors as an artifact: memory-mapped half-precision shards with their ids beside them."""
 
-from collections.abc import Iterator
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,13 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.artifacts import Artifact, ShardFile
 from raytriever.retrieval.collections.stored import TextPart
 from raytriever.retrieval.encoders.specification import EncoderContract
 from raytriever.retrieval.errors import UserError
 
 VECTORS = "vectors"
 ROW = "row"
+_MOST_MAPS = 16_384  # of a part; Linux gives a process 65,530 for all that it maps
 
 
 class StoredVectors(Artifact):
@@ -33,28 +37,49 @@ class StoredVectors(Artifact):
 
     def part(self, part: TextPart) -> "VectorRows":
         """The vectors of documents or of queries. Raises ``UserError`` where they were not embedded."""
-        names = self.names(f"{part}/", ".npy")
-        if not names:
+        files = [file for shard in self.shards for file in shard.files]
+        stored = [file for file in files if file.name.startswith(f"{part}/") and file.name.endswith(".npy")]
+        if not stored:
             raise UserError(f"{self.uri} holds no vectors of {part}. Embed with parts including '{part}'.")
-        return VectorRows(self, names)
+        return VectorRows(self, stored)
 
 
 class VectorRows:
-    """The vectors of one part under one row numbering (that of the collection they were made from)."""
+    """The vectors of one part under one row numbering (that of the collection they were made from).
 
-    def __init__(self, artifact: StoredVectors, names: list[str]) -> None:
+    A file is opened (and copied from an object store) when a row of it is asked for: whoever needs few rows of a large
+    part reads few files. How many rows each has follows from its bytes, which the manifest knows.
+    """
+
+    def __init__(self, artifact: StoredVectors, files: Sequence[ShardFile]) -> None:
         self._artifact = artifact
-        self._names = names
-        self._maps: list[NDArray[Any]] = [np.load(artifact.path(name), mmap_mode="r") for name in names]
-        self._starts = np.cumsum([0, *(len(array) for array in self._maps)])
+        self._names = [file.name for file in files]
+        self._opened: OrderedDict[int, NDArray[Any]] = OrderedDict()
+        first = self._file(0)
+        self._shape: tuple[int, ...] = first.shape[1:]
+        header, row = files[0].bytes - first.nbytes, first.itemsize * math.prod(self._shape)
+        self._starts = np.cumsum([0, *((file.bytes - header) // row for file in files)])
         self._chosen = self._read_chosen()
+
+    def _file(self, number: int) -> NDArray[Any]:
+        """The vectors of one file, memory-mapped; those asked for last stay open."""
+        found = self._opened.pop(number, None)
+        if found is None:
+            found = np.load(self._artifact.path(self._names[number]), mmap_mode="r")
+        self._opened[number] = found
+        if len(self._opened) > _MOST_MAPS:
+            self._opened.popitem(last=False)
+        return found
 
     def _read_chosen(self) -> NDArray[np.int64] | None:
         """The collection's rows that are here, ascending; None where all are."""
-        paths = [self._artifact.path(_ids_name(name)) for name in self._names]
-        if ROW not in pq.read_schema(paths[0]).names:
+        if ROW not in pq.read_schema(self._ids_path(self._names[0])).names:
             return None
-        return np.concatenate([pq.read_table(path, columns=[ROW])[ROW].to_numpy() for path in paths])
+        tables = [pq.read_table(self._ids_path(name), columns=[ROW]) for name in self._names]
+        return np.concatenate([table[ROW].to_numpy() for table in tables])
+
+    def _ids_path(self, name: str) -> Path:
+        return self._artifact.path(name.removesuffix(".npy") + ".ids.parquet")
 
     def require_all(self) -> None:
         """Raises ``UserError`` where only the texts of a run were embedded."""
@@ -70,12 +95,12 @@ class VectorRows:
     @property
     def dimension(self) -> int:
         """Length of a vector."""
-        return int(self._maps[0].shape[-1])
+        return self._shape[-1]
 
     @property
     def vectors_per_text(self) -> int:
         """Vectors of one row: 1, or m where an encoder gives a text several."""
-        return int(np.prod(self._maps[0].shape[1:-1], dtype=np.int64))
+        return math.prod(self._shape[:-1])
 
     def ids(self, start: int = 0, stop: int | None = None) -> pa.StringArray:
         """The ids of rows ``start`` to ``stop``; only the files that hold some are read."""
@@ -83,7 +108,7 @@ class VectorRows:
         pieces = [pa.array([], pa.string())]
         for name, first, after in zip(self._names, self._starts[:-1], self._starts[1:], strict=True):
             if first < stop and after > start:
-                column = pq.read_table(self._artifact.path(_ids_name(name)), columns=["id"])["id"]
+                column = pq.read_table(self._ids_path(name), columns=["id"])["id"]
                 pieces += column.slice(max(0, start - first), min(stop, after) - max(start, first)).chunks
         return pa.concat_arrays(pieces)
 
@@ -95,12 +120,12 @@ class VectorRows:
         rows = np.asarray(rows, dtype=np.int64)
         if self._chosen is not None:
             rows = self._places(rows, self._chosen)
-        result = np.empty((len(rows), *self._maps[0].shape[1:]), dtype=np.float32)
+        result = np.empty((len(rows), *self._shape), dtype=np.float32)
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shard_of):
             chosen = np.flatnonzero(shard_of == shard)
             chosen = chosen[np.argsort(rows[chosen], kind="stable")]  # the disk is read forwards
-            result[chosen] = self._maps[shard][rows[chosen] - self._starts[shard]]
+            result[chosen] = self._file(shard)[rows[chosen] - self._starts[shard]]
         return result
 
     def _places(self, rows: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -122,7 +147,3 @@ class VectorRows:
         stop = len(self) if stop is None else stop
         for first in range(start, stop, size):
             yield first, self.range(first, min(first + size, stop))
-
-
-def _ids_name(name: str) -> str:
-    return name.removesuffix(".npy") + ".ids.parquet"

@@ -74,6 +74,10 @@ class KindSettings(Settings):
         """Raises ``UserError`` where the rest of a run's settings doesn't fit the objective."""
         return
 
+    def notes(self, rows: int) -> list[str]:  # noqa: ARG002
+        """What a user should know before a run whose batches have ``rows`` rows begins; a sentence or more each."""
+        return []
+
     def prepare(
         self,
         towers: "Towers",

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -41,7 +42,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.mining.candidates import StoredCandidates
-from raytriever.retrieval.vectors import StoredVectors
+from raytriever.retrieval.vectors import StoredVectors, VectorRows
 
 
 class FilterConfig(StageConfig):
@@ -211,7 +212,6 @@ class Filter(Stage[FilterConfig]):
     def _batches(self, parts: dict[str, int]) -> PairBatches:
         config, output = self.config, self.config.output
         queries, documents = (open_parts(output, part, parts[part]) for part in ("queries", "documents"))
-        vectors = StoredVectors(config.vectors) if config.vectors else None
         scores = open_scores(output) if config.teacher_scores else None
         draw = None
         if config.has_negatives:
@@ -224,7 +224,7 @@ class Filter(Stage[FilterConfig]):
             documents,
             open_pairs(output),
             config.false_negatives,
-            (vectors.part("queries"), vectors.part("documents")) if vectors else None,
+            _both_parts(config.vectors, StoredVectors(config.vectors).fingerprint) if config.vectors else None,
             draw,
             scores,
         )
@@ -248,6 +248,16 @@ class Filter(Stage[FilterConfig]):
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The audit with its examples."""
         return ["audit.json"]
+
+
+@lru_cache(maxsize=1)
+def _both_parts(vectors: str, fingerprint: str) -> tuple[VectorRows, VectorRows]:  # noqa: ARG001
+    """Vectors of queries and documents, whose files a worker keeps open from one run of batches to the next.
+
+    Opened anew for each run they would be opened as often as there are runs, and more pairs have more of both.
+    """
+    stored = StoredVectors(vectors)
+    return stored.part("queries"), stored.part("documents")
 
 
 def _audit_name(shard: str) -> str:

@@ -11,6 +11,7 @@ from raytriever.pipelines.filtering.false_negatives import pair_keys
 from raytriever.pipelines.filtering.hard_negatives import NegativeLists, TooFew
 from raytriever.pipelines.filtering.pair_batches import TEXT_ROWS, Pairs
 from raytriever.pipelines.jobs.lookups import add_array, earlier_file, map_array
+from raytriever.pipelines.jobs.pair_rows import map_pair_rows, write_pair_rows
 from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
 from raytriever.pipelines.pairs import judged_pairs
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
@@ -20,7 +21,6 @@ from raytriever.retrieval.mining.rules import text_keys
 
 PAIRS_SHARD, NEGATIVES_SHARD = "pairs", "negatives"
 
-_ROWS_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy")
 _KEYS_FILE = "lookup/known-positives.npy"
 _LISTS_FILE, _QUERIES_FILE, _PLACES_FILE = (
     f"lookup/negatives-{name}" for name in ("lists.arrow", "queries.npy", "places.npy")
@@ -36,26 +36,12 @@ def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Itera
 
 
 def make_pairs(writer: ShardWriter, pairs: Artifact, collection: StoredCollection) -> ShardRecord:
-    """Query rows and document rows of all pairs as arrays, written through memory maps, and keys of known positives.
+    """Query rows and document rows of all pairs as arrays, and keys of known positives.
 
     These are the pairs and whatever else is judged relevant, of any grade, in the splits that the pairs are of: pairs
     that were left out as repeats are known positives still.
     """
-    rows = ParquetRows(pairs, pairs.names("pairs/"))
-    arrays = [
-        np.lib.format.open_memmap(writer.path(name), mode="w+", dtype=np.int64, shape=(len(rows),))
-        for name in _ROWS_FILES
-    ]
-    start = 0
-    for table in rows.tables(["query_row", "document_row"]):
-        queries, documents = table["query_row"].to_numpy(), table["document_row"].to_numpy()
-        for array, values in zip(arrays, (queries, documents), strict=True):
-            array[start : start + len(table)] = values
-        start += len(table)
-    for name, array in zip(_ROWS_FILES, arrays, strict=True):
-        array.flush()
-        writer.add(name)
-    keys = np.concatenate([pair_keys(*arrays), _judged_keys(pairs, collection)])
+    keys = np.concatenate([pair_keys(*write_pair_rows(writer, pairs)), _judged_keys(pairs, collection)])
     add_array(writer, _KEYS_FILE, np.unique(keys))
     return writer.commit(0)
 
@@ -72,7 +58,7 @@ def _judged_keys(pairs: Artifact, collection: StoredCollection) -> NDArray[np.in
 
 def open_pairs(output: str) -> Pairs:
     """What ``make_pairs`` wrote."""
-    return Pairs(*(map_array(output, PAIRS_SHARD, name) for name in (*_ROWS_FILES, _KEYS_FILE)))
+    return Pairs(*map_pair_rows(output, PAIRS_SHARD), map_array(output, PAIRS_SHARD, _KEYS_FILE))
 
 
 def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], asked: "AskedNegatives") -> ShardRecord:

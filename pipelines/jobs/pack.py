@@ -1,6 +1,7 @@
 """`raytriever pack`: pairs to equal batches within one domain, a new packing for every epoch."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,15 @@ from pydantic import Field
 
 from raytriever.pipelines.clusters import CLUSTERS, read_domain
 from raytriever.pipelines.domains import SmallDomains
+from raytriever.pipelines.jobs.epoch_parts import PackedDomains, add_part, join_parts, part_file, parts_of
 from raytriever.pipelines.jobs.lookups import add_array, map_array
+from raytriever.pipelines.jobs.pair_rows import map_pair_rows, write_pair_rows
 from raytriever.pipelines.packing.domains import NO_CLUSTER, PackedTogether, clustered, groups_of, mixed, unclustered
-from raytriever.pipelines.packing.facts import packing_facts
+from raytriever.pipelines.packing.facts import figures_of, packing_facts
 from raytriever.pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
-from raytriever.pipelines.packing.pack import GroupPacking, PackingSettings, pack_group
+from raytriever.pipelines.packing.pack import PackingSettings, pack_group
 from raytriever.pipelines.packing.polish import VectorsOf
-from raytriever.pipelines.pairs import PAIRS, read_pairs
+from raytriever.pipelines.pairs import PAIRS
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
@@ -30,6 +33,7 @@ from raytriever.retrieval.vectors import StoredVectors
 PACKING = "packing"
 SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
 _ROW_GROUP = 1 << 17
+_ROWS_SHARD = "pair-rows"
 _STORED_FROM = 2048  # clusters of a domain; the lists of fewer are made in less time than they are read
 
 
@@ -47,7 +51,8 @@ class PackConfig(StageConfig):
 
 
 class Pack(Stage[PackConfig]):
-    """A shard is an epoch; before them, one for each large domain lists the neighbours that all epochs' tours need."""
+    """A shard is an epoch. Before them, one for each large domain lists the neighbours that all epochs' tours need; of
+    many pairs in several domains, an epoch is packed in parts before it is joined."""
 
     command = "pack"
     kind = PACKING
@@ -56,20 +61,34 @@ class Pack(Stage[PackConfig]):
     unit = "examples"
 
     def plan(self) -> list[Shard]:
-        """The lists, then the epochs; refuses settings that don't go together and inputs that don't."""
+        """The lists, the parts, the epochs; refuses settings that don't go together and inputs that don't."""
         config = self.config
         _check_settings(config)
         lists: list[Shard] = []
+        bounds: list[tuple[int, int]] = []
         if config.clusters:
             clusters = Artifact(config.clusters, CLUSTERS)
             _check_clusters(clusters, config)
             sizes = [int(shard.counts["clusters"]) for shard in clusters.shards]
+            bounds = parts_of([shard.rows for shard in clusters.shards])
             if config.packing.order == "tour":
                 large = [number for number, size in enumerate(sizes) if size >= _STORED_FROM]
                 lists = [Shard(_lists_shard(number), {"lists": number}, intermediate=True) for number in large]
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
-        return lists + [Shard(f"epoch={epoch:05d}", {"epoch": epoch}, phase=1) for epoch in range(config.epochs)]
+        shards = list(lists)
+        if config.packing.polish_sweeps:
+            shards.append(Shard(_ROWS_SHARD, {"rows": "of pairs"}, intermediate=True))
+        for epoch in range(config.epochs):
+            name = f"epoch={epoch:05d}"
+            if len(bounds) < 2:
+                shards.append(Shard(name, {"epoch": epoch}, phase=1))
+                continue
+            parts = {f"{name}-part-{number:05d}": bound for number, bound in enumerate(bounds)}
+            for part, bound in parts.items():
+                shards.append(Shard(part, {"epoch": epoch, "domains": list(bound)}, phase=1, intermediate=True))
+            shards.append(Shard(name, {"epoch": epoch, "parts": list(parts)}, phase=2))
+        return shards
 
     def _check_pairs(self, pairs: Artifact) -> None:
         config = self.config
@@ -84,6 +103,11 @@ class Pack(Stage[PackConfig]):
         """One of the shards that ``plan`` lists."""
         if "lists" in shard.description:
             return self._make_lists(shard, writer)
+        if "rows" in shard.description:
+            write_pair_rows(writer, Artifact(str(self.config.pairs), PAIRS))
+            return writer.commit(0)
+        if "domains" in shard.description:
+            return self._make_part(shard, writer)
         return self._make_epoch(shard, writer)
 
     def _make_lists(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
@@ -97,49 +121,64 @@ class Pack(Stage[PackConfig]):
             add_array(writer, _list_file(number, name), getattr(neighbours, name))
         return writer.commit(0)
 
+    def _make_part(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Some domains of one epoch."""
+        with _writer(writer.path(part_file(shard.name))) as file:
+            packed = self._pack(shard.description["epoch"], file, range(*shard.description["domains"]))
+        add_part(writer, shard.name, packed)
+        return writer.commit(0)
+
     def _make_epoch(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Packs one epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch."""
+        """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch."""
         epoch, config = shard.description["epoch"], self.config
         name = f"{shard.name}/packing.parquet"
-        read = self._vectors() if config.packing.polish_sweeps else None
-        parts: list[GroupPacking] = []
-        rows = left_out = 0
-        with pq.ParquetWriter(writer.path(name), SCHEMA, compression="zstd") as file:
-            for number, domain in enumerate(self._domains()):
-                clusters = np.zeros(len(domain.pairs), np.int32) if domain.clusters is None else domain.clusters
-                part = pack_group(
-                    clusters,
-                    domain.centroids,
-                    config.packing,
-                    config.seed,
-                    epoch,
-                    number,
-                    vectors=_of_domain(read, domain.pairs) if read else None,
-                    neighbours=self._stored_neighbours(number, domain),
-                    names=domain.pairs,
-                )
-                chosen = part.batches.ravel()
-                for start in range(0, len(chosen), _ROW_GROUP):
-                    file.write_table(_table(domain, chosen[start : start + _ROW_GROUP]))
-                rows, left_out = rows + part.batches.size, left_out + len(domain.pairs) - part.batches.size
-                parts.append(part)
+        with _writer(writer.path(name)) as file:
+            parts = shard.description.get("parts")
+            packed = join_parts(config.output, parts, file) if parts else self._pack(epoch, file)
         writer.add(name)
         return writer.commit(
-            rows,
-            counts={"batches": rows // config.packing.batch_size},
-            dropped=self._dropped(left_out),
+            packed.rows,
+            counts={"batches": packed.rows // config.packing.batch_size},
+            dropped=self._dropped(packed.left_out),
             facts={
                 "epoch": epoch,
                 "batch_size": config.packing.batch_size,
                 "origins": {"pairs": self._pairs_fingerprint()},
-                **packing_facts(parts, config.packing.batch_size),
+                **packing_facts(packed.figures, config.packing.batch_size),
             },
         )
 
-    def _domains(self) -> Iterator[PackedTogether]:
+    def _pack(self, epoch: int, file: pq.ParquetWriter, numbers: range | None = None) -> PackedDomains:
+        """Packs the domains of these ``numbers``, or all of them."""
+        config = self.config
+        read = self._vectors() if config.packing.polish_sweeps else None
+        figures: list[dict[str, Any]] = []
+        rows = left_out = 0
+        for number, domain in enumerate(self._domains(numbers), start=numbers.start if numbers else 0):
+            clusters = np.zeros(len(domain.pairs), np.int32) if domain.clusters is None else domain.clusters
+            part = pack_group(
+                clusters,
+                domain.centroids,
+                config.packing,
+                config.seed,
+                epoch,
+                number,
+                vectors=_of_domain(read, domain.pairs) if read else None,
+                neighbours=self._stored_neighbours(number, domain),
+                names=domain.pairs,
+            )
+            chosen = part.batches.ravel()
+            for start in range(0, len(chosen), _ROW_GROUP):
+                file.write_table(_table(domain, chosen[start : start + _ROW_GROUP]))
+            rows, left_out = rows + part.batches.size, left_out + len(domain.pairs) - part.batches.size
+            figures.append(figures_of(part))
+        return PackedDomains(rows, left_out, figures)
+
+    def _domains(self, numbers: range | None) -> Iterator[PackedTogether]:
         config = self.config
         if config.clusters:
-            return clustered(Artifact(config.clusters, CLUSTERS))
+            clusters = Artifact(config.clusters, CLUSTERS)
+            return clustered(clusters, range(len(clusters.shards)) if numbers is None else numbers)
         assert config.pairs is not None
         pairs = Artifact(config.pairs, PAIRS)
         if config.packing.mix_domains:
@@ -156,10 +195,8 @@ class Pack(Stage[PackConfig]):
 
     def _vectors(self) -> VectorsOf:
         """Reads the vectors of pairs by number, those of a few at a time."""
-        assert self.config.pairs is not None
         assert self.config.vectors is not None
-        rows = read_pairs(Artifact(self.config.pairs, PAIRS), ["query_row", "document_row"])
-        query_rows, document_rows = rows["query_row"].to_numpy(), rows["document_row"].to_numpy()
+        query_rows, document_rows = map_pair_rows(self.config.output, _ROWS_SHARD)
         vectors = StoredVectors(self.config.vectors)
         queries, documents = vectors.part("queries"), vectors.part("documents")
         return lambda pairs: (documents.gather(document_rows[pairs]), queries.gather(query_rows[pairs]))
@@ -193,6 +230,10 @@ class Pack(Stage[PackConfig]):
         batches = counted(artifact.manifest["counts"]["batches"], "batch", "batches")
         size = artifact.config["packing"]["batch_size"]
         return f"{batches} of {size} in {counted(artifact.config['epochs'], 'epoch')}"
+
+
+def _writer(path: Path) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, SCHEMA, compression="zstd")
 
 
 def _table(domain: PackedTogether, items: NDArray[np.int64]) -> pa.Table:

@@ -80,9 +80,9 @@ class PackedTogether:
         return self.domain.take(pa.array(items)).dictionary_decode()
 
 
-def clustered(clusters: Artifact) -> Iterator[PackedTogether]:
-    """Domain after domain of a clusters artifact: only one is held."""
-    for number in range(len(clusters.shards)):
+def clustered(clusters: Artifact, numbers: Sequence[int]) -> Iterator[PackedTogether]:
+    """One after another of these domains of a clusters artifact: only one is held."""
+    for number in numbers:
         domain: DomainClusters = read_domain(clusters, number)
         yield PackedTogether(domain.name, domain.pairs, domain.clusters, domain.centroids)
 

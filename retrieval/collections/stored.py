@@ -1,5 +1,6 @@
 """A collection as an artifact: documents, queries and judgments in parquet, rows addressed by their number."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -17,20 +18,33 @@ from raytriever.retrieval.long_columns import places_among
 COLLECTION = "collection"
 Part = Literal["documents", "queries", "judgments"]
 TextPart = Literal["documents", "queries"]
+_MOST_OPEN_FILES = 64
 
 
 class ParquetRows:
-    """Rows of several parquet files under one numbering, read by row group."""
+    """Rows of several parquet files under one numbering, read by row group.
+
+    A process may have a thousand files open, a collection more: those asked for last stay open.
+    """
 
     def __init__(self, artifact: Artifact, names: Sequence[str]) -> None:
-        self._files = [pq.ParquetFile(artifact.path(name)) for name in names]
+        self._paths = [artifact.path(name) for name in names]
+        self._metadata = [pq.read_metadata(path) for path in self._paths]
+        self._opened: OrderedDict[int, pq.ParquetFile] = OrderedDict()
         starts = [0]
         self._groups: list[tuple[int, int]] = []
-        for number, file in enumerate(self._files):
-            for group in range(file.metadata.num_row_groups):
+        for number, metadata in enumerate(self._metadata):
+            for group in range(metadata.num_row_groups):
                 self._groups.append((number, group))
-                starts.append(starts[-1] + file.metadata.row_group(group).num_rows)
+                starts.append(starts[-1] + metadata.row_group(group).num_rows)
         self._starts = np.array(starts, dtype=np.int64)
+
+    def _file(self, number: int) -> pq.ParquetFile:
+        found = self._opened.pop(number, None) or pq.ParquetFile(self._paths[number], metadata=self._metadata[number])
+        self._opened[number] = found
+        if len(self._opened) > _MOST_OPEN_FILES:
+            self._opened.popitem(last=False)  # closed with its last reader's reference
+        return found
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -38,11 +52,11 @@ class ParquetRows:
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Row group after row group, in order."""
         for number, group in self._groups:
-            yield self._files[number].read_row_group(group, columns=list(columns))
+            yield self._file(number).read_row_group(group, columns=list(columns))
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """All rows of these columns."""
-        return pa.concat_tables(file.read(columns=list(columns)) for file in self._files)
+        return pa.concat_tables(self._file(number).read(columns=list(columns)) for number in range(len(self._paths)))
 
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """The given rows in the given order (repeats allowed); only the row groups that hold one are read."""
@@ -51,10 +65,10 @@ class ParquetRows:
         pieces = []
         for group in np.unique(group_of):
             number, inner = self._groups[group]
-            table = self._files[number].read_row_group(inner, columns=list(columns))
+            table = self._file(number).read_row_group(inner, columns=list(columns))
             pieces.append(table.take(pa.array(distinct[group_of == group] - self._starts[group])))
         if not pieces:
-            return self._files[0].schema_arrow.empty_table().select(list(columns))
+            return self._file(0).schema_arrow.empty_table().select(list(columns))
         return pa.concat_tables(pieces).take(pa.array(place))
 
 

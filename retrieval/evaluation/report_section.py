@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raytriever.retrieval.evaluation.by_domain import Domains, domain_table
 from raytriever.retrieval.evaluation.notes import convention_lines, notes
 from raytriever.retrieval.evaluation.systems import better_than, letters_of
 from raytriever.retrieval.plots import Interval, interval_panels
@@ -14,12 +15,16 @@ Comparison = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation artifact as plain values: metrics.json, comparisons.json and two of its settings."""
+    """An evaluation artifact as plain values: metrics.json, comparisons.json and two of its settings.
+
+    ``domains``: domains.json, None where it wasn't evaluated by domain.
+    """
 
     metrics: Mapping[str, Any]
     comparisons: Sequence[Comparison]
     measures: Sequence[str]
     significance_level: float
+    domains: Domains | None = None
 
     @property
     def systems(self) -> list[str]:
@@ -85,6 +90,8 @@ def difference_from(comparison: Comparison, baseline: str) -> Difference:
 def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section:
     """The evaluation's table and, of several systems, their differences from ``baseline`` (None: the first)."""
     blocks: list[Block] = [_means_table(evaluated)]
+    if evaluated.domains:
+        blocks.append(domain_table(evaluated.domains, evaluated.measures[0]))
     blocks += [text for text in [" ".join(notes(evaluated.metrics))] if text]
     if evaluated.comparisons:
         blocks += _difference_blocks(evaluated, baseline or evaluated.systems[0])

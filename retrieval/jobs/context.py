@@ -9,7 +9,7 @@ from pydantic import Field
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.contexts import CONTEXT, CorpusContext, draw_documents
+from raytriever.retrieval.contexts import CONTEXT, CorpusContext, count_documents, draw_documents
 from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.contextual.folder import is_contextual
 from raytriever.retrieval.encoders.specification import EncoderSettings
@@ -22,11 +22,15 @@ from raytriever.retrieval.progress import say
 
 
 class ContextConfig(StageConfig):
-    """``documents``: how many of the collection are read, None: as many as in training; drawn by ``seed``."""
+    """``documents``: how many of the collection are read, None: as many as in training; drawn by ``seed``.
+
+    ``domains``: only of these, None: of all; '' is that of documents without one.
+    """
 
     collection: InputPath
     encoder: EncoderSettings
     documents: int | None = Field(default=None, ge=1)
+    domains: tuple[str, ...] | None = Field(default=None, min_length=1)
     with_title: bool = True  # whether a document's title is read before its text, as when it is embedded
     seed: int = Field(default=0, ge=0)
 
@@ -49,20 +53,29 @@ class Context(ModelStage[ContextConfig]):
         return {"collection": collection, "encoder.model": self.located.fingerprint}
 
     def plan(self) -> list[Shard]:
-        """One shard. Raises ``UserError`` for a plain encoder, and for more documents than there are."""
+        """One shard. Raises ``UserError`` for a plain encoder, unknown domains, and more documents than there are."""
         collection, wanted = StoredCollection(self.config.collection), self.config.documents
         if not is_contextual(self.located.path):
             raise UserError(
                 f"Encoder {self.config.encoder.model} reads no context. Embed with it as it is, or name an encoder that"
                 " the objective contextual trained."
             )
-        total = collection.count("documents")
+        total = count_documents(collection, self.config.domains)
         if wanted is not None and wanted > total:
             raise UserError(
-                f"documents is {wanted}, but {collection.uri} has only {total}. Lower it, or leave it out: then a"
-                " context has as many as in training, or all where there are fewer."
+                f"documents is {wanted}, but {collection.uri} has only {total}{self._of_domains()}. Lower it, or leave"
+                " it out: then a context has as many as in training, or all where there are fewer."
             )
         return [Shard("all")]
+
+    def resolved(self) -> dict[str, Any]:
+        """Domains in one order, each once, and not at all where they aren't set."""
+        values = super().resolved()
+        domains = values.pop("domains")
+        return values if domains is None else values | {"domains": sorted(set(domains))}
+
+    def _of_domains(self) -> str:
+        return "" if self.config.domains is None else f" of {', '.join(map(repr, sorted(set(self.config.domains))))}"
 
     def load(self) -> None:
         """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
@@ -80,9 +93,12 @@ class Context(ModelStage[ContextConfig]):
             raise RuntimeError("load() comes before make()")
         collection = StoredCollection(config.collection)
         wanted = config.documents or encoder.contextual_form.context_documents
-        rows, texts = draw_documents(collection, wanted, config.seed, with_title=config.with_title)
+        rows, texts = draw_documents(
+            collection, wanted, config.seed, with_title=config.with_title, domains=config.domains
+        )
         if len(rows) < wanted:
-            say(f"  {collection.uri} has {counted(len(rows), 'document')} that are not empty; {wanted} were wanted")
+            found = f"{counted(len(rows), 'document')}{self._of_domains()}"
+            say(f"  {collection.uri} has {found} that are not empty; {wanted} were wanted")
         vectors = encoder.embed_context(texts).float().cpu().numpy()
         if not np.isfinite(vectors).all():
             raise UserError(f"Encoder {config.encoder.model} gives NaN or infinity for documents of {collection.uri}.")

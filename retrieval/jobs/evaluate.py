@@ -14,6 +14,7 @@ from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, i
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import Input, InputPath
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation.by_domain import DOMAINS, domain_lines, domain_means, domains_of
 from raytriever.retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
 from raytriever.retrieval.evaluation.judging import (
     Judgments,
@@ -60,12 +61,18 @@ class EvaluateConfig(StageConfig):
     answer_match: Match = "string"
     significance_level: float = Field(default=0.05, gt=0, lt=1)
     equivalence_margin: float = Field(default=0.05, gt=0)
+    by_domain: bool = False  # means over the queries of each domain as well
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.collection is None) == (self.qrels is None):
             raise ValueError("Runs are judged by either a 'collection' or a file of 'qrels': name one of the two")
+        if self.by_domain and self.collection is None:
+            raise ValueError(
+                "'by_domain' goes by the domains of a collection's queries, which 'qrels' don't have: name a"
+                " 'collection' instead, or leave by_domain out"
+            )
         return self
 
 
@@ -79,9 +86,12 @@ class Evaluate(Stage[EvaluateConfig]):
     unit = "runs"
 
     def resolved(self) -> dict[str, Any]:
-        """With every convention as it is followed and every measure as it is computed."""
+        """With every convention as it is followed and every measure as it is computed; no ``by_domain`` if unset."""
         settled = {"measures": self._measures(), "conventions": self._conventions().model_dump()}
-        return super().resolved() | settled
+        values = super().resolved() | settled
+        if not self.config.by_domain:
+            del values["by_domain"]
+        return values
 
     def _measures(self) -> list[str]:
         return at_levels(self.config.measures, self.config.relevance_levels)
@@ -118,7 +128,8 @@ class Evaluate(Stage[EvaluateConfig]):
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """Judges every run."""
         config, measures, conventions = self.config, self._measures(), self._conventions()
-        systems = judge_runs(config.runs, self._judgments(), measures, conventions, config.answer_match)
+        judged_by = self._judgments()
+        systems = judge_runs(config.runs, judged_by, measures, conventions, config.answer_match)
         pairs = testable_pairs(systems, measures)
         if len(pairs) < math.comb(len(systems), 2):
             say("  runs that share fewer than 2 queries are not compared: that takes 2 at least")
@@ -131,6 +142,9 @@ class Evaluate(Stage[EvaluateConfig]):
         _write_json(writer, "comparisons.json", [asdict(comparison) for comparison in comparisons])
         pq.write_table(per_query_table(systems, measures), writer.path("per_query.parquet"), compression="zstd")
         writer.add("per_query.parquet")
+        if config.by_domain and judged_by.collection is not None:
+            domains = domains_of(judged_by.collection, next(iter(systems.values())).query_ids)
+            _write_json(writer, DOMAINS, domain_means(systems, measures, domains))
         return writer.commit(len(systems), counts={"queries": metrics["queries"]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
@@ -153,6 +167,8 @@ class Evaluate(Stage[EvaluateConfig]):
                 "",
                 f"Letters: significantly better than that system (paired t-test, Holm-corrected, p < {level}).",
             ]
+        if self.config.by_domain:
+            lines += domain_lines(artifact.read_json(DOMAINS), metrics["measures"][0])
         return [*lines, "", *note_lines(metrics), ""]
 
 

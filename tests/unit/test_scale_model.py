@@ -123,14 +123,16 @@ def test_lists_of_neighbours_grow_with_the_square_until_a_graph_finds_them() -> 
     assert graph[1] == pytest.approx(2 * 20 / 19 * graph[0])
 
 
-def test_opening_files_grows_with_the_square() -> None:
-    def opening(pairs: int) -> float:
-        workload = Workload(domains=(pairs,))
-        without = stage("filter", workload, calibration=replace(FREE, open_vectors=0.0))
-        return work(stage("filter", workload)) - work(without)
+def test_every_core_opens_each_file_once() -> None:
+    def opening(pairs: int, cores: int) -> float:
+        workload, machines = Workload(domains=(pairs,)), replace(FAST, cores=cores)
+        without = stage("filter", workload, machines, replace(FREE, open_vectors=0.0))
+        return work(stage("filter", workload, machines)) - work(without)
 
     size = 16_384 * 10_000
-    assert opening(2 * size) == pytest.approx(4 * opening(size), rel=1e-3)
+    assert opening(2 * size, 8) == pytest.approx(2 * opening(size, 8), rel=1e-3)
+    assert opening(size, 16) == pytest.approx(2 * opening(size, 8), rel=1e-3)
+    assert opening(64_000, 8) == pytest.approx(opening(64_000, 3), rel=1e-3)  # three runs of batches, one an epoch
 
 
 def test_training_is_what_its_operations_take() -> None:

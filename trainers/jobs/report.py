@@ -18,6 +18,7 @@ from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
 from raytriever.retrieval.configuration import InputPath, did_you_mean, input_paths
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation.by_domain import DOMAINS
 from raytriever.retrieval.evaluation.report_section import Evaluated, result_section
 from raytriever.retrieval.evaluation.systems import EVALUATION
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
@@ -166,6 +167,7 @@ class Report(Stage[ReportConfig]):
             evaluation.read_json("comparisons.json"),
             evaluation.config["measures"],
             evaluation.config["significance_level"],
+            evaluation.read_json(DOMAINS) if evaluation.names(DOMAINS) else None,
         )
         return result_section(evaluated, self.config.baseline)
 

@@ -101,6 +101,8 @@ class Train(Stage[TrainConfig]):
                 f" {batches.epochs}. Pack as many epochs, or train for fewer."
             )
         _check_elastic(config.fewest_workers, config.resources.workers, config.training.batches_per_step)
+        for note in config.objective.notes(batches.batch_size):
+            say(f"  {note}")
         precision = "bfloat16 autocast" if config.training.bf16 else "float32"
         say(f"  encoder: {config.encoder.model} from {self._located().query.origin}; {precision}")
         return [Shard("run")]

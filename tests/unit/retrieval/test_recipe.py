@@ -145,6 +145,23 @@ def test_variants_are_the_recipe_once_for_each_value(recipe: str) -> None:
     assert load_variants(recipe, [], "out", "pairs.minimum_relevance=1,2")["2"].folder("pairs") == "out/2/pairs"
 
 
+def test_a_value_of_a_variant_may_be_a_list(recipe: str) -> None:
+    each = "pairs.domains=[beer.example],[ai.example, 'data/tea'],plain"
+    variants = load_variants(recipe, [], None, each)
+    assert [loaded.stages["pairs"]["domains"] for loaded in variants.values()] == [
+        ["beer.example"],
+        ["ai.example", "data/tea"],
+        "plain",
+    ]
+    assert [loaded.output for loaded in variants.values()] == [
+        "runs/mine/beer.example",
+        "runs/mine/ai.example+tea",
+        "runs/mine/plain",
+    ]
+    with pytest.raises(UserError, match="two values are named 'a', and would share a folder"):
+        load_variants(recipe, [], None, "pairs.domains=[a],a")
+
+
 @pytest.mark.parametrize("each", ["documents.source.path", "=a,b", "documents.source.path=", "documents.source.path=,"])
 def test_variants_without_a_key_or_values_are_refused(recipe: str, each: str) -> None:
     with pytest.raises(UserError, match="is not of the form key=value,value"):

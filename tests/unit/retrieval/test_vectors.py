@@ -88,7 +88,7 @@ def test_vectors_of_some_rows_alone(tmp_path: Path) -> None:
 
 
 def test_shards_are_mapped_not_read(rows: VectorRows) -> None:
-    assert all(isinstance(array, np.memmap) for array in rows._maps)
+    assert all(isinstance(rows._file(number), np.memmap) for number in range(len(SIZES)))
 
 
 def test_a_part_that_was_not_embedded_is_named(tmp_path: Path) -> None:
@@ -105,3 +105,23 @@ def test_encoders_that_differ_are_named(tmp_path: Path) -> None:
         "The vectors of a and b come from different encoders: pooling 'mean' against 'cls'; max_length 16 against 32."
         " Embed both with the same encoder settings."
     )
+
+
+def test_files_are_opened_for_rows_that_are_asked_for_and_few_stay_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raytriever.retrieval.vectors._MOST_MAPS", 2)
+    opened: list[str] = []
+    load = np.load
+
+    def noted(path: Path, mmap_mode: str) -> object:
+        opened.append(Path(path).stem)
+        return load(path, mmap_mode=mmap_mode)
+
+    artifact = make(tmp_path / "v")
+    monkeypatch.setattr(np, "load", noted)
+    rows = artifact.part("documents")
+    assert (len(rows), opened) == (8, ["00000"])
+    for wanted in ([7, 5], [7], [4, 0], [7, 4], [1]):
+        np.testing.assert_array_equal(rows.gather(np.array(wanted)), VALUES[wanted].astype(np.float32))
+    assert opened == ["00000", "00002", "00001", "00002", "00000"]

@@ -15,6 +15,7 @@ from raytriever.pipelines.queries.crops import CropQueries
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from raytriever.trainers.jobs.report import Report, ReportConfig
 from tests.unit.small_run import ODD_DOMAIN, make, make_collection, make_run, make_vectors
 
@@ -110,6 +111,16 @@ def test_title_and_baseline_are_the_users(run: dict[str, str], tmp_path: Path) -
     html = report({"evaluation": run["evaluation"]}, tmp_path, title="Ours", baseline="trained")
     assert "<h1>Ours</h1>" in html
     assert "Mean difference from &#x27;trained&#x27;" in html
+
+
+def test_results_by_domain_are_in_the_report_where_there_are_any(run: dict[str, str], tmp_path: Path) -> None:
+    runs = {"base": str(Path(run["evaluation"]).parent / "base.trec")}
+    settings = {"collection": run["collection"], "runs": runs, "by_domain": True}
+    evaluation = make(Evaluate(EvaluateConfig(**settings, output=str(tmp_path / "evaluation"))))
+    html = report({"evaluation": evaluation}, tmp_path)
+    assert "nDCG@10 over the queries of each domain" in html
+    assert "(none)" in html  # its queries have no domains
+    assert "over the queries of each domain" not in report({"evaluation": run["evaluation"]}, tmp_path / "without")
 
 
 def test_chunks_come_before_or_after_the_collection(tmp_path: Path) -> None:

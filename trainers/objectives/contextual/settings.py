@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from raytriever.trainers.run import RunSettings
 
 _FIRST_STAGE = "objective.first_stage"  # among a run's settings
+_MOST_OF_A_BATCH = 0.5  # as context, beyond which most pairs lack a document that others have
 
 
 class ContextualSettings(PairSettings):
@@ -68,6 +69,17 @@ class ContextualSettings(PairSettings):
                 "the objective contextual trains one encoder with one vector a text for queries and documents: leave"
                 " out document_encoder and encoder.form"
             )
+
+    def notes(self, rows: int) -> list[str]:
+        """Where most pairs would be marked by what is missing from their context."""
+        whole = self.share_negatives == "step"  # a context is then drawn from more rows than a batch has
+        if whole or self.own_documents_in_context or self.context_documents <= rows * _MOST_OF_A_BATCH:
+            return []
+        return [
+            f"objective.context_documents is {self.context_documents} of batches of {rows}, and a pair's own document"
+            " is left out of its context: most pairs can be told by what they lack, which lowers the loss and not the"
+            f" ranking. Set context_documents to {max(rows // 4, 1)} or fewer, or own_documents_in_context to true."
+        ]
 
     def prepare(self, towers: Towers, run: "RunSettings", models: Mapping[str, LocatedModel]) -> Towers:
         """The encoder as the second stage of a contextual one."""

@@ -11,11 +11,14 @@ import pytest
 
 from raytriever.pipelines.jobs import pack as module
 from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
+from raytriever.pipelines.jobs.epoch_parts import parts_of
 from raytriever.pipelines.jobs.pack import Pack, PackConfig
 from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
+from raytriever.pipelines.packing.pack import PackingSettings
 from raytriever.pipelines.pairs import PAIRS, read_pairs
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import Folder
 from tests.unit import small_run
 
 SIZE = 4
@@ -160,3 +163,30 @@ def test_settings_that_do_not_go_together(
 def test_small_domains_are_the_clustering_s_to_settle(run: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="settled when the pairs were clustered"):
         packed(tmp_path, clusters=run["pairs_clusters"], small_domains="merge")
+
+
+def test_an_epoch_in_parts_is_what_one_task_makes(
+    tmp_path: Path, run: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
+    whole = packed(tmp_path / "whole", packing={"polish_sweeps": 1}, **inputs)
+    monkeypatch.setattr("raytriever.pipelines.jobs.epoch_parts.PART_PAIRS", 1)
+    settings = {"packing": PackingSettings(batch_size=SIZE, polish_sweeps=1), "output": str(tmp_path / "parts")}
+    planned = Pack(PackConfig.model_validate(inputs | settings)).plan()
+    domains = len(Artifact(run["pairs_clusters"]).shards)
+    assert domains > 1
+    assert [shard.name for shard in planned if shard.intermediate] == [
+        "pair-rows",
+        *(f"epoch={epoch:05d}-part-{part:05d}" for epoch in range(2) for part in range(domains)),
+    ]
+    parts = packed(tmp_path / "parts", packing={"polish_sweeps": 1}, **inputs)
+    assert parts.fingerprint == whole.fingerprint  # of all files and facts
+    assert not [name for name in Folder(parts.uri).files() if name.startswith("parts/")]
+
+
+def test_parts_have_domains_after_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytriever.pipelines.jobs.epoch_parts.PART_PAIRS", 10)
+    assert parts_of([3, 4, 3, 20, 9]) == [(0, 3), (3, 4), (4, 5)]
+    assert parts_of([5]) == [(0, 1)]
+    assert parts_of([12, 3]) == [(0, 1), (1, 2)]
+    assert parts_of([]) == []

@@ -68,10 +68,11 @@ def test_rows_come_in_the_order_asked_for(stored: StoredCollection, rows: list[i
 
 def test_only_row_groups_with_a_wanted_row_are_read(stored: StoredCollection, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = stored.rows_of("documents")
-    for number, file in enumerate(rows._files):
-        if number != 1:
-            monkeypatch.setattr(file, "read_row_group", None)
+    open_file = rows._file
+    asked: list[int] = []
+    monkeypatch.setattr(rows, "_file", lambda number: (asked.append(number), open_file(number))[1])
     assert rows.take(np.array([3, 3]), ["id"])["id"].to_pylist() == ["d3", "d3"]
+    assert asked == [1]
 
 
 def test_an_encoder_reads_title_and_text(stored: StoredCollection) -> None:
@@ -107,3 +108,13 @@ def test_another_artifact_is_refused(tmp_path: Path) -> None:
     uri = make_artifact(tmp_path / "a", "vectors", {}, {}, {"x": "1"}, 0)
     with pytest.raises(UserError, match="one of kind 'collection' is needed"):
         StoredCollection(uri)
+
+
+def test_few_files_stay_open(stored: StoredCollection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytriever.retrieval.collections.stored._MOST_OPEN_FILES", 1)
+    rows = stored.rows_of("documents")
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    for wanted in ([7, 0, 3], [0], [5, 4]):
+        assert rows.take(np.array(wanted), ["id"])["id"].to_pylist() == [f"d{n}" for n in wanted]
+    assert [len(table) for table in rows.tables(["id"])] == list(ROWS_PER_FILE)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_files + 1

@@ -1,10 +1,11 @@
 """The result section's numbers against the values they come from."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
+from raytriever.retrieval.evaluation.by_domain import domain_means
 from raytriever.retrieval.evaluation.conventions import CONVENTIONS
 from raytriever.retrieval.evaluation.measures import PerQuery
 from raytriever.retrieval.evaluation.report_section import Evaluated, difference_from, result_section
@@ -156,6 +157,18 @@ def test_one_system_is_compared_with_nothing(systems: dict[str, PerQuery]) -> No
     section = result_section(evaluated({"base": systems["base"]}))
     assert len(section.blocks) == 2  # the means and the conventions
     assert "highest" not in section.lead
+
+
+def test_means_by_domain_follow_those_of_all_queries(systems: dict[str, PerQuery]) -> None:
+    domains = domain_means(systems, ["nDCG@10"], ["beer"] * 30 + [""] * 10)
+    section = result_section(replace(evaluated(systems), domains=domains))
+    table = section.blocks[1]
+    assert isinstance(table, Table)
+    assert table.header == ["system", "beer", "(none)"]
+    base = systems["base"].values["nDCG@10"]
+    assert table.rows[:2] == [["queries", "30", "10"], ["base", f"{base[:30].mean():.4f}", f"{base[30:].mean():.4f}"]]
+    without = [block for block in section.blocks if block is not table]
+    assert without == list(result_section(evaluated(systems)).blocks)
 
 
 def test_unanswered_queries_are_told(systems: dict[str, PerQuery]) -> None:

@@ -1,26 +1,32 @@
 """A context from its corpus to the index: fitted once, carried along, refused where it doesn't belong."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.contexts import CorpusContext, draw_documents
+from raytriever.retrieval.contexts import CorpusContext, count_documents, draw_documents
 from raytriever.retrieval.embedding import encode_texts
+from raytriever.retrieval.encoders.contextual.drawing import drawn_rows
 from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.context import Context, ContextConfig
 from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
 from raytriever.retrieval.jobs.index import Index, IndexConfig
 from raytriever.retrieval.mteb_encoder import load_described
 from raytriever.retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.contextual.made_up import contextual, saved
-from tests.unit.small_run import make, make_collection
+from tests.unit.small_run import ODD_DOMAIN, make, make_collection
 
 J = 8
 
@@ -97,6 +103,68 @@ def test_a_context_is_drawn_by_its_seed_alone(collection: str, model: Path, tmp_
     assert first.description == same.description
     assert first.description.fingerprint != other.description.fingerprint
     assert len(first.vectors) == 5
+
+
+def test_a_context_is_of_its_domains_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytriever.retrieval.jobs.collect._ROWS_PER_GROUP", 4)
+    make_collection(tmp_path)
+    source = BeirFolder(path=str(tmp_path / "source"))
+    config = CollectConfig(source=source, rows_per_file=10, output=str(tmp_path / "in_pieces"))
+    stored = StoredCollection(make(Collect(config)))
+    assert len(list(stored.rows_of("documents").tables(["id"]))) == 16  # of 54 rows: 4 + 4 + 2 a file of 10, and 4
+    documents = stored.rows_of("documents").read(["domain", "text"])
+    names = np.array(documents["domain"].to_pylist())
+    for domains in (("plain",), (ODD_DOMAIN,), (ODD_DOMAIN, "plain", "plain")):
+        there = np.flatnonzero(np.isin(names, domains))
+        assert count_documents(stored, domains) == len(there)
+        for count, seed in ((3, 0), (3, 1), (len(there), 0)):
+            rows, texts = draw_documents(stored, count, seed, domains=domains)
+            np.testing.assert_array_equal(rows, there[drawn_rows(len(there), count, seed)[:count]])
+            assert texts == documents["text"].take(rows).to_pylist()
+    everywhere = draw_documents(stored, 5, 2)[0]
+    np.testing.assert_array_equal(everywhere, drawn_rows(54, 5, 2)[:5])  # as before there were domains
+    np.testing.assert_array_equal(draw_documents(stored, 5, 2, domains=["plain", ODD_DOMAIN])[0], everywhere)
+
+
+def test_domains_are_recorded_in_one_order_and_only_where_they_are_set(
+    collection: str, model: Path, tmp_path: Path
+) -> None:
+    a, b, other, unset = (
+        Artifact(fit(tmp_path / str(number), collection, model, documents=4, domains=domains))
+        for number, domains in enumerate((["plain", ODD_DOMAIN], [ODD_DOMAIN, "plain", "plain"], [ODD_DOMAIN], None))
+    )
+    assert a.config["domains"] == sorted([ODD_DOMAIN, "plain"])
+    assert a.fingerprint == b.fingerprint
+    assert "domains" not in unset.config
+    assert unset.fingerprint == Artifact(fit(tmp_path / "4", collection, model, documents=4)).fingerprint
+    ids = pq.read_table(other.path("context/documents.parquet"))["id"].to_pylist()
+    assert len(set(ids)) == 4
+    assert all(int(name.removeprefix("d")) % 3 == 0 for name in ids)
+
+
+def test_domains_that_are_not_there_are_refused(collection: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"domains names 'beer', but .* 'plain' \(36\), '<script>.*' \(18\)\. Name"):
+        fit(tmp_path / "a", collection, model, domains=["plain", "beer"])
+    with pytest.raises(UserError, match=r"documents is 37, but .* has only 36 of 'plain'\. Lower it"):
+        fit(tmp_path / "b", collection, model, domains=["plain"], documents=37)
+    with pytest.raises(UserError, match=r"'domains': .* at least 1 item"):
+        fit(tmp_path / "c", collection, model, domains=[])
+
+
+def test_many_domains_are_counted_and_few_listed(tmp_path: Path) -> None:
+    make_collection(tmp_path)
+    corpus = tmp_path / "source" / "corpus.jsonl"
+    documents = [json.loads(line) for line in corpus.read_text().splitlines()]
+    for number, document in enumerate(documents):
+        document["metadata"] = {"site": f"site {number:02d}" if 0 < number < 13 else ""}
+    corpus.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    source = BeirFolder(path=str(corpus.parent), domain_key="site")
+    stored = StoredCollection(make(Collect(CollectConfig(source=source, output=str(tmp_path / "many")))))
+    with pytest.raises(UserError) as raised:
+        count_documents(stored, ["sites"])
+    assert "documents: '' (42), 'site 01' (1)" in str(raised.value)
+    assert "'site 09' (1) and 3 other domains ('' stands for no domain). Name" in str(raised.value)
+    assert set(draw_documents(stored, 42, 0, domains=[""])[0].tolist()) == {0, *range(13, 54)}
 
 
 def test_what_does_not_belong_is_refused(collection: str, model: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The stage, made in this process: what it writes, records and prints, and the settings that it refuses."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.evaluation.systems import stored_values
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.retrieval.judged import RUN, make_collection, make_run_artifact, write_qrels_file, write_run_file
 from tests.unit.small_run import make
@@ -93,6 +96,55 @@ def test_what_is_stored_comes_back(collection: str, tmp_path: Path) -> None:
     assert comparison["details"]["two_proportions"]["p_value"] == comparison["holm"]["two_proportions"]
 
 
+def test_by_domain_counts_what_the_per_query_table_counts(tmp_path: Path) -> None:
+    domains = {"q1": "beer", "q3": "beer", "q6": "coffee", "q4": "tea"}  # and none: q2, q5
+    make_collection(tmp_path)
+    queries = tmp_path / "source" / "queries.jsonl"
+    records = [json.loads(line) for line in queries.read_text().splitlines()]
+    for record in records:
+        record["metadata"] |= {"site": domains.get(record["_id"], "")}
+    queries.write_text("".join(json.dumps(record) + "\n" for record in records))
+    corpus = tmp_path / "source" / "corpus.jsonl"
+    corpus.write_text(corpus.read_text().replace('"text"', '"metadata": {"site": "beer"}, "text"'))
+    source = BeirFolder(path=str(queries.parent), domain_key="site")
+    collection = make(Collect(CollectConfig(source=source, output=str(tmp_path / "with_domains"))))
+    settings = {"collection": collection, "runs": runs(tmp_path), "measures": ["nDCG@10", "RR", "Accuracy@3"]}
+    settings |= {"conventions": {"missing_queries": "leave_out"}}
+    stage, artifact = evaluated(tmp_path / "a", **settings, by_domain=True)
+    assert artifact.config["by_domain"] is True
+    found, metrics = artifact.read_json("domains.json"), artifact.read_json("metrics.json")
+    assert {name: values["queries"] for name, values in found.items()} == {"": 2, "beer": 2, "coffee": 1, "tea": 1}
+    assert list(found) == ["", "beer", "coffee", "tea"]
+    table = pq.read_table(artifact.path("per_query.parquet")).to_pylist()
+    for run in ("mine", "better"):
+        for measure in settings["measures"]:
+            for name, values in found.items():
+                rows = [row for row in table if domains.get(row["query_id"], "") == name]
+                counted = [row[f"{run}/{measure}"] for row in rows if row[f"{run}/{measure}"] is not None]
+                assert values["queries"] == len(rows)
+                assert values["counted_queries"][run][measure] == len(counted)
+                expected = pytest.approx(sum(counted) / len(counted), abs=1e-12) if counted else None
+                assert values["runs"][run][measure] == expected
+            weights = [values["counted_queries"][run][measure] for values in found.values()]
+            means = [values["runs"][run][measure] or 0 for values in found.values()]
+            assert sum(weights) == metrics["counted_queries"][run][measure]
+            assert np.average(means, weights=weights) == pytest.approx(metrics["means"][run][measure], abs=1e-12)
+    lines = stage.announce(artifact)
+    start = lines.index("nDCG@10 by domain")
+    assert [line.split() for line in lines[start + 2 : start + 6]] == [
+        ["(none)", "beer", "coffee", "tea"],
+        ["queries", "2", "2", "1", "1"],
+        ["mine", "0.5000", "0.8597", "-", "-"],
+        ["better", "1.0000", "1.0000", "0.0000", "-"],
+    ]
+    stage, plain = evaluated(tmp_path / "b", **settings)
+    assert plain.names() == ["metrics.json", "comparisons.json", "per_query.parquet"]
+    assert "by_domain" not in plain.config
+    assert stage.announce(plain) == lines[: start - 1] + lines[start + 6 :]
+    for name in plain.names():
+        assert plain.path(name).read_bytes() == artifact.path(name).read_bytes()
+
+
 def test_by_a_qrels_file(collection: str, tmp_path: Path) -> None:
     qrels = write_qrels_file(tmp_path / "qrels.txt")
     _, by_split = evaluated(tmp_path / "a", collection=collection, runs=runs(tmp_path))
@@ -128,6 +180,10 @@ def test_the_same_conventions_in_other_words_are_the_same_evaluation(collection:
     [
         ({}, "judged by either a 'collection' or a file of 'qrels'"),
         ({"collection": "a", "qrels": "b"}, "judged by either a 'collection' or a file of 'qrels'"),
+        (
+            {"qrels": "b", "by_domain": True},
+            "'by_domain' goes by .* name a 'collection' instead, or leave by_domain out",
+        ),
         ({"qrels": "b", "like": "bier"}, "'like': Input should be 'trec', 'beir', 'mteb' or 'coir'"),
         (
             {"qrels": "b", "conventions": {"tie": "run_order"}},
@@ -160,8 +216,5 @@ def test_inputs_that_are_refused_before_anything_is_written(collection: str, tmp
     artifact = make_run_artifact(tmp_path / "run", other, RUN)
     fewer = Path(other).parent / "source" / "corpus.jsonl"
     fewer.write_text(fewer.read_text().replace("Paris", "Lyon"))
-    from raytriever.retrieval.collections.beir import BeirFolder
-    from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-
     changed = make(Collect(CollectConfig(source=BeirFolder(path=str(fewer.parent)), output=str(tmp_path / "changed"))))
     refused("don't come from the same collection", collection=changed, runs={"x": artifact})

@@ -18,6 +18,7 @@ from raytriever.trainers.checkpoint import Checkpoints
 from raytriever.trainers.kinds import build_objective
 from raytriever.trainers.loop import train
 from raytriever.trainers.model_card import model_card
+from raytriever.trainers.objectives.contextual.settings import ContextualSettings
 from raytriever.trainers.run import LocatedModels, RunSettings, export, load_for_training
 from raytriever.trainers.validation.opening import open_validation
 from raytriever.trainers.validation.settings import RetrievalValidationSettings
@@ -178,3 +179,15 @@ def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp
     towers = load_towers(EncoderSettings(model="model"), tmp_path / "resumed" / "model", "f" * 64)
     assert towers.contract.architecture == "contextual, 4 vectors"
     assert towers.contract.context is None
+
+
+def test_a_context_that_marks_most_pairs_is_said_before_a_run() -> None:
+    def notes(**settings: Any) -> list[str]:
+        return ContextualSettings(**settings).notes(64)
+
+    assert notes(context_documents=32) == []
+    assert notes(context_documents=64, own_documents_in_context=True) == []
+    assert notes(context_documents=64, share_negatives="step") == []
+    (note,) = notes(context_documents=33)
+    assert "context_documents is 33 of batches of 64" in note
+    assert "context_documents to 16" in note
