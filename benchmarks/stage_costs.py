@@ -17,6 +17,7 @@ from raytriever.pipelines.clustering.parts import PART_POINTS
 from raytriever.pipelines.clustering.two_levels import NEAR_CELLS, REFINEMENTS, cell_sample
 from raytriever.pipelines.jobs.chunk import ChunkConfig
 from raytriever.pipelines.jobs.cluster import LARGE_DOMAIN
+from raytriever.pipelines.jobs.epoch_parts import PART_PAIRS
 from raytriever.pipelines.jobs.filter import FilterConfig
 from raytriever.pipelines.jobs.pairs import PairsConfig
 from raytriever.pipelines.packing.neighbours import EXACT_UP_TO
@@ -243,7 +244,8 @@ def _of_cells(seconds: float, cells: int, workload: Workload) -> list[float]:
 
 
 def _pack(workload: Workload, calibration: Calibration) -> Stage:
-    """N, an epoch being one task; before, a domain's lists of neighbours, one too: K², or K·log K for many clusters."""
+    """N, a large domain of an epoch being one task; before, its lists of neighbours, one too: K², or K·log K for many
+    clusters. Joining the domains is left out."""
     lists = []
     for n in workload.domains:
         k = number_of_clusters(n, workload.cluster_size)
@@ -251,9 +253,11 @@ def _pack(workload: Workload, calibration: Calibration) -> Stage:
         if k >= _LISTED_FROM:
             lists.append(k * workload.dimension * of_cluster)
     of_pair, _ = calibration.of_pair("pack")
-    epochs = [size * of_pair for size in workload.pairs_of_parts()] * workload.epochs
+    large = [n for n in workload.domains if n >= PART_PAIRS]
+    small = workload.pairs - sum(large)
+    parts = [n * of_pair for n in (*large, small) if n] * workload.epochs
     phases = [Phase(lists, "the largest domain")] if lists else []
-    return Stage("pack", [*phases, Phase(epochs, "an epoch, one task")], copied=workload.vector_bytes)
+    return Stage("pack", [*phases, Phase(parts, "the largest domain")], copied=workload.vector_bytes)
 
 
 def _filter(workload: Workload, calibration: Calibration, machines: Machines, stored: float) -> Stage:

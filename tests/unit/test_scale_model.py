@@ -168,9 +168,17 @@ def test_parts_share_out_all_domains() -> None:
     assert sum(sizes) == workload.pairs
     assert max(sizes) == DOMAINS[0]
     assert sorted(Workload(parts=100).pairs_of_parts()) == sorted(DOMAINS)
-    for name in ("collect", "pairs", "pack"):
+    for name in ("collect", "pairs"):
         whole, parted = (max(stage(name, of_run).phases[-1].tasks) for of_run in (Workload(), workload))
         assert parted == pytest.approx(whole * DOMAINS[0] / sum(DOMAINS))
+
+
+def test_a_large_domain_of_an_epoch_is_a_task() -> None:
+    workload = Workload(domains=(8_000_000, 2_000_000, 300_000, 100_000), epochs=3)
+    tasks = stage("pack", workload).phases[-1].tasks
+    assert len(tasks) == 9
+    assert [task / tasks[2] for task in tasks[:3]] == pytest.approx([20, 5, 1])
+    assert sum(tasks) == pytest.approx(sum(stage("pack", replace(workload, domains=(10_400_000,))).phases[-1].tasks))
 
 
 def test_cells_share_the_work_of_their_domain() -> None:
