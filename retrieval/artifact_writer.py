@@ -1,6 +1,7 @@
 """Making an artifact: going on where an interrupted run stopped, refusing what is another's, the manifest last."""
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -18,6 +19,7 @@ from raytriever.retrieval.artifacts import (
     to_json,
 )
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.maker import MAKER, Maker
 from raytriever.retrieval.storage import Folder
 
 
@@ -34,13 +36,15 @@ class ArtifactWriter:
         self.derivation = derivation
         self.complete = False
         self._stale: dict[str, Any] | None = None  # another derivation, whose files go first
+        self._maker: Maker | None = None
+        self._checked = 0.0
         stored = self._stored()
         files = self.folder.files()
         if stored is None:
             self._refuse_foreign(list(files))
             return
         differences = derivation.differences(stored)
-        if differences and not replace and files.keys() - {BUILDING}:
+        if differences and not replace and files.keys() - {BUILDING, MAKER}:
             raise UserError(
                 f"{uri} holds a different {stored['kind']} artifact: {'; '.join(differences)}. Choose another output,"
                 " or --force to replace it."
@@ -69,18 +73,55 @@ class ArtifactWriter:
             )
 
     def begin(self) -> dict[str, ShardRecord]:
-        """Makes the folder ready and returns the shards that are already finished, by name."""
+        """Makes the folder ready and returns the shards that are already finished, by name.
+
+        Raises ``UserError`` where another process of this machine is making it.
+        """
+        other = self._stored_maker()
+        if other is not None and other.is_at_work:
+            raise UserError(
+                f"{self.folder.uri} is being made already, by {other}. Wait for it, stop it, or choose another output."
+            )
         self.folder.delete_temporary()
         if self._stale is not None:
             self._clear(self._stale)
         if not self.folder.exists(BUILDING):
             self.folder.write_bytes(BUILDING, to_json(asdict(self.derivation)))
+        self._maker, self._checked = Maker.this(), time.monotonic()
+        self.folder.write_bytes(MAKER, to_json(self._maker.model_dump()))
         finished = {}
         for name in self.folder.files():
             if _is_record(name):
                 record = ShardRecord.from_json(json.loads(self.folder.read_bytes(name)))
                 finished[record.name] = record
         return finished
+
+    def require_own(self, *, seconds: float = 0.0) -> None:
+        """Raises ``UserError`` where another run has begun to make the artifact since ``begin``.
+
+        Looks again only where the last look is ``seconds`` ago.
+        """
+        if self._maker is None or time.monotonic() < self._checked + seconds:
+            return
+        self._checked = time.monotonic()
+        now = self._stored_maker()
+        if now is not None and now.run != self._maker.run:
+            raise UserError(
+                f"{self.folder.uri} is made by another run now ({now}), so this one stops. Shards that are finished"
+                " stay; run only one of the two, or choose another output."
+            )
+
+    def release(self) -> None:
+        """Says no longer that this run makes the artifact."""
+        now = self._stored_maker()
+        if now is not None and self._maker is not None and now.run == self._maker.run:
+            self.folder.delete(MAKER)
+
+    def _stored_maker(self) -> Maker | None:
+        try:
+            return Maker.model_validate_json(self.folder.read_bytes(MAKER))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
 
     def _clear(self, stale: Mapping[str, Any]) -> None:
         """Removes what another derivation left, in an order that a kill can't spoil.
@@ -94,7 +135,11 @@ class ArtifactWriter:
         self.folder.delete_empty_folders()
 
     def finish(self, shards: list[ShardRecord], facts: Mapping[str, Any], run: Mapping[str, Any]) -> Artifact:
-        """Writes ``run.json`` and, last, the manifest over ``shards`` (in their given order); tidies up."""
+        """Writes ``run.json`` and, last, the manifest over ``shards`` (in their given order); tidies up.
+
+        Raises ``UserError`` as ``require_own``.
+        """
+        self.require_own()
         manifest = {
             "schema_version": SCHEMA_VERSION,
             **asdict(self.derivation),

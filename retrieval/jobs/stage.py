@@ -7,7 +7,7 @@ import resource
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -15,13 +15,14 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import Artifact, Derivation, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import Settings, input_paths, map_inputs, without_inputs
-from raytriever.retrieval.errors import UserError, storage_error
+from raytriever.retrieval.errors import StorageError, UserError, storage_error
 from raytriever.retrieval.jobs.cluster import RaySession, refuse_copied_folder
 from raytriever.retrieval.jobs.metrics import StageMetrics, stage_labels
 from raytriever.retrieval.log_lines import lines_of
 from raytriever.retrieval.progress import ProgressLine, format_seconds, say
 from raytriever.retrieval.storage import Folder, absolute
 
+_LOOKS_SECONDS = 5.0  # between looks at whether another run has taken over
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG}
 
 
@@ -200,11 +201,12 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
         finished = writer.begin()
         if finished:
             say(f"{label}: {len(finished)} of {len(shards)} shards are there already")
-        with ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
+        with _one_maker(writer), ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
             progress.start_at(sum(record.rows for record in finished.values()))
             for phase in sorted({shard.phase for shard in shards}):
                 pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]
                 for record in stage.execute(pending, session, progress):
+                    writer.require_own(seconds=_LOOKS_SECONDS)
                     finished[record.name] = record
                     metrics.record_shard(record)
         records = [finished[shard.name] for shard in shards if not shard.intermediate]
@@ -212,6 +214,25 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
         artifact = writer.finish(records, stage.facts(records), _run_facts(seconds))
         say(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
     return artifact
+
+
+@contextmanager
+def _one_maker(writer: ArtifactWriter) -> Iterator[None]:
+    """Where another run has taken over, that is what is said, whatever has failed because of it.
+
+    An attempt that ends leaves no word of itself behind.
+    """
+    try:
+        yield
+    except Exception as error:
+        try:
+            writer.require_own()
+        except StorageError:
+            raise error from None
+        raise
+    finally:
+        with suppress(OSError, StorageError):
+            writer.release()
 
 
 def _run_facts(seconds: float) -> dict[str, Any]:

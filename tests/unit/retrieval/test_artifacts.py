@@ -2,6 +2,10 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,8 +14,9 @@ from typing import Any
 import pytest
 
 from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
+from raytriever.retrieval.artifacts import Artifact, Derivation, ShardRecord, ShardWriter, is_artifact, to_json
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.maker import MAKER, Maker
 from raytriever.retrieval.storage import Folder
 
 DERIVATION = Derivation(
@@ -165,7 +170,7 @@ def test_an_unfinished_artifact_of_another_derivation_is_refused_too(place: str)
     assert "config.repeat: 3 there, 4 now" in refused(lambda: ArtifactWriter(place, OTHER))
     assert contents(place) == before
     assert ArtifactWriter(place, OTHER, replace=True).begin() == {}
-    assert contents(place).keys() == {"building.json"}
+    assert contents(place).keys() == {"building.json", "maker.json"}
 
 
 def test_an_attempt_that_made_nothing_stands_in_nobodys_way(place: str) -> None:
@@ -288,3 +293,47 @@ def test_of_a_discarded_shard_nothing_stays(place: str) -> None:
 def test_records_survive_json() -> None:
     record = ShardRecord("00000", 3, (), {"a": 1}, {"b": 2}, {"é": [1, {"c": None}]})
     assert ShardRecord.from_json(json.loads(json.dumps(asdict(record)))) == record
+
+
+def test_a_later_run_takes_over_and_the_earlier_one_stops(place: str) -> None:
+    earlier = ArtifactWriter(place, DERIVATION)
+    earlier.begin()
+    record = make_shard(earlier.folder, SHARDS[0])
+    earlier.require_own()
+    later = ArtifactWriter(place, DERIVATION)
+    assert later.begin() == {SHARDS[0]: record}
+    earlier.require_own(seconds=60)  # it has looked just now
+    assert f"{place} is made by another run now (process {os.getpid()} on" in refused(earlier.require_own)
+    before = contents(place)
+    assert "run only one of the two" in refused(lambda: earlier.finish([record], {}, RUN))
+    assert contents(place) == before
+    later.require_own()
+    rest = [make_shard(later.folder, name) for name in SHARDS[1:]]
+    finished = later.finish([record, *rest], {"dimension": 8}, RUN)
+    assert finished.fingerprint == make(f"{place}-undisturbed").fingerprint
+    assert "maker.json" not in contents(place)
+
+
+def test_another_process_of_this_machine_that_is_at_work_is_not_interrupted(place: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        ArtifactWriter(place, DERIVATION).begin()
+        maker = Maker.model_validate_json(Folder(place).read_bytes(MAKER))
+        started = Path(f"/proc/{process.pid}/stat").read_text().split()[21]
+        other = maker.model_copy(update={"run": "other", "process": process.pid, "started": started})
+
+        def stored(**changes: Any) -> None:
+            Folder(place).write_bytes(MAKER, to_json(other.model_copy(update=changes).model_dump()))
+
+        stored()
+        before = contents(place)
+        message = refused(ArtifactWriter(place, DERIVATION).begin)
+        assert f"is being made already, by process {process.pid} on" in message
+        assert contents(place) == before
+        for gone in ({"host": "another"}, {"started": "1"}, {"started": ""}, {"process": 2**22 + 1}):
+            stored(**gone)
+            ArtifactWriter(place, DERIVATION).begin()
+        stored()
+        process.kill()
+        while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":  # dead, and not yet waited for
+            time.sleep(0.01)
+        ArtifactWriter(place, DERIVATION).begin()

@@ -117,7 +117,7 @@ def test_a_disk_that_fills_up_anywhere_costs_what_was_being_made(disk: Disk, tmp
     expected, _ = run(tmp_path / "elsewhere")
     finished, _ = run(disk.folder / "finished", shards=1)
     outcomes: list[object] = []
-    for room in range(4 * KIB, 500 * KIB, 8 * KIB):
+    for room in range(4 * KIB, 500 * KIB, 4 * KIB):
         output = disk.folder / f"with {room}"
         disk.give(disk.used + room)
         problem = problem_of(output)

@@ -262,7 +262,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     stranger = make_artifact(tmp_path / "s", "packing", {}, {}, {"x": "1"}, 1)
     with pytest.raises(UserError, match=r"made_from\.packing: .*/s is not among what .*/b was made from"):
         publish(tmp_path / "no", reader, made_from={"packing": stranger})
-    assert not [path for path in (tmp_path / "no").rglob("*") if path.name != "building.json" and path.is_file()]
+    assert not [path for path in (tmp_path / "no").rglob("*") if path.suffix != ".json" and path.is_file()]
 
 
 def training_program(page: Path) -> str:

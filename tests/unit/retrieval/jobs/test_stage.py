@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
@@ -156,3 +157,36 @@ def test_other_errors_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, storage_errors("out"):
         raise error
     assert raised.value is error
+
+
+def test_what_fails_because_another_run_took_over_is_said_so(stage: Numbers) -> None:
+    class Overtaken(Numbers):
+        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+            if shard.name == "b":
+                ArtifactWriter(self.config.output, self.derivation()).begin()
+                raise FileNotFoundError("a scratch folder that the other run removed")
+            return super().make(shard, writer)
+
+    with pytest.raises(UserError, match="is made by another run now"):
+        run(Overtaken(stage.config))
+    assert "maker.json" in files(stage.config.output)  # the other's
+    run(stage)
+    assert "maker.json" not in files(stage.config.output)
+
+
+def test_a_run_that_another_took_over_finishes_nothing(stage: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Overtaken(Numbers):
+        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+            if shard.name == "first":
+                ArtifactWriter(self.config.output, self.derivation()).begin()
+            return super().make(shard, writer)
+
+    with pytest.raises(UserError, match="is made by another run now"):  # when it would be complete
+        run(Overtaken(stage.config))
+    made = [name for name in files(stage.config.output) if name.startswith(("a/", "b/"))]
+    assert len(made) == 4
+    monkeypatch.setattr("raytriever.retrieval.jobs.stage._LOOKS_SECONDS", 0.0)
+    other = Overtaken(stage.config.model_copy(update={"output": f"{stage.config.output}-other"}))
+    with pytest.raises(UserError, match="is made by another run now"):  # with the shard that ends next
+        run(other)
+    assert not [name for name in files(other.config.output) if name.startswith(("a/", "b/"))]
