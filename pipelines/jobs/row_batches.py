@@ -14,6 +14,7 @@ from raytriever.pipelines.domains import SmallDomains, keep_domains
 from raytriever.pipelines.grouping import GroupingSettings, Stretches, group_batches
 from raytriever.pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards, write_part
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.plain_text import counted
 
@@ -22,10 +23,15 @@ _STRETCHES = ("first", "lengths", "documents", "groups")
 
 
 class RowBatchesConfig(StageConfig):
-    """How many epochs of batches, and what becomes of domains that can't fill one."""
+    """How many epochs of batches, and what becomes of domains that can't fill one.
+
+    ``batches_per_epoch``: so many of those that an epoch could have, drawn at random by ``seed``, fewer being among
+    more; None: all.
+    """
 
     small_domains: SmallDomains = "refuse"
     epochs: int = Field(default=1, gt=0)
+    batches_per_epoch: int | None = Field(default=None, gt=0)
     seed: int = Field(default=0, ge=0)
     batches_per_shard: int = Field(default=1_000, gt=0)
 
@@ -73,12 +79,25 @@ class RowBatches(Stage[Config]):
         grouped = Stretches(stretches.first, stretches.lengths, stretches.documents, group_of[stretches.groups])
         return grouped, int(counts[group_of < 0].sum())
 
+    def resolved(self) -> dict[str, Any]:
+        """Without ``batches_per_epoch`` where it isn't set."""
+        values = super().resolved()
+        if values["batches_per_epoch"] is None:
+            del values["batches_per_epoch"]
+        return values
+
     def plan(self) -> list[Shard]:
-        """Three phases; refuses rows that don't make one batch."""
+        """Three phases; refuses rows that don't make one batch, or not as many as are asked for."""
         stretches, dropped = self._grouped()
         size, per_shard = self.grouping().batch_size, self.config.batches_per_shard
         rows = stretches.rows_of_groups()
-        batches = int((rows // size).sum())
+        possible = int((rows // size).sum())
+        batches = self.config.batches_per_epoch or possible
+        if batches > possible:
+            raise UserError(
+                f"batches_per_epoch is {batches:,}, but {self.rows_of()[0].uri} makes only {possible:,}. Lower it, or"
+                " leave it out for all of them."
+            )
         parts = part_shards("rows", *self.rows_of())
         shards = [*parts, Shard("stretches", {"make": "stretches"}, intermediate=True)]
         for epoch in range(self.config.epochs):
@@ -88,14 +107,15 @@ class RowBatches(Stage[Config]):
                 description = {"make": "batches", "epoch": epoch, "number": number, "order": order.name}
                 description |= {"first": first, "batches": min(per_shard, batches - first), "parts": len(parts)}
                 if not number:  # what an epoch leaves out is counted with its first shard
-                    description["dropped"] = self._dropped(int((rows % size).sum()), dropped)
+                    description["dropped"] = self._dropped(int((rows % size).sum()), dropped, (possible - batches) * size)
                 shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=2))
         return shards
 
-    def _dropped(self, left_over: int, of_small_domains: int) -> dict[str, int]:
+    def _dropped(self, left_over: int, of_small_domains: int, not_drawn: int) -> dict[str, int]:
         counted = {
             f"{self.rows_in_words} that fill no batch of their domain in an epoch": left_over,
             f"{self.rows_in_words} of domains that are too small for a batch": of_small_domains,
+            f"{self.rows_in_words} of batches that were not drawn": not_drawn,
         }
         return {reason: count for reason, count in counted.items() if count}
 
@@ -123,6 +143,9 @@ class RowBatches(Stage[Config]):
         output, epoch = self.config.output, shard.description["epoch"]
         stretches = Stretches(*(map_array(output, "stretches", f"lookup/{name}.npy") for name in _STRETCHES))
         batches = group_batches(stretches, self.grouping(), self.config.seed, epoch)
+        if self.config.batches_per_epoch:
+            drawn = np.random.default_rng([self.config.seed, epoch]).permutation(len(batches))
+            batches = batches[np.sort(drawn[: self.config.batches_per_epoch])]
         add_array(writer, _order_name(shard.name), batches)
         return writer.commit(0)
 

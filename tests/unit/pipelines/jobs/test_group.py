@@ -128,3 +128,25 @@ def test_whole_documents_and_nothing_are_refused(tmp_path: Path) -> None:
         group(tmp_path / "a", store(tmp_path / "d", [documents], [], []))
     with pytest.raises(UserError, match="has no chunks"):
         group(tmp_path / "b", collection_of(tmp_path / "e", []))
+
+
+def test_some_of_an_epochs_batches_are_drawn(tmp_path: Path) -> None:
+    collection = collection_of(tmp_path / "c", chunks_of(SOURCES))
+    whole = group(tmp_path / "all", collection, epochs=2, small_domains="drop")
+    five = group(tmp_path / "five", collection, epochs=2, small_domains="drop", batches_per_epoch=5)
+    three = group(tmp_path / "three", collection, epochs=2, small_domains="drop", batches_per_epoch=3)
+    places = []
+    for epoch in range(2):
+        everything, chosen = rows_of(whole, epoch), rows_of(five, epoch)
+        assert len(chosen) == 5
+        places.append([everything.index(batch) for batch in chosen])
+        assert places[-1] == sorted(places[-1])
+        assert all(batch in chosen for batch in rows_of(three, epoch))
+    assert places[0] != places[1]
+    dropped = [reader.artifact.manifest["dropped"] for reader in (whole, five)]
+    assert dropped[1] == dropped[0] | {"chunks of batches that were not drawn": 2 * 8 * (whole.number_of_batches(0) - 5)}
+    assert "batches_per_epoch" not in whole.artifact.config  # as if there were no such setting
+    again = group(tmp_path / "as many", collection, small_domains="drop", batches_per_epoch=whole.number_of_batches(0))
+    assert rows_of(again, 0) == rows_of(whole, 0)
+    with pytest.raises(UserError, match="batches_per_epoch is 7, but .* makes only 6"):
+        group(tmp_path / "no", collection, small_domains="drop", batches_per_epoch=7)
