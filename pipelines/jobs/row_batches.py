@@ -107,7 +107,8 @@ class RowBatches(Stage[Config]):
                 description = {"make": "batches", "epoch": epoch, "number": number, "order": order.name}
                 description |= {"first": first, "batches": min(per_shard, batches - first), "parts": len(parts)}
                 if not number:  # what an epoch leaves out is counted with its first shard
-                    description["dropped"] = self._dropped(int((rows % size).sum()), dropped, (possible - batches) * size)
+                    not_drawn = (possible - batches) * size
+                    description["dropped"] = self._dropped(int((rows % size).sum()), dropped, not_drawn)
                 shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=2))
         return shards
 
