@@ -60,6 +60,10 @@ class Pairs:
         """One batch."""
         return self._stored[index]
 
+    def stored_bytes(self, epoch: int, index: int) -> int:  # noqa: ARG002
+        """As in memory."""
+        return self._stored[index].nbytes
+
 
 def read_pairs(folder: Path, count: int) -> pa.Table:
     """Queries with a document each, of the training judgments, in file order."""

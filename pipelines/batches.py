@@ -92,6 +92,7 @@ class BatchFiles:
             self._shards.setdefault(epoch, []).append((first, shard.files[0].name))
             self._counts[epoch] = first + batches
         self._open: OrderedDict[str, pq.ParquetFile] = OrderedDict()
+        self._bytes: dict[str, NDArray[np.int64]] = {}
 
     @property
     def epochs(self) -> int:
@@ -128,8 +129,21 @@ class BatchFiles:
             raise UserError(
                 f"Epoch {epoch} of {self._artifact.uri} has batches 0 to {total - 1}; {index} was asked for."
             )
-        first, name = next(item for item in reversed(self._shards[epoch]) if item[0] <= index)
+        first, name = self._place(epoch, index)
         return self._file(name).read_row_group(index - first)
+
+    def stored_bytes(self, epoch: int, index: int) -> int:
+        """Bytes of one batch before compression, from its file's footer, which is read once."""
+        first, name = self._place(epoch, index)
+        if name not in self._bytes:
+            footer = pq.read_metadata(self._artifact.path(name))
+            sizes = (footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
+            self._bytes[name] = np.fromiter(sizes, np.int64, footer.num_row_groups)
+        return int(self._bytes[name][index - first])
+
+    def _place(self, epoch: int, index: int) -> tuple[int, str]:
+        """The file that has the batch, and its first batch."""
+        return next(item for item in reversed(self._shards[epoch]) if item[0] <= index)
 
     def _file(self, name: str) -> pq.ParquetFile:
         if name not in self._open:
@@ -182,6 +196,10 @@ class BatchReader:
     def read(self, epoch: int, index: int) -> pa.Table:
         """One batch, its rows in order. Raises ``UserError`` where there is no such batch."""
         return self.files.read(epoch, index)
+
+    def stored_bytes(self, epoch: int, index: int) -> int:
+        """Bytes of one stored batch before compression."""
+        return self.files.stored_bytes(epoch, index)
 
 
 def _layout_of(artifact: Artifact) -> Layout:

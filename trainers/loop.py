@@ -159,7 +159,14 @@ def run_order(objective: Objective[Any], batches: BatchSource, settings: Trainin
     counts = [batches.number_of_batches(epoch) for epoch in range(settings.epochs)]
     ranks, rank = collectives.world_size(), collectives.rank()
     order = Order(
-        counts, settings.batches_per_step, settings.seed, ranks, rank, settings.max_steps, joined=objective.joins_step
+        counts,
+        settings.batches_per_step,
+        settings.seed,
+        ranks,
+        rank,
+        settings.max_steps,
+        joined=objective.joins_step,
+        lengths=batches.stored_bytes,
     )
     if order.slices_per_batch > 1 and not objective.accepts_slices:
         raise UserError(

@@ -1,13 +1,15 @@
 """Which stored batches each step consumes on each rank: a pure function of position, whatever the world size.
 
 Step s of epoch e consumes batches perm(seed, e)[s G … s G + G) with G = ``batches_per_step``. With W <= G
-ranks each takes G / W of them one after the other; with W > G each batch is cut into W / G slices of
-consecutive rows. Where all batches of a step are one loss, a rank takes its G / W batches together.
+ranks each takes G / W of them one after the other, dealt out so that ranks take equally long; with W > G each batch
+is cut into W / G slices of consecutive rows. Where all batches of a step are one loss, a rank takes its G / W batches
+together.
 """
 
+import heapq
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +33,7 @@ class Piece:
 class Step:
     """One optimizer step of one rank. ``number`` counts over the run, ``step`` within the epoch, both from 0.
 
-    ``batches`` are those of all ranks, ``pieces`` those of this rank.
+    ``batches`` are those of all ranks, ``pieces`` those of this rank, at ``places`` among the pieces of all ranks.
     """
 
     number: int
@@ -39,13 +41,15 @@ class Step:
     step: int
     batches: tuple[int, ...]
     pieces: tuple[Piece, ...]
+    places: tuple[int, ...]
 
 
 class Order:
     """The steps of a run. ``batches_in_epoch``: stored batches of each epoch, in epoch order.
 
     ``joined``: all batches of a step are one loss. A step is made of ``pieces_per_step`` losses over all ranks, each
-    of which ``ranks_per_loss`` consecutive ranks share. Raises ``UserError`` where ``batches_per_step`` and
+    of which ``ranks_per_loss`` consecutive ranks share. ``lengths`` guesses how long a batch takes, by its epoch and
+    number, in any unit; None: all take equally long. Raises ``UserError`` where ``batches_per_step`` and
     ``world_size`` don't divide one another, or an epoch is too small for a single step.
     """
 
@@ -59,6 +63,7 @@ class Order:
         max_steps: int | None = None,
         *,
         joined: bool = False,
+        lengths: Callable[[int, int], int] | None = None,
     ) -> None:
         larger, smaller = max(batches_per_step, world_size), min(batches_per_step, world_size)
         if larger % smaller:
@@ -82,13 +87,10 @@ class Order:
         self._seed = seed
         pieces = self.pieces_per_step // world_size
         self._own = range(rank * pieces, (rank + 1) * pieces)
+        self._world_size, self._rank = world_size, rank
+        self._lengths = lengths if world_size > 1 and pieces > 1 else None
         steps = sum(count // batches_per_step for count in batches_in_epoch)
         self.total_steps = steps if max_steps is None else min(steps, max_steps)
-
-    @property
-    def first_piece(self) -> int:
-        """The place of this rank's first piece among the pieces of a step."""
-        return self._own.start
 
     @property
     def dropped_batches(self) -> tuple[int, ...]:
@@ -116,8 +118,14 @@ class Order:
     def _step(self, number: int, epoch: int, step: int, permutation: NDArray[np.int64]) -> Step:
         chosen = permutation[step * self.batches_per_step : (step + 1) * self.batches_per_step]
         batches = tuple(int(batch) for batch in chosen)
-        pieces = tuple(self.piece(batches, place) for place in self._own)
-        return Step(number, epoch, step, batches, pieces)
+        places = self._places(epoch, batches)
+        return Step(number, epoch, step, batches, tuple(self.piece(batches, place) for place in places), places)
+
+    def _places(self, epoch: int, batches: Sequence[int]) -> tuple[int, ...]:
+        """Those of this rank's pieces."""
+        if self._lengths is None:
+            return tuple(self._own)
+        return deal([self._lengths(epoch, batch) for batch in batches], self._world_size)[self._rank]
 
     def piece(self, batches: tuple[int, ...], place: int) -> Piece:
         """The piece at ``place`` of a step of these ``batches``, over all ranks."""
@@ -126,6 +134,22 @@ class Order:
             return Piece((batches[number],), part, self.slices_per_batch)
         first = place * self._batches_per_piece
         return Piece(batches[first : first + self._batches_per_piece])
+
+
+def deal(lengths: Sequence[int], shares: int) -> list[tuple[int, ...]]:
+    """Places of ``lengths`` in so many shares, equally many in each, whose sums come near one another.
+
+    The longest first, each goes to the share that has least so far, of those that still lack some.
+    """
+    size = len(lengths) // shares
+    least = [(0, share) for share in range(shares)]
+    dealt: list[list[int]] = [[] for _ in range(shares)]
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        length, share = heapq.heappop(least)
+        dealt[share].append(place)
+        if len(dealt[share]) < size:
+            heapq.heappush(least, (length + lengths[place], share))
+    return [tuple(sorted(places)) for places in dealt]
 
 
 def seed_randomness(seed: int, step: Step, piece: Piece) -> None:

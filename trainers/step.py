@@ -67,7 +67,7 @@ def _measure(outcomes: Sequence[Outcome], norm: Tensor, step: Step, order: Order
     """One small tensor, a row a piece, crosses the ranks and reaches the CPU: one synchronisation a step."""
     names = sorted(outcomes[0].metrics)
     table = norm.new_zeros(order.pieces_per_step + 1, 3 + len(names), dtype=torch.float32)
-    for place, outcome in enumerate(outcomes, start=order.first_piece):
+    for place, outcome in zip(step.places, outcomes, strict=True):
         table[place, 0] = outcome.loss
         table[place, 1] = outcome.examples
         table[place, 2] = outcome.tokens

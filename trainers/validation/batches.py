@@ -81,7 +81,7 @@ class BatchValidation:
         reader = Reader(self._batches, objective, self._settings.seed, self._settings.hard_negatives)
 
         def collated(number: int) -> Any:
-            return reader.read_step(Step(number, 0, number, (number,), (Piece((number,)),)))[0]
+            return reader.read_step(Step(number, 0, number, (number,), (Piece((number,)),), (0,)))[0]
 
         for number, batch in prefetched(collated, numbers, _READ_AHEAD):
             seed_all(self._settings.seed, number)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -170,3 +171,24 @@ def test_batches_that_lack_a_column_of_today_are_refused(tmp_path: Path, monkeyp
         uri = make(str(tmp_path / "earlier"), "candidates").uri
     with pytest.raises(UserError, match=r"no column candidate_rows: an earlier version made them\. Make them again"):
         BatchReader(uri).read(0, 0)
+
+
+def test_stored_bytes_tell_long_batches_from_short_ones(tmp_path: Path) -> None:
+    words = [[3, 900, 40], [500, 7]]  # of a document, by shard and batch
+    writer = ArtifactWriter(str(tmp_path / "b"), Derivation("batches", "made up", 1, {}, {}))
+    writer.begin()
+    records = []
+    for number, of_batches in enumerate(words):
+        with writer.folder.scratch() as scratch:
+            shard = ShardWriter(writer.folder, f"0-{number}", scratch)
+            with BatchFile(shard, "pairs", 0, number, ROWS) as file:
+                for count in of_batches:
+                    rows = [row_of("pairs", 0, 0, row) for row in range(ROWS)]
+                    texts = (" ".join(str(row * count + word) for word in range(count)) for row in range(ROWS))
+                    rows = [row | {"document": text} for row, text in zip(rows, texts, strict=True)]
+                    file.write(pa.Table.from_pylist(rows, SCHEMAS["pairs"]))
+            records.append(file.commit())
+    reader = BatchReader(writer.finish(records, {"layout": "pairs"}, {}).uri)
+    sizes = [reader.stored_bytes(0, index) for index in range(5)]
+    assert np.argsort(sizes).tolist() == np.argsort([*words[0], *words[1]]).tolist()
+    assert [reader.stored_bytes(0, index) for index in (4, 0, 2)] == [sizes[4], sizes[0], sizes[2]]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raytriever.pipelines.batches import epoch_permutation
 from raytriever.retrieval.errors import UserError
-from raytriever.trainers.order import Order, Piece, Step, seed_randomness
+from raytriever.trainers.order import Order, Piece, Step, deal, seed_randomness
 
 
 @given(
@@ -31,8 +31,43 @@ def test_every_world_size_consumes_the_same_batches(counts, batches_per_step, wo
         parts = orders[0].slices_per_batch
         pieces = [piece for step in ranks for piece in step.pieces]
         assert pieces == [Piece((batch,), part, parts) for batch in expected.batches for part in range(parts)]
-    firsts = [order.first_piece for order in orders]
-    assert firsts == [rank * (orders[0].pieces_per_step // world_size) for rank in range(world_size)]
+        assert [place for step in ranks for place in step.places] == list(range(orders[0].pieces_per_step))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), min_size=24, max_size=24),
+    shape=st.sampled_from([(1, 1), (4, 1), (4, 2), (12, 4), (12, 2), (6, 6), (2, 4)]),
+)
+def test_batches_are_dealt_out_by_their_lengths(lengths, shape):
+    per_step, world_size = shape
+
+    def order(rank: int, world_size: int = world_size) -> Order:
+        return Order([24], per_step, 0, world_size, rank, lengths=lambda _, batch: lengths[batch])
+
+    for expected, *ranks in zip(order(0, 1).steps(), *(order(rank).steps() for rank in range(world_size)), strict=True):
+        assert {step.batches for step in ranks} == {expected.batches}
+        found = {place: piece for step in ranks for place, piece in zip(step.places, step.pieces, strict=True)}
+        assert [found[place] for place in range(len(found))] == [
+            order(0).piece(expected.batches, place) for place in range(order(0).pieces_per_step)
+        ]
+        assert len({len(step.places) for step in ranks}) == 1
+        assert all(list(step.places) == sorted(step.places) for step in ranks)
+    assert all(step.places == tuple(range(per_step)) for step in order(0, 1).steps())
+
+
+@given(lengths=st.lists(st.integers(0, 50), min_size=12, max_size=12), shares=st.sampled_from([1, 2, 3, 4, 6, 12]))
+def test_no_share_exceeds_another_by_more_than_the_longest(lengths, shares):
+    dealt = deal(lengths, shares)
+    assert sorted(place for places in dealt for place in places) == list(range(12))
+    assert {len(places) for places in dealt} == {12 // shares}
+    sums = [sum(lengths[place] for place in places) for places in dealt]
+    assert max(sums) - min(sums) <= max(lengths)
+
+
+def test_the_longest_are_dealt_first():
+    assert deal([9, 1, 8, 2], 2) == [(0, 1), (2, 3)]
+    assert deal([5, 5, 1, 1], 2) == [(0, 2), (1, 3)]
+    assert deal([1, 1, 1, 1], 2) == [(0, 2), (1, 3)]
 
 
 @given(batches_per_step=st.sampled_from([1, 2, 4, 12]), world_size=st.sampled_from([1, 2, 4, 12]))
@@ -48,7 +83,7 @@ def test_a_joined_step_is_one_piece_a_rank_and_all_its_rows_in_order(batches_per
         ]
         assert rows == [(batch, row) for batch in ranks[0].batches for row in range(12)]
     assert {(order.pieces_per_step, order.ranks_per_loss) for order in orders} == {(world_size, world_size)}
-    assert [order.first_piece for order in orders] == list(range(world_size))
+    assert [next(order.steps()).places for order in orders] == [(rank,) for rank in range(world_size)]
 
 
 @given(count=st.integers(5, 60), batches_per_step=st.integers(1, 5), seed=st.integers(0, 99))
@@ -92,7 +127,7 @@ def draws() -> tuple[float, float, float]:
 
 
 def test_randomness_is_a_function_of_position():
-    step = Step(7, 1, 2, (4, 5), (Piece((4,)), Piece((5,))))
+    step = Step(7, 1, 2, (4, 5), (Piece((4,)), Piece((5,))), (0, 1))
     seed_randomness(0, step, step.pieces[0])
     first = draws()
     torch.rand(5), np.random.rand(5), random.random()
@@ -102,8 +137,8 @@ def test_randomness_is_a_function_of_position():
         (1, step, Piece((4,))),
         (0, step, Piece((5,))),
         (0, step, Piece((4,), 1, 2)),
-        (0, Step(7, 0, 2, (4,), ()), Piece((4,))),
-        (0, Step(7, 1, 3, (4,), ()), Piece((4,))),
+        (0, Step(7, 0, 2, (4,), (), ()), Piece((4,))),
+        (0, Step(7, 1, 3, (4,), (), ()), Piece((4,))),
     ]
     for arguments in others:
         seed_randomness(*arguments)

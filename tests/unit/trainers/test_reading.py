@@ -102,6 +102,6 @@ def test_what_is_wrong_with_a_batch_comes_with_its_number():
             rows = super().read(epoch, index)
             return rows.set_column(rows.column_names.index("masked"), "masked", [[[0]] * len(rows)])
 
-    step = Step(0, 1, 0, (5,), (Piece((5,)),))
+    step = Step(0, 1, 0, (5,), (Piece((5,)),), (0,))
     with pytest.raises(UserError, match="Batch 5 of epoch 1 in tiny/batches: Row 0 leaves out column 0"):
         Reader(Masked(), tiny_objective()).read_step(step)

@@ -149,3 +149,6 @@ class MadeUpBatches:
     def read(self, epoch: int, index: int) -> pa.Table:
         generator = np.random.default_rng([epoch, index])
         return pa.table({name: [random_words(generator) for _ in range(self.size)] for name in ("query", "document")})
+
+    def stored_bytes(self, epoch: int, index: int) -> int:
+        return self.read(epoch, index).nbytes

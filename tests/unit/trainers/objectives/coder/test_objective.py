@@ -140,6 +140,9 @@ class Batches:
     def read(self, epoch, index):  # noqa: ARG002
         return candidate_batch(index).drop_columns(["epoch"])
 
+    def stored_bytes(self, epoch, index):  # noqa: ARG002
+        return 1
+
 
 def test_the_loop_trains_it_and_epochs_draw_anew(stored):
     objective = tiny_coder(stored, negatives="corpus", candidates=12)
