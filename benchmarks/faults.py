@@ -1,14 +1,17 @@
 """What a killed worker, actor, node or driver costs a run, stage by stage, on three Ray nodes that one machine plays.
 
     python -m benchmarks.faults --output /tmp/faults --kills 25 --seed 0 --minutes 30
-    python -m benchmarks.faults --output /tmp/faults --preset contrastive --minutes 10
-    python -m benchmarks.faults --output /tmp/faults --recipe revela --set … --stage model
+    python -m benchmarks.faults --output /tmp/faults --preset multi_layer --minutes 10
+    python -m benchmarks.faults --output /tmp/faults --preset revela --language-model small_lm --minutes 10
+    python -m benchmarks.faults --output /tmp/faults --recipe retrieval --set … --stage bm25_index
 
 Every stage runs undisturbed first, as a command of its own (``raytriever run RECIPE --until STAGE``), then once for
 each kill, from the same inputs. Kind and moment of a kill are drawn from seed, stage and round: a process that works
 for the job, one that holds an actor, a node (another is started in its place after some seconds), or the driver (the
 command is issued again). Rounds take the stages in turn and end with the time. Prints a table, and writes
-``faults.json`` with every kill. Linux only.
+``faults.json`` with every kill. Beside ``quickstart``, all of whose stages are disturbed, there is a preset for the
+training of each objective; ``revela`` and ``replug`` read a language model, as ``python -m
+benchmarks.small_language_model`` makes one. Linux only.
 """
 
 import argparse
@@ -26,9 +29,11 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.fault_presets import PRESETS, Preset
 from benchmarks.loopback_cluster import LoopbackCluster, kill
 from benchmarks.watched_command import Command, FolderWatch, Run
 from raytriever.retrieval.artifacts import MANIFEST
+from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.recipe import load_recipe
 from raytriever.retrieval.storage import sha256_of
 
@@ -38,31 +43,6 @@ NEW_NODE_AFTER_SECONDS = 4.0
 MOMENTS = 0.9  # of the stage's expected time, in which kills fall: later ones would often find it over
 # actors that serve others: no worker of the stage's own
 SERVING = re.compile("_StatsActor|Coordinator|Tracker|Controller|Cleaner|Synchronization|DatasetManager|Board")
-REDUCED = (
-    "functions.source.limit=600",
-    "base_vectors.texts_per_shard=60",
-    "clusters.cluster_size=16",
-    "clusters.smallest_domain=16",
-    "packing.packing.batch_size=16",
-    "model.training.max_steps=12",
-    "model.training.checkpoint_every=3",
-    "model.resources.cpus_per_worker=1",
-)
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A recipe made small, and which of its stages are disturbed; none: all."""
-
-    recipe: str
-    settings: tuple[str, ...] = ()
-    stages: tuple[str, ...] = ()
-
-
-PRESETS = {
-    "quickstart": Preset("quickstart", REDUCED),
-    "contrastive": Preset("quickstart", REDUCED, ("model",)),
-}
 
 
 @dataclass
@@ -242,12 +222,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30, help="no kill begins that would not end within these")
     parser.add_argument("--stage", nargs="+", default=[], help="those to disturb; all of the preset by default")
     parser.add_argument("--preset", choices=PRESETS, default="quickstart")
+    parser.add_argument("--language-model", type=Path, metavar="FOLDER", help="of the presets that read one")
     parser.add_argument("--recipe", help="another recipe instead of a preset")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the recipe")
     arguments = parser.parse_args()
     deadline = time.monotonic() + 60 * arguments.minutes
     preset = Preset(arguments.recipe) if arguments.recipe else PRESETS[arguments.preset]
-    settings = (*preset.settings, *arguments.set)
+    try:
+        settings = (*preset.settings_with(arguments.language_model), *arguments.set)
+    except UserError as error:
+        parser.error(str(error))
     stages = tuple(load_recipe(preset.recipe, settings).stages)
     disturbed = arguments.stage or list(preset.stages or stages)
     if unknown := set(disturbed) - set(stages):
