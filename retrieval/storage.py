@@ -3,8 +3,7 @@
 Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
 its final key in one upload, never renamed. Both go through ``pyarrow.fs``, which reads an S3 server's address and keys
 from the environment (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, …), so URIs stay plain. Requests that an S3 server
-fails to serve are sent again for 6 s by it, and those for whole files and listings for some two minutes more, at
-growing intervals, here; what reads parts of a file that is open ends with the first 6 s.
+fails to serve are sent again for 6 s by it, and for some two minutes more, at growing intervals, here.
 """
 
 import hashlib
@@ -23,6 +22,7 @@ from pyarrow import fs
 
 from raytriever.retrieval.errors import UserError, storage_error
 from raytriever.retrieval.progress import say
+from raytriever.retrieval.store_file import StoreFile
 
 TEMPORARY_PREFIX = ".tmp-"
 _COPY_BYTES = 8 << 20
@@ -113,7 +113,13 @@ class Folder:
 
     def open_input(self, name: str) -> pa.NativeFile:
         """The file for random access. Raises ``FileNotFoundError``."""
-        return self._ask(lambda: self._filesystem.open_input_file(self._key(name)))
+
+        def open_file() -> pa.NativeFile:
+            return self._filesystem.open_input_file(self._key(name))
+
+        if self.is_local:
+            return open_file()
+        return pa.PythonFile(self._ask(lambda: StoreFile(open_file, self._ask)), mode="r")
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Writes a whole file atomically."""

@@ -3,6 +3,7 @@
 What is finished stays whole, nothing unfinished looks complete, and the same command goes on from there.
 """
 
+import itertools
 import os
 import random
 import subprocess
@@ -12,11 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from raytriever.retrieval import storage
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
-from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.collections.text_lines import numbered_lines
+from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig, run_stage
 from raytriever.retrieval.storage import Folder
 
@@ -253,3 +257,40 @@ def test_a_refusal_is_an_error_at_once(server: FailingServer, object_store: str)
     assert message.startswith(f"{object_store}/forbidden: ")
     assert "ACCESS_DENIED" in message
     assert server.failed == 1
+
+
+def test_a_file_that_is_open_is_read_on_when_the_store_is_back(
+    server: FailingServer, object_store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Lines and a table, of which reads fail in between."""
+    folder = Folder(f"{object_store}/open")
+    lines = [f"line {number} of {number % 7} ç" for number in range(200_000)]
+    table = pa.table({"text": lines})
+    pq.write_table(table, tmp_path / "table", row_group_size=50_000, compression="none")
+    folder.write_bytes("lines", "\n".join(lines).encode())
+    folder.write_bytes("table", (tmp_path / "table").read_bytes())
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        server.fails = lambda _: False
+
+    def fail_after(reads: int) -> None:
+        asked = itertools.count()
+        server.fails = lambda request: request["REQUEST_METHOD"] == "GET" and next(asked) >= reads
+
+    monkeypatch.setattr(storage.time, "sleep", sleep)
+    fail_after(0)
+    assert [line for _, line in numbered_lines(folder, "lines")] == lines
+    assert pauses.pop() == 5
+    fail_after(2)
+    with pq.ParquetFile(folder.open_input("table"), pre_buffer=False, buffer_size=1 << 16) as file:
+        assert file.read().equals(table)
+    assert pauses.pop() == 5
+    monkeypatch.setattr(storage, "_PAUSES_SECONDS", ())
+    fail_after(0)
+    with folder.open_input("table") as file, pytest.raises(StorageError, match="SLOW_DOWN|SERVICE_UNAVAILABLE"):
+        pq.ParquetFile(file, pre_buffer=False).read()
+    server.fails = lambda _: False
+    with pytest.raises(FileNotFoundError):
+        folder.open_input("not there")
