@@ -140,6 +140,7 @@ class CheckedSource:
         records = self._positives_first() if self._format.repeats else self._read_judgments()
         documents, queries = self._known_ids()
         pairs, left_out, kept = DigestSet(), Counter[str](), 0
+        folds, splits = self._policies.cross_validation, set[str]()
         first_unknown: JudgmentRecord | None = None
         for chunk in _chunks(records):
             new = pairs.add([_judged_pair(record) for record in chunk])
@@ -154,7 +155,9 @@ class CheckedSource:
             for record, reason in zip(chunk, _reasons(chunk, documents, queries), strict=True):
                 if not reason:
                     kept += 1
-                    yield record.query_id, record.document_id, record.relevance, record.split
+                    split = folds.split_of(record.query_id, record.split) if folds else record.split
+                    splits.add(record.split)
+                    yield record.query_id, record.document_id, record.relevance, split
                     continue
                 left_out[reason] += 1
                 if reason.startswith(_UNKNOWN) and first_unknown is None:
@@ -167,6 +170,11 @@ class CheckedSource:
             raise UserError(
                 f"No judgments to keep in {self._format.judgments_name}: {left_out.total()} were left out"
                 f" ({reasons or 'there are none'}). Are these the right files?"
+            )
+        if folds and folds.split not in splits:
+            raise UserError(
+                f"cross_validation.split is '{folds.split}', but {self._format.judgments_name} has no judgments of it."
+                f" Splits there: {', '.join(sorted(splits))}."
             )
         self.dropped.update(left_out)
 

@@ -7,7 +7,9 @@ formats have in common is in ``checked_source``.
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+from pydantic import Field, model_validator
 
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.storage import Folder
@@ -17,12 +19,36 @@ Policy = Literal["refuse", "drop"]
 _BLOCK_BYTES = 8 << 20
 
 
+class CrossValidation(Settings):
+    """Queries of one split shared out into ``folds`` by their ids: fold ``fold`` is for testing ('test'), the next one
+    for validation ('dev'), the others for training ('train'). Judgments of other splits stay as they are."""
+
+    folds: int = Field(default=5, ge=3)
+    fold: int = Field(ge=0)
+    split: str = "test"
+
+    @model_validator(mode="after")
+    def _fold_is_there(self) -> Self:
+        if self.fold >= self.folds:
+            raise ValueError(f"fold is {self.fold}, but {self.folds} folds are numbered 0 to {self.folds - 1}")
+        return self
+
+    def split_of(self, query_id: str, split: str) -> str:
+        """The split of a judgment that was read as one of ``split``."""
+        if split != self.split:
+            return split
+        digest = hashlib.blake2b(query_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        behind = (int.from_bytes(digest) - self.fold) % self.folds
+        return {0: "test", 1: "dev"}.get(behind, "train")
+
+
 class Policies(Settings):
-    """What to do with records that can't be used. Settings of a format extend this."""
+    """What to do with records that can't be used, and which queries are for what. Settings of a format extend this."""
 
     empty_documents: Policy = "refuse"  # those with neither title nor text
     empty_queries: Policy = "refuse"
     unknown_ids: Policy = "refuse"  # judgments of documents or queries that are not there
+    cross_validation: CrossValidation | None = None  # where a collection has too few queries for splits of its own
 
 
 class Place(NamedTuple):

@@ -43,6 +43,13 @@ class Collect(Stage[CollectConfig]):
         if not is_artifact(self.config.output):
             self.source()
 
+    def resolved(self) -> dict[str, Any]:
+        """Without ``cross_validation`` where there is none."""
+        values = super().resolved()
+        if values["source"].get("cross_validation", ...) is None:
+            del values["source"]["cross_validation"]
+        return values
+
     def input_fingerprints(self) -> dict[str, str]:
         """One hash over what the source says of its own bytes."""
         return {"source": source_fingerprint(self.source())}

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from raytriever.retrieval.collections import checked_source, digests
 from raytriever.retrieval.collections.checked_source import CheckedSource
-from raytriever.retrieval.collections.records import DocumentRecord, JudgmentRecord, Place, Policies, QueryRecord
+from raytriever.retrieval.collections.records import (
+    CrossValidation,
+    DocumentRecord,
+    JudgmentRecord,
+    Place,
+    Policies,
+    QueryRecord,
+)
 from raytriever.retrieval.errors import UserError
 
 DROP = Policies(empty_documents="drop", empty_queries="drop", unknown_ids="drop")
@@ -248,3 +255,33 @@ def test_against_a_plain_reading(
     assert [row[0] for row in found[1]] == list(dict.fromkeys(queries))
     assert found[2] == list(expected.values())
     assert len(judged) == len(found[2]) + sum(n for reason, n in source.dropped.items() if "judgments" in reason)
+
+
+def test_every_query_is_tested_in_one_fold_and_never_trained_on_in_it() -> None:
+    queries = [(f"q{number}", "text") for number in range(60)]
+    judged = [(id_, document, 1, "test") for id_, _ in queries for document in ("d1", "d2")]
+    judged.append(("q0", "d1", 1, "other"))
+    tested: list[str] = []
+    for fold in range(4):
+        policies = Policies(cross_validation=CrossValidation(folds=4, fold=fold))
+        table = pa.Table.from_batches(CheckedSource(Listed(DOCUMENTS, queries, judged), policies).judgments())
+        assert table.num_rows == len(judged)
+        of_split: dict[str, set[str]] = {}
+        for row in table.to_pylist():
+            of_split.setdefault(row["split"], set()).add(row["query_id"])
+        assert of_split.pop("other") == {"q0"}
+        assert sorted(of_split) == ["dev", "test", "train"]
+        assert sum(map(len, of_split.values())) == 60  # all judgments of a query are of one split
+        assert len(of_split["train"]) > len(of_split["test"]) > 5
+        tested += of_split["test"]
+    assert sorted(tested) == sorted(id_ for id_, _ in queries)
+
+
+def test_folds_that_are_not_there_are_named() -> None:
+    with pytest.raises(ValueError, match="fold is 5, but 5 folds are numbered 0 to 4"):
+        CrossValidation(fold=5)
+    source = CheckedSource(
+        Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "dev")]), Policies(cross_validation=CrossValidation(fold=0))
+    )
+    with pytest.raises(UserError, match=r"cross_validation.split is 'test', but /qrels has no .* Splits there: dev"):
+        list(source.judgments())
