@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from raytriever.retrieval.configuration import parse_yaml, validate, without_inputs
-from raytriever.retrieval.jobs.collect import CollectConfig
+from raytriever.retrieval.configuration import parse_yaml, validate
+from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 
 DPR = """
 kind: dpr
@@ -59,4 +59,4 @@ def test_settings(text: str, expected: dict[str, Any]) -> None:
     source = parse_yaml(text, "recipe")
     config = validate(CollectConfig, {"output": "o", "source": source}, "collect")
     policies = {"empty_documents": "refuse", "empty_queries": "refuse", "unknown_ids": "refuse"}
-    assert without_inputs(config)["source"] == {"kind": source["kind"]} | policies | expected
+    assert Collect(config).resolved()["source"] == {"kind": source["kind"]} | policies | expected
