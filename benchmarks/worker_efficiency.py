@@ -35,6 +35,7 @@ from raytriever.retrieval.jobs.stage import Stage, run_stage
 from raytriever.trainers.jobs.train import Train, TrainConfig
 
 DIMENSION = 384
+STAGES = ["embedding", "k-means", "packing", "training"]
 
 Measured = Callable[[int, str], float]  # seconds, of so many workers and a new folder
 
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--batches-per-step", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, RaySession(2) as session:
         measured = _measured(Path(folder), session, arguments)
@@ -69,52 +71,71 @@ def main() -> None:
 
 def _measured(folder: Path, session: RaySession, arguments: argparse.Namespace) -> dict[str, Measured]:
     session.start()
-    collection = make_collection(
-        folder, session, documents=arguments.pairs, queries=arguments.pairs, judgments=arguments.pairs, split="train"
-    )
-    vectors = make_vectors(folder, collection, in_topics(arguments.pairs, DIMENSION))
-    pairs, clusters = f"{folder}/pairs", f"{folder}/clusters"
-    run_stage(Pairs(PairsConfig(collection=collection.uri, output=pairs)), session)
-    run_stage(Cluster(ClusterConfig(pairs=pairs, vectors=vectors, cluster_size=64, output=clusters)), session)
+    measured: dict[str, Measured] = {}
+    if "embedding" in arguments.stages:
+        measured["embedding"] = _embedding(folder, session, arguments)
+    if {"k-means", "packing"} & set(arguments.stages):
+        found = _batch_construction(folder, session, arguments.pairs)
+        measured |= {name: measure for name, measure in found.items() if name in arguments.stages}
+    if "training" in arguments.stages:
+        measured["training"] = _training(session, arguments)
+    return measured
+
+
+def _timed(stage: Stage[Any], session: RaySession) -> float:
+    started = time.perf_counter()
+    run_stage(stage, session)
+    return time.perf_counter() - started
+
+
+def _embedding(folder: Path, session: RaySession, arguments: argparse.Namespace) -> Measured:
     texts = f"{folder}/texts"
     source = BeirFolder(path=str(_cut(arguments.collection, arguments.texts, folder / "cut")))
     run_stage(Collect(CollectConfig(source=source, output=texts)), session)
+    settings = {"collection": texts, "encoder": {"model": MODEL}, "texts_per_shard": 128}
+    return lambda workers, output: _timed(
+        Embed(EmbedConfig.model_validate(settings | _placed(workers, output))), session
+    )
 
-    def timed(stage: Stage[Any]) -> float:
-        started = time.perf_counter()
-        run_stage(stage, session)
-        return time.perf_counter() - started
 
-    def embedding(workers: int, output: str) -> float:
-        settings = {"collection": texts, "encoder": {"model": MODEL}, "texts_per_shard": 128}
-        return timed(Embed(EmbedConfig.model_validate(settings | _placed(workers, output))))
+def _batch_construction(folder: Path, session: RaySession, count: int) -> dict[str, Measured]:
+    collection = make_collection(folder, session, documents=count, queries=count, judgments=count, split="train")
+    vectors = make_vectors(folder, collection, in_topics(count, DIMENSION))
+    pairs, clusters = f"{folder}/pairs", f"{folder}/clusters"
+    run_stage(Pairs(PairsConfig(collection=collection.uri, output=pairs)), session)
+    run_stage(Cluster(ClusterConfig(pairs=pairs, vectors=vectors, cluster_size=64, output=clusters)), session)
+    clustering = {"pairs": pairs, "vectors": vectors, "cluster_size": 64}
+    packing = {
+        "clusters": clusters,
+        "pairs": pairs,
+        "vectors": vectors,
+        "packing": PackingSettings(batch_size=64, polish_sweeps=1),
+        "epochs": 2,
+    }
+    return {
+        "k-means": lambda workers, output: _timed(
+            Cluster(ClusterConfig.model_validate(clustering | _placed(workers, output))), session
+        ),
+        "packing": lambda workers, output: _timed(
+            Pack(PackConfig.model_validate(packing | _placed(workers, output))), session
+        ),
+    }
 
-    def clustering(workers: int, output: str) -> float:
-        settings = {"pairs": pairs, "vectors": vectors, "cluster_size": 64}
-        return timed(Cluster(ClusterConfig.model_validate(settings | _placed(workers, output))))
 
-    def packing(workers: int, output: str) -> float:
-        settings = {
-            "clusters": clusters,
-            "pairs": pairs,
-            "vectors": vectors,
-            "packing": PackingSettings(batch_size=64, polish_sweeps=1),
-            "epochs": 2,
-        }
-        return timed(Pack(PackConfig.model_validate(settings | _placed(workers, output))))
+def _training(session: RaySession, arguments: argparse.Namespace) -> Measured:
+    settings = {
+        "batches": arguments.batches,
+        "encoder": {"model": MODEL},
+        "objective": {"kind": "contrastive", "chunk_size": 16},
+        "training": {"epochs": 1, "max_steps": arguments.steps, "batches_per_step": arguments.batches_per_step},
+    }
 
-    def training(workers: int, output: str) -> float:
-        settings = {
-            "batches": arguments.batches,
-            "encoder": {"model": MODEL},
-            "objective": {"kind": "contrastive", "chunk_size": 16},
-            "training": {"epochs": 1, "max_steps": arguments.steps, "batches_per_step": arguments.batches_per_step},
-        }
-        timed(Train(TrainConfig.model_validate(settings | _placed(workers, output))))
+    def median_step(workers: int, output: str) -> float:
+        _timed(Train(TrainConfig.model_validate(settings | _placed(workers, output))), session)
         seconds, _ = step_times(Path(output, LOG))
         return seconds
 
-    return {"embedding": embedding, "k-means": clustering, "packing": packing, "training": training}
+    return median_step
 
 
 def _placed(workers: int, output: str) -> dict[str, Any]:
