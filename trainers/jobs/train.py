@@ -202,6 +202,22 @@ class Train(Stage[TrainConfig]):
             said += f", {best['measure']} {start}{best['value']:.4f} (best, after {best['step']} steps)"
         return said
 
+    def announce(self, artifact: Artifact) -> list[str]:
+        """Where no state that was measured is as good as the encoder was before training."""
+        facts = artifact.manifest["facts"]
+        best = facts.get("best")
+        if best is None or best["start"] is None:
+            return []
+        change = best["value"] - best["start"]
+        if not (change < 0 if facts["criteria"][-1]["higher_is_better"] else change > 0):
+            return []
+        return [
+            "",
+            f"{artifact.uri}: training made the encoder worse on what validation measures: {best['measure']} was"
+            f" {best['start']:.4f} before it and is {best['value']:.4f} at its best. A lower learning rate or other"
+            " negatives may help; the encoder as it was may be the better one.",
+        ]
+
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The model's folder."""
         return [""]

@@ -1,9 +1,13 @@
+from pathlib import Path
+
 import pytest
 
+from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from raytriever.trainers.jobs.train import Train, TrainConfig, _check_elastic, mean_loss
+from tests.unit.small_run import make_artifact
 
 SETTINGS = {
     "output": "run/model",
@@ -81,3 +85,28 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step():
 def test_mean_losses_are_of_tenths_of_the_steps():
     points = [{"loss": float(number)} for number in range(40)]
     assert (mean_loss(points, 0), mean_loss(points, -1)) == (1.5, 37.5)
+
+
+@pytest.mark.parametrize(
+    ("start", "value", "higher_is_better", "worse"),
+    [
+        (0.73, 0.72, True, True),
+        (0.73, 0.74, True, False),
+        (0.73, 0.73, True, False),
+        (1.2, 1.3, False, True),
+        (1.2, 1.1, False, False),
+        (None, 0.1, True, False),
+    ],
+)
+def test_an_encoder_that_training_made_worse_is_told(
+    tmp_path: Path, start: float | None, value: float, higher_is_better: bool, worse: bool
+) -> None:
+    criterion = {"measure": "RR@10", "higher_is_better": higher_is_better, "start": 0, "minimum_change": 0.05}
+    facts = {"best": {"step": 4, "measure": "RR@10", "value": value, "start": start}, "criteria": [criterion]}
+    artifact = Artifact(make_artifact(tmp_path / "model", "model", {}, facts, {"x": "1"}, 1))
+    lines = stage().announce(artifact)
+    if not worse:
+        assert lines == []
+        return
+    assert f"RR@10 was {start:.4f} before it and is {value:.4f} at its best" in lines[-1]
+    assert lines[-1].startswith(artifact.uri)
