@@ -109,9 +109,8 @@ class Checkpoints:
                 hashes[name] = sha256_of(scratch / name)
                 self.folder.put(f"{_step_folder(state.steps)}/{name}", scratch / name)
         record = {**asdict(state), "files": hashes, "derivation": asdict(self._derivation)}
-        self.folder.write_bytes(
-            f"{_step_folder(state.steps)}/{_RECORD}", json.dumps(record, indent=1, sort_keys=True).encode()
-        )
+        # unsorted: measures come back in the order in which an undisturbed run writes them out
+        self.folder.write_bytes(f"{_step_folder(state.steps)}/{_RECORD}", json.dumps(record, indent=1).encode())
         self._prune(state.best_step)
 
     def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> State:

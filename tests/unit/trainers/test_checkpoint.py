@@ -97,11 +97,14 @@ def test_the_best_one_is_kept_besides(tmp_path):
 
 
 def test_evaluations_come_back(tmp_path):
-    evaluations = (Evaluation(0, {"nDCG@10": 0.25}, 1.5), Evaluation(3, {"nDCG@10": 0.5}, 2.5))
+    measured = {"nDCG@10": 0.25, "RR@10": 0.125, "AP": 0.5}
+    evaluations = (Evaluation(0, measured, 1.5), Evaluation(3, dict.fromkeys(measured, 0.5), 2.5))
     checkpoints = run(tmp_path)
     checkpoints.save(State(3, evaluations, 3), *stepped())
     checkpoints.wait()
-    assert run(tmp_path).restore(*stepped()) == State(3, evaluations, 3)
+    restored = run(tmp_path).restore(*stepped())
+    assert restored == State(3, evaluations, 3)
+    assert [list(evaluation.measures) for evaluation in restored.evaluations] == [list(measured)] * 2  # their order too
 
 
 def test_what_is_written_in_the_background_is_the_state_of_the_call(tmp_path, monkeypatch):

@@ -1,0 +1,112 @@
+"""What the benchmark of kills disturbs: presets that fit their recipes, need nothing from outside and train briefly."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raytriever
+from benchmarks.fault_presets import PRESETS, Preset, reading_presets
+from benchmarks.faults import main
+from raytriever.retrieval.configuration import input_paths
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.recipe import load_recipe
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+KINDS = {
+    "contrastive": "contrastive",
+    "adaptive_margins": "adaptive_margin",
+    "multi_layer": "multi_layer",
+    "coder": "coder",
+    "contextual": "contextual",
+    "revela": "revela",
+    "replug": "replug",
+}
+
+
+@pytest.fixture
+def language_model(tmp_path: Path) -> Path:
+    folder = tmp_path / "it's {a: folder} # of 1"  # which YAML would read as something else
+    folder.mkdir()
+    return folder
+
+
+def stages_of(preset: Preset, language_model: Path) -> dict[str, Any]:
+    """The checked stages that run: those up to the last that is disturbed."""
+    settings = preset.settings_with(language_model if preset.language_model else None)
+    recipe = load_recipe(preset.recipe, settings)
+    stages = raytriever.recipe_stages(recipe)
+    return {name: stages[name] for name in recipe.names_until(preset.stages[-1] if preset.stages else None)}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_reads_nothing_from_outside(name: str, language_model: Path) -> None:
+    stages = stages_of(PRESETS[name], language_model)
+    made: set[str] = set()
+    for stage in stages.values():
+        outside = set(input_paths(stage.config).values()) - made - {MINILM}
+        assert outside <= {str(language_model)}
+        if stage.command == "collect":
+            assert stage.config.source.kind == "python_functions"
+            assert stage.config.source.limit <= 600
+        made.add(stage.config.output)
+
+
+def test_each_objective_of_the_recipes_has_a_preset_for_its_training(language_model: Path) -> None:
+    trainings = {name: preset for name, preset in PRESETS.items() if preset.stages == ("model",)}
+    found = {name: stages_of(preset, language_model)["model"].config for name, preset in trainings.items()}
+    assert {name: config.objective.kind for name, config in found.items()} == KINDS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_training_is_short_and_has_checkpoints_to_go_on_from(name: str, language_model: Path) -> None:
+    config = stages_of(PRESETS[name], language_model)["model"].config
+    assert (config.training.max_steps, config.training.checkpoint_every) == (12, 3)
+    assert config.resources.cpus_per_worker == 1
+    assert config.training.schedule.steps_of_warmup(12) < 12
+    if config.validation is not None:  # split 'dev' is not among those of the functions
+        assert (config.validation.split, config.validation.every) == ("test", 3)
+
+
+@pytest.mark.parametrize("name", reading_presets())
+def test_the_language_model_is_the_one_that_is_given(name: str, language_model: Path) -> None:
+    stages = stages_of(PRESETS[name], language_model)
+    named = [path for stage in stages.values() for path in input_paths(stage.config).values()]
+    assert named.count(str(language_model)) == 1
+
+
+def test_a_language_model_is_given_where_one_is_read_and_nowhere_else(tmp_path: Path) -> None:
+    assert set(reading_presets()) == {"revela", "replug"}
+    for name, preset in PRESETS.items():
+        if name in reading_presets():
+            with pytest.raises(UserError, match="reads a language model: name its folder with --language-model FOLDER"):
+                preset.settings_with(None)
+            with pytest.raises(UserError, match=r"none is no folder\. Name the one that holds"):
+                preset.settings_with(tmp_path / "none")
+        else:
+            assert preset.settings_with(None) == preset.settings
+            with pytest.raises(UserError, match="of the presets only revela, replug read one"):
+                preset.settings_with(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--preset", "revela"], "name its folder with --language-model FOLDER"),
+        (["--preset", "coder", "--language-model", "."], "of the presets only revela, replug read one"),
+        (["--recipe", "revela", "--language-model", "."], "name the setting with --set"),
+    ],
+)
+def test_the_command_refuses_before_it_begins(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["faults", "--output", str(tmp_path / "new"), *given])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "new").exists()
