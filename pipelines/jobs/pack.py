@@ -76,10 +76,13 @@ class Pack(Stage[PackConfig]):
                 lists = [Shard(_lists_shard(number), {"lists": number}, intermediate=True) for number in large]
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
-        shards = list(lists)
-        if config.packing.polish_sweeps:
-            shards.append(Shard(_ROWS_SHARD, {"rows": "of pairs"}, intermediate=True))
-        for epoch in range(config.epochs):
+        rows = [Shard(_ROWS_SHARD, {"rows": "of pairs"}, intermediate=True)] if config.packing.polish_sweeps else []
+        return [*lists, *rows, *self._epochs(bounds)]
+
+    def _epochs(self, bounds: list[tuple[int, int]]) -> list[Shard]:
+        """An epoch is one shard, or, where there is more than one part, the parts and what joins them."""
+        shards = []
+        for epoch in range(self.config.epochs):
             name = f"epoch={epoch:05d}"
             if len(bounds) < 2:
                 shards.append(Shard(name, {"epoch": epoch}, phase=1))
