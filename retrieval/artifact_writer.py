@@ -96,16 +96,24 @@ class ArtifactWriter:
                 finished[record.name] = record
         return finished
 
-    def require_own(self, *, seconds: float = 0.0) -> None:
+    def require_own(self, *, seconds: float = 0.0, unfinished: bool = True) -> None:
         """Raises ``UserError`` where another run has begun to make the artifact since ``begin``.
 
-        Looks again only where the last look is ``seconds`` ago.
+        Where it is ``unfinished`` still, also where another run has ended it. Looks again only where the last look is
+        ``seconds`` ago.
         """
         if self._maker is None or time.monotonic() < self._checked + seconds:
             return
         self._checked = time.monotonic()
         now = self._stored_maker()
-        if now is not None and now.run != self._maker.run:
+        if now is None:
+            if not unfinished:
+                return
+            raise UserError(
+                f"{self.folder.uri} is no longer this run's: another run has made it meanwhile, or files were removed"
+                " there. This run stops; the same command again reuses what is there."
+            )
+        if now.run != self._maker.run:
             raise UserError(
                 f"{self.folder.uri} is made by another run now ({now}), so this one stops. Shards that are finished"
                 " stay; run only one of the two, or choose another output."

@@ -201,17 +201,18 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
         finished = writer.begin()
         if finished:
             say(f"{label}: {len(finished)} of {len(shards)} shards are there already")
-        with _one_maker(writer), ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
-            progress.start_at(sum(record.rows for record in finished.values()))
-            for phase in sorted({shard.phase for shard in shards}):
-                pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]
-                for record in stage.execute(pending, session, progress):
-                    writer.require_own(seconds=_LOOKS_SECONDS)
-                    finished[record.name] = record
-                    metrics.record_shard(record)
-        records = [finished[shard.name] for shard in shards if not shard.intermediate]
-        seconds = time.monotonic() - started
-        artifact = writer.finish(records, stage.facts(records), _run_facts(seconds))
+        with _one_maker(writer):
+            with ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
+                progress.start_at(sum(record.rows for record in finished.values()))
+                for phase in sorted({shard.phase for shard in shards}):
+                    pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]
+                    for record in stage.execute(pending, session, progress):
+                        writer.require_own(seconds=_LOOKS_SECONDS)
+                        finished[record.name] = record
+                        metrics.record_shard(record)
+            records = [finished[shard.name] for shard in shards if not shard.intermediate]
+            seconds = time.monotonic() - started
+            artifact = writer.finish(records, stage.facts(records), _run_facts(seconds))
         say(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
     return artifact
 
@@ -226,7 +227,7 @@ def _one_maker(writer: ArtifactWriter) -> Iterator[None]:
         yield
     except Exception as error:
         try:
-            writer.require_own()
+            writer.require_own(unfinished=False)
         except StorageError:
             raise error from None
         raise

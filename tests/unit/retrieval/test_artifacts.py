@@ -312,6 +312,9 @@ def test_a_later_run_takes_over_and_the_earlier_one_stops(place: str) -> None:
     finished = later.finish([record, *rest], {"dimension": 8}, RUN)
     assert finished.fingerprint == make(f"{place}-undisturbed").fingerprint
     assert "maker.json" not in contents(place)
+    before = contents(place)
+    assert "no longer this run's: another run has made it" in refused(lambda: earlier.finish([record], {}, RUN))
+    assert contents(place) == before
 
 
 def test_another_process_of_this_machine_that_is_at_work_is_not_interrupted(place: str) -> None:
