@@ -9,10 +9,9 @@ Every stage that is disturbed runs undisturbed first, as a command of its own (`
 those between are made by one), then once for each kill, from the same inputs. Kind and moment of a kill are drawn from
 seed, stage and round: a process that works for the job, one that holds an actor, a node (another is started in its
 place after some seconds), or the driver (the command is issued again). Rounds take the stages in turn and end with the
-time.
-Prints a table, and writes ``faults.json`` with every kill. Beside ``quickstart``, all of whose stages are disturbed,
-there is a preset for the training of each objective; ``revela`` and ``replug`` read a language model, as ``python -m
-benchmarks.small_language_model`` makes one. Linux only.
+time. Prints a table, and writes ``faults.json`` with every kill. Beside ``quickstart``, all of whose stages are
+disturbed, there is a preset for the training of each objective; ``revela`` and ``replug`` read a language model, as
+``python -m benchmarks.small_language_model`` makes one. Linux only.
 """
 
 import argparse

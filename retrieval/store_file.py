@@ -2,21 +2,14 @@
 
 import io
 from collections.abc import Callable
-from typing import Protocol
 
 import pyarrow as pa
 
 
-class Ask(Protocol):
-    """Does something with a store, again and again where the store fails for the moment."""
-
-    def __call__(self, act: Callable[[], bytes]) -> bytes: ...
-
-
 class StoreFile(io.RawIOBase):
-    """``open_file`` opens the stored file; what is read of it goes through ``ask``."""
+    """``open_file`` opens the stored file; ``ask`` does what reads of it, again and again where the store fails."""
 
-    def __init__(self, open_file: Callable[[], pa.NativeFile], ask: Ask) -> None:
+    def __init__(self, open_file: Callable[[], pa.NativeFile], ask: Callable[[Callable[[], bytes]], bytes]) -> None:
         self._open_file, self._ask = open_file, ask
         self._file: pa.NativeFile | None = open_file()
         self._bytes: int = self._file.size()
