@@ -1,8 +1,8 @@
 """Vectors as an artifact: memory-mapped half-precision shards with their ids beside them."""
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,28 +48,19 @@ class VectorRows:
     """The vectors of one part under one row numbering (that of the collection they were made from).
 
     A file is opened (and copied from an object store) when a row of it is asked for: whoever needs few rows of a large
-    part reads few files. How many rows each has follows from its bytes, which the manifest knows.
+    part reads few files; those asked for last stay open. How many rows each has follows from its bytes, which the
+    manifest knows.
     """
 
     def __init__(self, artifact: StoredVectors, files: Sequence[ShardFile]) -> None:
         self._artifact = artifact
         self._names = [file.name for file in files]
-        self._opened: OrderedDict[int, NDArray[Any]] = OrderedDict()
+        self._file = lru_cache(_MOST_MAPS)(partial(_mapped, artifact, self._names))
         first = self._file(0)
         self._shape: tuple[int, ...] = first.shape[1:]
         header, row = files[0].bytes - first.nbytes, first.itemsize * math.prod(self._shape)
         self._starts = np.cumsum([0, *((file.bytes - header) // row for file in files)])
         self._chosen = self._read_chosen()
-
-    def _file(self, number: int) -> NDArray[Any]:
-        """The vectors of one file, memory-mapped; those asked for last stay open."""
-        found = self._opened.pop(number, None)
-        if found is None:
-            found = np.load(self._artifact.path(self._names[number]), mmap_mode="r")
-        self._opened[number] = found
-        if len(self._opened) > _MOST_MAPS:
-            self._opened.popitem(last=False)
-        return found
 
     def _read_chosen(self) -> NDArray[np.int64] | None:
         """The collection's rows that are here, ascending; None where all are."""
@@ -122,7 +113,7 @@ class VectorRows:
             rows = self._places(rows, self._chosen)
         result = np.empty((len(rows), *self._shape), dtype=np.float32)
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
-        for shard in np.unique(shard_of):
+        for shard in np.unique(shard_of).tolist():
             chosen = np.flatnonzero(shard_of == shard)
             chosen = chosen[np.argsort(rows[chosen], kind="stable")]  # the disk is read forwards
             result[chosen] = self._file(shard)[rows[chosen] - self._starts[shard]]
@@ -147,3 +138,8 @@ class VectorRows:
         stop = len(self) if stop is None else stop
         for first in range(start, stop, size):
             yield first, self.range(first, min(first + size, stop))
+
+
+def _mapped(artifact: Artifact, names: Sequence[str], number: int) -> NDArray[Any]:
+    vectors: NDArray[Any] = np.load(artifact.path(names[number]), mmap_mode="r")
+    return vectors

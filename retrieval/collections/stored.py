@@ -1,7 +1,8 @@
 """A collection as an artifact: documents, queries and judgments in parquet, rows addressed by their number."""
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -29,22 +30,15 @@ class ParquetRows:
 
     def __init__(self, artifact: Artifact, names: Sequence[str]) -> None:
         self._paths = [artifact.path(name) for name in names]
-        self._metadata = [pq.read_metadata(path) for path in self._paths]
-        self._opened: OrderedDict[int, pq.ParquetFile] = OrderedDict()
+        footers = [pq.read_metadata(path) for path in self._paths]
+        self._file = lru_cache(_MOST_OPEN_FILES)(partial(_opened, self._paths, footers))
         starts = [0]
         self._groups: list[tuple[int, int]] = []
-        for number, metadata in enumerate(self._metadata):
-            for group in range(metadata.num_row_groups):
+        for number, footer in enumerate(footers):
+            for group in range(footer.num_row_groups):
                 self._groups.append((number, group))
-                starts.append(starts[-1] + metadata.row_group(group).num_rows)
+                starts.append(starts[-1] + footer.row_group(group).num_rows)
         self._starts = np.array(starts, dtype=np.int64)
-
-    def _file(self, number: int) -> pq.ParquetFile:
-        found = self._opened.pop(number, None) or pq.ParquetFile(self._paths[number], metadata=self._metadata[number])
-        self._opened[number] = found
-        if len(self._opened) > _MOST_OPEN_FILES:
-            self._opened.popitem(last=False)  # closed with its last reader's reference
-        return found
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -70,6 +64,10 @@ class ParquetRows:
         if not pieces:
             return self._file(0).schema_arrow.empty_table().select(list(columns))
         return pa.concat_tables(pieces).take(pa.array(place))
+
+
+def _opened(paths: Sequence[Path], footers: Sequence[pq.FileMetaData], number: int) -> pq.ParquetFile:
+    return pq.ParquetFile(paths[number], metadata=footers[number])
 
 
 class StoredCollection(Artifact):
