@@ -6,7 +6,9 @@ test_interrupted_run.py.
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -29,6 +32,7 @@ from raytriever.trainers.run_record import Heard
 from tests.cluster.journaled import KINDS, JournaledConfig, notes
 from tests.unit.small_run import make, make_run
 
+Seen = TypeVar("Seen")
 HEAD, FIRST, SECOND = "127.0.0.81", "127.0.0.82", "127.0.0.83"  # loopback, and nobody else's
 
 
@@ -60,13 +64,14 @@ class Command:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def wait_until(self, what: Callable[[], bool]) -> None:
-        """Returns when ``what`` has come true, which it must while the command runs."""
+    def wait_for(self, what: Callable[[], Seen | None]) -> Seen:
+        """What ``what`` returns once that is true, which it must be while the command runs."""
         deadline = time.monotonic() + 120
-        while not what():
+        while not (found := what()):
             assert self._process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
             time.sleep(0.01)
+        return found
 
     def kill(self) -> None:
         kill(self._process.pid)
@@ -92,17 +97,22 @@ def test_of_shards_only_those_being_made_are_lost(cluster: LoopbackCluster, tmp_
         last = {note.process: note.what for note in notes(journal)}
         return [process for process in cluster.workers() if last.get(process) == "begun"]
 
-    def disturb(after: int, command: Command) -> list[int]:
-        command.wait_until(lambda: finished() >= after and bool(busy()))
-        return busy()
+    def caught() -> int | None:
+        """One of them, stopped in the midst: it cannot finish while it is being looked at."""
+        for process in busy():
+            os.kill(process, signal.SIGSTOP)
+            if process in busy():
+                return process
+            os.kill(process, signal.SIGCONT)
+        return None
 
     program = ("-m", "tests.cluster.journaled", kind, str(output), str(journal))
     with Command(cluster, tmp_path, *program) as command:
-        kill(disturb(3, command)[0])
-        node = cluster.node_of(disturb(8, command)[0])
+        kill(command.wait_for(lambda: caught() if finished() >= 3 else None))
+        node = cluster.node_of(command.wait_for(lambda: caught() if finished() >= 8 else None))
         cluster.kill_node(node)
         cluster.start_node(node)
-        disturb(14, command)
+        command.wait_for(lambda: finished() >= 14 and busy())
         command.kill()
     kept = {path: path.stat().st_mtime_ns for path in (output / "shards").iterdir()}
     assert len(kept) >= 14
@@ -152,14 +162,14 @@ def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: 
 
     program = ("raytriever.py", "train", str(tmp_path / "train.yaml"))
     with Command(cluster, tmp_path, *program) as command:
-        command.wait_until(lambda: reached(6))
+        command.wait_for(lambda: reached(6))
         node = cluster.node_of(worker())
         cluster.kill_node(node)
         cluster.start_node(node)
-        command.wait_until(lambda: reached(14))
+        command.wait_for(lambda: reached(14))
         command.kill()
     with Command(cluster, tmp_path, *program) as command:
-        command.wait_until(lambda: reached(24))
+        command.wait_for(lambda: reached(24))
         command.succeed()
     cluster.wait_for(node)
     assert hashes(output) == hashes(undisturbed)
@@ -200,7 +210,7 @@ def test_elastic_training_goes_on_with_the_worker_that_is_left(
             most = max(most, len(trainers()))
             return any(output.glob("checkpoints/step-00000004/checkpoint.json"))
 
-        command.wait_until(reached)
+        command.wait_for(reached)
         lost = cluster.node_of(trainers()[-1])
         cluster.kill_node(lost)
         command.succeed()
