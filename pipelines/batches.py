@@ -5,8 +5,10 @@ One row is one example, one row group is one batch, so batch i is one seek. File
 manifest's fact ``layout`` says; ``SCHEMAS`` has the columns of each.
 """
 
-from collections import OrderedDict
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -81,17 +83,17 @@ class BatchFiles:
 
     def __init__(self, artifact: Artifact, columns: Sequence[str]) -> None:
         self._artifact = artifact
-        self._columns = tuple(columns)
-        self._shards: dict[int, list[tuple[int, str]]] = {}  # epoch: (first batch, file) in order
+        self._names: dict[int, list[str]] = {}  # of each epoch's files, in order
+        self._firsts: dict[int, list[int]] = {}  # the first batch of each
         self._counts: dict[int, int] = {}
         for shard in artifact.shards:
             if "batches" not in shard.facts:
                 continue  # what was written beside the batches: an audit
             epoch, batches = int(shard.facts["epoch"]), int(shard.facts["batches"])
-            first = self._counts.get(epoch, 0)
-            self._shards.setdefault(epoch, []).append((first, shard.files[0].name))
-            self._counts[epoch] = first + batches
-        self._open: OrderedDict[str, pq.ParquetFile] = OrderedDict()
+            self._names.setdefault(epoch, []).append(shard.files[0].name)
+            self._firsts.setdefault(epoch, []).append(self._counts.get(epoch, 0))
+            self._counts[epoch] = self._firsts[epoch][-1] + batches
+        self._file = lru_cache(_OPEN_FILES)(partial(_opened, artifact, tuple(columns)))
         self._bytes: dict[str, NDArray[np.int64]] = {}
 
     @property
@@ -116,10 +118,9 @@ class BatchFiles:
     def distinct(self, column: str) -> set[Any]:
         """All values of a column, over all epochs; one file's in memory at a time."""
         found: set[Any] = set()
-        for shards in self._shards.values():
-            for _, name in shards:
-                table = pq.read_table(self._artifact.path(name), columns=[column])
-                found |= set(table[column].unique().to_pylist())
+        for name in chain.from_iterable(self._names.values()):
+            table = pq.read_table(self._artifact.path(name), columns=[column])
+            found |= set(table[column].unique().to_pylist())
         return found
 
     def read(self, epoch: int, index: int) -> pa.Table:
@@ -143,22 +144,20 @@ class BatchFiles:
 
     def _place(self, epoch: int, index: int) -> tuple[int, str]:
         """The file that has the batch, and its first batch."""
-        return next(item for item in reversed(self._shards[epoch]) if item[0] <= index)
+        file = bisect_right(self._firsts[epoch], index) - 1
+        return self._firsts[epoch][file], self._names[epoch][file]
 
-    def _file(self, name: str) -> pq.ParquetFile:
-        if name not in self._open:
-            if len(self._open) >= _OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
-            file = pq.ParquetFile(self._artifact.path(name))
-            missing = [column for column in self._columns if column not in file.schema_arrow.names]
-            if missing:
-                raise UserError(
-                    f"The batches in {self._artifact.uri} have no column {', '.join(missing)}: an earlier version made"
-                    " them. Make them again, by the same recipe or command with --force."
-                )
-            self._open[name] = file
-        self._open.move_to_end(name)
-        return self._open[name]
+
+def _opened(artifact: Artifact, columns: Sequence[str], name: str) -> pq.ParquetFile:
+    """One of the artifact's files. Raises ``UserError`` where one of the columns is not there."""
+    file = pq.ParquetFile(artifact.path(name))
+    missing = [column for column in columns if column not in file.schema_arrow.names]
+    if missing:
+        raise UserError(
+            f"The batches in {artifact.uri} have no column {', '.join(missing)}: an earlier version made them. Make"
+            " them again, by the same recipe or command with --force."
+        )
+    return file
 
 
 class BatchReader:

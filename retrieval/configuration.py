@@ -90,6 +90,18 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
     return result
 
 
+def split_values(listed: str, where: str) -> list[str]:
+    """The values of ``a,b,c`` as they are written; commas inside brackets and quotes belong to a value.
+
+    Raises ``UserError``, led by ``where``, for what is no list in YAML.
+    """
+    try:
+        node: Any = yaml.compose(f"[{listed}]", Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: the values are not valid YAML; leave none empty, or quote them.") from error
+    return [listed[item.start_mark.index - 1 : item.end_mark.index - 1].strip() for item in node.value]
+
+
 def apply_values(settings: dict[str, Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns ``settings`` with each of ``values`` laid over it at its dotted key; ``where`` they stand, for messages.
 

@@ -1,19 +1,17 @@
 """Recipes: a run as one YAML file, whose stages name each other as inputs, or as what differs from another recipe."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import raytriever
-from raytriever.retrieval.configuration import apply_overrides, apply_values, did_you_mean, read_yaml
+from raytriever.retrieval.configuration import apply_overrides, apply_values, did_you_mean, read_yaml, split_values
 from raytriever.retrieval.errors import UserError
 
 _KEYS = ("description", "output", "resources", "stages")
 _FILE_KEYS = (*_KEYS, "based_on", "set")
 _ENDINGS = (".yaml", ".yml")
-_COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[\]]*\])")
 
 
 @dataclass(frozen=True)
@@ -101,11 +99,12 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
 def load_variants(name_or_path: str, overrides: Sequence[str], output: str | None, each: str) -> dict[str, Recipe]:
     """The recipe once for each value of one key, ``each`` being ``key=value,value``: by the value's last part.
 
-    A variant's artifacts go into a folder of that name below the recipe's output. A value may be a list in brackets.
-    Raises ``UserError`` as ``load_recipe``, and where there are no values, or two of one name.
+    A variant's artifacts go into a folder of that name below the recipe's output. Values are listed
+    as ``split_values`` reads them. Raises ``UserError`` as ``load_recipe``, and where there are no values, or two of one
+    name.
     """
     key, equals, text = each.partition("=")
-    values = [value.strip() for value in _COMMA_OUTSIDE_BRACKETS.split(text) if value.strip()]
+    values = split_values(text, f"--each {each!r}")
     if not equals or not key or not values:
         raise UserError(
             f"--each {each!r} is not of the form key=value,value, such as corpus.source.path=data/a,data/b."

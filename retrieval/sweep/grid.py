@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from hashlib import sha256
 from itertools import product
-from typing import Any
 
 import numpy as np
-import yaml
 
+from raytriever.retrieval.configuration import split_values
 from raytriever.retrieval.errors import UserError
 
 Values = Mapping[str, str]  # a swept key to its value, written as behind ``--set key=``
@@ -58,7 +57,7 @@ def parse_axis(text: str, option: str) -> Axis:
     stands, for messages. Raises ``UserError`` for anything else, and for a value given twice.
     """
     key, equals, listed = text.partition("=")
-    pieces = _pieces(listed, f"{option} {text!r}")
+    pieces = split_values(listed, f"{option} {text!r}")
     if not equals or "." not in key or not pieces:
         raise UserError(f"{option} {text!r} is not of the form stage.key=value,value or from:to:step, {_EXAMPLE}.")
     values: list[str] = []
@@ -73,15 +72,6 @@ def parse_axis(text: str, option: str) -> Axis:
     if twice:
         raise UserError(f"{option} {text!r} holds {twice[0]} twice: each value is one trial. Remove one.")
     return Axis(key, tuple(values))
-
-
-def _pieces(listed: str, where: str) -> list[str]:
-    """Splits at commas, but for those inside brackets and quotes."""
-    try:
-        node: Any = yaml.compose(f"[{listed}]", Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{where}: the values are not valid YAML; quote them.") from error
-    return [listed[item.start_mark.index - 1 : item.end_mark.index - 1].strip() for item in node.value]
 
 
 def _range(piece: str, where: str) -> list[str] | Span:

@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Any]] = {
     ),
     "replug": ({"kind": "replug", "similarity_temperature": 0.1, "likelihood_temperature": 0.5}, None, chunk_table),
 }  # fmt: skip
+_MADE = TemporaryDirectory(prefix="objectives-")  # removed when the process ends
 BATCHES = 4  # that have scores
 
 
@@ -98,7 +99,7 @@ def make_objective(name: str, folder: Path, lora: bool = False) -> Objective[Any
 
 @cache
 def _language_model() -> LocatedModel:
-    folder = save_tiny_model("qwen2", Path(mkdtemp(prefix="language-model-")), language_model=True)
+    folder = save_tiny_model("qwen2", Path(_MADE.name) / "language-model", language_model=True)
     return locate_model(str(folder))
 
 
@@ -113,7 +114,7 @@ def _scores(size: int = 16) -> str:
         "facts": {"epoch": 0, "batches": BATCHES, "batch_size": size},
         "row_group_size": size,
     }
-    return artifact(Path(mkdtemp(prefix="scores-")), SCORES, {}, {}, [shard])
+    return artifact(Path(_MADE.name) / "scores", SCORES, {}, {}, [shard])
 
 
 def _spread(transformer: nn.Module) -> None:

@@ -162,10 +162,17 @@ def test_a_value_of_a_variant_may_be_a_list(recipe: str) -> None:
         load_variants(recipe, [], None, "pairs.domains=[a],a")
 
 
-@pytest.mark.parametrize("each", ["documents.source.path", "=a,b", "documents.source.path=", "documents.source.path=,"])
+@pytest.mark.parametrize("each", ["documents.source.path", "=a,b", "documents.source.path="])
 def test_variants_without_a_key_or_values_are_refused(recipe: str, each: str) -> None:
     with pytest.raises(UserError, match="is not of the form key=value,value"):
         load_variants(recipe, [], None, each)
+
+
+def test_an_empty_value_among_variants_is_refused(recipe: str) -> None:
+    with pytest.raises(
+        UserError, match=r"--each 'pairs.domains=a,,b': the values are not valid YAML; leave none empty"
+    ):
+        load_variants(recipe, [], None, "pairs.domains=a,,b")
 
 
 def test_variants_of_one_name_are_refused(recipe: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,13 +21,14 @@ from tests.unit.retrieval.encoders.tiny_models import SENTENCES, TEXTS, load_tin
 
 FAMILIES = ("bert", "roberta", "mpnet", "nomic_bert", "modernbert")
 BLOCKS = {"prefix_attends": "prefix"}
+_MODELS = TemporaryDirectory(prefix="contextual-")  # removed when the process ends
 DOCUMENTS = [*SENTENCES, "another one", "the last"]
 
 
 @cache
 def saved(family: str, seed: int = 0) -> Path:
     """The folder of a tiny model of the family."""
-    return save_tiny_model(family, Path(mkdtemp(prefix="contextual-")) / family, seed=seed)
+    return save_tiny_model(family, Path(_MODELS.name) / f"{family}-{seed}", seed=seed)
 
 
 @cache
