@@ -100,8 +100,8 @@ def load_variants(name_or_path: str, overrides: Sequence[str], output: str | Non
     """The recipe once for each value of one key, ``each`` being ``key=value,value``: by the value's last part.
 
     A variant's artifacts go into a folder of that name below the recipe's output. Values are listed
-    as ``split_values`` reads them. Raises ``UserError`` as ``load_recipe``, and where there are no values, or two of one
-    name.
+    as ``split_values`` reads them. Raises ``UserError`` as ``load_recipe``, where there are no values, and where two
+    have one name.
     """
     key, equals, text = each.partition("=")
     values = split_values(text, f"--each {each!r}")

@@ -31,6 +31,18 @@ PACKAGED_MODELS = {
     )
 }
 
+# commits of the hub that a name alone stands for, as names there may come to stand for other weights
+PINNED_REVISIONS = {
+    "FacebookAI/roberta-base": "e2da8e2f811d1448a5b465c236feacd80ffbac7b",
+    "HuggingFaceTB/SmolLM2-135M": "93efa2f097d58c2a74874c7e644dbc9b0cee75a2",
+    "Qwen/Qwen2.5-0.5B": "060db6499f32faf8b98477b0a26969ef7d8b9987",
+    "distilbert/distilbert-base-uncased": "12040accade4e8a0f71eabdb258fecc2e7e948be",
+    "distilbert/distilroberta-base": "fb53ab8802853c8e4fbdbcd0529f21fc6f459b2b",
+    "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
+    "meta-llama/Llama-3.2-1B": "4e20de362430cd3b72f300e6b0f18e50e7166e08",
+    "sentence-transformers/msmarco-distilbert-base-tas-b": "b12d9352e776979147078a8975a4885042984fd1",
+}
+
 _WEIGHTS = "model.safetensors"
 _LOADED_PATTERNS = [
     f"{folder}*.{ending}"
@@ -52,8 +64,9 @@ def locate_model(model: str, revision: str | None = None, base_model: str | None
     """Finds ``model``: a local folder, a model artifact, or a hub name.
 
     A hub name is looked up in the hub's local cache, then the hub, then the package in ``PACKAGED_MODELS``, whose
-    weights must have the pinned SHA-256 (so must the hub's, where one is pinned). The fingerprint of a LoRA adapter
-    covers its base model too: ``base_model``, by default the one that the adapter names. Raises ``UserError``.
+    weights must have the pinned SHA-256 (so must the hub's, where one is pinned). Without ``revision`` it is the commit
+    in ``PINNED_REVISIONS``, else the hub's main. The fingerprint of a LoRA adapter covers its base model too:
+    ``base_model``, by default the one that the adapter names. Raises ``UserError``.
     """
     path, origin = _find(model, revision)
     fingerprint = Artifact(model, "model").fingerprint if _is_model_artifact(model) else _fingerprint(path)
@@ -110,7 +123,8 @@ def _find(model: str, revision: str | None) -> tuple[Path, str]:
         raise UserError(
             f"Encoder {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact."
         )
-    path, reason = _from_hub(model, revision)
+    pinned = PINNED_REVISIONS.get(model) if revision is None else None
+    path, reason = _from_hub(model, revision or pinned)
     origin = f"the Hugging Face hub or its cache ({path})"
     if path is None and packaged is not None and revision is None:
         path = _from_package(model, packaged)
@@ -119,6 +133,7 @@ def _find(model: str, revision: str | None) -> tuple[Path, str]:
         raise UserError(
             f"Encoder {model!r} is neither a folder nor in the hub's cache, and the hub can't give it ({reason}). Check"
             " the name and the network, or give a folder."
+            + (f" (It was looked for at commit {pinned}; 'revision: main' asks for the newest.)" if pinned else "")
             + (f" (pip install {packaged.package.replace('_', '-')} brings it too.)" if packaged else "")
         )
     if packaged is not None:

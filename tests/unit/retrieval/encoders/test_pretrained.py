@@ -1,6 +1,7 @@
 """Finding a model's files, and what its fingerprint is of."""
 
 import hashlib
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,13 @@ from typing import Any
 import pytest
 
 from raytriever.retrieval.encoders import pretrained
-from raytriever.retrieval.encoders.pretrained import PACKAGED_MODELS, PackagedModel, check_weights, locate_model
+from raytriever.retrieval.encoders.pretrained import (
+    PACKAGED_MODELS,
+    PINNED_REVISIONS,
+    PackagedModel,
+    check_weights,
+    locate_model,
+)
 from raytriever.retrieval.errors import UserError
 
 
@@ -63,3 +70,25 @@ def test_weights_in_several_files_or_in_a_folder_below_are_found_in_the_cache(
         fingerprint = located.fingerprint
         path.write_bytes(b"other weights")
         assert locate_model(f"org/{name}").fingerprint != fingerprint
+
+
+def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(
+    tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def snapshot(model: str, *, revision: str | None, **_: Any) -> str:
+        asked.append((model, revision))
+        return str(tiny_encoder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert all(re.fullmatch("[0-9a-f]{40}", commit) for commit in PINNED_REVISIONS.values())
+    name, commit = next(iter(PINNED_REVISIONS.items()))
+    locate_model(name)
+    locate_model(name, "main")
+    assert asked == [(name, commit), (name, "main")]
+    locate_model("org/name")
+    assert asked[-1] == ("org/name", None)
+    monkeypatch.setattr(pretrained, "_from_hub", lambda *_: (None, "offline"))
+    assert f"looked for at commit {commit}; 'revision: main'" in refused(lambda: locate_model(name))
+    assert "commit" not in refused(lambda: locate_model(name, "main"))
