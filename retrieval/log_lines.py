@@ -57,6 +57,11 @@ def lines_of(**fields: str) -> Iterator[None]:
         _within = outer
 
 
+def fields_here() -> dict[str, str]:
+    """What lines carry that this process writes now, for one that writes them in its place."""
+    return dict(_within)
+
+
 def _submitted_job() -> dict[str, str]:
     described = os.environ.get(SUBMITTED)
     job = json.loads(described).get("metadata", {}).get("job_submission_id") if described else None

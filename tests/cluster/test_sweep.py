@@ -100,13 +100,17 @@ def test_a_trial_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, object
     assert "split=test: reused" in again.stderr
 
 
-def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path) -> None:
+def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_LOG", "json")
     recipe, output = lexical_recipe(tmp_path), str(tmp_path / "out")
     done = sweep(recipe, "--grid", "found.split=absent,test", "--grid", "evaluation.seed=1,2", "--output", output)
     assert done.exit_code == 1
     trials = json.loads((tmp_path / "out" / "sweep.json").read_text())["trials"]
     assert [trial["error"] is None for trial in trials] == [False, False, True, True]
     assert trials[0]["error"] == trials[1]["error"]
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    where = {(line["run"], line["stage"]) for line in lines if line["message"].startswith("split=test")}
+    assert where == {("split=test", "found"), ("split=test,seed=1", "evaluation"), ("split=test,seed=2", "evaluation")}
 
 
 @pytest.mark.slow

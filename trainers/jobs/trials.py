@@ -17,6 +17,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.stage import Stage, run_stage
+from raytriever.retrieval.log_lines import fields_here, lines_of
 from raytriever.retrieval.progress import heard_by, say
 from raytriever.retrieval.sweep.portions import Portion, Stages
 from raytriever.retrieval.sweep.results import Failure
@@ -34,15 +35,15 @@ _QUIET_ENVIRONMENT = {
 
 @ray.remote(num_cpus=0)
 class _Board:
-    """Where trials post their lines and the driver reads them."""
+    """Where trials post their lines, each with what a log says of it, and the driver reads them."""
 
     def __init__(self) -> None:
-        self._posted: list[str] = []
+        self._posted: list[tuple[str, dict[str, str]]] = []
 
-    def post(self, line: str) -> None:
-        self._posted.append(line)
+    def post(self, line: str, fields: dict[str, str]) -> None:
+        self._posted.append((line, fields))
 
-    def take(self) -> list[str]:
+    def take(self) -> list[tuple[str, dict[str, str]]]:
         posted, self._posted = self._posted, []
         return posted
 
@@ -66,8 +67,9 @@ class _Narrator(TrialProgressCallback):  # type: ignore[misc]
             self.show()
 
     def show(self) -> None:
-        for line in ray.get(self._board.take.remote()):
-            say(line)
+        for line, fields in ray.get(self._board.take.remote()):
+            with lines_of(**fields):
+                say(line)
         self._shown = time.monotonic()
 
 
@@ -77,7 +79,11 @@ class _Narrator(TrialProgressCallback):  # type: ignore[misc]
 def _make_portion(name: str, stages: Stages, board: Any, folder: str) -> Failure | None:
     """Makes a portion's stages, as if in the driver's current ``folder``; what goes wrong is returned."""
     here = chdir(folder) if Path(folder).is_dir() else nullcontext()
-    with here, heard_by(lambda line: board.post.remote(f"{name}: {line.strip()}")), RaySession() as session:
+
+    def post(line: str) -> None:
+        board.post.remote(f"{name}: {line.strip()}", fields_here())
+
+    with here, heard_by(post), RaySession() as session:
         try:
             for stage_name, stage in stages.items():
                 run_stage(stage, session, replace=True, label=stage_name)
