@@ -183,8 +183,14 @@ class CheckedSource:
 
     def _positives_first(self) -> Iterator[JudgmentRecord]:
         """A pair that is a positive of one training example and a negative of another is a positive."""
-        yield from (record for record in self._read_judgments() if record.relevance > 0)
-        yield from (record for record in self._read_judgments() if record.relevance <= 0)
+        others = False
+        for record in self._read_judgments():
+            if record.relevance > 0:
+                yield record
+            else:
+                others = True
+        if others:  # sets of positives alone are not read again
+            yield from (record for record in self._read_judgments() if record.relevance <= 0)
 
     def _known_ids(self) -> tuple[_Ids, _Ids]:
         """Ids of documents and queries; reads them where nobody did so far."""

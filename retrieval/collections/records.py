@@ -5,8 +5,8 @@ formats have in common is in ``checked_source``.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
+from json.encoder import encode_basestring
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field, model_validator
@@ -135,4 +135,5 @@ def _describe_file(folder: Folder, name: str) -> dict[str, str | int]:
 
 def text_id(*texts: str) -> str:
     """An id for a text that has none: 16 hexadecimal digits of a hash, so equal texts are one document."""
-    return hashlib.blake2b(json.dumps(texts, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+    listed = f"[{', '.join(map(encode_basestring, texts))}]"  # as json.dumps writes it, in a third of its time
+    return hashlib.blake2b(listed.encode(), digest_size=8).hexdigest()

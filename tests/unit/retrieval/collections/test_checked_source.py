@@ -153,6 +153,13 @@ def test_equal_records_of_a_format_that_repeats_are_one() -> None:
     assert source.dropped == {"repeated_judgments": 2}
 
 
+@pytest.mark.parametrize(("others", "times"), [([], 1), ([("q2", "d2", 0, "t")], 2)])
+def test_positives_alone_are_read_once(others: list[tuple[str, str, int, str]], times: int) -> None:
+    format_ = Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "t"), *others], repeats=True)
+    read(CheckedSource(format_, Policies()))
+    assert format_.started.count("judgments") == times
+
+
 def test_an_id_of_two_texts_is_refused_where_records_repeat_too() -> None:
     other = [*DOCUMENTS, *DOCUMENTS, ("d2", "", "two!")]
     message = "/docs, line 5: id 'd2' is already that of line 2 with another text. Ids must be unique"

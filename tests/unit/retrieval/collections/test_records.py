@@ -1,6 +1,7 @@
 """Places in messages, ids of texts, fingerprints of files."""
 
 import hashlib
+import json
 from pathlib import Path
 
 from hypothesis import given
@@ -21,6 +22,12 @@ def test_texts_have_one_id_where_they_are_equal(texts: list[list[str]]) -> None:
     assert (text_id(*first) == text_id(*second)) == (first == second)
     assert len(text_id(*first)) == 16
     assert int(text_id(*first), 16) >= 0
+
+
+@given(st.lists(st.text(), max_size=3))
+def test_the_id_is_of_the_texts_as_json(texts: list[str]) -> None:
+    data = json.dumps(texts, ensure_ascii=False).encode()
+    assert text_id(*texts) == hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def test_the_id_of_a_text_never_changes() -> None:
