@@ -5,13 +5,13 @@
     python -m benchmarks.faults --output /tmp/faults --preset revela --language-model small_lm --minutes 10
     python -m benchmarks.faults --output /tmp/faults --recipe retrieval --set … --stage bm25_index
 
-Every stage that is disturbed runs undisturbed first, as a command of its own (``raytriever run RECIPE --until STAGE``;
-those between are made by one), then once for each kill, from the same inputs. Kind and moment of a kill are drawn from
-seed, stage and round: a process that works for the job, one that holds an actor, a node (another is started in its
-place after some seconds), or the driver (the command is issued again). Rounds take the stages in turn and end with the
-time. Prints a table, and writes ``faults.json`` with every kill. Beside ``quickstart``, all of whose stages are
-disturbed, there is a preset for the training of each objective; ``revela`` and ``replug`` read a language model, as
-``python -m benchmarks.small_language_model`` makes one. Linux only.
+The recipe runs undisturbed first (``raytriever run RECIPE --until STAGE``), then once in each round by the same
+command, from the artifacts of the stages before those that are disturbed, with one kill in each of these. Kind and
+moment of a kill are drawn from seed, stage and round: a process that works for the job, one that holds an actor, a
+node (another is started in its place after some seconds), or the driver (the command is given again). Prints a table,
+and writes ``faults.json`` with every kill. Beside ``quickstart``, all of whose stages are disturbed, there is a preset
+for the training of each objective; ``revela`` and ``replug`` read a language model, as
+``benchmarks.small_language_model`` makes one. Linux only.
 """
 
 import argparse
@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.fault_presets import PRESETS, Preset
@@ -52,88 +51,107 @@ class Kill:
 
     ``made_again``: shards and checkpoints that were complete and yet made anew. ``cut_short``: shards that were being
     made when the kill came, maybe by others than the killed, so the most that may have been repeated; of training it
-    is the steps since the last checkpoint.
+    is the steps since the last checkpoint. ``lost``: seconds that the stage took longer than undisturbed.
     """
 
     stage: str
     kind: str
-    at: float  # seconds after the command joined the cluster
+    at: float  # seconds after the stage began
     victim: str = ""  # empty: the stage was over before there was one
     survived: bool = False
     identical: bool = False
     made_again: int = 0
     cut_short: int = 0
-    seconds: float = 0.0
+    lost: float = 0.0
     said: str = field(default="", repr=False)  # the last line of a command that failed
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A stage's command without a kill: its seconds, those before it joined the cluster, and the manifest's SHA-256."""
+    """A stage without a kill: its seconds and its manifest's SHA-256."""
 
     seconds: float
-    joined: float
     manifest: str
 
 
 class Experiment:
-    """The undisturbed run, and the kills one after the other."""
+    """The undisturbed run, and the disturbed ones one after the other, each with a kill in all of ``stages``."""
 
-    def __init__(self, cluster: LoopbackCluster, run: Run, folder: Path, seed: int) -> None:
+    def __init__(self, cluster: LoopbackCluster, run: Run, stages: Sequence[str], folder: Path, seed: int) -> None:
         self.undisturbed: dict[str, Undisturbed] = {}
         self.kills: list[Kill] = []
+        self.longest = 0.0  # seconds of a run
         self._cluster, self._run, self._seed = cluster, run, seed
+        self._disturbed_stages = sorted(stages, key=run.stages.index)
         self._reference, self._disturbed = folder / "undisturbed", folder / "disturbed"
 
-    def make_reference(self, stage: str) -> None:
-        """Runs one stage without a kill, the stages before it being there. Raises ``RuntimeError`` where it fails."""
-        command = Command(self._cluster, self._run, stage, self._reference)
-        watch = FolderWatch(self._reference / stage)
-        command.wait_until(command.has_joined, watch)
-        joined = time.monotonic() - command.started
-        if not command.end(watch):
-            raise RuntimeError(f"{stage} fails undisturbed: {command.last_line}")
-        seconds = time.monotonic() - command.started
-        self.undisturbed[stage] = Undisturbed(seconds, joined, sha256_of(self._reference / stage / MANIFEST))
+    def make_reference(self) -> None:
+        """The run without a kill. Raises ``RuntimeError`` where it fails."""
+        started = time.monotonic()
+        watches = self._watches(self._reference)
+        self._command(self._reference, watches).wait_until(lambda: False, failures=0)
+        for stage, watch in watches.items():
+            self.undisturbed[stage] = Undisturbed(watch.seconds, sha256_of(self._reference / stage / MANIFEST))
+        self.longest = 2 * (time.monotonic() - started)
 
-    def disturb(self, stage: str, number: int) -> Kill:
-        """Makes ``stage`` once more from the same inputs, with the kill of this number."""
-        kinds = random.Random(f"{self._seed} {stage} {number // len(KINDS)}").sample(KINDS, len(KINDS))
-        drawn = random.Random(f"{self._seed} {stage} {number}")
-        expected = self.undisturbed[stage]
-        found = Kill(
-            stage, kinds[number % len(KINDS)], drawn.uniform(0, MOMENTS * (expected.seconds - expected.joined))
-        )
-        self._lay_out(stage)
-        watch = FolderWatch(self._disturbed / stage)
-        command = Command(self._cluster, self._run, stage, self._disturbed)
+    def disturb(self, number: int) -> Iterator[Kill]:
+        """The run once more, with the kills of round ``number``, each given back when its stage is complete.
+
+        The round ends early where the command fails though nothing was killed since it was given.
+        """
+        started = time.monotonic()
+        self._lay_out()
+        watches = self._watches(self._disturbed)
         with closing(NewNodes(self._cluster)) as new_nodes:
-            if command.wait_until(command.has_joined, watch):
-                due = time.monotonic() + found.at
+            command = self._command(self._disturbed, watches)
+            for stage in self._disturbed_stages:
+                found = self._draw(stage, number)
+                self.kills.append(found)
+                try:
+                    self._disturb_stage(found, command, watches[stage], new_nodes)
+                except RuntimeError as error:
+                    found.said = str(error)
+                yield found
+                if not found.identical:
+                    break
+            command.end()
+        self.longest = max(self.longest, time.monotonic() - started)
 
-                def struck() -> bool:
-                    if time.monotonic() >= due:
-                        found.cut_short = watch.being_made()
-                        found.victim = self._strike(found.kind, drawn, command, new_nodes)
-                    return bool(found.victim)
+    def _draw(self, stage: str, number: int) -> Kill:
+        kinds = random.Random(f"{self._seed} {stage} {number // len(KINDS)}").sample(KINDS, len(KINDS))
+        moment = random.Random(f"{self._seed} {stage} {number}").uniform(0, MOMENTS)
+        return Kill(stage, kinds[number % len(KINDS)], moment * self.undisturbed[stage].seconds)
 
-                command.wait_until(struck, watch)
-            found.survived = command.end(watch)
-            if not found.survived:
-                found.said = "" if found.kind == "driver" else command.last_line
-                if not Command(self._cluster, self._run, stage, self._disturbed).end(watch):
-                    return found
-            found.seconds = time.monotonic() - command.started
-        found.identical = sha256_of(self._disturbed / stage / MANIFEST) == expected.manifest
+    def _disturb_stage(self, found: Kill, command: Command, watch: FolderWatch, new_nodes: "NewNodes") -> None:
+        """Waits for the moment, strikes, and waits until the stage is complete."""
+        drawn = random.Random(f"{self._seed} {found.stage} {found.at}")
+
+        def struck_or_over() -> bool:
+            if watch.finished is None and watch.begun is not None and time.monotonic() >= watch.begun + found.at:
+                found.cut_short = watch.being_made()
+                found.victim = self._strike(found.kind, drawn, command, new_nodes)
+            return bool(found.victim) or watch.finished is not None
+
+        failures = len(command.failures)
+        command.wait_until(struck_or_over, failures)
+        command.wait_until(lambda: watch.finished is not None, failures + 1)
+        found.survived = len(command.failures) == failures
+        if not found.survived and found.kind != "driver":
+            found.said = command.failures[-1]
+        expected = self.undisturbed[found.stage]
+        found.lost = watch.seconds - expected.seconds
+        found.identical = sha256_of(self._disturbed / found.stage / MANIFEST) == expected.manifest
         found.made_again = watch.made_again
-        return found
 
     def _strike(self, kind: str, drawn: random.Random, command: Command, new_nodes: "NewNodes") -> str:
         """Kills one of a kind; its name, empty where there is none now."""
         if kind == "driver":
             return "driver" if kill(command.process.pid) else ""
         if kind == "node":
-            address = drawn.choice(ADDRESSES[1:])
+            alive = [address for address in ADDRESSES[1:] if address in self._cluster.nodes]
+            if not alive:
+                return ""
+            address = drawn.choice(alive)
             self._cluster.kill_node(address)
             new_nodes.order(address)
             return address
@@ -144,11 +162,17 @@ class Experiment:
         victim = drawn.choice(sorted(names))
         return names[victim] if kill(victim) else ""
 
-    def _lay_out(self, stage: str) -> None:
+    def _lay_out(self) -> None:
         """A folder with the undisturbed artifacts of the stages before, whose files nobody writes to again."""
         shutil.rmtree(self._disturbed, ignore_errors=True)
-        for earlier in self._run.stages[: self._run.stages.index(stage)]:
+        for earlier in self._run.stages[: self._run.stages.index(self._disturbed_stages[0])]:
             shutil.copytree(self._reference / earlier, self._disturbed / earlier, copy_function=os.link)
+
+    def _watches(self, folder: Path) -> dict[str, FolderWatch]:
+        return {stage: FolderWatch(folder / stage) for stage in self._disturbed_stages}
+
+    def _command(self, folder: Path, watches: dict[str, FolderWatch]) -> Command:
+        return Command(self._cluster, self._run, self._disturbed_stages[-1], folder, watches.values())
 
 
 class NewNodes:
@@ -168,24 +192,22 @@ class NewNodes:
             self._cluster.wait_for(address)
 
 
-def rounds(experiment: Experiment, stages: Sequence[str], kills: int, deadline: float) -> None:
-    """Kill after kill, the stages in turn, while there is time for one more."""
+def rounds(experiment: Experiment, kills: int, deadline: float) -> None:
+    """Round after round, while there is time for one more."""
     for number in range(kills):
-        for stage in stages:
-            longest = max([3 * experiment.undisturbed[stage].seconds, *(k.seconds for k in experiment.kills)])
-            if time.monotonic() + longest > deadline:
-                return
-            experiment.kills.append(experiment.disturb(stage, number))
-            print(f"  {describe(experiment.kills[-1])}", flush=True)
+        if time.monotonic() + experiment.longest > deadline:
+            return
+        for found in experiment.disturb(number):
+            print(f"  {describe(found)}", flush=True)
 
 
 def describe(found: Kill) -> str:
     """One kill as a line."""
     if not found.victim:
         return f"{found.stage}, {found.kind}: over before there was one"
-    outcome = "identical" if found.identical else f"NOT IDENTICAL {found.said}"
-    on = "went on" if found.survived else "ran again" + (f" after: {found.said[:200]}" if found.said else "")
-    return f"{found.stage}, {found.kind} {found.victim} at {found.at:.1f} s: {on}, {outcome}, {found.seconds:.1f} s"
+    outcome = "identical" if found.identical else "NOT IDENTICAL"
+    on = "went on" if found.survived else "ran again" + (f" after: {found.said[:300]}" if found.said else "")
+    return f"{found.stage}, {found.kind} {found.victim} at {found.at:.1f} s: {on}, {outcome}, {found.lost:+.1f} s"
 
 
 def table(experiment: Experiment) -> Iterator[str]:
@@ -198,7 +220,7 @@ def table(experiment: Experiment) -> Iterator[str]:
             met = [found for found in experiment.kills if (found.stage, found.kind) == (stage, kind) and found.victim]
             if not met:
                 continue
-            lost = [found.seconds - expected.seconds for found in met]
+            lost = [found.lost for found in met]
             yield columns.format(
                 stage,
                 kind,
@@ -220,7 +242,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="a new folder for both runs and faults.json")
     parser.add_argument("--kills", type=int, default=25, help="of each stage, at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=30, help="no kill begins that would not end within these")
+    parser.add_argument("--minutes", type=float, default=30, help="no round begins that would not end within these")
     parser.add_argument("--stage", nargs="+", default=[], help="those to disturb; all of the preset by default")
     parser.add_argument("--preset", choices=PRESETS, default="quickstart")
     parser.add_argument("--language-model", type=Path, metavar="FOLDER", help="of the presets that read one")
@@ -244,15 +266,12 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))  # Ray's sockets need a short path
     try:
         with LoopbackCluster(folder, ADDRESSES) as cluster:
-            experiment = Experiment(cluster, run, arguments.output.absolute(), arguments.seed)
-            last = max(stages.index(stage) for stage in disturbed)
-            for stage, following in pairwise([*stages[: last + 1], ""]):
-                if stage not in disturbed and following not in disturbed:
-                    continue  # the next one's command makes it too
-                experiment.make_reference(stage)
-                print(f"  {stage}: {experiment.undisturbed[stage].seconds:.1f} s undisturbed", flush=True)
+            experiment = Experiment(cluster, run, disturbed, arguments.output.absolute(), arguments.seed)
+            experiment.make_reference()
+            for stage, expected in experiment.undisturbed.items():
+                print(f"  {stage}: {expected.seconds:.1f} s undisturbed", flush=True)
             with suppress(KeyboardInterrupt):
-                rounds(experiment, disturbed, arguments.kills, deadline)
+                rounds(experiment, arguments.kills, deadline)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for line in table(experiment):

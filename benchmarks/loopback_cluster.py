@@ -102,7 +102,7 @@ class LoopbackCluster:
     def workers(self) -> dict[int, str]:
         """Process id to title of every process that works for a job now: tasks, actors and what serves them."""
         found = {}
-        for node in self.nodes.values():
+        for node in list(self.nodes.values()):  # a thread may start another meanwhile
             for process in descendants(node.pid):
                 title = _title_of(process)
                 if title.startswith("ray::") and not title.startswith(_HELPERS):
@@ -122,7 +122,7 @@ class LoopbackCluster:
 
     def node_of(self, process: int) -> str:
         """The address of the node that a process belongs to. Raises ``KeyError`` where it is of none."""
-        for address, node in self.nodes.items():
+        for address, node in list(self.nodes.items()):
             if process in descendants(node.pid):
                 return address
         raise KeyError(process)

@@ -1,18 +1,18 @@
-"""One stage of a recipe as a command on a cluster, and what can be seen of its folder while it is made."""
+"""A recipe as a command on a cluster, given again when it fails, and what can be seen of its stages' folders."""
 
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.loopback_cluster import ROOT, LoopbackCluster, kill
+from raytriever.retrieval.artifacts import MANIFEST
 
-LONGEST_COMMAND_SECONDS = 600
+LONGEST_COMMAND_SECONDS = 900
 LOOK_EVERY_SECONDS = 0.02
-JOINED = "Ray: joined the cluster"  # what a command says when its first stage goes to work
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,33 @@ class Run:
 
 
 class FolderWatch:
-    """Which shards and checkpoints of a stage were completed, and when; those made twice show by a second time."""
+    """When a stage began and finished, and which of its shards and checkpoints were completed when.
+
+    Those made twice show by a second time.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.begun: float | None = None  # by the monotonic clock
+        self.finished: float | None = None
         self._folder = folder
         self._completed: set[tuple[str, int]] = set()
 
     def look(self) -> None:
         """Notes what is complete now."""
+        if self.finished is not None or not self._folder.exists():
+            return
+        self.begun = self.begun or time.monotonic()
         for pattern in ("shards/*.json", "checkpoints/*/checkpoint.json"):
             for path in self._folder.glob(pattern):
                 with suppress(FileNotFoundError):  # removed when the artifact is complete
                     self._completed.add((str(path), path.stat().st_mtime_ns))
+        if (self._folder / MANIFEST).exists():
+            self.finished = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """From the first sight of the folder to that of the manifest, however many commands it took."""
+        return self.finished - self.begun if self.finished is not None and self.begun is not None else float("nan")
 
     @property
     def made_again(self) -> int:
@@ -49,38 +64,50 @@ class FolderWatch:
 
 
 class Command:
-    """``raytriever run RECIPE --until STAGE`` on the cluster."""
+    """``raytriever run RECIPE --until STAGE`` on the cluster, given again whenever it fails, as a user would.
 
-    def __init__(self, cluster: LoopbackCluster, run: Run, stage: str, output: Path) -> None:
-        self.started = time.monotonic()
+    ``watches`` look while something is waited for.
+    """
+
+    def __init__(
+        self, cluster: LoopbackCluster, run: Run, until: str, output: Path, watches: Collection[FolderWatch]
+    ) -> None:
+        self.failures: list[str] = []  # what it said last, each time
+        self._cluster, self._watches = cluster, watches
         self._log = cluster.folder / "command.log"
-        command = [sys.executable, "raytriever.py", "run", run.recipe, "--output", str(output), "--until", stage]
+        self._line = [sys.executable, "raytriever.py", "run", run.recipe, "--output", str(output), "--until", until]
+        self._line += run.overrides
+        self._give()
+
+    def _give(self) -> None:
         with self._log.open("w") as file:
             self.process = subprocess.Popen(
-                [*command, *run.overrides], env=cluster.environment, stdout=file, stderr=file, cwd=ROOT
+                self._line, env=self._cluster.environment, stdout=file, stderr=file, cwd=ROOT
             )
+        self._given = time.monotonic()
 
-    def has_joined(self) -> bool:
-        """Whether the first stage that is not there yet goes to work."""
-        return JOINED in self._log.read_text(errors="replace")
+    def wait_until(self, what: Callable[[], bool], failures: int) -> bool:
+        """Looks until ``what`` comes true or the command has succeeded; whether it came true.
 
-    def wait_until(self, what: Callable[[], bool], watch: FolderWatch) -> bool:
-        """Looks until ``what`` comes true or the command is over; whether it came true."""
+        Raises ``RuntimeError`` where the command has failed more than ``failures`` times by then.
+        """
         while not what():
-            if self.process.poll() is not None:
-                return False
-            if time.monotonic() - self.started > LONGEST_COMMAND_SECONDS:
+            code = self.process.poll()  # before the last look, which then sees all that was made
+            for watch in self._watches:
+                watch.look()
+            if code == 0:
+                return what()
+            if code is not None:
+                self.failures.append((self._log.read_text(errors="replace").strip().splitlines() or [""])[-1])
+                if len(self.failures) > failures:
+                    raise RuntimeError(f"{' '.join(self._line[1:])} fails: {self.failures[-1]}")
+                self._give()
+            if time.monotonic() - self._given > LONGEST_COMMAND_SECONDS:
                 kill(self.process.pid)
-            watch.look()
             time.sleep(LOOK_EVERY_SECONDS)
         return True
 
-    def end(self, watch: FolderWatch) -> bool:
-        """Waits until it is over; whether it did what it was asked to."""
-        self.wait_until(lambda: False, watch)
-        return self.process.returncode == 0
-
-    @property
-    def last_line(self) -> str:
-        """What it said last."""
-        return (self._log.read_text(errors="replace").strip().splitlines() or [""])[-1]
+    def end(self) -> None:
+        """Kills it where it still runs."""
+        self.process.kill()
+        self.process.wait()
