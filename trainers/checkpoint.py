@@ -8,7 +8,7 @@ Weights are stored whole however many ranks share them, so a run may go on with 
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -47,7 +47,8 @@ class Checkpoints:
 
     ``config``: the resolved settings that the loop doesn't know (encoder, objective) as JSON values, part of
     what a checkpoint must agree with. ``keep``: the newest complete checkpoints that are kept; the best one is kept
-    besides. ``say`` gets a line where a damaged checkpoint is passed over.
+    besides, and that which is the best if the run is prolonged. ``say`` gets a line where a damaged checkpoint is
+    passed over.
     """
 
     def __init__(
@@ -65,26 +66,38 @@ class Checkpoints:
         self._keep = keep
         self._say = say
         self._pending: Future[None] | None = None
+        self._passed_over: tuple[int, ...] = ()
 
-    def of_run(self, training: Mapping[str, Any], batches: str) -> "Checkpoints":
-        """The same folder for one run: its settings and its batches' fingerprint."""
+    def of_run(
+        self, training: Mapping[str, Any], batches: str, algorithm_version: int = ALGORITHM_VERSION
+    ) -> "Checkpoints":
+        """The same folder for one run: its settings, its batches' fingerprint and the version that it trains by."""
         bound = copy.copy(self)
         config = {**self._derivation.config, "training": dict(training)}
-        bound._derivation = replace(self._derivation, config=config, inputs={"batches": batches})
+        inputs = {"batches": batches}
+        bound._derivation = replace(self._derivation, algorithm_version=algorithm_version, config=config, inputs=inputs)
         return bound
 
-    def save(self, state: State, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self,
+        state: State,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        best_if_prolonged: int | None = None,
+    ) -> None:
         """Copies the state and writes it in the background; then removes what is older than what is kept.
 
-        All ranks call it; the first writes. At most one checkpoint is being written: a call waits for the one before,
-        and raises what that raised.
+        Kept are the newest, ``state.best_step`` and ``best_if_prolonged``, the best step of a run that goes on from
+        here. Those that ``restore`` passed over are removed too. All ranks call it; the first writes. At most one
+        checkpoint is being written: a call waits for the one before, and raises what that raised.
         """
         self.wait()
         named = trainable_parameters(module)
         tensors = {_WEIGHTS: _copied(named), _OPTIMIZER: _copied(_optimizer_tensors(optimizer, named))}
         if collectives.rank() == 0:
             pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-            self._pending = pool.submit(self._write, state, tensors)
+            self._pending = pool.submit(self._write, state, tensors, {state.best_step, best_if_prolonged})
             pool.shutdown(wait=False)
 
     def __enter__(self) -> Self:
@@ -100,7 +113,9 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
-    def _write(self, state: State, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _write(
+        self, state: State, tensors: Mapping[str, Mapping[str, Tensor]], best_steps: Collection[int | None]
+    ) -> None:
         self.folder.delete_temporary()
         hashes = {}
         with self.folder.scratch() as scratch:
@@ -111,14 +126,16 @@ class Checkpoints:
         record = {**asdict(state), "files": hashes, "derivation": asdict(self._derivation)}
         # unsorted: measures come back in the order in which an undisturbed run writes them out
         self.folder.write_bytes(f"{_step_folder(state.steps)}/{_RECORD}", json.dumps(record, indent=1).encode())
-        self._prune(state.best_step)
+        self._forget_passed_over(state.steps)
+        self._prune(best_steps)
 
     def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
         """Loads the newest checkpoint that is whole and returns its state; that of no step where there is none.
 
         Raises ``UserError`` where it was trained from other batches or settings.
         """
-        for steps in reversed(self._present()):
+        present = self._present()
+        for steps in reversed(present):
             record, problem = self._verified(steps)
             if record is None:
                 self._say(
@@ -136,7 +153,9 @@ class Checkpoints:
             self._load_weights(steps, record["files"], named)
             self._load_optimizer(steps, record["files"], named, optimizer)
             evaluations = tuple(Evaluation(**evaluation) for evaluation in record["evaluations"])
+            self._passed_over = tuple(later for later in present if later > steps)
             return State(steps, evaluations, record["best_step"])
+        self._passed_over = tuple(present)
         return State(0)
 
     def restore_weights(self, steps: int, module: nn.Module) -> None:
@@ -204,11 +223,18 @@ class Checkpoints:
                 f"Checkpoint {self.folder.describe(_step_folder(steps))} can't be read: {error}."
             ) from error
 
-    def _prune(self, best_step: int | None) -> None:
+    def _forget_passed_over(self, written: int) -> None:
+        """Damaged ones have a record too: they would count as the newest, and good ones would go in their place."""
+        for steps in self._passed_over:
+            if steps != written:  # that one is whole again
+                self._delete(steps)
+        self._passed_over = ()
+
+    def _prune(self, best_steps: Collection[int | None]) -> None:
         present = self._present()
         complete = [steps for steps in present if self.folder.exists(f"{_step_folder(steps)}/{_RECORD}")]
         for steps in present:
-            if steps < complete[-self._keep :][0] and steps != best_step:
+            if steps < complete[-self._keep :][0] and steps not in best_steps:
                 self._delete(steps)
         self.folder.delete_empty_folders()
 

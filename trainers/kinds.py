@@ -40,13 +40,15 @@ def build_objective(
     """The objective of a kind around its encoders.
 
     ``models``: what else a run names, by the dotted keys of its settings; ``seed``: of fresh weights. Raises
-    ``UserError`` where the kind doesn't train what ``towers`` are: two encoders, or several vectors a document.
+    ``UserError`` where the kind doesn't train what ``towers`` are (two encoders, or several vectors a document), and
+    where it would read longer texts than they do.
     """
     if isinstance(towers.query, ContextualEncoder) and not isinstance(settings, ContextualSettings):
         raise UserError(
             f"The objective {settings.kind} doesn't train contextual encoders, which read some of the corpus before a"
             " text. The kind contextual does."
         )
+    _require_lengths(settings, towers)
     match settings:
         case MultiLayerSettings():
             documents: Any = towers.document  # a plain one where documents have a single vector
@@ -71,6 +73,17 @@ def build_objective(
         case ReplugSettings():
             _require_plain(towers, settings.kind)
             return Replug(towers.query, settings)
+
+
+def _require_lengths(settings: ObjectiveSettings, towers: Towers) -> None:
+    readers = {"max_length": towers.query, "query_max_length": towers.query, "document_max_length": towers.document}
+    for key, encoder in readers.items():
+        wanted, most = getattr(settings, key, None), encoder.contract.max_length
+        if wanted is not None and wanted > most:
+            raise UserError(
+                f"objective.{key} is {wanted}, but the encoder reads {most} tokens of a text. Lower it, or raise"
+                " encoder.max_length."
+            )
 
 
 def _require_plain(towers: Towers, kind: str) -> None:

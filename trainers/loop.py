@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers import collectives
-from raytriever.trainers.checkpoint import Checkpoints, State
+from raytriever.trainers.checkpoint import ALGORITHM_VERSION, Checkpoints, State
 from raytriever.trainers.early_stopping import (
     Criterion,
     Evaluation,
@@ -20,7 +20,7 @@ from raytriever.trainers.early_stopping import (
     should_stop,
 )
 from raytriever.trainers.objective import Objective
-from raytriever.trainers.optimization import build_optimizer
+from raytriever.trainers.optimization import build_optimizer, decay_spares_scalars
 from raytriever.trainers.order import Order
 from raytriever.trainers.reading import BatchSource, Reader, prefetched
 from raytriever.trainers.schedule import learning_rate, require_room_for_warmup
@@ -117,8 +117,8 @@ def train(
     optimizer = build_optimizer(objective, settings.optimizer)
     state = State(0)
     if checkpoints:
-        checkpoints = checkpoints.of_run(settings.shaping(order.total_steps), batches.fingerprint)
-        state = checkpoints.restore(objective, optimizer)
+        checkpoints = _of_run(checkpoints, objective, batches, settings, order.total_steps)
+        state = _resumed(checkpoints.restore(objective, optimizer), validation, order.total_steps)
         _check_start(state.steps, order.total_steps, next(objective.parameters()).device)
     collectives.broadcast_weights(objective)
     state = _evaluated(state, validation, objective, on_evaluation) if state.steps == 0 else state
@@ -139,13 +139,13 @@ def train(
             now = time.perf_counter()
             on_step(StepReport(done, order.total_steps, step.epoch, rate, now - clock, waited, measured))
             clock = now
-            state = State(done, state.evaluations, state.best_step)
+            state = replace(state, steps=done)
             last = done == order.total_steps
             if validation and (last or done % validation.every == 0):
                 state = _evaluated(state, validation, objective, on_evaluation)
             if checkpoints and (last or done % settings.checkpoint_every == 0 or _was_evaluated(state)):
                 on_checkpoint(done)
-                checkpoints.save(state, objective, optimizer)
+                checkpoints.save(state, objective, optimizer, best_if_prolonged=_prolonged(state, validation).best_step)
             if _stops(state, validation):
                 break
             clock = time.perf_counter()  # neither validation nor checkpoint is the next step's time or its waiting
@@ -185,6 +185,17 @@ def _check_settings(settings: TrainingSettings, order: Order, validation: Valida
     require_room_for_warmup(settings.schedule, order.total_steps)
 
 
+def _of_run(
+    checkpoints: Checkpoints,
+    objective: Objective[Any],
+    batches: BatchSource,
+    settings: TrainingSettings,
+    total_steps: int,
+) -> Checkpoints:
+    version = ALGORITHM_VERSION + decay_spares_scalars(objective, settings.optimizer)
+    return checkpoints.of_run(settings.shaping(total_steps), batches.fingerprint, version)
+
+
 def _learning_rate(
     step: int, total_steps: int, settings: TrainingSettings, state: State, validation: Validation | None
 ) -> float:
@@ -206,11 +217,27 @@ def _evaluated(
         measures = validation.measure(objective)
     evaluation = Evaluation(state.steps, measures, time.perf_counter() - started)
     on_evaluation(evaluation)
-    # a run that ended here and was prolonged has an evaluation that an uninterrupted one lacks
-    regular = [earlier for earlier in state.evaluations if earlier.step % validation.every == 0]
-    evaluations = (*regular, evaluation)
+    return _judged(state, (*state.evaluations, evaluation), validation)
+
+
+def _resumed(state: State, validation: Validation | None, total_steps: int) -> State:
+    """``state`` as it was restored, for a run of ``total_steps``."""
+    return state if state.steps == total_steps else _prolonged(state, validation)
+
+
+def _prolonged(state: State, validation: Validation | None) -> State:
+    """``state`` of a run that goes on from it: without an evaluation at the end of a shorter one.
+
+    An uninterrupted run lacks that, so neither patience, nor the schedule, nor the choice of the best may count it.
+    """
+    if validation is None:
+        return state
+    return _judged(state, [e for e in state.evaluations if e.step % validation.every == 0], validation)
+
+
+def _judged(state: State, evaluations: Sequence[Evaluation], validation: Validation) -> State:
     best = best_evaluation(evaluations, validation.criteria)
-    return State(state.steps, evaluations, best.step if best else None)
+    return State(state.steps, tuple(evaluations), best.step if best else None)
 
 
 def _was_evaluated(state: State) -> bool:

@@ -109,22 +109,23 @@ def model_card(
     contract: EncoderContract,
     points: Sequence[Mapping[str, Any]],
     *,
+    best_step: int | None = None,
     measured: Measured | None = None,
     collection: str | None = None,
     name: str = NAME,
 ) -> str:
-    """A model card in the hub's format. ``points``: the training curve; ``inputs``: fingerprints.
+    """A model card in the hub's format. ``points``: the training curve of the whole run; ``inputs``: fingerprints.
 
-    ``measured``: by validation, None where there was none; ``collection``: what the batches were made from, where that
-    is known; ``name``: the model's, in its header.
+    ``best_step``: the steps after which the weights were as they are, where validation chose them, None: at the end;
+    ``measured``: by validation, None where there is nothing to tell; ``collection``: what the batches were made from,
+    where that is known; ``name``: the model's, in its header.
     """
     kind = config.get("objective", {}).get("kind", "")
-    examples = sum(point["examples"] for point in points)
     parts = [
         f"---\n{_header(base_model, measured, kind, name).to_yaml().strip()}\n---",
         "# A text encoder for retrieval",
         _usage(contract),
-        _facts(contract, base_model, inputs, collection, f"{len(points):,} steps, {examples:,} examples"),
+        _facts(contract, base_model, inputs, collection, _training(points, best_step)),
     ]
     if measured is not None:
         parts.append(_measures(measured))
@@ -133,6 +134,15 @@ def model_card(
     settings = yaml.safe_dump(dict(config), sort_keys=True, allow_unicode=True).strip()
     parts.append(f"## Settings of the training run\n\n```yaml\n{settings}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _training(points: Sequence[Mapping[str, Any]], best_step: int | None) -> str:
+    """What the weights have seen; the steps after the best are none of theirs."""
+    seen = points if best_step is None else [point for point in points if point["step"] <= best_step]
+    text = f"{len(seen):,} steps, {sum(point['examples'] for point in seen):,} examples"
+    if best_step is None:
+        return text
+    return f"{text}: the weights after step {best_step:,} of {len(points):,}, chosen by validation"
 
 
 def _header(base_model: str, measured: Measured | None, kind: str, name: str) -> ModelCardData:

@@ -16,9 +16,9 @@ class OptimizerSettings(Settings):
 
     ``kind``: those in 8 bits keep their two moments in a byte each (Dettmers et al. 2022, "8-bit Optimizers via
     Block-wise Quantization"), for weights of 4,096 numbers or more; they need the extra ``optimizers``.
-    ``weight_decay`` is decoupled for adamw and radam and an L2 penalty for adam; biases and the weights of
-    normalisation layers are exempt. ``max_grad_norm``: the global norm that gradients are scaled down to,
-    None for no limit.
+    ``weight_decay`` is decoupled for adamw and radam and an L2 penalty for adam; biases, the weights of
+    normalisation layers and single numbers such as a learned temperature are exempt. ``max_grad_norm``: the global
+    norm that gradients are scaled down to, None for no limit.
     """
 
     kind: Literal["adamw", "adam", "radam", "adamw_8bit", "adam_8bit"] = "adamw"
@@ -62,6 +62,14 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
     return torch.optim.RAdam(groups, **options, decoupled_weight_decay=True)
 
 
+def decay_spares_scalars(module: nn.Module, settings: OptimizerSettings) -> bool:
+    """Whether there is a weight decay, and a parameter of no dimension that is exempt from it.
+
+    Such a run trained otherwise before these were exempt, so the version of its algorithm is one higher than others'.
+    """
+    return settings.weight_decay > 0 and any(not parameter.ndim for parameter in trainable_parameters(module).values())
+
+
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """By weight decay, and those that are shared out over ranks apart: one fused update can't mix them with others."""
     exempt = _exempt_from_decay(module)
@@ -96,7 +104,9 @@ def _exempt_from_decay(module: nn.Module) -> set[str]:
     exempt = set()
     for owner_name, owner in module.named_modules():
         is_norm = "norm" in type(owner).__name__.lower()
-        for name, _ in owner.named_parameters(recurse=False):
-            if is_norm or name == "bias" or name.endswith("_bias"):
+        for name, parameter in owner.named_parameters(recurse=False):
+            is_bias = name == "bias" or name.endswith("_bias")
+            is_scalar = parameter.ndim == 0  # decay would pull a temperature, kept as its logarithm, towards 1
+            if is_norm or is_bias or is_scalar:
                 exempt.add(f"{owner_name}.{name}" if owner_name else name)
     return exempt

@@ -57,7 +57,8 @@ class Reader:
             return self._objective.collate(rows)
         except UserError as error:
             numbers = ", ".join(map(str, piece.batches))
-            raise UserError(f"Batch {numbers} of epoch {epoch} in {self._batches.uri}: {error}") from error
+            problem = f"Batch {numbers} of epoch {epoch} in {self._batches.uri}: {error}"
+            raise type(error)(problem) from error  # storage that fails may be well again at another attempt
 
     def read_piece(self, epoch: int, piece: Piece) -> pa.Table:
         """The rows of a piece, with the objective's columns only.

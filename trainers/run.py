@@ -13,7 +13,7 @@ from raytriever.retrieval.configuration import InputPath, Settings, without_inpu
 from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_models
 from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import Towers, load_towers
+from raytriever.retrieval.encoders.towers import Towers, load_towers, require_one_contract
 from raytriever.retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.progress import say
@@ -30,6 +30,7 @@ from raytriever.trainers.out_of_memory import out_of_memory_message
 from raytriever.trainers.reading import Reader
 from raytriever.trainers.settings import TrainingSettings
 from raytriever.trainers.sharding import shard
+from raytriever.trainers.validation.isolation import failing_together
 from raytriever.trainers.validation.opening import open_validation
 from raytriever.trainers.validation.settings import ValidationSettings
 
@@ -114,6 +115,7 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
         own = load_towers(
             settings.document_encoder, located.document.path, located.document.fingerprint, settings.dropout, seed
         )
+        require_one_contract(towers.query, own.document, "encoder", "document_encoder")
         towers = Towers(towers.query, own.document)
     towers = settings.objective.prepare(towers, settings, located.by_setting)
     for transformer in towers.transformers():
@@ -143,8 +145,9 @@ def run_training(
     order = run_order(objective, batches, training)
     for line in check_ranks_agree(objective, batches.fingerprint, order.total_steps):
         watchers.say(line)
-    if collectives.rank() == 0:
-        _introduce(objective, batches, order, training, watchers)
+    with failing_together(device):
+        if collectives.rank() == 0:
+            _introduce(objective, batches, order, training, watchers)
     validation = None
     if settings.validation is not None:
         validation = open_validation(settings.validation, bf16=training.bf16 is True, epoch_ends=order.epoch_ends)

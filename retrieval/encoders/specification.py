@@ -98,13 +98,16 @@ class EncoderContract(Settings):
 
     def require_same(self, other: "EncoderContract", mine: str, theirs: str) -> None:
         """Raises ``UserError`` naming the fields in which the encoders behind two sets of vectors differ."""
-        here, there = self.model_dump(exclude={"revision"}), other.model_dump(exclude={"revision"})
-        differing = [f"{key} {here[key]!r} against {there[key]!r}" for key in here if here[key] != there[key]]
-        if differing:
+        if differing := self.differences(other):
             raise UserError(
-                f"The vectors of {mine} and {theirs} come from different encoders: {'; '.join(differing)}. Embed both"
-                " with the same encoder settings."
+                f"The vectors of {mine} and {theirs} come from different encoders: {differing}. Embed both with the"
+                " same encoder settings."
             )
+
+    def differences(self, other: "EncoderContract") -> str:
+        """The fields that differ, each with both values; '' where none does."""
+        here, there = self.model_dump(exclude={"revision"}), other.model_dump(exclude={"revision"})
+        return "; ".join(f"{key} {here[key]!r} against {there[key]!r}" for key in here if here[key] != there[key])
 
 
 def resolve_dtype(dtype: Literal[Dtype, "auto"], *, gpu: bool = False) -> Dtype:

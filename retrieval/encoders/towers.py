@@ -93,9 +93,8 @@ def write_towers(query: TextEncoder, document: TextEncoder, folder: Path) -> Non
     layer's. Encoders with weights of their own, and averages, take its Router, which it has from release 5 on. Raises
     ``UserError`` where the two differ in pooling, prompts, length, dimension or normalisation.
     """
+    require_one_contract(query, document, "the queries' encoder", "the documents' encoder")
     form = document.form
-    alone = document.contract.model_copy(update={"model": query.contract.model, "form": query.contract.form})
-    query.contract.require_same(alone, "the queries' encoder", "the documents' encoder")
     weights = _layer_weights(document)
     token_average = form.kind == "all_tokens" and form.reduction == "average"
     if weights is not None or token_average or query.transformer is not document.transformer:
@@ -104,6 +103,19 @@ def write_towers(query: TextEncoder, document: TextEncoder, folder: Path) -> Non
         write_sentence_transformers_folder(query, folder)
     if form.kind != "single" and form.reduction != "last":  # what is left is a plain encoder
         write_form(form, _alpha(document), folder)
+
+
+def require_one_contract(query: TextEncoder, document: TextEncoder, mine: str, theirs: str) -> None:
+    """Two towers are stored as one encoder, so only their weights and the form of a document's vectors may differ.
+
+    Raises ``UserError`` naming whatever else does; ``mine`` and ``theirs``: what the two are to the user.
+    """
+    alone = document.contract.model_copy(update={"model": query.contract.model, "form": query.contract.form})
+    if differing := query.contract.differences(alone):
+        raise UserError(
+            f"{mine} and {theirs} differ in more than their weights: {differing}. The two are stored as one encoder:"
+            " give both the same pooling, prompts, lengths and the like."
+        )
 
 
 def _layer_weights(document: TextEncoder) -> dict[int, float] | None:

@@ -17,25 +17,18 @@ class Step:
     note: str
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What ended one of several workers, in words for the user; the others learn of it from Ray Train."""
-
-    message: str
-
-
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)  # what it forgets was for the eye only
 class Board:
     """Where the first worker posts its steps and lines and the driver reads them, maybe on different machines."""
 
     def __init__(self) -> None:
-        self._posted: list[Step | Failure | str] = []
+        self._posted: list[Step | str] = []
 
-    def post(self, item: "Step | Failure | str") -> None:
+    def post(self, item: "Step | str") -> None:
         """Adds what the driver has not read yet."""
         self._posted.append(item)
 
-    def take(self) -> "list[Step | Failure | str]":
+    def take(self) -> "list[Step | str]":
         """What was posted since the last call."""
         posted, self._posted = self._posted, []
         return posted

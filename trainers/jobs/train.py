@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import LOG, Artifact, ShardRecord, ShardWriter
+from raytriever.retrieval.artifacts import LOG, Artifact, Derivation, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import input_paths
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
@@ -28,6 +28,7 @@ from raytriever.trainers.run_record import Heard, RunRecord
 from raytriever.trainers.sharding import whole_weights
 from raytriever.trainers.trackers import TrackingSettings
 from raytriever.trainers.training_report import EVALUATIONS, LEDGER, TRAINING
+from raytriever.trainers.validation.isolation import failing_together
 from raytriever.trainers.validation.opening import test_set_warning
 from raytriever.trainers.validation.settings import RetrievalValidationSettings
 
@@ -80,6 +81,12 @@ class Train(Stage[TrainConfig]):
                 found[key] = Artifact(path).fingerprint
         return found
 
+    def derivation(self) -> Derivation:
+        """The run's; one version higher where weight decay moved a learned temperature, which is exempt now."""
+        found, objective = super().derivation(), self.config.objective
+        decayed = self.config.training.optimizer.weight_decay > 0 and getattr(objective, "learn_temperature", False)
+        return replace(found, algorithm_version=found.algorithm_version + 1) if decayed else found
+
     def warnings(self, run: Mapping[str, Stage[Any]]) -> list[str]:
         """Where validation chooses by the queries that the run is then reported on."""
         validation = self.config.validation
@@ -126,8 +133,9 @@ class Train(Stage[TrainConfig]):
         """What each worker does: the run, and on the first rank what it says of itself and the export."""
         config = self.config
         record = None
-        if collectives.rank() == 0:
-            record = RunRecord(config.tracking, config.output, self.resolved(), device, heard)
+        with failing_together(device):
+            if collectives.rank() == 0:
+                record = RunRecord(config.tracking, config.output, self.resolved(), device, heard)
         watchers = record.watchers if record else Watchers(on_checkpoint=heard.on_checkpoint, say=lambda _: None)
         try:
             with storage_errors(config.output):  # trying again in vain would cost as many starts as failures_survived
@@ -161,6 +169,7 @@ class Train(Stage[TrainConfig]):
             self.input_fingerprints(),
             contract,
             points,
+            best_step=trained.state.best_step,
             measured=self._measured(trained),
         )
         (folder / "README.md").write_text(card, encoding="utf-8")

@@ -15,10 +15,11 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.retrieval.artifacts import ShardRecord
-from raytriever.retrieval.errors import StorageError, UserError
+from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.progress import ProgressLine, heard_by, say
 from raytriever.trainers.jobs.allocator import worker_environment
-from raytriever.trainers.jobs.board import Board, Failure, Step
+from raytriever.trainers.jobs.board import Board, Step
+from raytriever.trainers.jobs.refusals import EndAtMistakes, refusal_of
 from raytriever.trainers.jobs.train import Train
 from raytriever.trainers.jobs.training_metrics import TrainingMetrics
 from raytriever.trainers.loop import StepReport
@@ -54,6 +55,7 @@ def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
             name=f"attempt-{uuid.uuid4().hex[:8]}",
             storage_path=f"{stage.config.output}/ray-train",
             failure_config=FailureConfig(max_failures=stage.config.failures_survived),
+            callbacks=[EndAtMistakes()],
             worker_runtime_env=None if use_gpu else {"env_vars": worker_environment()},
         ),
     )
@@ -67,35 +69,32 @@ def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    started, failure = False, None
+    started = False
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         for item in ray.get(board.take.remote()):
             if isinstance(item, str):
                 say(item)
                 continue
-            if isinstance(item, Failure):
-                failure = item.message
-                continue
             if not started:
                 progress.start_at((item.number - 1) * item.examples)
                 started = True
-            failure = None  # survived
             progress.advance(item.examples, item.note)
     ray.kill(board)
-    return _record(outcome, failure)
+    return _record(outcome)
 
 
-def _record(outcome: dict[str, Any], failure: str | None) -> ShardRecord:
-    """What the run gave, or the error that the user reads; ``failure``: what one of several workers said last."""
+def _record(outcome: dict[str, Any]) -> ShardRecord:
+    """What the run gave, or the error that the user reads."""
     raised = outcome.get("raised")
     if isinstance(raised, ray.exceptions.RayActorError):
         raise UserError(
             f"Ray Train's controller, a process beside this one, has died ({str(raised).splitlines()[0]}). Checkpoints"
             " are kept: run the same command again, it goes on from the last one."
         ) from raised
-    if raised is not None and failure is not None:
-        raise UserError(failure) from raised
+    refused = refusal_of(raised)
+    if refused is not None:
+        raise UserError(str(refused)) from raised
     if raised is not None:
         raise raised
     returned = json.loads(outcome["result"].return_value)
@@ -166,8 +165,7 @@ def _train_on_worker(arguments: dict[str, Any]) -> str:
         with heard_by(heard.on_line):  # nobody reads a worker's own output
             record = stage.train_here(get_device(), heard)
     except UserError as error:
-        if isinstance(error, StorageError) and ray.train.get_context().get_world_size() > 1:
-            ray.get(board.post.remote(Failure(str(error))))
-            raise  # the other ranks, which wait for this one, don't know of it
+        if ray.train.get_context().get_world_size() > 1:
+            raise  # others may wait for this rank, and Ray Train stops them; where one returns, it waits with them
         return json.dumps({"error": str(error)})
     return json.dumps({"record": asdict(record)} if record else {})

@@ -27,6 +27,7 @@ from raytriever.trainers.precision import at_least_float32
 
 if TYPE_CHECKING:
     from raytriever.retrieval.encoders.text_encoder import TextEncoder
+    from raytriever.trainers.run import RunSettings
 
 
 class ReplugSettings(ChunkSettings):
@@ -43,6 +44,14 @@ class ReplugSettings(ChunkSettings):
     likelihood_temperature: float = Field(default=1e-3, gt=0)  # eta_m
     token_reduction: Literal["mean", "sum"] = "mean"
     include_self: bool = False
+
+    def check_run(self, run: "RunSettings") -> None:
+        """The scores are those of the batches that are trained on. Raises ``ValueError`` for validation on others."""
+        if run.validation is not None and run.validation.kind == "batches":
+            raise ValueError(
+                "validation of kind batches has no scores of the language model: objective.scores are of the batches"
+                " that are trained on. Validate by retrieval, or leave validation out"
+            )
 
 
 def replug_distributions(

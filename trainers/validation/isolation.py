@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.trainers import collectives
 from raytriever.trainers.objective import Objective
 
@@ -60,3 +60,19 @@ def raise_together(problems: Sequence[str], device: torch.device) -> None:
     for problem in received:
         if problem:
             raise UserError(problem)
+
+
+@contextmanager
+def failing_together(device: torch.device) -> Iterator[None]:
+    """Around what only some ranks do: a ``UserError`` in it is raised on every rank. All ranks enter it together.
+
+    A ``StorageError`` is left to its rank: another attempt may do better, and whoever starts the ranks tries it.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except UserError as error:
+        raise_together([str(error)], device)
+    else:
+        raise_together([], device)

@@ -70,7 +70,7 @@ class SharedTexts:
     """This rank's share of some texts, as token ids: 4 bytes a token, divided by the number of ranks.
 
     ``blocks`` reads the texts and is called twice. All ranks make it together. Raises ``UserError`` (on every rank)
-    where all texts are empty; ``what`` names them.
+    where all texts are empty (``what`` names them), and where ``max_length`` is more than the encoder reads.
     """
 
     def __init__(
@@ -85,7 +85,13 @@ class SharedTexts:
     ) -> None:
         self._device = next(encoder.parameters()).device
         budget = token_budget or (TOKENS_ON_CPU if self._device.type == "cpu" else TOKENS_ON_GPU)
-        limit = min(max_length or encoder.contract.max_length, encoder.contract.max_length)
+        readable = encoder.contract.max_length
+        if max_length is not None and max_length > readable:
+            raise UserError(
+                f"validation.{role}_max_length is {max_length}, but the encoder reads {readable} tokens of a text."
+                " Lower it, or raise encoder.max_length."
+            )
+        limit = max_length or readable
         texts = _distinct(blocks())
         if not texts.characters.any():
             raise UserError(f"All {what} are empty texts: there is nothing to encode. Check the collection's source.")

@@ -173,6 +173,50 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_line(tmp_path, damage):
         np.testing.assert_array_equal(weights_of(encoder)[name], value)
 
 
+def folders(path: Path) -> list[int]:
+    return sorted(int(folder.name.removeprefix("step-")) for folder in path.iterdir())
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_newest_one_does_not_keep_new_ones_from_staying(tmp_path, damage):
+    encoder, optimizer = stepped()
+    for steps in (2, 12):
+        save(run(tmp_path, keep=1), steps, encoder, optimizer, best_step=2)
+    DAMAGE[damage][0](tmp_path / "step-00000012")
+    resumed = run(tmp_path, keep=1)
+    assert resumed.restore(encoder, optimizer).steps == 2
+    assert folders(tmp_path) == [2, 12]  # other ranks may still look at it
+    for steps in (4, 6):
+        save(resumed, steps, encoder, optimizer, best_step=2)
+        assert folders(tmp_path) == [2, steps]
+    lines: list[str] = []
+    assert run(tmp_path, lines).restore(encoder, optimizer).steps == 6
+    assert lines == []
+
+
+def test_a_damaged_one_is_kept_in_no_good_ones_place(tmp_path):
+    encoder, optimizer = stepped()
+    for steps in (3, 6):
+        save(run(tmp_path), steps, encoder, optimizer)
+    flip(tmp_path / "step-00000006")
+    resumed = run(tmp_path)
+    assert resumed.restore(encoder, optimizer).steps == 3
+    save(resumed, 8, encoder, optimizer)
+    assert folders(tmp_path) == [3, 8]
+
+
+def test_a_damaged_one_that_is_written_again_stays(tmp_path):
+    encoder, optimizer = stepped()
+    for steps in (3, 6):
+        save(run(tmp_path), steps, encoder, optimizer)
+    flip(tmp_path / "step-00000006")
+    resumed = run(tmp_path)
+    resumed.restore(encoder, optimizer)
+    for steps in (6, 9):
+        save(resumed, steps, encoder, optimizer)
+    assert folders(tmp_path) == [6, 9]
+
+
 def test_a_checkpoint_behind_a_store_that_fails_is_not_taken_for_damaged(tmp_path, monkeypatch):
     encoder, optimizer = stepped()
     save(run(tmp_path), 3, encoder, optimizer)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from raytriever.pipelines.batches import epoch_permutation
 from raytriever.retrieval.errors import UserError
-from raytriever.trainers import collectives
+from raytriever.trainers import collectives, loop
 from raytriever.trainers.checkpoint import Checkpoints
 from raytriever.trainers.early_stopping import Criterion
 from raytriever.trainers.loop import StepReport, train
@@ -27,17 +27,21 @@ from tests.unit.trainers.tiny import (
 )
 
 
-def run(settings, folder=None, dropout=0.3, batches=None, **keywords):
+def run(settings, folder=None, dropout=0.3, batches=None, kept=2, **keywords):
     objective = tiny_objective(dropout, chunk_size=2, gradient_cache=True)
     reports: list[StepReport] = []
-    checkpoints = Checkpoints(str(folder), {"encoder": "tiny"}) if folder else None
+    checkpoints = Checkpoints(str(folder), {"encoder": "tiny"}, keep=kept) if folder else None
     train(objective, batches or TinyBatches(), settings, checkpoints=checkpoints, on_step=reports.append, **keywords)
     return objective, reports
 
 
 def assert_same_weights(one, other):
-    for name, value in weights_of(one).items():
-        np.testing.assert_array_equal(weights_of(other)[name], value, err_msg=name)
+    assert_same_arrays(weights_of(other), weights_of(one))
+
+
+def assert_same_arrays(found, expected):
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def test_the_steps_of_a_run():
@@ -227,6 +231,48 @@ def test_an_evaluation_at_the_end_of_a_shorter_run_is_forgotten_when_it_is_prolo
     assert record["best_step"] == 6
 
 
+LONG = TinyBatches(counts=(20,))  # 10 steps of an epoch
+
+
+def of_length(steps: int, **changes) -> TrainingSettings:
+    return tiny_settings(epochs=1, max_steps=steps, checkpoint_every=100, **changes)
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_prolonged_run_still_has_the_best_of_its_own_evaluations(tmp_path, kept):
+    shorter = Scripted(0.0, 0.5, 0.4, 0.6)
+    ended, _ = run(of_length(5), tmp_path, batches=LONG, validation=shorter, kept=kept)
+    assert_same_arrays(weights_of(ended), shorter.weights[3])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step-{step:08d}" for step in ((2, 5) if kept == 1 else (2, 4, 5))
+    ]
+    prolonged, reports = run(of_length(9), tmp_path, batches=LONG, validation=Scripted(0.45, 0.45, 0.3), kept=kept)
+    assert [report.step for report in reports] == [6, 7, 8, 9]
+    assert_same_arrays(weights_of(prolonged), shorter.weights[1])
+    record = json.loads((tmp_path / "step-00000009" / "checkpoint.json").read_text())
+    assert [evaluation["step"] for evaluation in record["evaluations"]] == [0, 2, 4, 6, 8, 9]
+    assert record["best_step"] == 2
+
+
+def test_patience_does_not_count_the_end_of_a_shorter_run(tmp_path):
+    run(of_length(5), tmp_path, batches=LONG, validation=Scripted(0.0, 0.5, 0.4, 0.3, patience=2))
+    asked = Scripted(0.3, patience=2)
+    _, reports = run(of_length(9), tmp_path, batches=LONG, validation=asked)
+    assert [report.step for report in reports] == [6]
+    assert asked.scores == []
+
+
+def test_a_plateau_does_not_count_the_end_of_a_shorter_run(tmp_path):
+    scores = (0.0, 0.5, 0.4, 0.4, 0.4)
+    settings = [of_length(steps, schedule=ScheduleSettings(kind="plateau", patience=1)) for steps in (5, 9)]
+    whole, expected = run(settings[1], tmp_path / "whole", batches=LONG, validation=Scripted(*scores, 0.4))
+    run(settings[0], tmp_path / "parts", batches=LONG, validation=Scripted(*scores[:3], 0.1))
+    resumed, reports = run(settings[1], tmp_path / "parts", batches=LONG, validation=Scripted(*scores[3:], 0.4))
+    assert [r.learning_rate for r in expected[5:]] == [0.01] + [0.005] * 3
+    assert [r.learning_rate for r in reports] == [r.learning_rate for r in expected[5:]]
+    assert_same_weights(resumed, whole)
+
+
 class Poisoned(Objective[bool]):
     """Its loss, or only its gradient, is not finite for the batch that begins with ``text``."""
 
@@ -256,6 +302,29 @@ class Poisoned(Objective[bool]):
 
     def export(self, folder):
         raise NotImplementedError
+
+
+def run_with_a_scalar(folder, steps: int, weight_decay: float) -> None:
+    optimizer = OptimizerSettings(learning_rate=0.01, weight_decay=weight_decay)
+    settings = tiny_settings(max_steps=steps, optimizer=optimizer)
+    train(Poisoned("no text"), TinyBatches(), settings, checkpoints=Checkpoints(str(folder), {}))
+
+
+def test_a_run_whose_scalars_decayed_is_not_continued_without(tmp_path, monkeypatch):
+    for decay in (0.0, 0.1):
+        with monkeypatch.context() as before:
+            before.setattr(loop, "decay_spares_scalars", lambda *_: False)
+            run_with_a_scalar(tmp_path / str(decay), 3, decay)
+    run_with_a_scalar(tmp_path / "0.0", 4, 0.0)
+    with pytest.raises(UserError, match=r"algorithm_version: 2 there, 3 now"):
+        run_with_a_scalar(tmp_path / "0.1", 4, 0.1)
+
+
+def test_a_run_that_trains_as_ever_goes_on_from_older_checkpoints(tmp_path):
+    run(tiny_settings(max_steps=3), tmp_path)
+    record = json.loads((tmp_path / "step-00000003" / "checkpoint.json").read_text())
+    assert record["derivation"]["config"]["training"]["optimizer"]["weight_decay"] > 0
+    assert record["derivation"]["algorithm_version"] == 2
 
 
 @pytest.mark.parametrize("poison", ["loss", "gradient"])

@@ -59,6 +59,14 @@ def test_the_text_says_data_measures_and_how_to_load() -> None:
     assert "Morris & Rush (2024). [Contextual Document Embeddings](https://arxiv.org/abs/2410.02525)." in text
 
 
+def test_training_is_counted_up_to_the_weights_that_validation_chose() -> None:
+    points = [{"step": step, "examples": 8 if step > 1 else 4} for step in range(1, 1001)]
+    config = {"objective": {"kind": "contrastive"}}
+    text = model_card("mine", config, INPUTS, CONTRACT, points, best_step=200)
+    assert "| training | 200 steps, 1,596 examples: the weights after step 200 of 1,000, chosen by validation |" in text
+    assert "| training | 1,000 steps, 7,996 examples |" in model_card("mine", config, INPUTS, CONTRACT, points)
+
+
 def test_without_validation_there_are_no_measures() -> None:
     text = card()
     assert ModelCard(text).data.eval_results is None

@@ -8,7 +8,12 @@ from torch import nn
 
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.checkpoint import Checkpoints, State
-from raytriever.trainers.optimization import OptimizerSettings, build_optimizer, trainable_parameters
+from raytriever.trainers.optimization import (
+    OptimizerSettings,
+    build_optimizer,
+    decay_spares_scalars,
+    trainable_parameters,
+)
 from tests.unit.trainers.tiny import TinyEncoder
 
 
@@ -21,6 +26,7 @@ class RootMeanSquareNorm(nn.Module):
 def test_biases_and_norms_do_not_decay_and_frozen_weights_are_left_out():
     encoder = TinyEncoder()
     encoder.extra = RootMeanSquareNorm()
+    encoder.log_temperature = nn.Parameter(torch.tensor(-3.0))
     encoder.embedding.weight.requires_grad_(False)
     optimizer = build_optimizer(encoder, OptimizerSettings(weight_decay=0.1))
     names = {parameter: name for name, parameter in encoder.named_parameters()}
@@ -34,8 +40,33 @@ def test_biases_and_norms_do_not_decay_and_frozen_weights_are_left_out():
             "norm.weight",
             "norm.bias",
             "extra.weight",
+            "log_temperature",
         },
     }
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "radam"])
+def test_a_learned_temperature_without_a_gradient_stays(kind):
+    module = nn.Module()
+    module.log_temperature, module.table = nn.Parameter(torch.tensor(-3.0)), nn.Parameter(torch.ones(2, 2))
+    optimizer = build_optimizer(module, OptimizerSettings(kind=kind, learning_rate=0.1, weight_decay=0.5))
+    for _ in range(3):
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    assert module.log_temperature.item() == -3.0
+    assert (module.table < 1).all()
+
+
+def test_a_decay_spares_scalars_where_both_are_there():
+    encoder = TinyEncoder()
+    decaying, without = OptimizerSettings(weight_decay=0.1), OptimizerSettings()
+    assert not decay_spares_scalars(encoder, decaying)
+    encoder.log_temperature = nn.Parameter(torch.tensor(-3.0))
+    assert decay_spares_scalars(encoder, decaying)
+    assert not decay_spares_scalars(encoder, without)
+    encoder.log_temperature.requires_grad_(False)
+    assert not decay_spares_scalars(encoder, decaying)
 
 
 def test_nothing_to_train_is_refused():

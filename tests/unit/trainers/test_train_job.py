@@ -1,12 +1,21 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.artifacts import Artifact, ShardWriter
 from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.encoders.specification import EncoderContract
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from raytriever.retrieval.storage import Folder
+from raytriever.trainers.checkpoint import State
+from raytriever.trainers.curve import Curve
 from raytriever.trainers.jobs.train import Train, TrainConfig, _check_elastic, mean_loss
+from raytriever.trainers.kinds import build_objective
+from raytriever.trainers.loop import Trained
+from raytriever.trainers.order import Order
+from raytriever.trainers.run import load_for_training
 from tests.unit.small_run import make_artifact
 
 SETTINGS = {
@@ -56,6 +65,17 @@ def test_what_changes_no_weight_is_not_recorded(name):
 )
 def test_what_changes_the_weights_is_recorded(changes):
     assert stage(**changes).resolved() != stage().resolved()
+
+
+@pytest.mark.parametrize(("learns", "decay", "version"), [(True, 0.1, 3), (True, 0.0, 2), (False, 0.1, 2)])
+@pytest.mark.parametrize(
+    "kind", [{"kind": "revela", "language_model": {"model": "any"}}, {"kind": "coder", "documents": "run/vectors"}]
+)
+def test_models_whose_temperature_decayed_are_of_an_older_version(monkeypatch, kind, learns, decay, version):
+    monkeypatch.setattr(Train, "input_fingerprints", lambda _: {})
+    training = {"bf16": False, "optimizer": {"weight_decay": decay}}
+    made = stage(objective=kind | {"learn_temperature": learns}, training=training).derivation()
+    assert (made.stage, made.algorithm_version) == ("train", version)
 
 
 def test_a_language_models_memory_is_not_recorded():
@@ -110,3 +130,68 @@ def test_an_encoder_that_training_made_worse_is_told(
         return
     assert f"RR@10 was {start:.4f} before it and is {value:.4f} at its best" in lines[-1]
     assert lines[-1].startswith(artifact.uri)
+
+
+def test_replugs_scores_are_of_no_other_batches():
+    objective = {"kind": "replug", "scores": "run/scores"}
+    with pytest.raises(UserError, match="validation of kind batches has no scores of the language model"):
+        stage(objective=objective, validation={"kind": "batches", "batches": "run/held_out"})
+    assert stage(objective=objective).config.objective.kind == "replug"
+
+
+@pytest.mark.parametrize("key", ["query_max_length", "document_max_length"])
+def test_texts_longer_than_the_encoder_reads_are_refused(tiny_encoder: Path, key: str):
+    settings = {"model": str(tiny_encoder), "pooling": "mean", "max_length": 8}
+    run = stage(encoder=settings, objective={"kind": "contrastive", key: 9}).config
+    towers = load_for_training(run, run.located())
+    with pytest.raises(UserError, match=rf"objective\.{key} is 9, but the encoder reads 8 tokens"):
+        build_objective(run.objective, towers)
+
+
+def test_two_encoders_that_cannot_be_one_are_refused_before_they_are_trained(tiny_encoder: Path):
+    settings = {"model": str(tiny_encoder), "pooling": "mean"}
+    run = stage(encoder=settings | {"query_prompt": "query: "}, document_encoder=settings).config
+    message = "encoder and document_encoder differ in more than their weights: query_prompt 'query: ' against ''"
+    with pytest.raises(UserError, match=message):
+        load_for_training(run, run.located())
+    alike = stage(encoder=settings, document_encoder=settings).config
+    assert load_for_training(alike, alike.located()).document.contract.pooling == "mean"
+
+
+class Exported:
+    """What is exported of an objective: nothing but a contract."""
+
+    def eval(self) -> None: ...
+
+    def export(self, folder: Path) -> None: ...
+
+    def encoder(self, role: str) -> SimpleNamespace:  # noqa: ARG002
+        return SimpleNamespace(
+            contract=EncoderContract(
+                model="f" * 64, pooling="mean", normalize=True, query_prompt="", document_prompt="", max_length=8,
+                dtype="float32", dimension=4,
+            )
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (State(4), "4 steps, 32 examples"),
+        (State(4, best_step=3), "3 steps, 24 examples: the weights after step 3 of 4, chosen by validation"),
+    ],
+)
+def test_the_card_counts_what_the_exported_weights_have_seen(tmp_path: Path, monkeypatch, state: State, said: str):
+    """Validation on batches, or on a sample, has nothing to tell in the card, but it chooses as any other."""
+    monkeypatch.setattr(Train, "input_fingerprints", lambda _: {"batches": "b" * 64, "encoder.model": "e" * 64})
+    folder = Folder(str(tmp_path / "model"))
+    curve = Curve(folder)
+    for step in range(1, 5):
+        curve.add({"step": step, "loss": 1.0, "examples": 8})
+    curve.store()
+    validation = {"kind": "batches", "batches": "run/held_out"}
+    job = stage(output=folder.uri, validation=validation if state.best_step else None)
+    trained = Trained(Order([4], 1, 0, 1, 0), state)
+    with folder.scratch() as scratch:
+        job._export(Exported(), trained, SimpleNamespace(ledger=None, measured=[]), ShardWriter(folder, "run", scratch))
+    assert f"| training | {said} |" in folder.read_bytes("README.md").decode()

@@ -1,10 +1,14 @@
 """Stored batches of triplets: one hard negative a row, with teacher scores."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from raytriever.pipelines.batches import SCHEMAS, BatchFile
+from raytriever.retrieval.artifact_writer import ArtifactWriter
+from raytriever.retrieval.artifacts import Derivation, ShardWriter
 from tests.unit.trainers.tiny import TinyBatches, random_text
 
 
@@ -38,3 +42,26 @@ class TripletBatches(TinyBatches):
     def read(self, epoch: int, index: int) -> pa.Table:
         self.reads.append((epoch, index))
         return triplet_batch(1000 * epoch + index, self.size)
+
+
+def store_triplets(folder: Path, doubled: Collection[tuple[int, int]], counts: Sequence[int] = (4, 4)) -> str:
+    """An artifact of batches of four triplets, so many an epoch; its URI.
+
+    ``doubled``: (epoch, number) of those whose rows have two hard negatives, which no triplet has.
+    """
+    size = 4
+    writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, {}, {}))
+    writer.begin()
+    records = []
+    with writer.folder.scratch() as scratch:
+        for epoch, count in enumerate(counts):
+            with BatchFile(ShardWriter(writer.folder, f"{epoch}", scratch), "pairs", epoch, 0, size) as file:
+                for number in range(count):
+                    rows = triplet_batch(1000 * epoch + number, size).to_pylist()
+                    for row, made in enumerate(rows):
+                        made |= {"document_id": f"d{number}-{row}", "domain": "any", "cluster": 0}
+                        if (epoch, number) in doubled:
+                            made |= {name: made[name] * 2 for name in ("hard_negative_ids", "hard_negatives")}
+                    file.write(pa.Table.from_pylist(rows, SCHEMAS["pairs"]))
+            records.append(file.commit())
+    return writer.finish(records, {"layout": "pairs"}, {}).uri

@@ -1,11 +1,17 @@
 """How many CPUs a training worker gets where nothing is set, and what a run that fails says."""
 
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+import torch
+from ray.train import WorkerGroupError
 
-from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.trainers.jobs import workers
 from raytriever.trainers.jobs.workers import NodeRoom, even_share
 
@@ -76,13 +82,44 @@ def test_a_share_without_a_node_to_share_is_said(
 def test_a_controller_that_died_is_a_matter_of_running_again() -> None:
     died = ray.exceptions.ActorDiedError()
     with pytest.raises(UserError, match=r"controller.*has died.*run the same command again"):
-        workers._record({"raised": died}, None)
+        workers._record({"raised": died})
 
 
-def test_a_failure_of_one_of_several_workers_is_said_in_its_words() -> None:
-    raised = RuntimeError("Training failed due to worker errors")
+def test_what_one_of_several_workers_refused_is_said_in_its_words() -> None:
+    raised = WorkerGroupError("Traceback …", {1: StorageError("s3://full: no room")})
     with pytest.raises(UserError, match=r"^s3://full: no room$") as caught:
-        workers._record({"raised": raised}, "s3://full: no room")
+        workers._record({"raised": raised})
     assert caught.value.__cause__ is raised
-    with pytest.raises(RuntimeError, match="worker errors"):
-        workers._record({"raised": raised}, None)
+    with pytest.raises(WorkerGroupError, match="Traceback"):
+        workers._record({"raised": WorkerGroupError("Traceback …", {1: RuntimeError("connection closed")})})
+
+
+@dataclass(frozen=True)
+class Refusing:
+    """A stage that refuses to train."""
+
+    error: UserError
+    config: SimpleNamespace
+
+    def train_here(self, *_: object) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [UserError("row 3 has no negative"), StorageError("s3://full: no room")], ids=repr)
+def test_an_error_is_raised_where_other_workers_may_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: UserError
+) -> None:
+    threads = torch.get_num_threads()
+    stage = Refusing(error, SimpleNamespace(output=str(tmp_path)))
+    arguments = {"stage": stage, "board": None, "threads": threads}
+    monkeypatch.setattr(workers, "get_device", lambda: torch.device("cpu"))
+
+    def train(world_size: int) -> str:
+        context = SimpleNamespace(get_world_size=lambda: world_size)
+        monkeypatch.setattr(workers.ray.train, "get_context", lambda: context)
+        return workers._train_on_worker(arguments)
+
+    assert json.loads(train(1)) == {"error": str(error)}  # alone, Ray Train has nobody to start again
+    with pytest.raises(UserError) as caught:
+        train(2)
+    assert caught.value is error

@@ -300,6 +300,10 @@ def test_texts_that_are_all_empty(objective):
     with pytest.raises(UserError, match="All 3 documents of there are empty texts"):
         SharedTexts(objective.text_encoder, "document", lambda: blocks, "3 documents of there")
     blocks[1] = (np.array([5]), ["a word"])
+    most = objective.text_encoder.contract.max_length
+    message = rf"validation\.document_max_length is {most + 1}, but the encoder reads {most} tokens"
+    with pytest.raises(UserError, match=message):
+        SharedTexts(objective.text_encoder, "document", lambda: blocks, "3 documents of there", max_length=most + 1)
     texts = SharedTexts(objective.text_encoder.eval(), "document", lambda: blocks, "3 documents of there")
     with torch.no_grad():
         ((rows, vectors),) = list(texts.encode(objective.text_encoder))

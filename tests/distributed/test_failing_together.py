@@ -1,0 +1,57 @@
+"""What the first rank does alone before the first step: where it fails, every rank says so, in the same words."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.retrieval.errors import StorageError, UserError
+from raytriever.trainers.jobs.train import Train, TrainConfig
+from raytriever.trainers.run import Watchers, run_training
+from raytriever.trainers.run_record import Heard
+from raytriever.trainers.validation.isolation import failing_together
+from tests.distributed.processes import run_in_processes
+from tests.unit.trainers.triplet_batches import store_triplets
+
+CPU = torch.device("cpu")
+
+
+def refused(train, *arguments: object) -> str:
+    with pytest.raises(UserError) as caught:
+        train(*arguments)
+    return str(caught.value)
+
+
+def refusals(rank: int, settings: dict) -> list[str]:  # noqa: ARG001
+    """Of the batches, which only the first rank looks at beforehand, and of a tracker, which it alone opens."""
+    sys.modules["wandb"] = None  # as if it weren't installed
+    heard = Heard(on_line=lambda _: None, on_step=lambda _: None, on_checkpoint=lambda _: None)
+    config = TrainConfig.model_validate(settings)
+    with_tracker = config.model_copy(update={"tracking": config.tracking.model_copy(update={"trackers": ("wandb",)})})
+    return [
+        refused(run_training, config, config.located(), config.output, CPU, Watchers()),
+        refused(Train(config).train_here, CPU, heard),
+        refused(Train(with_tracker).train_here, CPU, heard),
+    ]
+
+
+def test_what_the_first_rank_finds_ends_both(tmp_path: Path, tiny_encoder: Path) -> None:
+    batches = store_triplets(tmp_path / "batches", doubled={(0, number) for number in range(4)})
+    settings = {
+        "output": str(tmp_path / "model"),
+        "batches": batches,
+        "encoder": {"model": str(tiny_encoder), "pooling": "mean"},
+        "objective": {"kind": "adaptive_margin"},
+        "training": {"bf16": False, "batches_per_step": 2},
+    }
+    first, second = run_in_processes(refusals, 2, settings)
+    assert first == second
+    assert first[0] == first[1]
+    assert "has 2 hard negatives; a triplet has exactly one" in first[0]
+    assert "tracking.trackers names wandb, whose package isn't installed" in first[2]
+
+
+def test_storage_that_fails_is_left_to_its_rank() -> None:
+    with pytest.raises(StorageError), failing_together(CPU):
+        raise StorageError("s3://full: no room")
