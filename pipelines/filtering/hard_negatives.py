@@ -65,6 +65,7 @@ class NegativeDraw:
     ) -> tuple[NDArray[np.int64], dict[str, int]]:
         """Document rows (n, number) of pairs (n,), and how many were repeated or made up at random.
 
+        Raises ``UserError`` for a pair with too few, or with too few in the kept bins, where that is refused.
         What a pair gets is a function of its own number, its query and the epoch, whatever batch it is in.
         """
         drawn = np.empty((len(pairs), self.number), dtype=np.int64)
@@ -78,10 +79,7 @@ class NegativeDraw:
                 chosen = choose_negatives(available, self.number, self.choose, keys[place])
             if len(chosen) < self.number:
                 if self.too_few == "refuse":
-                    raise UserError(
-                        f"Pair {pairs[place]} has {len(chosen)} hard negatives, {self.number} are asked for. Set"
-                        " too_few_negatives to repeat or random, or lower negatives_per_example."
-                    )
+                    raise UserError(self._too_few(pairs[place], len(chosen), len(available)))
                 if self.too_few == "repeat" and len(chosen):
                     repeated += self.number - len(chosen)
                     chosen = np.resize(chosen, self.number)
@@ -90,6 +88,19 @@ class NegativeDraw:
                     chosen = fill_at_random(chosen, self.number, self.documents, positives[place], keys[place])
             drawn[place] = chosen
         return drawn, {"hard negatives repeated": repeated, "hard negatives drawn at random": at_random}
+
+    def _too_few(self, pair: np.int64, chosen: int, available: int) -> str:
+        """That a pair got ``chosen`` of the hard negatives it has, and what to do."""
+        remedy = f"set too_few_negatives to {allowed_instead(scored=self.scores is not None)}"
+        if chosen == available:
+            return (
+                f"Pair {pair} has {available} hard negatives, {self.number} are asked for. Lower"
+                f" negatives_per_example, or {remedy}."
+            )
+        return (
+            f"Pair {pair} needs {self.number} hard negatives, but the kept bins of margins hold {chosen} of its"
+            f" {available} hard negatives. Raise balanced_margins.keep_bins, lower negatives_per_example, or {remedy}."
+        )
 
     def _balanced(
         self, available: NDArray[np.int64], pair: np.int64, query: np.int64, positive: np.int64, key: np.uint64
@@ -106,6 +117,11 @@ class NegativeDraw:
             )
         margins = scores[-1] - scores[:-1]
         return available[draw_balanced(margins, self.number, self.balanced, np.random.default_rng(int(key)))]
+
+
+def allowed_instead(*, scored: bool) -> str:
+    """What too_few_negatives can be instead of refuse: no teacher scores what is drawn at random."""
+    return "'repeat'" if scored else "'repeat' or 'random'"
 
 
 def _keys(seed: int, epoch: int, pairs: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -185,7 +185,8 @@ class Filter(Stage[FilterConfig]):
     def _make_negatives(self, writer: ShardWriter) -> ShardRecord:
         config, collection = self.config, StoredCollection(self.config.collection)
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
-        asked = AskedNegatives(packing, pairs, collection, config.negatives_per_example, config.too_few_negatives)
+        number, too_few, scored = config.negatives_per_example, config.too_few_negatives, bool(config.teacher_scores)
+        asked = AskedNegatives(packing, pairs, collection, number, too_few, scored=scored)
         if config.negatives:
             return make_negatives(writer, mined_lists(StoredCandidates(config.negatives)), asked)
         assert config.judged_negatives

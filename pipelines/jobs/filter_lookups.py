@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from raytriever.pipelines.candidate_lists import NegativesOfQueries
 from raytriever.pipelines.filtering.false_negatives import pair_keys
-from raytriever.pipelines.filtering.hard_negatives import NegativeLists, TooFew
+from raytriever.pipelines.filtering.hard_negatives import NegativeLists, TooFew, allowed_instead
 from raytriever.pipelines.filtering.pair_batches import TEXT_ROWS, Pairs
 from raytriever.pipelines.jobs.lookups import add_array, earlier_file, map_array
 from raytriever.pipelines.jobs.pair_rows import map_pair_rows, write_pair_rows
@@ -90,16 +90,27 @@ def open_negatives(output: str) -> NegativeLists:
 
 
 class AskedNegatives:
-    """Whether the packed pairs have the hard negatives that are asked for; ``queries``: how many the collection has."""
+    """Whether the packed pairs have the hard negatives that are asked for; ``queries``: how many the collection has.
+
+    Of whole lists: which of their margins are in the bins that are kept shows when they are drawn from.
+    """
 
     def __init__(
-        self, packing: Artifact, pairs: Artifact, collection: StoredCollection, number: int, too_few: TooFew
+        self,
+        packing: Artifact,
+        pairs: Artifact,
+        collection: StoredCollection,
+        number: int,
+        too_few: TooFew,
+        *,
+        scored: bool,
     ) -> None:
         self.queries = collection.count("queries")
         self._packing = packing
         self._pairs = ParquetRows(pairs, pairs.names("pairs/"))
         self._number = number
         self._too_few = too_few
+        self._scored = scored
 
     def check(self, lengths: NDArray[np.int32]) -> None:
         """Raises ``UserError`` where pairs have too few, by the ``lengths`` (queries,) of all queries' lists.
@@ -129,7 +140,7 @@ class AskedNegatives:
             raise UserError(
                 f"{short:,} of {int(packed.sum()):,} packed pairs have fewer than {self._number} hard negatives, the"
                 f" first of query {first}. Lower negatives_per_example, mine more, or set too_few_negatives to"
-                " 'repeat' or 'random'."
+                f" {allowed_instead(scored=self._scored)}."
             )
 
     def _packed(self) -> NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from raytriever.retrieval.collections.stored import StoredCollection, TextPart
 from raytriever.retrieval.collections.text_lines import numbered_lines
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.lineage import require_own_queries, require_same_origin
+from raytriever.retrieval.long_columns import places_among
 from raytriever.retrieval.mining.candidates import CANDIDATES, StoredCandidates
 from raytriever.retrieval.runs import RUN, StoredRun
 from raytriever.retrieval.storage import Folder, sha256_of
@@ -25,6 +26,7 @@ SCORES_SHARD = "teacher-scores"
 
 _KEYS_FILE, _SCORES_FILE = "lookup/teacher-keys.npy", "lookup/teacher-scores.npy"
 _LINES_AT_ONCE = 1 << 18
+_LINES = pa.schema([("query", pa.large_string()), ("document", pa.large_string()), ("score", pa.float32())])
 _QUERIES_AT_ONCE = 1 << 14
 
 # query rows, document rows and scores of some pairs, each (n,)
@@ -61,7 +63,7 @@ def check_scores(path: str, collection: StoredCollection) -> None:
 def make_scores(writer: ShardWriter, path: str, collection: StoredCollection) -> ShardRecord:
     """Keys and scores of all pairs, as sorted arrays. Raises ``UserError`` for a pair with two scores.
 
-    Memory: 12 bytes a pair, a few times while they are sorted.
+    Memory: 12 bytes a pair, a few times while they are sorted; of a run file also all ids, and as many lines of it.
     """
     keys, scores = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
     for query_rows, document_rows, found in _scored_pairs(path, collection):
@@ -120,18 +122,30 @@ def _of_run(run: StoredRun, collection: StoredCollection) -> Iterator[ScoredPair
 
 
 def _of_run_file(path: Path, collection: StoredCollection) -> Iterator[ScoredPairs]:
-    """Pairs whose ids the collection has; a teacher may have scored more."""
-    known = [collection.rows_of(part).read(["id"])["id"].combine_chunks() for part in ("queries", "documents")]
-    for queries, documents, scores in _blocks(path):
-        rows = [
-            pc.index_in(pa.array(ids, pa.string()), of) for ids, of in zip((queries, documents), known, strict=True)
-        ]
-        both = pc.and_(rows[0].is_valid(), rows[1].is_valid())
-        query_rows, document_rows = (found.filter(both).to_numpy().astype(np.int64) for found in rows)
-        yield query_rows, document_rows, np.array(scores, dtype=np.float32)[both.to_numpy(zero_copy_only=False)]
+    """Pairs whose ids the collection has; a teacher may have scored more.
+
+    Every look-up makes a table of all ids, so it is for as many lines as there are ids, which take memory as these do.
+    """
+    query_ids, document_ids = (collection.rows_of(part).read(["id"])["id"] for part in ("queries", "documents"))
+    for lines in _gathered(_blocks(path), max(len(query_ids), len(document_ids))):
+        query_rows = places_among(lines["query"], query_ids)
+        document_rows = places_among(lines["document"], document_ids)
+        both = (query_rows >= 0) & (document_rows >= 0)
+        yield query_rows[both], document_rows[both], lines["score"].to_numpy()[both]
 
 
-def _blocks(path: Path) -> Iterator[tuple[list[str], list[str], list[float]]]:
+def _gathered(blocks: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    """Consecutive blocks joined until they have so many rows; the last ones have what is left."""
+    waiting: list[pa.RecordBatch] = []
+    for block in blocks:
+        waiting.append(block)
+        if sum(map(len, waiting)) >= rows:
+            yield pa.Table.from_batches(waiting, _LINES)
+            waiting = []
+    yield pa.Table.from_batches(waiting, _LINES)
+
+
+def _blocks(path: Path) -> Iterator[pa.RecordBatch]:
     queries: list[str] = []
     documents: list[str] = []
     scores: list[float] = []
@@ -147,9 +161,14 @@ def _blocks(path: Path) -> Iterator[tuple[list[str], list[str], list[float]]]:
         documents.append(fields[2])
         scores.append(_number(fields[4], f"{path}, line {number}"))
         if len(queries) == _LINES_AT_ONCE:
-            yield queries, documents, scores
+            yield _block(queries, documents, scores)
             queries, documents, scores = [], [], []
-    yield queries, documents, scores
+    yield _block(queries, documents, scores)
+
+
+def _block(*columns: list[str] | list[float]) -> pa.RecordBatch:
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _LINES, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_LINES)
 
 
 def _number(text: str, where: str) -> float:

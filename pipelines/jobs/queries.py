@@ -14,7 +14,7 @@ from raytriever.pipelines.queries.docstring import DocstringQueries
 from raytriever.pipelines.queries.headings import HeadingQueries
 from raytriever.pipelines.queries.inverse_cloze import InverseClozeQueries
 from raytriever.pipelines.queries.part_writer import PartWriter
-from raytriever.pipelines.queries.sources import CHUNKED, COLUMNS, is_held_out, source_documents
+from raytriever.pipelines.queries.sources import CHUNKED, COLUMNS, QUERY, is_held_out, source_documents
 from raytriever.pipelines.queries.title import TitleQueries
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
@@ -56,7 +56,7 @@ class Queries(Stage[QueriesConfig]):
 
     command = "queries"
     kind = COLLECTION
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = QueriesConfig
     unit = "documents"
 
@@ -70,7 +70,10 @@ class Queries(Stage[QueriesConfig]):
         ]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Writes one file of documents, one of queries, one of judgments."""
+        """Writes one file of documents, one of queries, one of judgments.
+
+        Raises ``UserError`` for a document whose id could be that of a query.
+        """
         name = f"{shard.description['number']:05d}.parquet"
         config, dropped, split_counts = self.config, Counter[str](), Counter[str]()
         sources = 0
@@ -87,11 +90,20 @@ class Queries(Stage[QueriesConfig]):
                     queries.add(example.query_id, example.query, source.domain, no_answers)
                     split_counts[f"queries of split {split}"] += 1
                     for document in example.documents:
+                        self._check_id(document.id)
                         documents.add(document.id, document.title, document.text, source.domain)
                         judgments.add(example.query_id, document.id, 1, split)
         counts = {"documents": documents.rows, "queries": queries.rows, "judgments": judgments.rows}
         counts |= {"source documents": sources, **split_counts}
         return writer.commit(documents.rows, counts=counts, dropped=dropped)
+
+    def _check_id(self, document_id: str) -> None:
+        if document_id.startswith(QUERY):
+            raise UserError(
+                f"A document of {self.config.collection} would have the id {document_id!r}, but ids of the queries made"
+                f" here begin with {QUERY!r}, and a result that has its query's id is taken for the query itself and"
+                " left out. Give the document another id."
+            )
 
     def _tables(self, start: int, stop: int) -> Iterator[pa.Table]:
         collection = StoredCollection(self.config.collection)

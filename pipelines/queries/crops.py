@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from raytriever.pipelines.chunking.words import Offsets, TextWords
-from raytriever.pipelines.queries.sources import Example, MadeDocument, SourceDocument, draws
+from raytriever.pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument, draws
 from raytriever.retrieval.configuration import Settings
 
 
@@ -48,7 +48,7 @@ class CropQueries(Settings):
             for number in range(self.per_passage):
                 query, document = self._crop(text, words, random), self._crop(text, words, random)
                 made = MadeDocument(f"{passage.id}#{number}", "", document)
-                yield Example(made.id, query, (made,))
+                yield Example(QUERY + made.id, query, (made,))
 
     def _crop(self, text: str, words: Offsets, random: Random) -> str:
         share = self.minimum_share + random.random() * (self.maximum_share - self.minimum_share)

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from raytriever.pipelines.chunking.words import count_words
 from raytriever.pipelines.queries.comments import COMMENTS, DocumentedFunction, commented_functions
-from raytriever.pipelines.queries.sources import Example, MadeDocument, SourceDocument
+from raytriever.pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument
 from raytriever.retrieval.collections.python_source import documented_functions, first_paragraph
 from raytriever.retrieval.collections.source_languages import language_of
 from raytriever.retrieval.configuration import Settings, did_you_mean
@@ -56,7 +56,7 @@ class DocstringQueries(Settings):
                 dropped["functions with a short documentation"] += 1
                 continue
             made = MadeDocument(f"{source.id}#{number}", "", code)
-            yield Example(made.id, query, (made,))
+            yield Example(QUERY + made.id, query, (made,))
 
 
 def _functions(source: SourceDocument, language: str) -> Iterator[tuple[str, str]]:

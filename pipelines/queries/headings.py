@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from raytriever.pipelines.chunking.words import count_words
-from raytriever.pipelines.queries.sources import Example, MadeDocument, SourceDocument
+from raytriever.pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument
 from raytriever.retrieval.configuration import Settings
 
 _MARKED = re.compile(r"(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
@@ -44,6 +44,8 @@ class HeadingQueries(Settings):
 
     A section ends at the next heading of any level that counts, so no text is in two. A long section in chunks has many
     documents: ``documents_per_query`` of `raytriever pairs` says of how many it trains on.
+
+    Ids of queries count the sections, which are the same however the text is chunked; those of documents the pieces.
     """
 
     kind: Literal["headings"] = "headings"
@@ -77,7 +79,7 @@ class HeadingQueries(Settings):
             for piece in _pieces(source, section, self.minimum_words):
                 made.append(MadeDocument(f"{source.id}#{number}", "", piece))
                 number += 1
-            yield Example(f"{source.id}#{place}", query, tuple(made))
+            yield Example(f"{QUERY}{source.id}#section-{place}", query, tuple(made))
 
     def _query(self, title: str, path: tuple[str, ...]) -> str:
         if not path:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from raytriever.pipelines.chunking.words import TextWords
 from raytriever.pipelines.queries.sentences import sentence_spans
-from raytriever.pipelines.queries.sources import Example, MadeDocument, SourceDocument, draws
+from raytriever.pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument, draws
 from raytriever.retrieval.configuration import Settings
 
 
@@ -38,7 +38,7 @@ class InverseClozeQueries(Settings):
                 start, end = usable.pop(int(random.random() * len(usable)))
                 rest = without(text, start, end) if random.random() < self.removal else text
                 made = MadeDocument(f"{passage.id}#{number}", source.title, rest)
-                yield Example(made.id, text[start:end], (made,))
+                yield Example(QUERY + made.id, text[start:end], (made,))
 
     def _usable(self, text: str) -> list[tuple[int, int]]:
         """Sentences that are long enough and leave enough."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 CHUNKED = ("source_id", "number")  # what a chunked collection's documents have beside the usual columns
 COLUMNS = ("id", "title", "text", "domain")
+QUERY = "query:"  # what ids of queries begin with, and no id of a document does
 
 
 class Passage(NamedTuple):
@@ -45,7 +46,8 @@ class MadeDocument(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A query and the documents that answer it."""
+    """A query and the documents that answer it. Its id begins with ``QUERY``: BEIR and others take a result that has
+    the query's id for the query itself, and leave it out."""
 
     query_id: str
     query: str

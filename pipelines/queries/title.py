@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
-from raytriever.pipelines.queries.sources import Example, MadeDocument, SourceDocument
+from raytriever.pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument
 from raytriever.retrieval.configuration import Settings
 
 
@@ -29,7 +29,7 @@ class TitleQueries(Settings):
             if text.strip():
                 made.append(MadeDocument(passage.id, "", text))
         if made:
-            yield Example(source.id, source.title, tuple(made))
+            yield Example(QUERY + source.id, source.title, tuple(made))
         else:
             dropped["documents without a text"] += 1
 

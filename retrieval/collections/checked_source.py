@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, passage_text, record_batches
 from raytriever.retrieval.collections.digests import DigestSet
+from raytriever.retrieval.collections.folds import JudgedQueries
 from raytriever.retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Policies, QueryRecord
 from raytriever.retrieval.errors import UserError
 
@@ -36,8 +37,9 @@ class CheckedSource:
 
     Streams: what stays in memory is eight bytes for each id and each judged pair. Judgments need the ids, so read
     ``documents`` and ``queries`` to their ends before; what was not is read then. Raises ``UserError`` with file and
-    line for whatever the policies don't allow. ``left_out``: what the format leaves out by itself, reason to number,
-    which the format fills while its documents are read.
+    line for whatever the policies don't allow; at once where they ask for cross-validation of no judgments.
+    ``left_out``: what the format leaves out by itself, reason to number, which the format fills while its documents
+    are read.
     """
 
     def __init__(self, format_: Format, policies: Policies, left_out: dict[str, int] | None = None) -> None:
@@ -49,6 +51,11 @@ class CheckedSource:
         self.counts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self._left_out = {} if left_out is None else left_out
+        if policies.cross_validation and format_.judgments() is None:
+            raise UserError(
+                f"cross_validation shares out judged queries, but with {format_.documents_name} no judgments are read."
+                " Give them too, or leave cross_validation out."
+            )
 
     def fingerprint(self) -> dict[str, Any]:
         """What the format says of its input."""
@@ -141,6 +148,7 @@ class CheckedSource:
         documents, queries = self._known_ids()
         pairs, left_out, kept = DigestSet(), Counter[str](), 0
         folds, splits = self._policies.cross_validation, set[str]()
+        judged_queries = JudgedQueries(folds) if folds else None
         first_unknown: JudgmentRecord | None = None
         for chunk in _chunks(records):
             new = pairs.add([_judged_pair(record) for record in chunk])
@@ -152,7 +160,11 @@ class CheckedSource:
                 )
             left_out["repeated_judgments"] += int((~new).sum())
             chunk = list(compress(chunk, new))
-            for record, reason in zip(chunk, _reasons(chunk, documents, queries), strict=True):
+            reasons = _reasons(chunk, documents, queries)
+            if judged_queries:
+                usable = [record for record, reason in zip(chunk, reasons, strict=True) if not reason]
+                judged_queries.add(usable, self._read_judgments)
+            for record, reason in zip(chunk, reasons, strict=True):
                 if not reason:
                     kept += 1
                     split = folds.split_of(record.query_id, record.split) if folds else record.split
@@ -166,10 +178,10 @@ class CheckedSource:
             self._refuse_unknown(first_unknown, queries, left_out)
         left_out = +left_out
         if not kept:
-            reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(left_out.items()))
+            counted = ", ".join(f"{reason} {number}" for reason, number in sorted(left_out.items()))
             raise UserError(
                 f"No judgments to keep in {self._format.judgments_name}: {left_out.total()} were left out"
-                f" ({reasons or 'there are none'}). Are these the right files?"
+                f" ({counted or 'there are none'}). Are these the right files?"
             )
         if folds and folds.split not in splits:
             raise UserError(

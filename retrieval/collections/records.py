@@ -21,7 +21,8 @@ _BLOCK_BYTES = 8 << 20
 
 class CrossValidation(Settings):
     """Queries of one split shared out into ``folds`` by their ids: fold ``fold`` is for testing ('test'), the next one
-    for validation ('dev'), the others for training ('train'). Judgments of other splits stay as they are."""
+    for validation ('dev'), the others for training ('train'). Other splits stay as they are; those that judge the same
+    queries are refused, or what one fold tests would be trained on."""
 
     folds: int = Field(default=5, ge=3)
     fold: int = Field(ge=0)

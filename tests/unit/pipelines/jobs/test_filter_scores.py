@@ -1,11 +1,13 @@
 """Teacher scores in stored batches: where they come from, what they are drawn by, and what is refused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,6 +18,7 @@ from raytriever.pipelines.jobs.mix import Mix, MixConfig
 from raytriever.pipelines.jobs.publish import Publish, PublishConfig
 from raytriever.retrieval.artifacts import Artifact
 from raytriever.retrieval.collections.collection import DOCUMENTS
+from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
@@ -118,6 +121,36 @@ def test_scores_of_a_run_file_are_stored_with_each_row(world: World, tmp_path: P
             assert len(row["hard_negative_scores"]) == 3
 
 
+def test_the_ids_of_a_run_file_are_looked_up_in_few_tables(world: World, tmp_path: Path, monkeypatch) -> None:
+    """A look-up makes a table of all ids, which for blocks of bounded size would be as often as the file is long."""
+    tables = {QUERIES: 0, DOCUMENTS_: 0}
+    index_in = pc.index_in
+
+    def counted(ids: Any, value_set: Any) -> Any:
+        tables[len(value_set)] += 1
+        return index_in(ids, value_set)
+
+    monkeypatch.setattr(pc, "index_in", counted)
+    monkeypatch.setattr(filter_scores, "_LINES_AT_ONCE", 7)
+    path, collection = run_file(world, tmp_path / "teacher.trec"), StoredCollection(world.inputs["collection"])
+    pairs = list(filter_scores._of_run_file(Path(path), collection))
+    queries, documents, scores = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    assert len(queries) == QUERIES * DOCUMENTS_
+    np.testing.assert_array_equal(scores, world.scores[queries, documents])
+    assert max(tables.values()) <= QUERIES + 1  # one for each 40 lines or more, where blocks are of 7
+
+
+def test_ids_of_more_than_two_gigabytes(tmp_path: Path) -> None:
+    letters = [letter * (1 << 20) for letter in "abcdefgh"]
+    long = pa.chunked_array([pa.array(letters)] * 300)  # 2.4 GiB, of which 8 MiB exist
+    tables = {"queries": pa.table({"id": ["q0"]}), "documents": pa.table({"id": long})}
+    collection: Any = SimpleNamespace(rows_of=lambda part: SimpleNamespace(read=lambda _: tables[part]))
+    path = tmp_path / "teacher.trec"
+    path.write_text(f"q0 Q0 {letters[3]} 1 2.5 t\nq0 Q0 {letters[3][1:]} 2 1.5 t\n")
+    pairs = [[column.tolist() for column in block] for block in filter_scores._of_run_file(path, collection)]
+    assert pairs == [[[0], [3], [2.5]]]
+
+
 def test_candidates_and_runs_say_the_same(world: World, tmp_path: Path) -> None:
     expected = run(world, tmp_path / "f", teacher_scores=run_file(world, tmp_path / "teacher.trec"))
     candidates = labelled(world, tmp_path / "candidates")
@@ -178,6 +211,27 @@ def test_negatives_drawn_by_balanced_margins(world: World, tmp_path: Path) -> No
             best = max(world.lists[query], key=lambda listed: world.scores[query, listed])
             assert world.scores[query, best] - row["hard_negative_scores"][0] < np.ptp(world.scores[query]) / 40
     assert max(map(len, drawn.values())) > 1  # every epoch draws anew
+
+
+def test_too_few_in_the_kept_bins(world: World, tmp_path: Path) -> None:
+    """What is refused says how many the bins hold of how many there are, and advises what is allowed."""
+    world = replace(world, scores=world.scores.copy())
+    listed, hard = world.lists[0], world.lists[0][2]
+    world.scores[0, listed], world.scores[0, hard] = 1, 9  # one margin in the first of ten bins, the others in the last
+    world.scores[0, world.positives[0]] = 10
+    teacher = run_file(world, tmp_path / "teacher.trec")
+    asked = {"teacher_scores": teacher, "choose_negatives": "balanced_margins", "negatives_per_example": 4}
+    asked["balanced_margins"] = {"keep_bins": 9}
+    refused = rf"needs 4 hard negatives, but the kept bins of margins hold 1 of its {LISTED} hard negatives\."
+    advised = r" Raise balanced_margins\.keep_bins, lower negatives_per_example, or set too_few_negatives to 'repeat'\."
+    with pytest.raises(UserError, match=refused + advised):
+        run(world, tmp_path / "a", **asked)
+    reader = run(world, tmp_path / "b", **asked, too_few_negatives="repeat")
+    for epoch in range(EPOCHS):
+        found = {row["query_id"]: row["hard_negative_ids"] for row in rows_of(reader, epoch)}
+        assert found["q0"] == [f"d{hard}"] * 4
+    with pytest.raises(UserError, match=r"have fewer than 10 hard .* or set too_few_negatives to 'repeat'\."):
+        run(world, tmp_path / "c", **asked | {"negatives_per_example": LISTED + 1})
 
 
 def test_what_the_teacher_did_not_score_is_named(world: World, tmp_path: Path) -> None:

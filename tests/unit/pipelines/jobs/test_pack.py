@@ -160,9 +160,13 @@ def test_settings_that_do_not_go_together(
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_small_domains_are_the_clustering_s_to_settle(run: dict[str, str], tmp_path: Path) -> None:
+def test_small_domains_are_refused_where_they_settle_nothing(run: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="settled when the pairs were clustered"):
         packed(tmp_path, clusters=run["pairs_clusters"], small_domains="merge")
+    mixed = {"order": "random", "mix_domains": True}
+    for choice in ("merge", "drop"):
+        with pytest.raises(UserError, match=f"small_domains is {choice}, but packing.mix_domains makes batches across"):
+            packed(tmp_path, pairs=run["pairs"], packing=mixed, small_domains=choice)
 
 
 def test_an_epoch_in_parts_is_what_one_task_makes(

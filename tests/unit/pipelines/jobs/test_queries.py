@@ -15,6 +15,8 @@ from raytriever.retrieval.collections.columns import ColumnFiles
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation.conventions import CONVENTIONS
+from raytriever.retrieval.evaluation.measures import evaluate
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.stage import run_stage
 from tests.unit.pipelines.jobs.made_up import store
@@ -39,6 +41,9 @@ KINDS: list[dict[str, Any]] = [
     {"kind": "headings", "minimum_words": 1},
     {"kind": "inverse_cloze", "minimum_words": 2},
     {"kind": "crops", "per_passage": 2},
+]
+CODE = [
+    (f"sea{number}.sh", "", f"# Opens all claws of lobster {number}.\nopen() {{\n  :\n}}\n" * 2) for number in range(3)
 ]
 
 
@@ -87,13 +92,13 @@ def test_questions_of_threads_and_their_posts(tmp_path: Path) -> None:
     found = contents(uri)
     with_title = [thread for thread in THREADS if thread[1]]
     assert found["queries"] == [
-        {"id": id_, "text": title, "domain": id_[:2], "answers": []} for id_, title, _ in with_title
+        {"id": f"query:{id_}", "text": title, "domain": id_[:2], "answers": []} for id_, title, _ in with_title
     ]
     assert found["documents"] == [
         {"id": id_, "title": "", "text": text, "domain": id_[:2]} for id_, _, text in with_title
     ]
     assert found["judgments"] == [
-        {"query_id": id_, "document_id": id_, "relevance": 1, "split": "train"} for id_, _, _ in with_title
+        {"query_id": f"query:{id_}", "document_id": id_, "relevance": 1, "split": "train"} for id_, _, _ in with_title
     ]
     artifact = Artifact(uri)
     assert artifact.manifest["dropped"] == {"documents without a title": 1}
@@ -102,7 +107,7 @@ def test_questions_of_threads_and_their_posts(tmp_path: Path) -> None:
     }  # fmt: skip
     pairs = Artifact(make(Pairs(PairsConfig(collection=uri, output=str(tmp_path / "pairs")))))
     assert read_pairs(pairs, ["query_id", "domain"]).to_pydict() == {
-        "query_id": ["beer-q1", "beer-q2", "ai-q1"],
+        "query_id": ["query:beer-q1", "query:beer-q2", "query:ai-q1"],
         "domain": ["be", "be", "ai"],
     }
 
@@ -130,9 +135,34 @@ def test_all_chunks_of_a_thread_answer_its_question(tmp_path: Path) -> None:
     found = contents(queries(tmp_path / "queries", collection, queries={"kind": "title"}, rows_per_shard=1))
     answers = [(row["query_id"], row["document_id"]) for row in found["judgments"]]
     assert answers == [
-        ("beer-q1", "beer-q1#0"), ("beer-q1", "beer-q1#1"), ("beer-q2", "beer-q2#0"), ("beer-q2", "beer-q2#1"),
-        ("ai-q1", "ai-q1#0"),
+        ("query:beer-q1", "beer-q1#0"), ("query:beer-q1", "beer-q1#1"),
+        ("query:beer-q2", "beer-q2#0"), ("query:beer-q2", "beer-q2#1"),
+        ("query:ai-q1", "ai-q1#0"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [*KINDS, {"kind": "docstring"}], ids=lambda settings: settings["kind"])
+@pytest.mark.parametrize("source", [collected, chunked])
+def test_a_perfect_run_measures_one_by_every_convention(tmp_path: Path, settings: dict[str, Any], source: Any) -> None:
+    """BEIR and others remove a result that has the query's id, and mining drops it as the query itself."""
+    collection = collected(tmp_path, CODE) if settings["kind"] == "docstring" else source(tmp_path)
+    found = contents(queries(tmp_path / "queries", collection, queries=settings))
+    documents = {row["id"] for row in found["documents"]}
+    query_ids = {row["id"] for row in found["queries"]}
+    assert len(query_ids) == len(found["queries"])
+    assert query_ids.isdisjoint(documents)
+    qrels: dict[str, dict[str, int]] = {}
+    for row in found["judgments"]:
+        qrels.setdefault(row["query_id"], {})[row["document_id"]] = row["relevance"]
+    perfect = {query: {id_: 1.0 + (id_ in judged) for id_ in documents} for query, judged in qrels.items()}
+    for conventions in CONVENTIONS.values():
+        assert evaluate(qrels, perfect, ["nDCG@10"], conventions).mean("nDCG@10") == 1
+
+
+def test_a_document_with_the_id_of_a_query_is_refused(tmp_path: Path) -> None:
+    collection = collected(tmp_path, [("a", "One", "Text."), ("query:a", "Two", "Text.")])
+    with pytest.raises(UserError, match="would have the id 'query:a', but ids of the queries made here begin with 'qu"):
+        queries(tmp_path / "queries", collection, queries={"kind": "title"})
 
 
 def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
@@ -144,7 +174,7 @@ def test_the_held_out_are_whole_sources(tmp_path: Path) -> None:
     for settings in ({"kind": "title"}, {"kind": "crops", "per_passage": 3}):
         uri = queries(tmp_path / settings["kind"], collection, queries=settings, held_out=0.2, seed=5)  # type: ignore[operator]
         for row in contents(uri)["judgments"]:
-            splits.setdefault(row["query_id"].partition("#")[0], set()).add(row["split"])
+            splits.setdefault(row["document_id"].partition("#")[0], set()).add(row["split"])
     assert len(splits) == 200
     assert {len(found) for found in splits.values()} == {1}
     assert 20 <= sum(found == {"test"} for found in splits.values()) <= 60

@@ -63,7 +63,7 @@ def test_questions_of_threads(tmp_path: Path) -> None:
     _, queries, documents = made(tmp_path, "raw_stackexchange_threads", kind="title")
     threads = {thread["id"]: thread for thread in raw("raw_stackexchange_threads")}
     assert len(queries) >= len(threads) - 1  # one has no text but its title
-    assert queries == {id_: threads[id_]["title"].strip() for id_ in queries}
+    assert queries == {f"query:{id_}": threads[id_]["title"].strip() for id_ in documents}
     for id_, text in documents.items():  # some begin with their title
         rest = threads[id_]["text"].removesuffix(text).strip()
         assert rest.casefold() in ("", threads[id_]["title"].strip().casefold())
@@ -75,8 +75,8 @@ def test_every_article_gives_a_pair(tmp_path: Path, kind: str) -> None:
     texts = {article["id"]: " ".join(article["text"].split()) for article in raw("raw_wikipedia")}
     assert len(queries) == len(documents) == len(texts)
     if kind == "inverse_cloze":
-        assert all(" ".join(query.split()) in texts[id_.rpartition("#")[0]] for id_, query in queries.items())
-        inside = sum(queries[id_] in documents[id_] for id_ in queries)
+        assert all(" ".join(queries[f"query:{id_}"].split()) in texts[id_.rpartition("#")[0]] for id_ in documents)
+        inside = sum(queries[f"query:{id_}"] in text for id_, text in documents.items())
         assert 0.02 <= inside / len(queries) <= 0.2
 
 

@@ -267,7 +267,8 @@ def test_against_a_plain_reading(
 def test_every_query_is_tested_in_one_fold_and_never_trained_on_in_it() -> None:
     queries = [(f"q{number}", "text") for number in range(60)]
     judged = [(id_, document, 1, "test") for id_, _ in queries for document in ("d1", "d2")]
-    judged.append(("q0", "d1", 1, "other"))
+    queries.append(("qx", "text"))
+    judged.append(("qx", "d1", 1, "other"))
     tested: list[str] = []
     for fold in range(4):
         policies = Policies(cross_validation=CrossValidation(folds=4, fold=fold))
@@ -276,12 +277,44 @@ def test_every_query_is_tested_in_one_fold_and_never_trained_on_in_it() -> None:
         of_split: dict[str, set[str]] = {}
         for row in table.to_pylist():
             of_split.setdefault(row["split"], set()).add(row["query_id"])
-        assert of_split.pop("other") == {"q0"}
+        assert of_split.pop("other") == {"qx"}
         assert sorted(of_split) == ["dev", "test", "train"]
         assert sum(map(len, of_split.values())) == 60  # all judgments of a query are of one split
         assert len(of_split["train"]) > len(of_split["test"]) > 5
         tested += of_split["test"]
-    assert sorted(tested) == sorted(id_ for id_, _ in queries)
+    assert sorted(tested) == sorted(id_ for id_, _ in queries[:-1])
+
+
+SHARED = [("q1", "d1", 1, "test"), ("q2", "d1", 1, "test"), ("q1", "d1", 1, "train"), ("q2", "x", 1, "dev")]
+
+
+@pytest.mark.parametrize("at_once", [1, 100])
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_splits_of_the_same_queries_are_not_cross_validated(
+    order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checked_source, "_RECORDS_AT_ONCE", at_once)
+    folded = Policies(cross_validation=CrossValidation(fold=0))
+    message = r"/qrels, line \d judges query 'q1' in split '(test|train)', /qrels, line \d in '(?!\1)(test|train)'\."
+    rows_read = [SHARED[place] for place in order]
+    for repeats in (False, True):
+        refused(Listed(DOCUMENTS, QUERIES, rows_read, repeats=repeats), rf"{message}.*\(splits: \[test\]", folded)
+    alone = CheckedSource(Listed(DOCUMENTS, QUERIES, SHARED[:2]), folded)
+    assert [row[0] for row in rows(alone.judgments())] == ["q1", "q2"]
+
+
+def test_judgments_that_are_left_out_are_of_no_other_split() -> None:
+    folded = Policies(cross_validation=CrossValidation(fold=0), unknown_ids="drop")
+    source = CheckedSource(Listed(DOCUMENTS, QUERIES, [SHARED[1], SHARED[3]]), folded)
+    assert [row[0] for row in rows(source.judgments())] == ["q2"]
+    assert source.dropped == {"judgments_of_unknown_documents": 1}
+
+
+def test_folds_of_no_judgments_are_refused_at_once() -> None:
+    format_ = Listed(DOCUMENTS, QUERIES, None)
+    with pytest.raises(UserError, match=r"judged queries, but with /docs no judgments are read\. Give them too, or"):
+        CheckedSource(format_, Policies(cross_validation=CrossValidation(fold=0)))
+    assert format_.started == []
 
 
 def test_folds_that_are_not_there_are_named() -> None:
