@@ -19,7 +19,7 @@ from raytriever.retrieval.artifacts import (
     to_json,
 )
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.maker import MAKER, Maker
+from raytriever.retrieval.maker import MAKER, Maker, stored_maker
 from raytriever.retrieval.storage import Folder
 
 
@@ -35,6 +35,7 @@ class ArtifactWriter:
         self.folder = Folder(uri)
         self.derivation = derivation
         self.complete = False
+        self.differences: list[str] = []  # of another derivation, whose files are there and will be replaced
         self._stale: dict[str, Any] | None = None  # another derivation, whose files go first
         self._maker: Maker | None = None
         self._checked = 0.0
@@ -50,6 +51,8 @@ class ArtifactWriter:
                 " or --force to replace it."
             )
         self._stale = stored if differences else None
+        if files.keys() - {BUILDING, MAKER}:
+            self.differences = differences
         self.complete = not differences and MANIFEST in files
 
     def _stored(self) -> dict[str, Any] | None:
@@ -77,7 +80,7 @@ class ArtifactWriter:
 
         Raises ``UserError`` where another process of this machine is making it.
         """
-        other = self._stored_maker()
+        other = stored_maker(self.folder)
         if other is not None and other.is_at_work:
             raise UserError(
                 f"{self.folder.uri} is being made already, by {other}. Wait for it, stop it, or choose another output."
@@ -105,7 +108,7 @@ class ArtifactWriter:
         if self._maker is None or time.monotonic() < self._checked + seconds:
             return
         self._checked = time.monotonic()
-        now = self._stored_maker()
+        now = stored_maker(self.folder)
         if now is None:
             if not unfinished:
                 return
@@ -121,15 +124,9 @@ class ArtifactWriter:
 
     def release(self) -> None:
         """Says no longer that this run makes the artifact."""
-        now = self._stored_maker()
+        now = stored_maker(self.folder)
         if now is not None and self._maker is not None and now.run == self._maker.run:
             self.folder.delete(MAKER)
-
-    def _stored_maker(self) -> Maker | None:
-        try:
-            return Maker.model_validate_json(self.folder.read_bytes(MAKER))
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None
 
     def _clear(self, stale: Mapping[str, Any]) -> None:
         """Removes what another derivation left, in an order that a kill can't spoil.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.storage import Folder
 
 MAKER = "maker.json"
 
@@ -46,6 +47,14 @@ class Maker(Settings):
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
+
+
+def stored_maker(folder: Folder) -> Maker | None:
+    """The run that makes the artifact in ``folder``, as it says there; None where none does."""
+    try:
+        return Maker.model_validate_json(folder.read_bytes(MAKER))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
 
 
 def _started(process: int) -> str | None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
 from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.pretrained import locate_named
 from raytriever.retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
 from raytriever.retrieval.encoders.towers import Towers, load_towers
 from raytriever.retrieval.errors import UserError
@@ -119,7 +119,7 @@ class RaytrieverEncoder:
 
 def load_described(settings: EncoderSettings) -> Towers:
     """The encoders of queries and documents in float32 on the CPU, for inference."""
-    located = locate_model(settings.model, settings.revision, settings.base_model)
+    located = locate_named(settings)
     return load_towers(settings, located.path, located.fingerprint).eval()
 
 

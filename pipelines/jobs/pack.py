@@ -281,6 +281,11 @@ def _check_settings(config: PackConfig) -> None:
             "packing.mix_domains makes random batches across domains, which needs packing.order random and no"
             " 'clusters'. Name 'pairs' alone, or set mix_domains to false."
         )
+    if packing.mix_domains and config.small_domains != "refuse":
+        raise UserError(
+            f"small_domains is {config.small_domains}, but packing.mix_domains makes batches across domains, so none is"
+            " too small. Leave one of the two out."
+        )
 
 
 def _check_clusters(clusters: Artifact, config: PackConfig) -> None:

@@ -31,6 +31,7 @@ DocumentColumns = Annotated[tuple[Literal["id", "title", "text", "-"], ...], Aft
 # what may stand before a field's text, and says the same as its tag
 _LABELS = {"num": r"Number\s*:", "title": r"Topic\s*:", "desc": r"Desc\w*\s*:", "narr": r"Narr\w*\s*:"}
 _TOPIC_FIELD = re.compile(r"^[ \t]*<(\w+)>(.*?)(?=^[ \t]*<\w+>|\Z)", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _INNER_TAG = re.compile(r"</?[A-Z][A-Z0-9]*(?:\s[^<>]*)?>")
 
 
@@ -89,8 +90,10 @@ def marked_up_documents(
 
 
 def without_markup(text: str) -> str:
-    """The text without tags (``<P>``, ``<F P=105>``) and with the characters that entities stand for."""
-    return html.unescape(_INNER_TAG.sub(" ", text)).strip() if "<" in text or "&" in text else text
+    """The text without comments and tags (``<P>``, ``<F P=105>``), with the characters that entities stand for."""
+    if "<" not in text and "&" not in text:
+        return text
+    return html.unescape(_INNER_TAG.sub(" ", _COMMENT.sub(" ", text))).strip()
 
 
 def topics(folder: Folder, name: str, field: TopicField) -> Iterator[QueryRecord]:

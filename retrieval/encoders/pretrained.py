@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from raytriever.retrieval.artifacts import Artifact, is_artifact
 from raytriever.retrieval.encoders.adapter import has_adapter, named_base
 from raytriever.retrieval.encoders.modules import FIRST_STAGE
-from raytriever.retrieval.encoders.specification import ModelSettings
+from raytriever.retrieval.encoders.specification import EncoderSettings, ModelSettings
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import sha256_of
 
@@ -49,6 +49,7 @@ _LOADED_PATTERNS = [
     for folder in ("", "*/", f"{FIRST_STAGE}/*/")
     for ending in ("json", "txt", "model", "safetensors")
 ]
+_CODE = "*.py"  # a model's own, which trust_remote_code runs
 
 
 @dataclass(frozen=True)
@@ -60,30 +61,49 @@ class LocatedModel:
     fingerprint: str
 
 
-def locate_model(model: str, revision: str | None = None, base_model: str | None = None) -> LocatedModel:
+@dataclass(frozen=True)
+class _Found:
+    """``with_code``: whether Python files in the folder are of the model. The hub's cache may hold some by chance."""
+
+    path: Path
+    origin: str
+    with_code: bool = True
+
+
+def locate_named(settings: ModelSettings) -> LocatedModel:
+    """The model that ``settings`` name, as ``locate_model`` finds it; with its own code where they trust that."""
+    with_code = isinstance(settings, EncoderSettings) and settings.trust_remote_code
+    return locate_model(settings.model, settings.revision, settings.base_model, with_code=with_code)
+
+
+def locate_model(
+    model: str, revision: str | None = None, base_model: str | None = None, *, with_code: bool = False
+) -> LocatedModel:
     """Finds ``model``: a local folder, a model artifact, or a hub name.
 
     A hub name is looked up in the hub's local cache, then the hub, then the package in ``PACKAGED_MODELS``, whose
     weights must have the pinned SHA-256 (so must the hub's, where one is pinned). Without ``revision`` it is the commit
-    in ``PINNED_REVISIONS``, else the hub's main. The fingerprint of a LoRA adapter covers its base model too:
-    ``base_model``, by default the one that the adapter names. Raises ``UserError``.
+    in ``PINNED_REVISIONS``, else the hub's main. ``with_code``: Python files are wanted from the hub too. The
+    fingerprint of a LoRA adapter covers its base model too: ``base_model``, by default the one that the adapter names.
+    Raises ``UserError``.
     """
-    path, origin = _find(model, revision)
-    fingerprint = Artifact(model, "model").fingerprint if _is_model_artifact(model) else _fingerprint(path)
-    base = locate_base(path, base_model)
+    found = _find(model, revision, with_code)
+    origin = found.origin
+    fingerprint = Artifact(model, "model").fingerprint if _is_model_artifact(model) else _fingerprint(found)
+    base = _find_base(found.path, base_model, with_code)
     if base is not None:
-        origin = f"{origin}, over its base model in {base}"
+        origin = f"{origin}, over its base model in {base.path}"
         fingerprint = hashlib.sha256(f"{fingerprint} over {_fingerprint(base)}".encode()).hexdigest()
-    return LocatedModel(path, origin, fingerprint)
+    return LocatedModel(found.path, origin, fingerprint)
 
 
 def locate_models(settings: BaseModel, prefix: str = "") -> dict[str, LocatedModel]:
-    """Every model that ``settings`` name, by the dotted key of its ``ModelSettings``, as ``locate_model`` finds it."""
+    """Every model that ``settings`` name, by the dotted key of its ``ModelSettings``, as ``locate_named`` finds it."""
     found: dict[str, LocatedModel] = {}
     for name in type(settings).model_fields:
         value, key = getattr(settings, name), f"{prefix}{name}"
         if isinstance(value, ModelSettings):
-            found[key] = locate_model(value.model, value.revision, value.base_model)
+            found[key] = locate_named(value)
         if isinstance(value, BaseModel):
             found |= locate_models(value, f"{key}.")
     return found
@@ -94,37 +114,41 @@ def locate_base(path: Path, base_model: str | None) -> Path | None:
 
     None where ``path`` holds a whole model; a ``base_model`` is then a ``UserError``.
     """
+    found = _find_base(path, base_model, with_code=False)
+    return found.path if found else None
+
+
+def _find_base(path: Path, base_model: str | None, with_code: bool) -> _Found | None:
     if not has_adapter(path):
         if base_model is not None:
             raise UserError(f"base_model is {base_model!r}, but the encoder in {path} is no LoRA adapter over another.")
         return None
     name, revision = (base_model, None) if base_model else named_base(path)
     try:
-        base, _ = _find(name, revision)
+        return _find(name, revision, with_code)
     except UserError as error:
         raise UserError(
             f"The base model of the LoRA adapter in {path} is missing. {error} Or set base_model."
         ) from error
-    return base
 
 
 def _is_model_artifact(model: str) -> bool:
     return "://" in model or is_artifact(model)
 
 
-def _find(model: str, revision: str | None) -> tuple[Path, str]:
+def _find(model: str, revision: str | None, with_code: bool) -> _Found:
     """Folder of ``model`` on this machine, and where it comes from, for the user."""
     if _is_model_artifact(model):
-        return _find_artifact(model), f"the model artifact {model}"
+        return _Found(_find_artifact(model), f"the model artifact {model}")
     if Path(model).is_dir():
-        return Path(model), f"the folder {model}"
+        return _Found(Path(model), f"the folder {model}")
     packaged = PACKAGED_MODELS.get(model)
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(
             f"Encoder {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact."
         )
     pinned = PINNED_REVISIONS.get(model) if revision is None else None
-    path, reason = _from_hub(model, revision or pinned)
+    path, reason = _from_hub(model, revision or pinned, with_code)
     origin = f"the Hugging Face hub or its cache ({path})"
     if path is None and packaged is not None and revision is None:
         path = _from_package(model, packaged)
@@ -138,7 +162,7 @@ def _find(model: str, revision: str | None) -> tuple[Path, str]:
         )
     if packaged is not None:
         check_weights(path, packaged.weights_sha256)
-    return path, origin
+    return _Found(path, origin, with_code)
 
 
 def check_weights(path: Path, expected: str) -> None:
@@ -166,22 +190,36 @@ def _find_artifact(uri: str) -> Path:
     return folder
 
 
-def _from_hub(model: str, revision: str | None) -> tuple[Path | None, str]:
+def _from_hub(model: str, revision: str | None, with_code: bool) -> tuple[Path | None, str]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    patterns = [*_LOADED_PATTERNS, _CODE] if with_code else _LOADED_PATTERNS
     try:
-        cached = snapshot_download(model, revision=revision, allow_patterns=_LOADED_PATTERNS, local_files_only=True)
-        if any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in Path(cached).glob(pattern)):
-            return Path(cached), ""
+        cached = Path(snapshot_download(model, revision=revision, allow_patterns=patterns, local_files_only=True))
+        weights = any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in cached.glob(pattern))
+        if weights and not (with_code and _lacks_code(cached)):
+            return cached, ""
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_LOADED_PATTERNS)), ""
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns)), ""
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
     except (OSError, ValueError, RuntimeError) as error:
         return None, f"{type(error).__name__}: {error}"
+
+
+def _lacks_code(path: Path) -> bool:
+    """Whether settings there name a file of code that isn't there: the cache may be of a time when none was wanted."""
+    for settings in (file for name in ("config.json", "tokenizer_config.json") for file in path.rglob(name)):
+        named = json.loads(settings.read_bytes()).get("auto_map") or {}
+        for value in named.values():
+            for name in value if isinstance(value, list) else [value]:
+                # 'org/name--module.Class' is code of another model, which transformers fetches itself
+                if name and "--" not in name and not (settings.parent / f"{name.split('.')[0]}.py").exists():
+                    return True
+    return False
 
 
 def _from_package(model: str, packaged: PackagedModel) -> Path:
@@ -194,9 +232,10 @@ def _from_package(model: str, packaged: PackagedModel) -> Path:
     return Path(found.submodule_search_locations[0]) / packaged.folder
 
 
-def _fingerprint(path: Path) -> str:
+def _fingerprint(found: _Found) -> str:
     """One hash over everything that loading reads: names and contents of weights, tokenizer and module settings."""
-    # a model's own code, which trust_remote_code runs, is part of what it computes
-    files = sorted({file for pattern in (*_LOADED_PATTERNS, "*.py") for file in path.glob(pattern)})
-    listing = {str(file.relative_to(path)): sha256_of(file) for file in files}
+    # a model's own code is part of what it computes
+    patterns = [*_LOADED_PATTERNS, _CODE] if found.with_code else _LOADED_PATTERNS
+    files = sorted({file for pattern in patterns for file in found.path.glob(pattern)})
+    listing = {str(file.relative_to(found.path)): sha256_of(file) for file in files}
     return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()

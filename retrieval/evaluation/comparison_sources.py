@@ -165,6 +165,11 @@ def _judged(settings: ComparisonSettings, sources: dict[str, list[_Source]]) -> 
     """Values of runs, judged here."""
     if (settings.collection is None) == (settings.qrels is None):
         raise UserError("Runs are judged by either --collection (with --split) or --qrels: name one of the two.")
+    if settings.qrels is not None and settings.split is not None:
+        raise UserError(
+            f"--split {settings.split} chooses among a collection's judgments; a --qrels file is read whole. Leave one"
+            " of the two out."
+        )
     measures = list(settings.measures or _DEFAULT_MEASURES)
     if settings.collection is not None:
         judgments = collection_judgments(settings.collection, settings.split or "test", measures)

@@ -1,7 +1,7 @@
 """Runs and the judgments that they are measured by, from artifacts or from other tools' files, checked on the way."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,7 @@ def judge_runs(
     answers = judgments.collection.answers() if judgments.collection and cutoffs else {}
     systems: dict[str, PerQuery] = {}
     hits: dict[str, dict[str, NDArray[np.bool_]]] = {}
+    counts: dict[str, tuple[int, int]] = {}  # self-hits, depth
     for name, path in paths.items():
         run = read_any_run(path)
         try:
@@ -127,6 +128,9 @@ def judge_runs(
                     raise UserError(
                         f"it has none of the {len(answers):,} queries with answers. Was another split searched?"
                     )
+                seen = hits[name].keys() | (judgments.qrels.keys() & run.keys() if by_grades else ())
+                deepest = max(len(documents) for documents in run.values())
+                counts[name] = sum(query in run[query] for query in seen), deepest
         except UserError as error:
             raise UserError(f"Run '{name}' ({path}): {error}") from error
     if not cutoffs:
@@ -134,7 +138,9 @@ def judge_runs(
     counted = sorted((answers.keys() & judgments.qrels.keys()).union(*hits.values()))
     for name, found in hits.items():
         accuracy = _accuracy(found, counted, list(cutoffs), conventions)
-        systems[name] = systems[name].joined(accuracy) if name in systems else accuracy
+        joined = systems[name].joined(accuracy) if name in systems else accuracy
+        self_hits, depth = counts[name]
+        systems[name] = replace(joined, self_hits=self_hits, depth=depth)
     return systems
 
 

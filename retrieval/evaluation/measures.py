@@ -76,7 +76,7 @@ class PerQuery:
     unjudged_queries: int = 0
     """Queries of the run that nobody judged; they are left out."""
     self_hits: int = 0
-    """Results of judged queries whose document id is the query's id."""
+    """Results of the queries that count whose document id is the query's id."""
     depth: int = 0
     """The most documents that the run has of any query."""
 

@@ -68,6 +68,11 @@ class EvaluateConfig(StageConfig):
     def _check(self) -> Self:
         if (self.collection is None) == (self.qrels is None):
             raise ValueError("Runs are judged by either a 'collection' or a file of 'qrels': name one of the two")
+        if self.qrels is not None and self.split != type(self).model_fields["split"].default:
+            raise ValueError(
+                f"'split' ({self.split}) chooses among a collection's judgments, and a file of 'qrels' is read whole:"
+                " leave split out, or name a 'collection' instead"
+            )
         if self.by_domain and self.collection is None:
             raise ValueError(
                 "'by_domain' goes by the domains of a collection's queries, which 'qrels' don't have: name a"

@@ -77,9 +77,9 @@ class Export(Stage[ExportConfig]):
         encoder = self.config.encoder
         if encoder is None:
             return None
-        from raytriever.retrieval.encoders.pretrained import locate_model  # and torch, which no other format needs
+        from raytriever.retrieval.encoders.pretrained import locate_named  # and torch, which no other format needs
 
-        return locate_model(encoder.model, encoder.revision, encoder.base_model)
+        return locate_named(encoder)
 
     @cached_property
     def _context(self) -> CorpusContext | None:

@@ -9,7 +9,7 @@ from raytriever.retrieval.configuration import Input
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.fusion import reciprocal_rank_fusion
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.lineage import origin, require_same_origin
 from raytriever.retrieval.runs import RUN, StoredRun, write_stored_run
 
 
@@ -36,6 +36,12 @@ class Fuse(Stage[FuseConfig]):
         require_same_origin("collection", *runs)
         first = runs[0]
         for other in runs[1:]:
+            here, there = _asked(first), _asked(other)
+            if here != there:  # equal ids may be other queries there
+                raise UserError(
+                    f"{first.uri} and {other.uri} answer the queries of different collections ({here[:12]} against"
+                    f" {there[:12]}). Search both with the queries of one."
+                )
             if other.query_ids() != first.query_ids():
                 raise UserError(f"{first.uri} and {other.uri} answer different queries. Search both with one split.")
         return [Shard("run")]
@@ -49,14 +55,23 @@ class Fuse(Stage[FuseConfig]):
         return write_stored_run(writer, runs[0].query_ids(), documents, [fused], self.config.depth, self.config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the run uses."""
+        """The collection whose row numbers the run uses, and the one whose queries it answers where it is another."""
         runs = {name: StoredRun(path) for name, path in self.config.runs.items()}
         system = {"fusion": f"reciprocal rank, k = {self.config.rank_constant}, top {self.config.depth}"}
         # what all fused runs share is true of the fusion as well
         first, *others = [run.system for run in runs.values()]
         system |= {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-        return {"origins": {"collection": require_same_origin("collection", *runs.values())}, "system": system}
+        origins = {"collection": require_same_origin("collection", *runs.values())}
+        asked = _asked(next(iter(runs.values())))
+        if asked != origins["collection"]:
+            origins["queries"] = asked
+        return {"origins": origins, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The run file."""
         return ["run.trec"]
+
+
+def _asked(run: StoredRun) -> str:
+    """Fingerprint of the collection whose queries the run answers."""
+    return origin(run, "queries") or require_same_origin("collection", run)

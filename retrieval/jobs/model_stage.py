@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Generic
 
 import torch
 
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
+from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_named
 from raytriever.retrieval.encoders.specification import require_dtype, resolve_dtype
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Config, Stage
@@ -32,7 +32,7 @@ class ModelStage(Stage[Config], Generic[Config]):
         """The model's files on this machine. Raises ``UserError`` where they can't be had."""
         if self._found is None:
             source: Any = getattr(self.config, self.model_setting)
-            self._found = locate_model(source.model, source.revision, source.base_model)
+            self._found = locate_named(source)
         return self._found
 
     def placement(self) -> dict[str, Any]:

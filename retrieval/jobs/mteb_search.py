@@ -23,7 +23,7 @@ from raytriever.retrieval.collections.dataset_rows import DatasetRows, given_id,
 from raytriever.retrieval.collections.stored import TextPart
 from raytriever.retrieval.configuration import validate, without_inputs
 from raytriever.retrieval.encoders.contextual.folder import is_contextual
-from raytriever.retrieval.encoders.pretrained import locate_model
+from raytriever.retrieval.encoders.pretrained import locate_named
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
@@ -199,7 +199,7 @@ class RaytrieverSearch:
         if "without_context" in settings or "encoder" not in settings:
             return False
         encoder = validate(EncoderSettings, settings["encoder"], "RaytrieverSearch, embed.encoder")
-        return is_contextual(locate_model(encoder.model, encoder.revision, encoder.base_model).path)
+        return is_contextual(locate_named(encoder).path)
 
     def _index(self, place: str) -> Stage[Any]:
         given = self._settings["index"].get("index")

@@ -57,6 +57,11 @@ class Search(Stage[SearchConfig]):
         if index.config["index"]["kind"] == "lexical":
             if self.config.vectors:
                 raise UserError(f"{index.uri} is a BM25 index and takes texts; leave 'vectors' out.")
+            if self.config.search_parameters:
+                raise UserError(
+                    f"search_parameters is {self.config.search_parameters!r}, but {index.uri} is a BM25 index, which"
+                    " has none. Leave it out."
+                )
         else:
             if not self.config.vectors:
                 raise UserError(f"{index.uri} is an index of vectors: name the 'vectors' artifact with the queries.")

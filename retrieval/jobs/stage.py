@@ -19,6 +19,7 @@ from raytriever.retrieval.errors import StorageError, UserError, storage_error
 from raytriever.retrieval.jobs.cluster import RaySession, refuse_copied_folder
 from raytriever.retrieval.jobs.metrics import StageMetrics, stage_labels
 from raytriever.retrieval.log_lines import lines_of
+from raytriever.retrieval.maker import stored_maker
 from raytriever.retrieval.progress import ProgressLine, format_seconds, say
 from raytriever.retrieval.storage import Folder, absolute
 
@@ -151,14 +152,18 @@ class Stage(Generic[Config]):
         return type(self)(config.model_copy(update={"output": absolute(self.config.output)}))
 
     def make_shard(self, shard: Shard) -> ShardRecord:
-        """``make`` with a scratch folder of its own, on whatever machine this is called."""
+        """``make`` with a scratch folder of its own, on whatever machine this is called.
+
+        Of a shard that fails nothing stays, unless another run has taken over meanwhile: the files may be its own now.
+        """
         folder = Folder(self.config.output)
         with lines_of(shard=shard.name), storage_errors(self.config.output), folder.scratch() as scratch:
-            writer = ShardWriter(folder, shard.name, scratch)
+            writer, maker = ShardWriter(folder, shard.name, scratch), stored_maker(folder)
             try:
                 return self.make(shard, writer)
             except Exception:
-                writer.discard()
+                if maker is not None and stored_maker(folder) == maker:
+                    writer.discard()
                 raise
 
 
@@ -198,6 +203,9 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
             return artifact
         started, metrics = time.monotonic(), StageMetrics(output)
         shards = stage.plan()
+        if writer.differences:
+            more = f", and {len(writer.differences) - 1} more" if len(writer.differences) > 1 else ""
+            say(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
         finished = writer.begin()
         if finished:
             say(f"{label}: {len(finished)} of {len(shards)} shards are there already")

@@ -85,6 +85,8 @@ def test_a_changed_setting_runs_that_stage_and_later_ones(finished, session, tmp
     assert done.exit_code == 0, done.output
     reused = [line.split(":")[0] for line in done.stderr.splitlines() if ": reused, " in line]
     assert reused == ["collection", "pairs"]
+    said = "lexical: made anew, what was there is removed (config.index.bm25.k1: 0.9 there, 1.2 now)"
+    assert said in done.stderr.splitlines()
 
 
 def test_a_single_job_refuses_another_artifact_unless_forced(finished, session, tmp_path):  # noqa: ARG001

@@ -135,6 +135,11 @@ def test_marked_up_documents_round_trip(
         ("plain", "plain"),
         ("<P>\nOne &amp; two\n</P>", "One & two"),
         ("x<F P=105> y</F>", "x  y"),
+        (
+            "<!-- PJG 0012 frnewline -->\n<P>One</P><!-- two\nlines: <P> &amp; -- -->&lt;!-- three -->",
+            "One  <!-- three -->",
+        ),
+        ("a <!-- that nothing closes", "a <!-- that nothing closes"),
         ("if a < B and C > d, <b>p</b><0.05", "if a < B and C > d, <b>p</b><0.05"),
     ],
 )

@@ -1,13 +1,16 @@
 """Finding a model's files, and what its fingerprint is of."""
 
 import hashlib
+import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from raytriever.retrieval.encoders import pretrained
 from raytriever.retrieval.encoders.pretrained import (
@@ -16,8 +19,13 @@ from raytriever.retrieval.encoders.pretrained import (
     PackagedModel,
     check_weights,
     locate_model,
+    locate_named,
 )
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.text_encoder import load_encoder
 from raytriever.retrieval.errors import UserError
+from tests.unit.retrieval.encoders.contextual.made_up import module_cache
+from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 
 
 def refused(act: Callable[[], Any]) -> str:
@@ -92,3 +100,103 @@ def test_a_name_stands_for_its_pinned_commit_unless_another_is_asked_for(
     monkeypatch.setattr(pretrained, "_from_hub", lambda *_: (None, "offline"))
     assert f"looked for at commit {commit}; 'revision: main'" in refused(lambda: locate_model(name))
     assert "commit" not in refused(lambda: locate_model(name, "main"))
+
+
+CODE = {
+    "configuration_mine.py": "from transformers import BertConfig\n"
+    "class MineConfig(BertConfig):\n model_type = 'mine'\n",
+    "modeling_mine.py": "from transformers import BertModel\nfrom .configuration_mine import MineConfig\n"
+    "class MineModel(BertModel):\n config_class = MineConfig\n",
+}
+
+
+class Hub:
+    """Models by name in folders of ``hub``, and what was fetched of them in those of ``cache``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub, self.cache = folder / "hub", folder / "cache"
+        self.asked = 0
+
+    def snapshot(
+        self, model: str, *, allow_patterns: list[str], local_files_only: bool = False, revision: str | None = None
+    ) -> str:
+        assert revision is None
+        source, target = (folder / model.replace("/", "--") for folder in (self.hub, self.cache))
+        if local_files_only:
+            if not target.is_dir():
+                raise LocalEntryNotFoundError("no snapshot")
+            return str(target)
+        self.asked += 1
+        names = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name)
+        return str(target)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with the model org/mine, whose code is its own, and org/adapter over it."""
+    hub = Hub(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub.snapshot)
+    mine = save_tiny_model("bert", hub.hub / "org--mine")
+    for name, code in CODE.items():
+        (mine / name).write_text(code)
+    config = json.loads((mine / "config.json").read_text()) | {"model_type": "mine", "architectures": ["MineModel"]}
+    config["auto_map"] = {"AutoConfig": "configuration_mine.MineConfig", "AutoModel": "modeling_mine.MineModel"}
+    (mine / "config.json").write_text(json.dumps(config))
+    with module_cache(tmp_path / "modules"):
+        yield hub
+
+
+def settings_of(model: str, **settings: Any) -> EncoderSettings:
+    return EncoderSettings(model=model, pooling="mean", **settings)
+
+
+def test_a_models_own_code_is_fetched_where_it_is_trusted_and_nowhere_else(hub: Hub) -> None:
+    untrusted = locate_named(settings_of("org/mine"))
+    assert not list(untrusted.path.rglob("*.py"))
+    with pytest.raises(UserError, match="can't be loaded"):
+        load_encoder(settings_of("org/mine"), untrusted.path, untrusted.fingerprint)
+    trusting = settings_of("org/mine", trust_remote_code=True)
+    located = locate_named(trusting)  # the cache has the weights without the code: the hub is asked once more
+    assert hub.asked == 2
+    assert {path.name for path in located.path.glob("*.py")} == CODE.keys()
+    encoder = load_encoder(trusting, located.path, located.fingerprint)
+    assert type(encoder.transformer).__name__ == "MineModel"
+    assert locate_named(trusting) == located
+    assert hub.asked == 2
+    # whatever lies in the cache by now, the fingerprint is of what is loaded
+    assert locate_named(settings_of("org/mine")) == untrusted
+    assert located.fingerprint != untrusted.fingerprint
+    assert located.fingerprint == locate_model(str(hub.hub / "org--mine")).fingerprint
+    (located.path / "modeling_mine.py").write_text(CODE["modeling_mine.py"] + "# changed")
+    assert locate_named(trusting).fingerprint != located.fingerprint
+    (located.path / "modeling_mine.py").unlink()
+    assert locate_named(trusting) == located
+    assert hub.asked == 3
+
+
+def test_code_of_another_model_is_not_looked_for(hub: Hub) -> None:
+    path = hub.hub / "org--mine" / "config.json"
+    config = json.loads(path.read_text())
+    config["auto_map"] = {"AutoModel": "other/code--modeling_mine.MineModel", "AutoTokenizer": ["tokens.Fast", None]}
+    path.write_text(json.dumps(config))
+    (path.parent / "tokens.py").write_text("")
+    for _ in range(2):
+        locate_named(settings_of("org/mine", trust_remote_code=True))
+    assert hub.asked == 1
+
+
+def test_an_adapter_over_a_model_with_code_of_its_own(hub: Hub, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    described = {"peft_type": "LORA", "base_model_name_or_path": "org/mine", "revision": None}
+    (adapter / "adapter_config.json").write_text(json.dumps(described))
+    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    plain = locate_named(settings_of(str(adapter)))
+    assert not list(hub.cache.rglob("*.py"))
+    trusted = locate_named(settings_of(str(adapter), trust_remote_code=True))
+    assert {path.name for path in hub.cache.rglob("*.py")} == CODE.keys()
+    assert trusted.fingerprint != plain.fingerprint
+    assert locate_named(settings_of(str(adapter))).fingerprint == plain.fingerprint

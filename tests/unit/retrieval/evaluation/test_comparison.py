@@ -157,6 +157,10 @@ def test_what_is_printed_and_written(folder: Path, tmp_path: Path) -> None:
         (["%/a.trec", "--qrels", "%/qrels.txt"], "1 system can't be compared"),
         (["%/a.trec", "%/b.trec"], "Runs are judged by either --collection (with --split) or --qrels"),
         (["%/a.trec", "%/b.trec", "--qrels", "x", "--collection", "y"], "Runs are judged by either"),
+        (
+            ["%/a.trec", "%/b.trec", "--qrels", "%/qrels.txt", "--split", "test"],
+            "--split test chooses among a collection's judgments; a --qrels file is read whole.",
+        ),
         (["%/a.trec", "%/a.trec", "--qrels", "x"], "Two systems are called 'a'. Name them: first=PATH second=PATH."),
         (["%/first", "%/c.trec", "--qrels", "%/qrels.txt"], "Evaluations and runs can't be mixed"),
         (["%/first:x", "%/second"], "/first did not evaluate 'x'. Allowed: a, b."),

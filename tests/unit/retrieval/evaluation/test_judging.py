@@ -15,7 +15,10 @@ from raytriever.retrieval.evaluation.judging import (
     made_with,
     read_any_run,
 )
+from raytriever.retrieval.evaluation.notes import notes
+from raytriever.retrieval.evaluation.systems import how_it_was_measured, metrics_of
 from tests.unit.retrieval.judged import (
+    DOCUMENTS,
     JUDGMENTS,
     RUN,
     make_collection,
@@ -99,6 +102,28 @@ def test_answers_alone_need_no_judgments(collection: str, tmp_path: Path) -> Non
     assert found.values["Accuracy@2"].tolist() == [1.0, 0.0]
     with pytest.raises(UserError, match="no judgments of split 'open questions'"):
         collection_judgments(collection, "open questions", ["Accuracy@2", "RR"])
+
+
+def test_results_that_are_the_query_itself_are_counted_for_answers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """q1 is judged and has answers, q3 is judged alone, q4 has answers alone, q6 is judged without either."""
+    for query in ("q1", "q3", "q4"):
+        monkeypatch.setitem(DOCUMENTS, query, "Paris Rome")
+    collection = make_collection(tmp_path)
+    run = {"q1": {"q1": 3.0, "d2": 2.0}, "q3": {"q3": 1.0}, "q4": {"d2": 3.0, "d1": 2.0, "q4": 1.0}, "q6": {"d2": 1.0}}
+    path = write_run_file(tmp_path / "r.trec", run)
+    for measures, self_hits in ((["Accuracy@5"], 2), (["RR"], 2), (["RR", "Accuracy@5"], 3)):
+        judgments = collection_judgments(collection, "test", measures)
+        found = judge_runs({"r": path}, judgments, measures, CONVENTIONS["beir"])["r"]
+        assert (found.self_hits, found.depth) == (self_hits, 3)
+        if "Accuracy@5" in measures:
+            assert found.mean("Accuracy@5") == 0.0
+        how = how_it_was_measured("split 'test'", "beir", CONVENTIONS["beir"], {}, {"r": {}})
+        said = notes(how | metrics_of({"r": found}, measures))
+        assert f"'r' has {self_hits} results whose id is the query's own: removed." in said
+        shallow = "'r' has at most 3 documents a query; a measure's cutoff of 5 sees no more."
+        assert (shallow in said) == ("Accuracy@5" in measures)
 
 
 def test_regular_expressions_as_answers(collection: str, tmp_path: Path) -> None:

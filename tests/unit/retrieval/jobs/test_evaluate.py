@@ -184,6 +184,10 @@ def test_the_same_conventions_in_other_words_are_the_same_evaluation(collection:
             {"qrels": "b", "by_domain": True},
             "'by_domain' goes by .* name a 'collection' instead, or leave by_domain out",
         ),
+        (
+            {"qrels": "b", "split": "dev"},
+            r"'split' \(dev\) chooses .*leave split out, or name a 'collection' instead",
+        ),
         ({"qrels": "b", "like": "bier"}, "'like': Input should be 'trec', 'beir', 'mteb' or 'coir'"),
         (
             {"qrels": "b", "conventions": {"tie": "run_order"}},

@@ -188,6 +188,8 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
     run = search(tmp_path, index=lexical, collection=collection, top_k=20, queries_per_shard=4)
     assert run.system["index"] == "BM25"
     assert next(iter(read_run(run.path("run.trec"))["q7"])) == "d7"  # the only one with t7 in its title
+    with pytest.raises(UserError, match=r"search_parameters is 'nprobe=8', but .*bm25 is a BM25 index, which has none"):
+        search(tmp_path / "set", index=lexical, collection=collection, search_parameters="nprobe=8")
     untitled = LexicalIndexSettings(collection=collection, with_title=False)
     index = make(Index(IndexConfig(index=untitled, output=str(tmp_path / "untitled"))))
     without = search(tmp_path / "without", index=index, collection=collection, top_k=20)
@@ -252,5 +254,41 @@ def test_the_queries_of_another_collection(tmp_path: Path, collection: str, vect
     with pytest.raises(UserError, match="answers the queries of another collection"):
         make(Mine(mine))
     evaluate = EvaluateConfig(runs={"theirs": run.uri}, collection=collection, output=str(tmp_path / "evaluated"))
+    with pytest.raises(UserError, match="answers the queries of another collection"):
+        make(Evaluate(evaluate))
+
+
+def test_a_fusion_says_whose_queries_it_answers(tmp_path: Path, collection: str) -> None:
+    """Queries of two more collections, by the same ids: nothing but their origin tells them apart."""
+    lexical = make(Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "bm25"))))
+    asked = {"own": collection}
+    for name, text in (("theirs", "shock of t4"), ("others", "t7")):
+        folder = tmp_path / name
+        (folder / "qrels").mkdir(parents=True)
+        (folder / "corpus.jsonl").write_text('{"_id": "d0", "text": "no matter"}\n')
+        queries = [f'{{"_id": "q{row}", "text": "{text}"}}\n' for row in range(QUERIES)]
+        (folder / "queries.jsonl").write_text("".join(queries))
+        (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
+        source = BeirFolder(path=str(folder))
+        asked[name] = make(Collect(CollectConfig(source=source, output=str(folder / "collection"))))
+    searched = {"index": lexical, "collection": collection, "split": None, "top_k": 5}
+    runs = {name: search(tmp_path / name, queries=queries, **searched).uri for name, queries in asked.items()}
+    runs["plain"] = search(tmp_path / "plain", **searched).uri
+
+    def fused(*names: str) -> StoredRun:
+        config = FuseConfig(runs={name: runs[name] for name in names}, output=str(tmp_path / "-".join(names)))
+        return StoredRun(make(Fuse(config)))
+
+    for names in (("plain", "theirs"), ("theirs", "plain"), ("own", "others"), ("theirs", "others")):
+        with pytest.raises(UserError, match="answer the queries of different collections") as raised:
+            fused(*names)
+        assert all(runs[name] in str(raised.value) for name in names)
+    own = {"collection": StoredCollection(collection).fingerprint}
+    assert fused("plain", "own").manifest["facts"]["origins"] == own
+    runs["again"] = search(tmp_path / "again", queries=asked["theirs"], **(searched | {"top_k": 9})).uri
+    foreign = fused("theirs", "again")
+    theirs = StoredCollection(asked["theirs"]).fingerprint
+    assert foreign.manifest["facts"]["origins"] == own | {"queries": theirs}
+    evaluate = EvaluateConfig(runs={"x": foreign.uri}, collection=collection, output=str(tmp_path / "evaluated"))
     with pytest.raises(UserError, match="answers the queries of another collection"):
         make(Evaluate(evaluate))

@@ -12,6 +12,7 @@ from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.stage import Resources, Shard, Stage, StageConfig, run_stage, storage_errors
+from raytriever.retrieval.storage import Folder
 from tests.unit.small_run import make_artifact
 
 
@@ -190,3 +191,28 @@ def test_a_run_that_another_took_over_finishes_nothing(stage: Numbers, monkeypat
     with pytest.raises(UserError, match="is made by another run now"):  # with the shard that ends next
         run(other)
     assert not [name for name in files(other.config.output) if name.startswith(("a/", "b/"))]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_what_the_run_that_took_over_has_made_stays(stage: Numbers, finished: bool) -> None:
+    class Overtaken(Numbers):
+        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+            if shard.name != "b":
+                return super().make(shard, writer)
+            for name in ("one", "two"):
+                path = writer.path(f"b/{name}.txt")
+                path.write_text(str(self.config.first + 2))
+                writer.add(f"b/{name}.txt")
+            if finished:
+                run(stage)
+            else:
+                ArtifactWriter(self.config.output, self.derivation()).begin()
+                Folder(self.config.output).write_bytes("b/one.txt", b"2")
+            raise FileNotFoundError("a scratch folder that the other run removed")
+
+    with pytest.raises(UserError if not finished else FileNotFoundError):
+        run(Overtaken(stage.config))
+    assert (Path(stage.config.output) / "b" / "one.txt").read_text() == "2"
+    made = run(stage)
+    made.verify()
+    assert "maker.json" not in files(made.uri)
