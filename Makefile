@@ -51,5 +51,6 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,offline,dev]'
 	touch $@
 
+# not runs: it is where every recipe puts what it has computed
 clean:
-	rm -rf $(VENV) $(TYPES) runs dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TYPES) dist .pytest_cache .mypy_cache .ruff_cache

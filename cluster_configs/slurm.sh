@@ -31,8 +31,19 @@ trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH RAY_USAGE_STATS_ENABLED=0
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 
-HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-HEAD_IP=$(srun --nodes=1 --ntasks=1 --nodelist="$HEAD" hostname --ip-address | awk '{print $1}')
+NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+HEAD=${NODES%%$'\n'*} # not by `| head -n 1`: a pipe that is closed early would end this script
+# The first IPv4 address of the head that is not loopback. `hostname --ip-address` would ask /etc/hosts, where some
+# systems give a machine's own name 127.0.1.1; then no node would take itself for the head.
+HEAD_IP=${RAYTRIEVER_HEAD_IP:-$(srun --nodes=1 --ntasks=1 --nodelist="$HEAD" hostname -I \
+    | awk '{for (i = 1; i <= NF && !found; i++) if ($i !~ /:|^127[.]/) {print $i; found = 1}}' || true)}
+case "$HEAD_IP" in
+"" | 127.*)
+    echo "'$HEAD_IP' is no address by which other nodes could reach $HEAD, the head. Set RAYTRIEVER_HEAD_IP to the" \
+        "one that it has in the nodes' network ('ip -4 address' there lists them), and submit again." >&2
+    exit 2
+    ;;
+esac
 PORT=$((20000 + SLURM_JOB_ID % 10000)) # of this job's own
 
 # symmetric-run starts Ray on every node, runs the command on the first, stops Ray and ends with the command's code.

@@ -1,0 +1,153 @@
+"""What the files in cluster_configs do in use: who may start nodes, who pulls the image, which node is the head."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "cluster_configs"
+LAUNCHER = sorted([*FOLDER.glob("aws-*.yaml"), *FOLDER.glob("gcp-*.yaml")])
+
+each_launcher_file = pytest.mark.parametrize("path", LAUNCHER, ids=lambda path: path.name)
+
+
+def read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(path.read_text())
+    return values
+
+
+def identity(node: dict[str, Any]) -> str:
+    """The profile (AWS) or service account (Google Cloud) that a node runs as."""
+    if "IamInstanceProfile" in node:
+        return str(node["IamInstanceProfile"]["Name"])
+    (account,) = node["serviceAccounts"]
+    assert account["scopes"] == ["https://www.googleapis.com/auth/cloud-platform"]  # its roles are the limit
+    return str(account["email"])
+
+
+@each_launcher_file
+def test_the_head_alone_may_start_nodes(path: Path) -> None:
+    types = read(path)["available_node_types"]
+    identities = {name: identity(kind["node_config"]) for name, kind in types.items()}
+    assert identities.keys() == {"head", "cpu", "gpu"}
+    assert "head" in identities["head"]
+    assert identities["cpu"] == identities["gpu"] != identities["head"]
+    text = path.read_text()
+    rights = ("RunInstances", "iam:PassRole") if "aws" in path.name else ("instanceAdmin", "iam.serviceAccountUser")
+    assert all(right in text for right in rights)  # what to give, where the name is to be changed
+
+
+@each_launcher_file
+def test_ray_starts_the_nodes_as_the_file_says(path: Path) -> None:
+    from ray.autoscaler._private.util import prepare_config
+
+    prepared = prepare_config(read(path))["available_node_types"]
+    for name, kind in read(path)["available_node_types"].items():
+        assert identity(prepared[name]["node_config"]) == identity(kind["node_config"])
+
+
+@each_launcher_file
+def test_every_node_logs_in_to_the_registry_of_its_image(path: Path) -> None:
+    values = read(path)
+    registry = values["docker"]["image"].split("/")[0]
+    (command,) = values["initialization_commands"]
+    assert command.split()[-1 if "aws" in path.name else -2] == registry
+    if "aws" in path.name:
+        assert f" --region {registry.split('.')[3]} " in command
+        assert registry.split(".")[3] == values["provider"]["region"]
+        assert command.startswith("aws ecr get-login-password ")
+        assert " | docker login --username AWS --password-stdin " in command  # never on a command line
+    assert all("initialization_commands" not in kind for kind in values["available_node_types"].values())
+    assert ("ContainerRegistryReadOnly" if "aws" in path.name else "artifactregistry.reader") in path.read_text()
+
+
+def test_the_log_of_a_job_on_kubernetes_is_found() -> None:
+    """In HTTPMode the operator submits the job itself: there is no submitter's pod whose log kubectl could show."""
+    path = FOLDER / "kuberay-job.yaml"
+    assert read(path)["spec"]["submissionMode"] == "HTTPMode"
+    comments = " ".join(line for line in path.read_text().splitlines() if line.startswith("#"))
+    assert "kubectl logs" not in comments
+    assert re.search(r"kubectl port-forward service/\S+-head-svc 8265:8265\b", comments)
+    assert "raytriever jobs logs JOB --follow" in comments
+
+
+# stands in for Slurm: what is asked of the head's node, then what all of them run
+STAND_INS = {
+    "scontrol": 'printf "node1\\nnode2\\n"',
+    "hostname": '[ "$1" = -I ] && echo "$ADDRESSES" || echo 127.0.1.1',
+    "srun": """
+        while [ "${1#-}" != "$1" ]; do shift; done
+        "$@"
+    """,
+    "ray": 'echo "$@" > "$ASKED"; touch "$MARK"',
+}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Runs slurm.sh on a node that has these addresses; its exit code, the address it gave to Ray, what it said."""
+    programs = tmp_path / "environment" / "bin"
+    programs.mkdir(parents=True)
+    for name, body in STAND_INS.items():
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    asked = tmp_path / "asked"
+
+    def run(addresses: str, **variables: str) -> tuple[int, str, str]:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "RAYTRIEVER_ENVIRONMENT": str(programs.parent),
+            "SLURM_JOB_ID": "123",
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_NNODES": "2",
+            "SLURM_CPUS_PER_TASK": "4",
+            "ADDRESSES": addresses,
+            "ASKED": str(asked),
+        }
+        command = [FOLDER / "slurm.sh", "run", "quickstart"]
+        done = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=60)
+        given = re.search(r"--address (\S+):\d+ ", asked.read_text()) if asked.exists() else None
+        return done.returncode, given.group(1) if given else "", done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("addresses", "address"),
+    [
+        ("10.1.2.3 172.17.0.1", "10.1.2.3"),
+        ("127.0.1.1 10.1.2.3", "10.1.2.3"),
+        ("fd00::2 10.1.2.3 10.1.2.4", "10.1.2.3"),  # HOST:PORT has no room for an IPv6 address
+    ],
+)
+def test_the_head_on_slurm_is_an_address_that_other_nodes_reach(
+    slurm: Callable[..., tuple[int, str, str]], addresses: str, address: str
+) -> None:
+    assert slurm(addresses)[:2] == (0, address)
+
+
+@pytest.mark.parametrize("addresses", ["", "127.0.0.1", "127.0.1.1 ::1"])
+def test_a_head_without_such_an_address_is_refused_with_what_to_set(
+    slurm: Callable[..., tuple[int, str, str]], addresses: str
+) -> None:
+    code, given, said = slurm(addresses)
+    assert (code, given) == (2, "")
+    assert "node1" in said
+    assert "Set RAYTRIEVER_HEAD_IP" in said
+    assert slurm(addresses, RAYTRIEVER_HEAD_IP="10.1.2.3")[:2] == (0, "10.1.2.3")
+    assert slurm("10.1.2.3", RAYTRIEVER_HEAD_IP="127.0.0.2")[0] == 2
+
+
+def test_cleaning_up_keeps_what_recipes_have_computed() -> None:
+    shown = subprocess.run(["make", "-n", "clean"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    removed = {word.rstrip("/") for line in shown.splitlines() for word in line.split()[2:]}
+    assert ".venv" in removed
+    outputs = {read(path)["output"].split("/")[0] for path in (ROOT / "recipes").rglob("*.yaml")}
+    assert removed.isdisjoint(outputs)
