@@ -58,6 +58,18 @@ class ContextDescription(Settings):
                 " or set foreign_context to true."
             )
 
+    def require_titles(self, with_title: bool, where: str) -> None:
+        """Raises ``UserError`` where the context's documents were read with titles and those embedded in it aren't.
+
+        Or the other way round: in training both are read alike. ``where``: as in ``require``.
+        """
+        if self.with_title != with_title:
+            raise UserError(
+                f"The context in {where} was fitted with with_title {str(self.with_title).lower()}, but documents are"
+                f" to be embedded in it with with_title {str(with_title).lower()}. Give context and embed the same"
+                " with_title."
+            )
+
 
 def count_documents(collection: StoredCollection, domains: Sequence[str] | None = None) -> int:
     """How many documents are of these domains; None: of any.

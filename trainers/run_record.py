@@ -1,12 +1,14 @@
 """What the first rank of a run notes while it goes on, and whom it tells."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from raytriever.retrieval.artifacts import Derivation, to_json
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder
 from raytriever.trainers.curve import Curve, point_of
@@ -15,6 +17,7 @@ from raytriever.trainers.ledger import Ledger
 from raytriever.trainers.loop import StepReport
 from raytriever.trainers.run import Watchers
 from raytriever.trainers.throughput import measure_throughput, measured_lines
+from raytriever.trainers.tracker_kinds import TrackedTraining
 from raytriever.trainers.trackers import TrackingSettings, open_trackers
 
 _STEPS_MEASURED = 10
@@ -40,7 +43,7 @@ class RunRecord:
         self,
         tracking: TrackingSettings,
         output: str,
-        settings: Mapping[str, Any],
+        derivation: Derivation,
         device: torch.device,
         heard: Heard,
     ) -> None:
@@ -50,7 +53,7 @@ class RunRecord:
         self._first_points: list[dict[str, Any]] = []
         self._device = device
         self._heard = heard
-        self._trackers = open_trackers(tracking, _tracking_folder(tracking, output), settings, heard.on_line)
+        self._trackers = open_trackers(tracking, tracked_training(tracking, output, derivation), heard.on_line)
         self.watchers = Watchers(
             on_ledger=self._note_ledger,
             on_step=self._note_step,
@@ -91,6 +94,16 @@ class RunRecord:
     def _note_checkpoint(self, steps: int) -> None:
         self._curve.store()  # before the checkpoint: every step up to it has its point
         self._heard.on_checkpoint(steps)
+
+
+def tracked_training(tracking: TrackingSettings, output: str, derivation: Derivation) -> TrackedTraining:
+    """What trackers know the training by that makes ``output`` as ``derivation`` says.
+
+    It is another one where the model is made anew of something else, and where it goes elsewhere, in a sweep say:
+    then no checkpoint is gone on from either. Raises ``UserError`` where there is no local folder for the trackers.
+    """
+    digest = hashlib.sha256(to_json([output, asdict(derivation)])).hexdigest()
+    return TrackedTraining(digest, _tracking_folder(tracking, output), derivation.config)
 
 
 def _tracking_folder(tracking: TrackingSettings, output: str) -> Path:

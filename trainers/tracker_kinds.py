@@ -4,18 +4,49 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _PARAMETERS = 100  # a request
+_DIGITS = 16  # of a training's digest, in the name of a file
+
+
+@dataclass(frozen=True)
+class TrackedTraining:
+    """What is told about. ``digest``: of all that tells one training from another, equal where one is resumed.
+
+    ``folder``: local, for events, offline runs and the ids of runs; several trainings may share it. ``config``: the
+    settings, as JSON values.
+    """
+
+    digest: str
+    folder: Path
+    config: Mapping[str, Any]
+
+    def tracked_run(self, tracker: str) -> str | None:
+        """The id of the run that an earlier attempt of this training began."""
+        try:
+            stored = json.loads(self._memory(tracker).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # or cut off in the middle of its only line
+            return None
+        return str(stored["id"]) if stored["training"] == self.digest else None
+
+    def remember_run(self, tracker: str, run: str) -> None:
+        """For attempts to come."""
+        stored = {"id": run, "training": self.digest}
+        self._memory(tracker).write_text(f"{json.dumps(stored)}\n", encoding="utf-8")
+
+    def _memory(self, tracker: str) -> Path:
+        return self.folder / f"{tracker}-{self.digest[:_DIGITS]}.run"
 
 
 class TensorBoard:
     """Events in ``<folder>/tensorboard/<run name>``; ``module`` has a ``SummaryWriter``."""
 
-    def __init__(self, module: Any, folder: Path, run_name: str | None, config: Mapping[str, Any]) -> None:
-        self._writer = module.SummaryWriter(str(folder / "tensorboard" / (run_name or "")))
-        self._writer.add_text("settings", f"```json\n{json.dumps(config, indent=1, sort_keys=True)}\n```")
+    def __init__(self, module: Any, training: TrackedTraining, run_name: str | None) -> None:
+        self._writer = module.SummaryWriter(str(training.folder / "tensorboard" / (run_name or "")))
+        self._writer.add_text("settings", f"```json\n{json.dumps(training.config, indent=1, sort_keys=True)}\n```")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -29,21 +60,15 @@ class WeightsAndBiases:
     """A run of a project; where it goes (online, offline) the environment says, as the package documents."""
 
     def __init__(
-        self,
-        module: Any,
-        folder: Path,
-        project: str,
-        entity: str | None,
-        run_name: str | None,
-        config: Mapping[str, Any],
+        self, module: Any, training: TrackedTraining, project: str, entity: str | None, run_name: str | None
     ) -> None:
-        earlier = _tracked_run(folder, "wandb")
+        earlier = training.tracked_run("wandb")
         self._run = module.init(
             project=project,
             entity=entity,
             name=run_name,
-            config=dict(config),
-            dir=str(folder),
+            config=dict(training.config),
+            dir=str(training.folder),
             id=earlier,
             resume="allow" if earlier else None,
             # numbers and settings only: neither the code nor what is printed nor the machine
@@ -52,7 +77,7 @@ class WeightsAndBiases:
                 console="off", silent=True, disable_git=True, disable_job_creation=True, x_disable_meta=True
             ),
         )
-        _remember_run(folder, "wandb", self._run.id)
+        training.remember_run("wandb", self._run.id)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -65,21 +90,15 @@ class Mlflow:
     """A run of an experiment at ``uri``; None: MLFLOW_TRACKING_URI, else ``<folder>/mlflow.db``."""
 
     def __init__(
-        self,
-        module: Any,
-        folder: Path,
-        uri: str | None,
-        experiment: str,
-        run_name: str | None,
-        config: Mapping[str, Any],
+        self, module: Any, training: TrackedTraining, uri: str | None, experiment: str, run_name: str | None
     ) -> None:
-        here = f"sqlite:///{(folder / 'mlflow.db').absolute()}"
+        here = f"sqlite:///{(training.folder / 'mlflow.db').absolute()}"
         self._entities = module.entities
         self._client = module.MlflowClient(tracking_uri=uri or os.environ.get("MLFLOW_TRACKING_URI") or here)
-        earlier = _tracked_run(folder, "mlflow")
+        earlier = training.tracked_run("mlflow")
         if earlier is None:
-            earlier = self._create(experiment, run_name, config)
-            _remember_run(folder, "mlflow", earlier)
+            earlier = self._create(experiment, run_name, training.config)
+            training.remember_run("mlflow", earlier)
         self._run = earlier
 
     def _create(self, experiment: str, run_name: str | None, config: Mapping[str, Any]) -> str:
@@ -111,13 +130,3 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
-
-
-def _tracked_run(folder: Path, tracker: str) -> str | None:
-    """The run that an earlier attempt of the same training began."""
-    path = folder / f"{tracker}.run"
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
-
-
-def _remember_run(folder: Path, tracker: str, run: str) -> None:
-    (folder / f"{tracker}.run").write_text(run, encoding="utf-8")

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
@@ -20,7 +19,7 @@ from pydantic import Field, model_validator
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.progress import say
-from raytriever.trainers.tracker_kinds import Mlflow, TensorBoard, WeightsAndBiases
+from raytriever.trainers.tracker_kinds import Mlflow, TensorBoard, TrackedTraining, WeightsAndBiases
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -106,36 +105,31 @@ class Trackers:
             tracker.wait(deadline)
 
 
-def open_trackers(
-    settings: TrackingSettings, folder: Path, config: Mapping[str, Any], say: Callable[[str], None] = say
-) -> Trackers:
-    """The trackers that ``settings`` names; a resumed run goes on where ``folder`` says that it was tracked.
+def open_trackers(settings: TrackingSettings, training: TrackedTraining, say: Callable[[str], None] = say) -> Trackers:
+    """The trackers that ``settings`` names; a resumed training goes on in the run in which it was tracked.
 
-    ``folder``: local, for events, offline runs and the ids of runs. ``config``: the run's settings as JSON values, to
-    be shown there; nothing else is told, and nothing of the environment. ``say`` gets a line where a tracker is turned
-    off. Raises ``UserError`` where a package or a login is absent.
+    Of ``training`` they are told the settings; nothing else, and nothing of the environment. ``say`` gets a line where
+    a tracker is turned off. Raises ``UserError`` where a package or a login is absent.
     """
     modules = {name: _require(name) for name in settings.trackers}
     if "wandb" in modules:
         _require_login(modules["wandb"])
     opened = []
     for name, module in modules.items():
-        start = partial(_open, name, module, settings, folder, config)
+        start = partial(_open, name, module, settings, training)
         opened.append(_InBackground(_TITLES[name], start, say))
     return Trackers(opened, settings.every)
 
 
-def _open(
-    name: TrackerName, module: Any, settings: TrackingSettings, folder: Path, config: Mapping[str, Any]
-) -> Tracker:
-    folder.mkdir(parents=True, exist_ok=True)
+def _open(name: TrackerName, module: Any, settings: TrackingSettings, training: TrackedTraining) -> Tracker:
+    training.folder.mkdir(parents=True, exist_ok=True)
     match name:
         case "tensorboard":
-            return TensorBoard(module, folder, settings.run_name, config)
+            return TensorBoard(module, training, settings.run_name)
         case "wandb":
-            return WeightsAndBiases(module, folder, settings.project, settings.entity, settings.run_name, config)
+            return WeightsAndBiases(module, training, settings.project, settings.entity, settings.run_name)
         case "mlflow":
-            return Mlflow(module, folder, settings.uri, settings.project, settings.run_name, config)
+            return Mlflow(module, training, settings.uri, settings.project, settings.run_name)
 
 
 def _require(name: TrackerName) -> Any:

@@ -1,6 +1,7 @@
 """Starting Ray: quietly and small on this machine, or joining the cluster that ``RAY_ADDRESS`` names."""
 
 import logging
+import math
 import os
 import secrets
 import sys
@@ -18,6 +19,8 @@ from raytriever.retrieval.progress import format_seconds, say
 from raytriever.retrieval.storage import absolute
 
 _LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
+
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the container; a machine's own root group has none
 
 _COPIED_FOLDERS = "working_dir_files"  # where Ray unpacks what a job was submitted with
 
@@ -158,11 +161,25 @@ def _local_arguments(cpus: int | None) -> dict[str, Any]:
         "object_store_memory": _LOCAL_OBJECT_STORE_BYTES,
         "logging_level": "error",
         "log_to_driver": False,
-        "num_cpus": cpus or len(os.sched_getaffinity(0)) if sys.platform == "linux" else cpus,
+        "num_cpus": cpus or usable_cpus() if sys.platform == "linux" else cpus,
     }
     if sys.platform == "linux":
         arguments["_node_ip_address"] = "127.0.0.2"  # loopback; Ray replaces 127.0.0.1 by the machine's outer address
     return arguments
+
+
+def usable_cpus(quota: Path = _CPU_QUOTA) -> int:
+    """CPUs that this process may run on, and no more than its container's quota, rounded up. Linux only.
+
+    ``quota``: microseconds of computing in a period and the period, or 'max' for as much as there is (cpu.max of
+    control groups v2); a file that is absent or says something else limits nothing.
+    """
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        computing, period = quota.read_text(encoding="ascii").split()
+        return max(1, min(cpus, math.ceil(int(computing) / int(period))))
+    except (OSError, ValueError):
+        return cpus
 
 
 def _is_installed() -> bool:

@@ -9,6 +9,7 @@ from raytriever.retrieval.jobs.node_facts import NodeFacts
 _FULLEST_DISK = 0.95  # Ray writes nothing more to a file system that is fuller
 _LEAST_FREE_BYTES = 10e9
 _LARGEST_CLOCK_DIFFERENCE = 5.0  # seconds
+_ONE_LIBRARY = {"faiss-cpu": "faiss", "faiss-gpu": "faiss"}  # one on nodes without GPUs, the other on those with
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def _versions(nodes: list[Node]) -> Check:
     where: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for node in nodes:
         assert node.facts is not None
-        for package, version in node.facts.versions.items():
+        found = {(_ONE_LIBRARY.get(package, package), version) for package, version in node.facts.versions.items()}
+        for package, version in sorted(found):
             where[package][version].append(node.address)
     differing = [
         f"{package} {', '.join(f'{version} on {len(on)}' for version, on in sorted(versions.items()))}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytriever.retrieval.jobs import node_facts
 from raytriever.retrieval.jobs.cluster_checks import Check, Cluster, Node, check_cluster
-from raytriever.retrieval.storage import Folder
+from raytriever.retrieval.storage import Folder, absolute
 
 if TYPE_CHECKING:
     from raytriever.retrieval.jobs.cluster import RaySession
@@ -24,6 +24,7 @@ def diagnose(storage: str | None) -> list[Check]:
     if storage is not None:
         refuse_copied_folder(storage)
         Folder(storage)  # refuses what is no place to store anything
+        storage = absolute(storage)  # as a run's stages do: a node's current folder is another one
     with RaySession() as session:
         return check_cluster(examine(session, storage))
 

@@ -144,6 +144,8 @@ class Embed(ModelStage[EmbedConfig]):
             may_differ = config.foreign_context or "documents" not in config.parts
             collection = None if may_differ else StoredCollection(config.collection)
             context.description.require(self.located.fingerprint, collection, str(config.context))
+            if "documents" in config.parts:  # queries have no titles
+                context.description.require_titles(config.with_title, str(config.context))
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Texts of all parts."""

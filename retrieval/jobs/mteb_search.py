@@ -69,10 +69,10 @@ class RaytrieverSearch:
 
     ``embed``, ``index``, ``search``, ``context``: what stands under these jobs in a recipe, less what MTEB's task
     settles; without ``embed`` where ``index`` is of kind lexical. A contextual encoder's context is fitted to each
-    corpus. ``folder``: holds ``<task>/<subset>/<split>/`` with ``documents``, ``document_vectors``, ``index``,
-    ``queries``, ``query_vectors`` and ``run``; what is there and was made in the same way is reused, another is
-    replaced. ``name``: under which MTEB files the results, ``organization/model``. ``session``: a Ray of the caller's;
-    None: one is started when needed, and stays for as long as the process.
+    corpus, with titles where ``embed`` has them. ``folder``: holds ``<task>/<subset>/<split>/`` with ``documents``,
+    ``document_vectors``, ``index``, ``queries``, ``query_vectors`` and ``run``; what is there and was made in the same
+    way is reused, another is replaced. ``name``: under which MTEB files the results, ``organization/model``.
+    ``session``: a Ray of the caller's; None: one is started when needed, and stays for as long as the process.
 
     Raises ``UserError`` for settings that are none, or don't go together.
     """
@@ -104,6 +104,8 @@ class RaytrieverSearch:
             raise UserError("An index of kind lexical takes texts: leave 'embed' out.")
         if not self._lexical:
             self._embed("", "documents")
+        if context is not None:
+            self._check_context()
         self._search("", 1)
 
     @cached_property
@@ -191,12 +193,24 @@ class RaytrieverSearch:
     def _context(self, place: str) -> Stage[Any]:
         encoder = self._settings["embed"].get("encoder")
         settled = {"collection": f"{place}/documents", "encoder": encoder, "output": f"{place}/context"}
-        return self._stage(Context, settled)
+        as_embedded = {"with_title": self._embed("", "documents").config.with_title}
+        return self._stage(Context, as_embedded | self._settings["context"] | settled)
+
+    def _check_context(self) -> None:
+        if self._lexical:
+            raise UserError("An index of kind lexical takes texts, and BM25 reads no context: leave 'context' out.")
+        if not self._reads_context:
+            embed = self._embed("", "documents").config
+            why = f"encoder {embed.encoder.model} reads none"
+            if embed.without_context is not None:
+                why = f"embed.without_context is {embed.without_context!r}"
+            raise UserError(f"'context' says how a context is fitted, but {why}: leave 'context' out.")
+        self._context("")
 
     @cached_property
     def _reads_context(self) -> bool:
         settings = self._settings["embed"]
-        if "without_context" in settings or "encoder" not in settings:
+        if settings.get("without_context") is not None or "encoder" not in settings:
             return False
         encoder = validate(EncoderSettings, settings["encoder"], "RaytrieverSearch, embed.encoder")
         return is_contextual(locate_named(encoder).path)

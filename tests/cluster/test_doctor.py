@@ -75,6 +75,34 @@ def test_what_only_deserves_a_note() -> None:
     assert checked(FINE, storage=None)["storage"].state == "note"
 
 
+def test_faiss_is_one_library_under_two_names() -> None:
+    def cluster(on_cpus: dict[str, str], on_gpus: dict[str, str]) -> Check:
+        without = replace(
+            FACTS, gpus=(), versions=FACTS.versions | on_cpus,
+            libraries=FACTS.libraries | {"torch GPUs": 0, "FAISS GPUs": None},
+        )  # fmt: skip
+        head = replace(FINE, address="10.0.0.2", gpus=0, facts=without)
+        return checked(with_facts(versions=FACTS.versions | on_gpus), head)["versions"]
+
+    assert cluster({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.1"}).state == "ok"
+    other = cluster({"faiss-cpu": "1.15.1"}, {"faiss-gpu": "1.15.2"})
+    assert (other.state, other.found) == ("FAIL", "differ between 2 nodes: faiss 1.15.1 on 1, 1.15.2 on 1")
+    for alone in ({"faiss-gpu": "1.15.1"}, {"faiss-cpu": "1.15.1", "faiss-gpu": "1.15.1"}):
+        assert cluster({}, alone).found == "differ between 2 nodes: faiss 1.15.1 on 1"
+
+
+def test_a_relative_storage_is_the_folder_that_runs_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr(
+        doctor, "examine", lambda _, storage: asked.append(storage) or Cluster((FINE,), True, False, None, storage)
+    )
+    monkeypatch.setattr(doctor, "Folder", lambda _: None)  # which asks S3 for the bucket
+    monkeypatch.chdir(tmp_path)
+    for storage in ("runs", "s3://bucket/runs", None):
+        doctor.diagnose(storage)
+    assert asked == [str(tmp_path / "runs"), "s3://bucket/runs", None]
+
+
 def test_an_open_dashboard_is_the_worst() -> None:
     found = checked(FINE, dashboard_open=True)["token"]
     assert found.state == "FAIL"

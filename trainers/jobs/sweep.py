@@ -107,6 +107,8 @@ def run_sweep(sweep: Sweep) -> Swept:
     """
     for stage in _once(sweep.trials):
         stage.check_source()
+    for warning in _warnings(sweep.trials):
+        say(f"Warning: {warning}")
     failures: dict[str, Failure] = {}  # by the portion's name
     with RaySession() as session:
         for portions in portions_of(sweep.trials):
@@ -134,6 +136,12 @@ def run_sweep(sweep: Sweep) -> Swept:
 def _once(trials: Sequence[Trial]) -> list[Stage[Any]]:
     """Every stage of the sweep, each once."""
     return list({stage.config.output: stage for trial in trials for stage in trial.stages.values()}.values())
+
+
+def _warnings(trials: Sequence[Trial]) -> list[str]:
+    """What stages warn of beside the others of their trial, each warning once."""
+    stages = [(stage, trial.stages) for trial in trials for stage in trial.stages.values()]
+    return list(dict.fromkeys(warning for stage, run in stages for warning in stage.warnings(run)))
 
 
 def _missing(portions: Sequence[Portion], trials: Sequence[Trial], failures: dict[str, Failure]) -> list[Portion]:

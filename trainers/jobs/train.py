@@ -135,7 +135,7 @@ class Train(Stage[TrainConfig]):
         record = None
         with failing_together(device):
             if collectives.rank() == 0:
-                record = RunRecord(config.tracking, config.output, self.resolved(), device, heard)
+                record = RunRecord(config.tracking, config.output, self.derivation(), device, heard)
         watchers = record.watchers if record else Watchers(on_checkpoint=heard.on_checkpoint, say=lambda _: None)
         try:
             with storage_errors(config.output):  # trying again in vain would cost as many starts as failures_survived

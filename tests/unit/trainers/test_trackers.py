@@ -1,19 +1,24 @@
 """Trackers get what they should, keep what they must not tell, and never stop a run."""
 
 import importlib
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from raytriever.retrieval.artifacts import Derivation
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers import trackers
+from raytriever.trainers.run_record import tracked_training
+from raytriever.trainers.tracker_kinds import TrackedTraining
 from raytriever.trainers.trackers import TrackingSettings, open_trackers, tracked_values, without_credentials
 
 POINT = {
@@ -68,9 +73,10 @@ def install(monkeypatch: pytest.MonkeyPatch, stub: ModuleType, name: str) -> Non
     monkeypatch.setitem(sys.modules, name, stub)
 
 
-def track(name: str, folder: Path, said: list[str], **settings: Any) -> None:
+def track(name: str, folder: Path, said: list[str], digest: str = "a" * 64, **settings: Any) -> None:
     """Two steps and an evaluation."""
-    opened = open_trackers(TrackingSettings(trackers=(name,), **settings), folder, CONFIG, said.append)
+    training = TrackedTraining(digest, folder, CONFIG)
+    opened = open_trackers(TrackingSettings(trackers=(name,), **settings), training, said.append)
     opened.log(0, {"dev/nDCG@10": 0.3})
     opened.log_step(POINT)
     opened.log_step(POINT | {"step": 5})
@@ -140,6 +146,57 @@ def test_mlflow_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said:
     assert said == []
 
 
+def test_trainings_that_share_a_folder_have_runs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+) -> None:
+    given: list[str | None] = []
+    names = iter(("first", "second", "third"))
+
+    def begin(**named: Any) -> Any:
+        given.append(named["id"])
+        return SimpleNamespace(id=named["id"] or next(names), log=lambda *_, **__: None, finish=lambda: None)
+
+    stub = Stub()
+    monkeypatch.setattr(stub, "init", begin, raising=False)
+    install(monkeypatch, stub, "wandb")
+    # two trials, begun anew after a crash; then the first with another learning rate
+    for digest in ("1" * 64, "2" * 64, "1" * 64, "2" * 64, "3" * 64):
+        track("wandb", tmp_path, said, digest)
+    assert given == [None, None, "first", "second", None]
+    assert said == []
+
+
+def test_a_note_that_was_cut_off_begins_a_new_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+) -> None:
+    stub = Stub()
+    install(monkeypatch, stub, "mlflow")
+    track("mlflow", tmp_path, said)
+    (note,) = tmp_path.glob("mlflow-*.run")
+    assert json.loads(note.read_text()) == {"id": "run7", "training": "a" * 64}
+    note.write_text(note.read_text()[:8])
+    track("mlflow", tmp_path, said)
+    track("mlflow", tmp_path, said)
+    assert len(stub.named("create_run")) == 2
+    assert said == []
+
+
+def test_a_training_is_another_one_where_the_model_is_made_of_something_else(tmp_path: Path) -> None:
+    tracking = TrackingSettings(trackers=("wandb",), folder=str(tmp_path))
+    derivation = Derivation("model", "train", 2, {"training": {"learning_rate": 1e-5}}, {"batches": "b" * 64})
+    training = tracked_training(tracking, "/runs/model", derivation)
+    assert (training.folder, training.config) == (tmp_path, derivation.config)
+    assert tracked_training(tracking, "/runs/model", replace(derivation)).digest == training.digest
+    others = [
+        ("/runs/other", derivation),
+        ("/runs/model", replace(derivation, config={"training": {"learning_rate": 2e-5}})),
+        ("/runs/model", replace(derivation, inputs={"batches": "c" * 64})),
+        ("/runs/model", replace(derivation, algorithm_version=3)),
+    ]
+    digests = {tracked_training(tracking, output, other).digest for output, other in others}
+    assert len(digests | {training.digest}) == 5
+
+
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
 def test_what_goes_wrong_there_costs_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str], fails: str
@@ -161,7 +218,7 @@ def test_a_tracker_that_hangs_makes_nobody_wait(
     install(monkeypatch, stub, "wandb")
     monkeypatch.setattr(trackers, "_CLOSING_SECONDS", 0.2)
     monkeypatch.setattr(trackers, "_WAITING_POINTS", 5)
-    opened = open_trackers(TrackingSettings(trackers=("wandb",)), tmp_path, {}, said.append)
+    opened = open_trackers(TrackingSettings(trackers=("wandb",)), TrackedTraining("a", tmp_path, {}), said.append)
     started = time.perf_counter()
     for step in range(1000):
         opened.log(step, {"train/loss": 1.0})
@@ -179,7 +236,7 @@ def test_what_does_not_fit_the_queue_is_counted(
     monkeypatch.setattr(stub, "init", lambda **named: released.wait(20) and start(**named), raising=False)
     install(monkeypatch, stub, "wandb")
     monkeypatch.setattr(trackers, "_WAITING_POINTS", 5)
-    opened = open_trackers(TrackingSettings(trackers=("wandb",)), tmp_path, {}, said.append)
+    opened = open_trackers(TrackingSettings(trackers=("wandb",)), TrackedTraining("a", tmp_path, {}), said.append)
     for step in range(12):
         opened.log(step, {"train/loss": 1.0})
     released.set()

@@ -188,3 +188,16 @@ def test_what_does_not_belong_is_refused(collection: str, model: Path, tmp_path:
         fit(tmp_path / "g", collection, model, documents=100)
     with pytest.raises(UserError, match="holds no context"):
         embed(tmp_path / "h", collection, model, context=collection)
+
+
+@pytest.mark.parametrize("fitted", [True, False])
+def test_documents_and_their_context_are_read_alike(collection: str, model: Path, tmp_path: Path, fitted: bool) -> None:
+    uri = fit(tmp_path / "context", collection, model, with_title=fitted)
+    both = rf"The context in .*/context was fitted with with_title {fitted}, .* with with_title {not fitted}\. Give"
+    with pytest.raises(UserError, match=f"(?i){both}"):
+        embed(tmp_path / "a", collection, model, context=uri, with_title=not fitted)
+    with pytest.raises(UserError, match=f"(?i){both}"):
+        embed(tmp_path / "a", collection, model, context=uri, with_title=not fitted, foreign_context=True)
+    queries = embed(tmp_path / "b", collection, model, context=uri, with_title=not fitted, parts=["queries"])
+    documents = embed(tmp_path / "c", collection, model, context=uri, with_title=fitted)
+    assert queries.contract == documents.contract

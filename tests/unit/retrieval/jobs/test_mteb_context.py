@@ -16,7 +16,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.mteb_search import RaytrieverSearch
 from raytriever.retrieval.mteb_encoder import RaytrieverEncoder
 from raytriever.retrieval.vectors import StoredVectors
-from tests.unit.retrieval.encoders.contextual.made_up import contextual
+from tests.unit.retrieval.encoders.contextual.made_up import contextual, saved
 from tests.unit.retrieval.jobs.test_mteb_search import _without_ray  # noqa: F401
 from tests.unit.retrieval.mteb_tasks import Flight, evaluate
 
@@ -45,6 +45,33 @@ def test_a_search_fits_a_context_to_its_corpus(encoder: str, tmp_path: Path) -> 
     other = RaytrieverSearch(str(tmp_path), embed=embed, context={"seed": 4})
     kept_apart = [model.mteb_model_meta.experiment_kwargs for model in (search, without, other)]
     assert all(kept_apart[place] not in kept_apart[:place] for place in range(3))
+
+
+@pytest.mark.parametrize("with_title", [True, False])
+def test_a_context_has_titles_where_documents_have_them(encoder: str, tmp_path: Path, with_title: bool) -> None:
+    embed = {"encoder": {"model": encoder, "dtype": "float32"}, "with_title": with_title}
+    search = RaytrieverSearch(str(tmp_path), embed=embed)
+    evaluate(search, Flight())
+    context = CorpusContext.of(str(tmp_path / "Flight" / "default" / "test" / "context"))
+    assert context.description.with_title is with_title
+
+
+def test_settings_of_a_context_that_are_none_or_would_be_ignored_are_refused(encoder: str, tmp_path: Path) -> None:
+    def refusal(**settings: Any) -> str:
+        with pytest.raises(UserError) as refused:
+            RaytrieverSearch(str(tmp_path), **settings)
+        return str(refused.value)
+
+    contextual_one, plain = ({"encoder": {"model": str(model)}} for model in (encoder, saved("bert")))
+    said = refusal(embed=contextual_one, context={"documnts": 3})
+    assert "RaytrieverSearch, context: 'documnts' is not a setting. Did you mean 'documents'" in said
+    assert "'documents'" in refusal(embed=contextual_one, context={"documents": 0})
+    assert f"{plain['encoder']['model']} reads none: leave 'context' out" in refusal(embed=plain, context={"seed": 0})
+    said = refusal(embed=contextual_one | {"without_context": "null"}, context={"seed": 0})
+    assert "embed.without_context is 'null': leave 'context' out" in said
+    said = refusal(index={"index": {"kind": "lexical"}}, context={"seed": 0})
+    assert "BM25 reads no context: leave 'context' out" in said
+    RaytrieverSearch(str(tmp_path), embed=contextual_one | {"without_context": None}, context={"seed": 0})
 
 
 def test_mtebs_own_search_is_refused_and_other_tasks_are_their_own_context(encoder: str) -> None:
