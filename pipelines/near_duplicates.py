@@ -53,13 +53,21 @@ def lower_words(texts: Sequence[str]) -> tuple[pa.LargeStringArray, NDArray[np.i
     """
     column = pa.array(texts, pa.large_string())
     spaced = pc.replace_substring_regex(pc.utf8_lower(column), f"([{_UNSPACED}])", r" \1 ")
-    lists = pc.utf8_split_whitespace(spaced)
+    lists = split_at_white_space(spaced)
     words = lists.flatten()
-    is_word = np.asarray(pc.binary_length(words)) > 0  # white space at an end, and a text of none, give empty ones
+    is_word = np.asarray(pc.binary_length(words)) > 0  # a text of no words gives an empty one
     before = np.concatenate([[0], np.cumsum(is_word)])
     lengths = np.asarray(pc.list_value_length(lists), dtype=np.int64)
     bounds = before[np.concatenate([[0], np.cumsum(lengths)])].astype(np.int64)
     return words.filter(pa.array(is_word)), bounds
+
+
+def split_at_white_space(column: pa.LargeStringArray) -> pa.LargeListArray:
+    """The words of each text.
+
+    Arrow's split looks one character past a text that ends in white space, whatever lies there: none does here.
+    """
+    return pc.utf8_split_whitespace(pc.utf8_trim_whitespace(column))
 
 
 def shingle_hashes(texts: Sequence[str], words: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

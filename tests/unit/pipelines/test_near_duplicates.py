@@ -1,6 +1,7 @@
 from itertools import combinations, pairwise
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from raytriever.pipelines.near_duplicates import (
     first_of_equal,
     lower_words,
     shingle_hashes,
+    split_at_white_space,
 )
 
 SETTINGS = NearDuplicateSettings()
@@ -154,6 +156,14 @@ def test_words_of_scripts_with_and_without_spaces() -> None:
     found = [words[start:end].to_pylist() for start, end in pairwise(bounds)]
     first = ["the", "lobster,", "龙", "虾", "has", "2", "claws。"]
     assert found == [first, list("กุ้ง"), [], [], ["한국어", "단어"], ["i"]]
+
+
+@pytest.mark.parametrize("behind", [b"x", "É".encode(), b"\x80\x80\x80", b"\x85"])
+def test_what_lies_behind_a_text_in_memory_is_none_of_its_words(behind: bytes) -> None:
+    text = "b\u2028\u2028".encode()
+    bounds = pa.array([0, len(text)], pa.int64()).buffers()[1]
+    column = pa.LargeStringArray.from_buffers(1, bounds, pa.py_buffer(text + 8 * behind))
+    assert split_at_white_space(column).to_pylist() == [["b"]]
 
 
 @settings(deadline=None)

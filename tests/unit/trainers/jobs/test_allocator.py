@@ -17,7 +17,7 @@ def steps(number):
         thread = threading.Thread(target=step); thread.start(); thread.join()
 steps(4)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-steps(8)
+steps(24)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
