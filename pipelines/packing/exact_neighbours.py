@@ -50,7 +50,7 @@ def exact_lists(
     keys, overlong = _keys_above(rounded.rows, thresholds)
     clusters, nearness, cut = _cut(keys, thresholds)
     errors, slack = _errors(rounded, thresholds, np.minimum(clusters.min(axis=1), np.arange(len(order))))
-    bounds = np.where(overlong, np.inf, np.maximum(thresholds + slack, cut + errors))
+    bounds = np.where(overlong, np.inf, np.maximum(thresholds, cut) + slack)
     places = np.argsort(order, kind="stable")
     return (
         order.astype(np.int32)[clusters[places]],
@@ -188,8 +188,9 @@ def _cut(
 def _errors(
     rounded: _Rounded, thresholds: NDArray[np.float32], first: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bounds, float64 (K,): on the errors of the nearness in each list, and on how far above the threshold the true
-    nearness of what isn't listed may lie. ``first`` (K,): the lowest number of a list, its own included.
+    """Bounds, float64 (K,): on the errors of the nearness in each list, and on how far above the threshold, or above
+    the nearest that was cut off, the true nearness of what isn't listed may lie. ``first`` (K,): the lowest number of a
+    list, its own included.
 
     Products: with x' and y' the rounded points, |x·y - x'·y'| <= |x - x'|·|y| + |x'|·|y - y'|. Twice the first order of
     a float32 sum of all terms covers the pieces of |x|²/2 and the second order. Only a y within the threshold's
@@ -197,7 +198,8 @@ def _errors(
 
     Storage: the excess of a nearness over the threshold of its row is stored coarsely, and again that over the
     threshold of its column. The row is the one with the lower number, and with the lower threshold; for what isn't
-    listed that is at most four times as deep, as its distance is at most r + |x - y| <= 2r.
+    listed, be it below the threshold or cut off, that is at most four times as deep, as its distance is at most
+    r + |x - y| <= 2r.
     """
     norms, residues, depth = rounded.norms, rounded.residues, np.abs(thresholds.astype(np.float64))
     relative = float(np.max(residues / np.maximum(norms, np.finfo(np.float64).tiny)))
@@ -209,4 +211,4 @@ def _errors(
         products += terms * 2.0**-23 * (norms * largest + norms**2 / 2 + largest**2 / 2 + depth) + 2.0**-100
         largest = np.minimum(largest, norms + np.sqrt(2 * (depth + products + 4 * UNIT_ROUNDOFF * depth)))
     listed = products + 1.01 * UNIT_ROUNDOFF * (depth[first] + depth)
-    return listed, 1.1 * products + 4.2 * UNIT_ROUNDOFF * depth
+    return listed, 1.1 * products + 5.3 * UNIT_ROUNDOFF * depth

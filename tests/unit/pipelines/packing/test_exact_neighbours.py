@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -48,6 +48,7 @@ def check(neighbours: Neighbours) -> None:
     shift=st.sampled_from([0.0, 10.0]),
     seed=st.integers(0, 999),
 )
+@example(size=47, dimension=1, length=1, spread=0.0, shift=0.0, seed=47)  # a nearer one is cut off, for its rounding
 def test_bounds_hold(
     dtype: torch.dtype, size: int, dimension: int, length: int, spread: float, shift: float, seed: int
 ) -> None:
