@@ -39,7 +39,7 @@ def judged_lists(collection: StoredCollection, split: str) -> Iterator[Negatives
             f"Split '{split}' of {collection.uri} judges no document with a relevance of 0 or less, so it has no hard"
             " negatives. Mine some from a run and name them as 'negatives'."
         )
-    queries = places_among(judgments["query_id"], collection.rows_of("queries").read(["id"])["id"])
+    queries = collection.query_rows(judgments["query_id"])
     documents = places_among(judgments["document_id"], collection.rows_of("documents").read(["id"])["id"])
     order = np.argsort(queries, kind="stable")
     distinct, owners = np.unique(queries[order], return_inverse=True)

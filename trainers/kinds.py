@@ -78,12 +78,7 @@ def build_objective(
 def _require_lengths(settings: ObjectiveSettings, towers: Towers) -> None:
     readers = {"max_length": towers.query, "query_max_length": towers.query, "document_max_length": towers.document}
     for key, encoder in readers.items():
-        wanted, most = getattr(settings, key, None), encoder.contract.max_length
-        if wanted is not None and wanted > most:
-            raise UserError(
-                f"objective.{key} is {wanted}, but the encoder reads {most} tokens of a text. Lower it, or raise"
-                " encoder.max_length."
-            )
+        encoder.contract.require_length(getattr(settings, key, None), f"objective.{key}")
 
 
 def _require_plain(towers: Towers, kind: str) -> None:

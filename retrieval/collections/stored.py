@@ -88,11 +88,12 @@ class StoredCollection(Artifact):
         """What an encoder reads: a query's text; a document's title and text, or its text alone."""
         return texts_of(self.rows_of(part).take(rows, text_columns(part)), part, with_title=with_title)
 
-    def query_rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
+    def query_rows(self, ids: Sequence[str] | pa.ChunkedArray) -> NDArray[np.int64]:
         """The row of each query id. Raises ``UserError`` naming the first that is not there."""
-        rows = places_among(pa.array(ids, pa.string()), self.rows_of("queries").read(["id"])["id"])
+        column = ids if isinstance(ids, pa.ChunkedArray) else pa.array(ids, pa.string())
+        rows = places_among(column, self.rows_of("queries").read(["id"])["id"])
         if (rows < 0).any():
-            missing = ids[int(np.argmax(rows < 0))]
+            missing = column[int(np.argmax(rows < 0))].as_py()
             raise UserError(f"{self.uri} has no query {missing!r}. Do both come from the same collection?")
         return rows
 

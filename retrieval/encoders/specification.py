@@ -104,6 +104,14 @@ class EncoderContract(Settings):
                 " same encoder settings."
             )
 
+    def require_length(self, wanted: int | None, setting: str) -> None:
+        """Raises ``UserError`` where ``setting`` asks for more tokens of a text than the encoder reads."""
+        if wanted is not None and wanted > self.max_length:
+            raise UserError(
+                f"{setting} is {wanted}, but the encoder reads {self.max_length} tokens of a text. Lower it, or raise"
+                " encoder.max_length."
+            )
+
     def differences(self, other: "EncoderContract") -> str:
         """The fields that differ, each with both values; '' where none does."""
         here, there = self.model_dump(exclude={"revision"}), other.model_dump(exclude={"revision"})

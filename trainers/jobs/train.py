@@ -131,7 +131,7 @@ class Train(Stage[TrainConfig]):
 
     def train_here(self, device: torch.device, heard: Heard) -> ShardRecord | None:
         """What each worker does: the run, and on the first rank what it says of itself and the export."""
-        config = self.config
+        config, located = self.config, self._located()  # all ranks at once: none waits while another hashes weights
         record = None
         with failing_together(device):
             if collectives.rank() == 0:
@@ -139,7 +139,7 @@ class Train(Stage[TrainConfig]):
         watchers = record.watchers if record else Watchers(on_checkpoint=heard.on_checkpoint, say=lambda _: None)
         try:
             with storage_errors(config.output):  # trying again in vain would cost as many starts as failures_survived
-                objective, trained = run_training(config, self._located(), config.output, device, watchers)
+                objective, trained = run_training(config, located, config.output, device, watchers)
         finally:
             if record:
                 record.close()

@@ -85,13 +85,8 @@ class SharedTexts:
     ) -> None:
         self._device = next(encoder.parameters()).device
         budget = token_budget or (TOKENS_ON_CPU if self._device.type == "cpu" else TOKENS_ON_GPU)
-        readable = encoder.contract.max_length
-        if max_length is not None and max_length > readable:
-            raise UserError(
-                f"validation.{role}_max_length is {max_length}, but the encoder reads {readable} tokens of a text."
-                " Lower it, or raise encoder.max_length."
-            )
-        limit = max_length or readable
+        encoder.contract.require_length(max_length, f"validation.{role}_max_length")
+        limit = max_length or encoder.contract.max_length
         texts = _distinct(blocks())
         if not texts.characters.any():
             raise UserError(f"All {what} are empty texts: there is nothing to encode. Check the collection's source.")
