@@ -7,7 +7,7 @@ Needs two cores that nothing else uses. Each stage runs through its job on a loc
 turns that change their order. The efficiency is time with one worker over twice the time with two; start-up counts,
 but for training, where it is the median step that counts. k-means is of one domain large enough to be shared by all
 workers, packing of two epochs; batches of a training step differ in length, and a step waits for the longer of two
-workers' shares (--batches-per-step).
+workers' shares (--batches-per-step, --group-by-length).
 """
 
 import argparse
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=LARGE_DOMAIN + 1, help="for k-means and packing")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--batches-per-step", type=int, default=4)
+    parser.add_argument("--group-by-length", action="store_true", help="steps of batches that take equally long")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
     arguments = parser.parse_args()
@@ -127,7 +128,12 @@ def _training(session: RaySession, arguments: argparse.Namespace) -> Measured:
         "batches": arguments.batches,
         "encoder": {"model": MODEL},
         "objective": {"kind": "contrastive", "chunk_size": 16},
-        "training": {"epochs": 1, "max_steps": arguments.steps, "batches_per_step": arguments.batches_per_step},
+        "training": {
+            "epochs": 1,
+            "max_steps": arguments.steps,
+            "batches_per_step": arguments.batches_per_step,
+            "group_by_length": arguments.group_by_length,
+        },
     }
 
     def median_step(workers: int, output: str) -> float:

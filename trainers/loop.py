@@ -167,6 +167,7 @@ def run_order(objective: Objective[Any], batches: BatchSource, settings: Trainin
         settings.max_steps,
         joined=objective.joins_step,
         lengths=batches.stored_bytes,
+        group_by_length=settings.group_by_length,
     )
     if order.slices_per_batch > 1 and not objective.accepts_slices:
         raise UserError(

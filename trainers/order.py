@@ -1,9 +1,9 @@
 """Which stored batches each step consumes on each rank: a pure function of position, whatever the world size.
 
-Step s of epoch e consumes batches perm(seed, e)[s G … s G + G) with G = ``batches_per_step``. With W <= G
-ranks each takes G / W of them one after the other, dealt out so that ranks take equally long; with W > G each batch
-is cut into W / G slices of consecutive rows. Where all batches of a step are one loss, a rank takes its G / W batches
-together.
+Step s of epoch e consumes batches perm(seed, e)[s G … s G + G) with G = ``batches_per_step``; ``group_by_length`` joins
+those of equal lengths. With W <= G ranks each takes G / W of them one after the other, dealt out so that ranks take
+equally long; with W > G each batch is cut into W / G slices of consecutive rows. Where all batches of a step are one
+loss, a rank takes its G / W batches together.
 """
 
 import heapq
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from raytriever.pipelines.batches import epoch_permutation
 from raytriever.retrieval.errors import UserError
+
+GROUPED_STEPS = 64
+"""The batches of so many steps are exchanged between them where they are grouped by length."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,9 @@ class Order:
 
     ``joined``: all batches of a step are one loss. A step is made of ``pieces_per_step`` losses over all ranks, each
     of which ``ranks_per_loss`` consecutive ranks share. ``lengths`` guesses how long a batch takes, by its epoch and
-    number, in any unit; None: all take equally long. Raises ``UserError`` where ``batches_per_step`` and
-    ``world_size`` don't divide one another, or an epoch is too small for a single step.
+    number, in any unit; None: all take equally long. ``group_by_length``: steps are made of batches that take about as
+    long as one another. Raises ``UserError`` where ``batches_per_step`` and ``world_size`` don't divide one another, or
+    an epoch is too small for a single step.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Order:
         *,
         joined: bool = False,
         lengths: Callable[[int, int], int] | None = None,
+        group_by_length: bool = False,
     ) -> None:
         larger, smaller = max(batches_per_step, world_size), min(batches_per_step, world_size)
         if larger % smaller:
@@ -88,7 +93,9 @@ class Order:
         pieces = self.pieces_per_step // world_size
         self._own = range(rank * pieces, (rank + 1) * pieces)
         self._world_size, self._rank = world_size, rank
-        self._lengths = lengths if world_size > 1 and pieces > 1 else None
+        self._lengths = lengths
+        self._deals = lengths is not None and world_size > 1 and pieces > 1
+        self._groups = lengths is not None and group_by_length
         steps = sum(count // batches_per_step for count in batches_in_epoch)
         self.total_steps = steps if max_steps is None else min(steps, max_steps)
 
@@ -110,10 +117,18 @@ class Order:
         for epoch, count in enumerate(self._counts):
             last = min(first + count // self.batches_per_step, self.total_steps)
             if max(start, first) < last:
-                permutation = epoch_permutation(self._seed, epoch, count)
+                permutation = self._permutation(epoch, count)
                 for number in range(max(start, first), last):
                     yield self._step(number, epoch, number - first, permutation)
             first = last
+
+    def _permutation(self, epoch: int, count: int) -> NDArray[np.int64]:
+        """The batches of an epoch as they are consumed."""
+        drawn = epoch_permutation(self._seed, epoch, count)
+        if not self._groups or self._lengths is None:
+            return drawn
+        lengths = np.array([self._lengths(epoch, batch) for batch in range(count)])
+        return group_by_length(drawn, lengths, self.batches_per_step)
 
     def _step(self, number: int, epoch: int, step: int, permutation: NDArray[np.int64]) -> Step:
         chosen = permutation[step * self.batches_per_step : (step + 1) * self.batches_per_step]
@@ -123,7 +138,7 @@ class Order:
 
     def _places(self, epoch: int, batches: Sequence[int]) -> tuple[int, ...]:
         """Those of this rank's pieces."""
-        if self._lengths is None:
+        if not self._deals or self._lengths is None:
             return tuple(self._own)
         return deal([self._lengths(epoch, batch) for batch in batches], self._world_size)[self._rank]
 
@@ -134,6 +149,22 @@ class Order:
             return Piece((batches[number],), part, self.slices_per_batch)
         first = place * self._batches_per_piece
         return Piece(batches[first : first + self._batches_per_piece])
+
+
+def group_by_length(drawn: NDArray[np.int64], lengths: NDArray[np.int64], batches_per_step: int) -> NDArray[np.int64]:
+    """The batches in ``drawn`` (n,) in an order in which those of a step have about the same of ``lengths`` (n,).
+
+    Batches change places within ``GROUPED_STEPS`` steps, so early ones stay early; steps come in the order in which
+    the first of their batches was drawn. What is left over after the last whole step stays that.
+    """
+    whole = len(drawn) // batches_per_step * batches_per_step
+    grouped = drawn.copy()
+    for begin in range(0, whole, GROUPED_STEPS * batches_per_step):
+        window = drawn[begin : min(begin + GROUPED_STEPS * batches_per_step, whole)]
+        steps = np.argsort(lengths[window], kind="stable").reshape(-1, batches_per_step)
+        steps = steps[np.argsort(steps.min(axis=1))]
+        grouped[begin : begin + len(window)] = window[np.sort(steps, axis=1).ravel()]
+    return grouped
 
 
 def deal(lengths: Sequence[int], shares: int) -> list[tuple[int, ...]]:

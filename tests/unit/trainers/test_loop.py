@@ -1,5 +1,6 @@
 import json
 import math
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -53,6 +54,16 @@ def test_the_steps_of_a_run():
     assert [r.learning_rate for r in reports] == [0.005] + [0.01] * 7
     assert {r.measured.examples for r in reports} == {12}
     assert all(0 <= r.waiting_seconds < r.seconds for r in reports)
+
+
+def test_steps_may_be_of_batches_that_are_equally_long():
+    batches = TinyBatches(counts=(9, 8))
+    run(tiny_settings(group_by_length=True), batches=batches)
+    steps = [batches.reads[first : first + 2] for first in range(0, 16, 2)]
+    assert {epoch for step in steps[:4] for epoch, _ in step} == {0}
+    for of_epoch in (steps[:4], steps[4:]):
+        spans = sorted(sorted(batches.stored_bytes(*batch) for batch in step) for step in of_epoch)
+        assert all(longest <= shortest for (_, longest), (shortest, _) in pairwise(spans))
 
 
 def test_a_step_is_the_mean_over_its_batches():

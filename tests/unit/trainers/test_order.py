@@ -1,4 +1,5 @@
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from raytriever.pipelines.batches import epoch_permutation
 from raytriever.retrieval.errors import UserError
-from raytriever.trainers.order import Order, Piece, Step, deal, seed_randomness
+from raytriever.trainers.order import GROUPED_STEPS, Order, Piece, Step, deal, group_by_length, seed_randomness
 
 
 @given(
@@ -68,6 +69,39 @@ def test_the_longest_are_dealt_first():
     assert deal([9, 1, 8, 2], 2) == [(0, 1), (2, 3)]
     assert deal([5, 5, 1, 1], 2) == [(0, 2), (1, 3)]
     assert deal([1, 1, 1, 1], 2) == [(0, 2), (1, 3)]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), min_size=30, max_size=30),
+    batches_per_step=st.sampled_from([1, 2, 4]),
+    world_size=st.sampled_from([1, 2, 4]),
+)
+def test_grouped_steps_are_the_same_for_every_world_size(lengths, batches_per_step, world_size):
+    def steps(ranks: int, rank: int = 0) -> list[tuple[int, ...]]:
+        order = Order(
+            [30], batches_per_step, 0, ranks, rank, lengths=lambda _, batch: lengths[batch], group_by_length=True
+        )
+        return [step.batches for step in order.steps()]
+
+    assert all(steps(world_size, rank) == steps(1) for rank in range(world_size))
+    drawn = epoch_permutation(0, 0, 30).tolist()
+    assert sorted(batch for step in steps(1) for batch in step) == sorted(drawn[: len(steps(1)) * batches_per_step])
+    spans = sorted((min(lengths[b] for b in step), max(lengths[b] for b in step)) for step in steps(1))
+    assert all(longest <= shortest for (_, longest), (shortest, _) in pairwise(spans))
+
+
+def test_batches_are_grouped_within_a_window_and_steps_stay_in_the_order_drawn():
+    lengths = np.array([5, 1, 9, 5, 2, 8, 7])
+    drawn = np.array([2, 1, 0, 4, 3, 5, 6])
+    assert group_by_length(drawn, lengths, 2).tolist() == [2, 5, 1, 4, 0, 3, 6]
+    assert group_by_length(drawn, lengths, 1).tolist() == drawn.tolist()
+    many = np.random.default_rng(0).permutation(5 * GROUPED_STEPS)
+    grouped = group_by_length(many, np.arange(len(many)), 2)
+    windows = range(0, len(many), 2 * GROUPED_STEPS)
+    assert all(
+        set(grouped[first : first + 2 * GROUPED_STEPS]) == set(many[first : first + 2 * GROUPED_STEPS])
+        for first in windows
+    )
 
 
 @given(batches_per_step=st.sampled_from([1, 2, 4, 12]), world_size=st.sampled_from([1, 2, 4, 12]))

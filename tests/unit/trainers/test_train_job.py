@@ -60,11 +60,16 @@ def test_what_changes_no_weight_is_not_recorded(name):
         {"compile": True},
         {"validation": SETTINGS["validation"] | {"patience": 2}},
         {"training": {"bf16": False, "hard_negatives": 1}},
+        {"training": {"bf16": False, "group_by_length": True}},
     ],
     ids=str,
 )
 def test_what_changes_the_weights_is_recorded(changes):
     assert stage(**changes).resolved() != stage().resolved()
+
+
+def test_a_setting_that_earlier_models_did_not_have_is_not_recorded_unset():
+    assert "group_by_length" not in stage().resolved()["training"]
 
 
 @pytest.mark.parametrize(("learns", "decay", "version"), [(True, 0.1, 3), (True, 0.0, 2), (False, 0.1, 2)])
