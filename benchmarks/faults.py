@@ -15,6 +15,7 @@ for the training of each objective; ``revela`` and ``replug`` read a language mo
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -36,6 +37,7 @@ from raytriever.retrieval.artifacts import MANIFEST
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.recipe import load_recipe
 from raytriever.retrieval.storage import sha256_of
+from raytriever.trainers.jobs.report import REPORT
 
 ADDRESSES = ("127.0.0.84", "127.0.0.85", "127.0.0.86")
 KINDS = ("worker", "actor", "node", "driver")
@@ -43,6 +45,8 @@ NEW_NODE_AFTER_SECONDS = 4.0
 MOMENTS = 0.9  # of the stage's expected time, in which kills fall: later ones would often find it over
 # actors that serve others: no worker of the stage's own
 SERVING = re.compile("_StatsActor|Coordinator|Tracker|Controller|Cleaner|Synchronization|DatasetManager|Board")
+# what a report says of its own run: durations, rates, shares of time, the day and the hour
+TIMES = re.compile(r"(\d+ (h|min) )?[\d.]+ (s|min)\b|[\d,.]+ (examples|tokens)/s|waited for data [\d.]+%|finished on [^<]+")
 
 
 @dataclass
@@ -68,10 +72,22 @@ class Kill:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A stage without a kill: its seconds and its manifest's SHA-256."""
+    """A stage without a kill: its seconds, and what identifies what it made."""
 
     seconds: float
-    manifest: str
+    digest: str
+
+
+def digest(stage: Path) -> str:
+    """Identifies what a stage made: its manifest's SHA-256, which has that of every file.
+
+    A report tells how long its run took and in which folder, which no two runs share, so of one it's that of the rest.
+    """
+    report = stage / REPORT
+    if not report.exists():
+        return sha256_of(stage / MANIFEST)
+    page = report.read_text(encoding="utf-8").replace(stage.parent.name, "")
+    return hashlib.sha256(TIMES.sub("", page).encode()).hexdigest()
 
 
 class Experiment:
@@ -91,7 +107,7 @@ class Experiment:
         watches = self._watches(self._reference)
         self._command(self._reference, watches).wait_until(lambda: False, failures=0)
         for stage, watch in watches.items():
-            self.undisturbed[stage] = Undisturbed(watch.seconds, sha256_of(self._reference / stage / MANIFEST))
+            self.undisturbed[stage] = Undisturbed(watch.seconds, digest(self._reference / stage))
         self.longest = 2 * (time.monotonic() - started)
 
     def disturb(self, number: int) -> Iterator[Kill]:
@@ -140,7 +156,7 @@ class Experiment:
             found.said = command.failures[-1]
         expected = self.undisturbed[found.stage]
         found.lost = watch.seconds - expected.seconds
-        found.identical = sha256_of(self._disturbed / found.stage / MANIFEST) == expected.manifest
+        found.identical = digest(self._disturbed / found.stage) == expected.digest
         found.made_again = watch.made_again
 
     def _strike(self, kind: str, drawn: random.Random, command: Command, new_nodes: "NewNodes") -> str:

@@ -8,7 +8,7 @@ import pytest
 
 import raytriever
 from benchmarks.fault_presets import PRESETS, Preset, reading_presets
-from benchmarks.faults import main
+from benchmarks.faults import digest, main
 from raytriever.retrieval.configuration import input_paths
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.recipe import load_recipe
@@ -110,3 +110,15 @@ def test_the_command_refuses_before_it_begins(
         main()
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "new").exists()
+
+
+def test_a_report_is_the_same_but_for_its_times_and_its_folder(tmp_path):
+    def report(run: str, page: str) -> Path:
+        (tmp_path / run / "report").mkdir(parents=True)
+        (tmp_path / run / "report" / "report.html").write_text(page)
+        return tmp_path / run / "report"
+
+    page = "<h1>{}</h1>12 steps, loss 0.526, at {} examples/s (573 tokens/s), finished on 2026-11-22 at 19:41<td>{}</td>"
+    one = digest(report("one", page.format("one", "7.1", "1 min 33 s")))
+    assert digest(report("two", page.format("two", "6.0", "25.8 s"))) == one
+    assert digest(report("three", page.format("three", "6.0", "25.8 s").replace("0.526", "0.527"))) != one
