@@ -12,10 +12,12 @@ DASHBOARD_PORT=${DASHBOARD_PORT:-8265}
 case "${1:-}" in
 start)
     shift
-    umask 077
     if [ ! -s "$TOKEN" ]; then
-        mkdir -p "$(dirname "$TOKEN")"
-        head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$TOKEN"
+        ( # the umask is the token's alone: jobs inherit that of Ray, and others may have to read what they write
+            umask 077
+            mkdir -p "$(dirname "$TOKEN")"
+            head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$TOKEN"
+        )
         echo "a new token is in $TOKEN"
     fi
     chmod 600 "$TOKEN"

@@ -12,6 +12,9 @@
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
 #SBATCH --requeue
+# Without --no-kill Slurm would end the whole job with any node of it; Ray goes on with the others. This script and
+# Ray's head are on the first node: with that one the run ends, and Slurm may start it anew (--requeue).
+#SBATCH --no-kill
 set -euo pipefail
 if [ "$#" -eq 0 ]; then
     echo "usage: sbatch $0 COMMAND [ARGUMENTS]..., any raytriever command" >&2
@@ -23,10 +26,13 @@ export PATH="$ENVIRONMENT/bin:$PATH"
 
 # A token of this job's own: other users of these nodes can neither join nor submit. It is in a file that only its owner
 # reads, not on a command line.
-umask 077
 RAY_AUTH_TOKEN_PATH="$HOME/.ray/slurm-$SLURM_JOB_ID.token"
-mkdir -p "$HOME/.ray"
-head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$RAY_AUTH_TOKEN_PATH"
+( # the umask is the token's alone: what the run writes is for the group, too, where that is the custom here
+    umask 077
+    mkdir -p "$HOME/.ray"
+    rm -f "$RAY_AUTH_TOKEN_PATH" # a job that is run again has the same number
+    head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$RAY_AUTH_TOKEN_PATH"
+)
 trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH RAY_USAGE_STATS_ENABLED=0
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
@@ -47,17 +53,21 @@ esac
 PORT=$((20000 + SLURM_JOB_ID % 10000)) # of this job's own
 
 # symmetric-run starts Ray on every node, runs the command on the first, stops Ray and ends with the command's code.
-# Where Ray itself can't start it ends with 0, so a mark tells whether the command was reached.
+# Where Ray itself can't start it ends with 0, and srun with another code than the command's where a node was lost; so a
+# file tells whether the command was reached, and its code.
 MARK="$HOME/.ray/slurm-$SLURM_JOB_ID.done"
+rm -f "$MARK"
 export MARK RAY_ADDRESS="$HEAD_IP:$PORT"
-code=0
-srun --kill-on-bad-exit=0 env -u RAY_ADDRESS ray symmetric-run --address "$HEAD_IP:$PORT" --min-nodes "$SLURM_NNODES" \
+# --cpus-per-task: since Slurm 22.05 srun doesn't take it over from sbatch, and Ray would share one CPU
+srun --kill-on-bad-exit=0 --no-kill --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+    env -u RAY_ADDRESS ray symmetric-run --address "$HEAD_IP:$PORT" --min-nodes "$SLURM_NNODES" \
     --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" --disable-usage-stats \
-    -- bash -c 'export RAY_ADDRESS="$0"; raytriever "$@"; code=$?; touch "$MARK"; exit $code' "$RAY_ADDRESS" "$@" \
-    || code=$?
-if [ ! -e "$MARK" ]; then
-    echo "Ray did not start on all nodes, so nothing was run; look at the lines above." >&2
+    -- bash -c 'export RAY_ADDRESS="$0"; raytriever "$@"; code=$?; echo $code > "$MARK"; exit $code' \
+    "$RAY_ADDRESS" "$@" || true
+if [ ! -s "$MARK" ]; then
+    echo "The command left no exit code: Ray did not start on all nodes, or it was cut off. See the lines above." >&2
     exit 1
 fi
+code=$(< "$MARK")
 rm -f "$MARK"
 exit "$code"

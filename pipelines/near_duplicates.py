@@ -16,15 +16,12 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.word_splitting import UNSPACED
 
 _EDGES_AT_ONCE = 1 << 16
 _WORDS_AT_ONCE = 1 << 18  # a hash function's products are made for so many shingles at a time
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _EMPTY_SHINGLE = np.uint64(0)
-# Thai and Lao, Burmese, Khmer, kana, Han: the blocks of scripts that put no space between words
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
 
 
 class NearDuplicateSettings(Settings):
@@ -52,7 +49,7 @@ def lower_words(texts: Sequence[str]) -> tuple[pa.LargeStringArray, NDArray[np.i
     Those of text i are ``words[bounds[i] : bounds[i + 1]]``. A character of a script without spaces is a word.
     """
     column = pa.array(texts, pa.large_string())
-    spaced = pc.replace_substring_regex(pc.utf8_lower(column), f"([{_UNSPACED}])", r" \1 ")
+    spaced = pc.replace_substring_regex(pc.utf8_lower(column), f"([{UNSPACED}])", r" \1 ")
     lists = split_at_white_space(spaced)
     words = lists.flatten()
     is_word = np.asarray(pc.binary_length(words)) > 0  # a text of no words gives an empty one

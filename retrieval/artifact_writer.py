@@ -3,11 +3,13 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any
 
 from raytriever.retrieval.artifacts import (
     BUILDING,
+    DERIVATION,
     LOG,
     MANIFEST,
     RECORDS,
@@ -92,12 +94,26 @@ class ArtifactWriter:
             self.folder.write_bytes(BUILDING, to_json(asdict(self.derivation)))
         self._maker, self._checked = Maker.this(), time.monotonic()
         self.folder.write_bytes(MAKER, to_json(self._maker.model_dump()))
-        finished = {}
-        for name in self.folder.files():
-            if _is_record(name):
-                record = ShardRecord.from_json(json.loads(self.folder.read_bytes(name)))
-                finished[record.name] = record
-        return finished
+        records = [self._finished(name) for name in self.folder.files() if _is_record(name)]
+        return {record.name: record for record in records if record is not None}
+
+    def _finished(self, name: str) -> ShardRecord | None:
+        """The shard's record; None, and it is removed as unfinished, where it isn't of this derivation.
+
+        A worker of another run may have written it after that run had lost the folder, or something that doesn't say
+        what it made the shard by: earlier versions didn't.
+        """
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            stored = json.loads(self.folder.read_bytes(name))
+            if stored[DERIVATION] == self.derivation.digest:
+                return ShardRecord.from_json(stored)
+        self.folder.delete(name)
+        return None
+
+    @property
+    def run(self) -> str:
+        """Which run this is, as ``begin`` drew it; '' before."""
+        return self._maker.run if self._maker else ""
 
     def require_own(self, *, seconds: float = 0.0, unfinished: bool = True) -> None:
         """Raises ``UserError`` where another run has begun to make the artifact since ``begin``.

@@ -5,12 +5,12 @@ artifact is derived from (configuration, fingerprints of inputs, algorithm versi
 with their hashes). Its own SHA-256 is the artifact's fingerprint. ``run.json`` beside it holds times and machines.
 
 While an artifact is being made, ``building.json`` names its derivation and ``shards/<name>.json`` each finished shard,
-so that a restart makes only what is missing.
+with the digest of the derivation that it was made by, so that a restart makes only what is missing.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder, sha256_of
+from raytriever.retrieval.stored_names import is_sha256, require_inside
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -25,6 +26,7 @@ BUILDING = "building.json"
 RUN = "run.json"
 LOG = "log.jsonl"  # times and rates of long work; like run.json it is no part of what the artifact is
 RECORDS = "shards/"
+DERIVATION = "derivation"  # in a shard's record, not in the manifest
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Derivation:
     algorithm_version: int
     config: dict[str, Any]
     inputs: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal SHA-256 of all of it."""
+        return hashlib.sha256(to_json(asdict(self))).hexdigest()
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """Dotted names of the fields in which the stored derivation ``other`` differs, with both values."""
@@ -65,16 +72,27 @@ def _short(value: Any, is_fingerprint: bool) -> str:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One file of a shard, ``name`` relative to the artifact's folder."""
+    """One file of a shard, ``name`` relative to the artifact's folder.
+
+    Raises ``ValueError`` for a name that leads out of the folder, and for a hash that is none.
+    """
 
     name: str
     bytes: int
     sha256: str
 
+    def __post_init__(self) -> None:
+        require_inside(self.name)
+        if not is_sha256(self.sha256):
+            raise ValueError(f"{self.name}: {self.sha256!r} is no SHA-256")
+
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What a finished shard says of itself: deterministic, so it goes into the manifest as it is."""
+    """What a finished shard says of itself: deterministic, so it goes into the manifest as it is.
+
+    Raises ``ValueError`` for a name that could be no file's.
+    """
 
     name: str
     rows: int
@@ -83,11 +101,14 @@ class ShardRecord:
     dropped: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        require_inside(self.name)
+
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "ShardRecord":
-        """The inverse of ``dataclasses.asdict``."""
+        """The inverse of ``dataclasses.asdict``; a stored record's digest is left out."""
         files = tuple(ShardFile(**item) for item in value["files"])
-        return ShardRecord(**{**value, "files": files})
+        return ShardRecord(**{key: item for key, item in value.items() if key != DERIVATION} | {"files": files})
 
 
 class Artifact:
@@ -209,12 +230,20 @@ def is_artifact(uri: str) -> bool:
 
 
 class ShardWriter:
-    """Collects the files of one shard and commits them: files first, then the record that makes the shard finished."""
+    """Collects the files of one shard and commits them: files first, then the record that makes the shard finished.
 
-    def __init__(self, folder: Folder, name: str, scratch: Path) -> None:
+    ``derivation``: digest of the one that the shard is made by; without it, the next run makes the shard again.
+    ``guard`` is called before anything in the folder changes, and raises where it is another run's by now.
+    """
+
+    def __init__(
+        self, folder: Folder, name: str, scratch: Path, derivation: str = "", guard: Callable[[], None] = lambda: None
+    ) -> None:
         self._folder = folder
         self._name = name
         self._scratch = scratch
+        self._derivation = derivation
+        self._guard = guard
         self._files: list[ShardFile] = []
 
     def path(self, name: str) -> Path:
@@ -226,6 +255,7 @@ class ShardWriter:
     def add(self, name: str) -> None:
         """Puts the file built at ``path(name)`` into the artifact."""
         path = self.path(name)
+        self._guard()
         self._files.append(ShardFile(name, path.stat().st_size, sha256_of(path)))
         self._folder.put(name, path)
 
@@ -250,7 +280,9 @@ class ShardWriter:
         record = ShardRecord(
             self._name, rows, tuple(self._files), dict(counts or {}), dict(dropped or {}), dict(facts or {})
         )
-        self._folder.write_bytes(f"{RECORDS}{self._name}.json", to_json(asdict(record)))
+        self._guard()
+        stored = {**asdict(record), DERIVATION: self._derivation}
+        self._folder.write_bytes(f"{RECORDS}{self._name}.json", to_json(stored))
         return record
 
 

@@ -44,7 +44,7 @@ def encode_texts(
 
     Equal texts are encoded once. ``token_budget``: padded tokens in one forward pass. While ``piece_size`` texts are
     computed, as many are tokenized; None: 2,048 on a GPU, all at once on a CPU, where tokenizing takes a hundredth of
-    the time and the same cores. Raises ``UserError`` where texts have different numbers of vectors.
+    the time and the same cores.
     """
     first: dict[str, int] = {}
     place = np.array([first.setdefault(text, len(first)) for text in texts], dtype=np.int64)
@@ -64,5 +64,12 @@ def encode_texts(
             padded = (encoder.pad([ids[index] for index in batch]) for batch in batches)
             # fetched from the device all at once, so that a GPU doesn't wait while the next batch is padded
             found = [encoder({name: tensor.to(device) for name, tensor in batch.items()}) for batch in padded]
+            found = [_repeated(of_batch, encoder.vector_shape) for of_batch in found]
             vectors[piece[np.concatenate(batches)]] = torch.cat(found).cpu().numpy()
     return vectors[place]
+
+
+def _repeated(vectors: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """(n, m, d) with the first vector of each text as often again as a text of ``shape`` (m', d) has more vectors."""
+    absent = shape[0] - vectors.shape[1] if len(shape) > 1 else 0
+    return torch.cat([vectors, vectors[:, :1].expand(-1, absent, -1)], dim=1) if absent else vectors

@@ -1,8 +1,8 @@
 """Lexical retrieval by BM25, in Lucene's form, over bm25s.
 
 An index is a folder: bm25s's own files (sparse scores as ``.npy``, vocabulary and parameters as JSON) and
-``settings.json``. Nothing is pickled, equal texts and settings give equal bytes, and the scores are
-memory-mapped.
+``settings.json``, which also says how words were split. Nothing is pickled, equal texts and settings give equal bytes,
+and the scores are memory-mapped.
 """
 
 import json
@@ -22,6 +22,7 @@ from pydantic import Field, field_validator
 from raytriever.retrieval.configuration import Settings, validate
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.top_k import Ranking, check_k
+from raytriever.retrieval.word_splitting import SPLITTING, runs_of_word_characters, words_of
 
 StopWords = Literal[
     "chinese", "danish", "dutch", "english", "english_plus", "french", "german", "italian", "korean",
@@ -29,6 +30,7 @@ StopWords = Literal[
 ]  # fmt: skip
 
 _SETTINGS = "settings.json"
+_SPLITTING = "word_splitting"  # its key there; absent where words were split in the first way
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, past the root logger's level
 
@@ -52,10 +54,14 @@ class BM25Settings(Settings):
 class LexicalIndex:
     """BM25 scores of a collection's terms; rows number the texts in the order in which they were given."""
 
-    def __init__(self, scorer: Any, settings: BM25Settings) -> None:
-        """``scorer``: a ``bm25s.BM25`` that holds an index; use ``build`` or ``load``."""
+    def __init__(self, scorer: Any, settings: BM25Settings, splitting: int = SPLITTING) -> None:
+        """``scorer``: a ``bm25s.BM25`` that holds an index; use ``build`` or ``load``.
+
+        ``splitting``: how its texts were split into words.
+        """
         self.settings = settings
         self._scorer = scorer
+        self._splitting = splitting
         self._tokenizer = tokenizer_of(settings, scorer.vocab_dict)
 
     @property
@@ -68,8 +74,8 @@ class LexicalIndex:
         """Indexes ``texts``, read once; of each, four bytes a token stay in memory.
 
         Lucene's BM25 (Kamphuis et al., ECIR 2020, table 1): ``idf(t) tf / (tf + k1 (1 - b + b |d| /
-        avgdl))``, idf ``ln(1 + (N - df + 0.5) / (df + 0.5))``, a word being two or more word characters in
-        lower case. Raises ``UserError`` where there is no text.
+        avgdl))``, idf ``ln(1 + (N - df + 0.5) / (df + 0.5))``, of the words of ``words_of`` in lower case. Raises
+        ``UserError`` where there is no text.
         """
         tokenizer = tokenizer_of(settings)
         tokens = tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False)
@@ -85,26 +91,34 @@ class LexicalIndex:
     def save(self, folder: Path) -> None:
         """Writes the index into ``folder``, which is made where absent."""
         self._scorer.save(folder, show_progress=False)
-        text = json.dumps(self.settings.model_dump(mode="json"), indent=1, sort_keys=True)
+        values = self.settings.model_dump(mode="json") | {_SPLITTING: self._splitting}
+        text = json.dumps(values, indent=1, sort_keys=True)
         (folder / _SETTINGS).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> "LexicalIndex":
-        """Opens what ``save`` wrote. Raises ``UserError`` where the folder holds no such index."""
+        """Opens what ``save`` wrote. Raises ``UserError`` for a folder without such an index, or of a later version."""
         try:
             settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
             scorer = bm25s.BM25.load(folder, mmap=True, show_progress=False)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{folder} holds no BM25 index ({error}). Build it again.") from error
-        return cls(scorer, validate(BM25Settings, settings, str(folder / _SETTINGS)))
+        splitting = settings.pop(_SPLITTING, 1)
+        if splitting not in range(1, SPLITTING + 1):
+            raise UserError(
+                f"{folder}: {_SPLITTING} is {splitting!r}, later than this version knows. Update Raytriever."
+            )
+        return cls(scorer, validate(BM25Settings, settings, str(folder / _SETTINGS)), splitting)
 
     def search(self, query_texts: Sequence[str], k: int) -> Ranking:
         """The ``k`` best texts of each query, score descending, then row ascending.
 
         A text that shares no term with the query is no result: such places have row -1 and score -inf. Raises
-        ``UserError`` where k is below 1.
+        ``UserError`` where k is below 1, and for a query whose words an index of an earlier version holds otherwise.
         """
         check_k(k)
+        if self._splitting < SPLITTING:
+            _require_equal_splitting(query_texts)
         rows = np.full((len(query_texts), k), -1, dtype=np.int64)
         scores = np.full((len(query_texts), k), -np.inf, dtype=np.float32)
         for query, tokens in enumerate(self._token_ids(query_texts)):
@@ -126,11 +140,21 @@ def tokenizer_of(settings: BM25Settings, vocabulary: dict[str, int] | None = Non
     ``update_vocab=False`` of the known ones alone; ``get_vocab_dict()`` is the vocabulary.
     """
     stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
-    tokenizer = Tokenizer(lower=True, stopwords=settings.stop_words, stemmer=stemmer)
+    tokenizer = Tokenizer(lower=True, splitter=words_of, stopwords=settings.stop_words, stemmer=stemmer)
     if vocabulary is not None:
         tokenizer.stem_to_sid = vocabulary
         tokenizer.word_to_id = {} if settings.stemmer else vocabulary
     return tokenizer
+
+
+def _require_equal_splitting(query_texts: Sequence[str]) -> None:
+    for text in query_texts:
+        if words_of(text.lower()) != runs_of_word_characters(text.lower()):
+            raise UserError(
+                f"The query {text[:80]!r} has marks on letters, or a script without spaces, which this BM25 index, made"
+                " by an earlier version, split otherwise: most of its words would not be found. Make the index again"
+                " (index with --force)."
+            )
 
 
 def _best(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -57,6 +57,12 @@ def stored_maker(folder: Folder) -> Maker | None:
         return None
 
 
+def maker_run(folder: Folder) -> str:
+    """Which run makes the artifact in ``folder``; '' where none does."""
+    maker = stored_maker(folder)
+    return maker.run if maker else ""
+
+
 def _started(process: int) -> str | None:
     """When a running process started, in the system's ticks; None where there is none, or the system doesn't say."""
     try:

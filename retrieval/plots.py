@@ -25,6 +25,7 @@ ORANGE = "#c8642b"
 _LINES = ((BLUE, "-"), (ORANGE, "-"), (INK, "-"), (BLUE, "--"), (ORANGE, "--"), (GREY, "-"))
 
 _WIDTH = 9.6  # inches; the page is as wide
+_ROUNDING = 1e-12  # of the largest; no bins can be told apart in less than a hundredth of it
 
 _LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -77,7 +78,7 @@ def ridgelines(distributions: Sequence[Distribution], label: str, description: s
     """Histograms below one another over common bins, equally high, with lines at means; ``whole``: integers."""
     everything = np.concatenate([distribution.values for distribution in distributions])
     largest = max(len(distribution.values) for distribution in distributions)
-    edges = _whole_bins(everything) if whole else np.histogram_bin_edges(everything, bins=_most_bins(largest))
+    edges = _bins(everything, largest, whole=whole)
     names = [distribution.name for distribution in distributions]
 
     def draw(figure: Figure) -> None:
@@ -111,8 +112,7 @@ def histogram(
 ) -> str:
     """Counts of ``values``, which are ``counted`` ("clusters"); ``marks``: vertical lines; ``whole``: integers."""
 
-    bins = _whole_bins(values) if whole else np.histogram_bin_edges(values, bins=_most_bins(len(values)))
-    counts, edges = np.histogram(values, bins)
+    counts, edges = np.histogram(values, _bins(values, len(values), whole=whole))
     return counted_bars(edges, counts, label, counted, description, marks)
 
 
@@ -186,6 +186,18 @@ def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, descri
 def _most_bins(count: int) -> int:
     """Bins for so many values: few values show no shape in many bins."""
     return min(60, max(1, round(3.5 * math.sqrt(count))))
+
+
+def _bins(values: NDArray[np.float64], count: int, *, whole: bool) -> NDArray[np.float64]:
+    """Edges around ``values`` (n,) for a histogram of ``count`` of them; values that rounding parts are one value."""
+    if whole:
+        return _whole_bins(values)
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    rounding = _ROUNDING * max(abs(low), abs(high))
+    if high - low <= rounding:
+        middle, half = low + (high - low) / 2, max(0.5, rounding)  # as NumPy does for equal values
+        low, high = middle - half, middle + half
+    return np.histogram_bin_edges(values, bins=_most_bins(count), range=(low, high))
 
 
 def _whole_bins(values: NDArray[np.float64]) -> NDArray[np.float64]:

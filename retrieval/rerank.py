@@ -25,19 +25,22 @@ def rerank(
 
     ``candidates`` (queries, n): their scores are not read. ``queries`` (queries, d). ``documents`` gives the vectors
     of rows, (rows, d) or (rows, m, d) where a document has m, of which the best counts; each distinct row of a block
-    of queries is asked for once, in ascending order. Memory: that of the result and of one block.
+    of queries is asked for once, in ascending order. Memory: that of the result and of one block, or of one query's
+    candidates where these are more.
     """
     rows = np.full((len(candidates.rows), k), -1, dtype=np.int64)
     scores = np.full((len(candidates.rows), k), -np.inf, dtype=np.float32)
-    per_block = max(1, _BYTES_AT_ONCE // max(1, 4 * candidates.rows.shape[1] * queries.shape[1]))
-    for start in range(0, len(candidates.rows), per_block):
-        block = slice(start, start + per_block)
+    end, per_block = 0, 1  # the first query's candidates show how many vectors a document has
+    while end < len(candidates.rows):
+        start, end = end, end + per_block
+        block = slice(start, end)
         distinct, place = np.unique(candidates.rows[block], return_inverse=True)
         place = place.reshape(candidates.rows[block].shape)
         absent = int((distinct < 0).sum())  # -1 sorts first: its place is that of no vector
         if absent == len(distinct):
             continue
         vectors = documents(distinct[absent:]).reshape(len(distinct) - absent, -1, queries.shape[1])
+        per_block = max(1, _BYTES_AT_ONCE // max(1, 4 * candidates.rows.shape[1] * vectors[0].size))
         for query, (found, of_query) in enumerate(zip(candidates.rows[block], place, strict=True), start):
             chosen = found >= 0
             # summed in float64: the float32 score is then the same wherever a vector stands among the candidates

@@ -4,17 +4,23 @@ A run line is ``query Q0 document rank score tag``, a qrels line ``query 0 docum
 single spaces. Tools sort a run by its score and ignore the rank, so the score is written exactly.
 """
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.top_k import Ranking
 
 Value = TypeVar("Value", int, float)
+
+# what str.split splits at, or nothing at all, as Arrow's regular expressions have it
+_NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace()) + "]"
 
 
 def write_run(
@@ -98,7 +104,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 def _read(path: Path, columns: str, value: str, parse: Callable[[bytes], Value]) -> dict[str, dict[str, Value]]:
     """Reads lines of ``columns``, among them query, document and ``value``, which holds the number.
 
-    They are split as bytes: only ASCII whitespace separates columns.
+    They are split as bytes: only ASCII whitespace separates columns. A byte order mark is skipped.
     """
     table: dict[str, dict[str, Value]] = {}
     names: dict[bytes, str] = {}  # a document is named in many lines: one string for all of them
@@ -109,6 +115,8 @@ def _read(path: Path, columns: str, value: str, parse: Callable[[bytes], Value])
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror}.") from error
     with file:
+        if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+            file.read(len(codecs.BOM_UTF8))
         for number, line in enumerate(file, 1):
             fields = line.split()
             if not fields:
@@ -146,6 +154,23 @@ def _minus_rank(text: bytes) -> float:
     if not text.isdigit() or int(text) == 0:
         raise ValueError("ranks count from 1")
     return -float(text)
+
+
+def require_names(blocks: Iterable[pa.ChunkedArray | pa.Array], what: str) -> None:
+    """Checks ids, block after block, before anything is made of which a run will be written.
+
+    ``what``: "A query id". Raises ``UserError`` as ``write_run`` does.
+    """
+    for block in blocks:
+        wrong = pc.match_substring_regex(block, _NO_NAME)
+        if pc.any(wrong).as_py():
+            _check_names([block.filter(wrong)[0].as_py()], what)
+
+
+def require_tag(tag: str) -> None:
+    """Raises ``UserError`` for a tag that a run file can't hold."""
+    if tag.split() != [tag]:
+        raise UserError(f"tag is {tag!r}; a run file separates columns by whitespace, so it has none.")
 
 
 def _check_names(names: Iterable[str], what: str) -> None:

@@ -1,11 +1,14 @@
 """Folders on a local disk or in an object store behind one interface, in which a file is whole or absent.
 
 Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
-its final key in one upload, never renamed. Both go through ``pyarrow.fs``, which reads an S3 server's address and keys
-from the environment (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, …), so URIs stay plain. Requests that an S3 server
-fails to serve are sent again for 6 s by it, and for some two minutes more, at growing intervals, here.
+its final key in one upload, never renamed. Both go through ``pyarrow.fs``; ``object_store`` opens what a URI names.
+
+A request that a store fails to serve is sent three times by the AWS library (for 15 s by Google's), and that is done
+six times here, after growing pauses: for some two minutes where it answers with errors, for eleven where it accepts
+connections and is silent (30 s a request; the first word comes after 90 s).
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -13,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,15 +24,19 @@ import pyarrow as pa
 from pyarrow import fs
 
 from raytriever.retrieval.errors import UserError, storage_error
+from raytriever.retrieval.object_store import open_object_store, refuse_keys
 from raytriever.retrieval.progress import say
 from raytriever.retrieval.store_file import StoreFile
+from raytriever.retrieval.stored_names import is_sha256
 
 TEMPORARY_PREFIX = ".tmp-"
 _COPY_BYTES = 8 << 20
-_PAUSES_SECONDS = (5, 10, 20, 40)  # before an object store is asked again
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_PAUSES_SECONDS = (5, 10, 20, 40, 40)  # before an object store is asked again
 # what may be over soon: a store or a network that is overloaded, restarted or gone; not a refusal
 _PASSING = re.compile(
     r"SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|THROTTLING|TIMEOUT|NETWORK_CONNECTION|status 5\d\d"
+    r"|Status\((UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|INTERNAL|ABORTED)\b"  # Google's
 )
 
 Result = TypeVar("Result")
@@ -49,7 +56,9 @@ class Folder:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri if uri.endswith("://") else uri.rstrip("/") or "/"
-        self._filesystem, self._root = _open_filesystem(self.uri)
+        refuse_keys(self.uri)
+        self.is_local = "://" not in self.uri
+        self._filesystem, self._root = self._ask(lambda: _open_filesystem(self.uri))
         self.is_local = isinstance(self._filesystem, fs.LocalFileSystem)
 
     def __repr__(self) -> str:
@@ -134,12 +143,16 @@ class Folder:
         parent = None
         if self.is_local:
             parent = Path(self._root)
-            parent.mkdir(parents=True, exist_ok=True)
-        path = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=parent))
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+            try:
+                parent.mkdir(parents=True, exist_ok=True)
+            except FileNotFoundError as error:  # with its parents made, a place where nobody makes folders: /proc
+                raise storage_error(self.uri, "no folder can be made there") from error
+        with nullcontext() if self.is_local else _named_if_full(Path(tempfile.gettempdir()), "TMPDIR"):
+            path = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=parent))
+            try:
+                yield path
+            finally:
+                shutil.rmtree(path, ignore_errors=True)
 
     def put(self, name: str, source: Path) -> None:
         """Moves the finished local file ``source`` here, so that it appears under ``name`` whole or not at all."""
@@ -166,8 +179,14 @@ class Folder:
     def local_path(self, name: str, sha256: str) -> Path:
         """A local path that holds the file: itself, or a copy in the cache, keyed and checked by its hash.
 
-        Raises ``FileNotFoundError``, and ``UserError`` where the downloaded bytes don't have that hash.
+        Raises ``FileNotFoundError``, and ``UserError`` where the downloaded bytes don't have that hash, where it is
+        none, and where the cache's disk is full.
         """
+        if not is_sha256(sha256):
+            raise UserError(
+                f"{self.describe(name)} is recorded with the SHA-256 {sha256!r}, which is none: 64 of 0-9 and a-f."
+                " The record is damaged or made to do harm; have it made again where it came from."
+            )
         if self.is_local:
             path = Path(self._key(name))
             if not path.is_file():
@@ -175,19 +194,26 @@ class Folder:
             return path
         cached = cache_folder() / "files" / sha256
         if not cached.exists():
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=cached.parent) as temporary:
-                copy = Path(temporary) / sha256
-
-                def download() -> None:
-                    with copy.open("wb") as file, self._open_stream(name) as stream:
-                        shutil.copyfileobj(stream, file, _COPY_BYTES)
-
-                self._ask(download)
-                if sha256_of(copy) != sha256:
-                    raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256}, as recorded.")
-                copy.replace(cached)
+            with _named_if_full(cached.parent, "RAYTRIEVER_CACHE"):
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=cached.parent) as temporary:
+                    self._download(name, sha256, Path(temporary) / sha256).replace(cached)
+            _sync_folder(cached.parent)
         return cached
+
+    def _download(self, name: str, sha256: str, copy: Path) -> Path:
+        """``copy``, which now holds the file, checked and on the disk: its name will vouch for its bytes for ever."""
+
+        def download() -> None:
+            with copy.open("wb") as file, self._open_stream(name) as stream:
+                shutil.copyfileobj(stream, file, _COPY_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+
+        self._ask(download)
+        if sha256_of(copy) != sha256:
+            raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256}, as recorded.")
+        return copy
 
     def sha256(self, name: str) -> str:
         """Hexadecimal SHA-256 of the bytes that are stored now. Raises ``FileNotFoundError``."""
@@ -231,31 +257,26 @@ def cache_folder() -> Path:
 
 
 def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    if "://" not in uri:
-        return fs.LocalFileSystem(), absolute(uri)
-    if "?" in uri:
-        raise UserError(
-            f"{uri} holds options, but names are put behind a folder's URI. Give them in the environment (AWS_REGION,"
-            " AWS_ENDPOINT_URL, …)."
-        )
-    user = uri.split("://")[1].split("/")[0].rpartition("@")[0]
-    if user not in ("", "anonymous"):  # gs://anonymous@bucket is how pyarrow spells public access
-        raise UserError(
-            f"{uri.split('://')[0]}://…@… holds keys, but a folder's name is shown to everybody. Give them in the"
-            " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …)."
-        )
+    return open_object_store(uri) if "://" in uri else (fs.LocalFileSystem(), absolute(uri))
+
+
+@contextmanager
+def _named_if_full(folder: Path, variable: str) -> Iterator[None]:
+    """Says that the local ``folder`` is full or forbidden, not the store that is worked on, and what moves it."""
     try:
-        # a small file in one request instead of three
-        filesystem, root = fs.FileSystem.from_uri(f"{uri}?allow_delayed_open=true" if uri.startswith("s3://") else uri)
-        if not root:
-            raise ValueError("it names no bucket")
-    except OSError as error:
-        raise storage_error(uri, error) from error
-    except (pa.ArrowNotImplementedError, ValueError) as error:
-        raise UserError(
-            f"{uri} can't be opened as a folder: {error}. Use a local path, s3://bucket/prefix or gs://bucket/prefix."
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        named = Path(str(getattr(error, "filename", None) or folder))
+        is_there = named.is_relative_to(folder) or folder.is_relative_to(named)
+        if not is_there or not any(os.strerror(number) in str(error) for number in _DISK_ERRORS):
+            raise
+        problem = getattr(error, "strerror", None) or error
+        raise storage_error(
+            str(folder),
+            f"{problem}. That is this machine's own disk; {variable} in the environment names another folder",
         ) from error
-    return filesystem, root.rstrip("/")
 
 
 def _sync_folder(path: Path) -> None:

@@ -187,7 +187,7 @@ class Checkpoints:
             return {name: record[name] for name in ("files", "derivation", "evaluations", "best_step")}, ""
         except StorageError:  # says nothing of the checkpoint
             raise
-        except (ValueError, KeyError, AttributeError, OSError, UserError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, UserError) as error:
             return None, f"is damaged ({type(error).__name__}: {error})"
 
     def _path(self, steps: int, file: str, sha256: str) -> Path:

@@ -78,7 +78,7 @@ def build_objective(
 def _require_lengths(settings: ObjectiveSettings, towers: Towers) -> None:
     readers = {"max_length": towers.query, "query_max_length": towers.query, "document_max_length": towers.document}
     for key, encoder in readers.items():
-        encoder.contract.require_length(getattr(settings, key, None), f"objective.{key}")
+        encoder.require_length(getattr(settings, key, None), f"objective.{key}")
 
 
 def _require_plain(towers: Towers, kind: str) -> None:

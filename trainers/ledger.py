@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raytriever.retrieval.errors import UserError
 from raytriever.trainers.objective import Comparisons, Objective
 from raytriever.trainers.order import Order, Piece
 from raytriever.trainers.reading import BatchSource, Reader
@@ -37,8 +38,9 @@ class TokenLengths:
 class Ledger:
     """A run in numbers. ``comparisons``: means over the ``sampled_batches`` of the first epoch.
 
-    ``cross_batch``: documents of the step's other batches that each query is compared with; ``cross_rank``: how many of
-    all the documents it is compared with another rank encodes. ``tokens``: by the name that the collated batch has for
+    ``cross_batch``: documents of the step's other batches that each query is compared with, among them those that are
+    left out there because they answer it; ``cross_rank``: how many of all the documents it is compared with another
+    rank encodes. ``tokens``: by the name that the collated batch has for
     the texts. ``dropped_batches``: of each epoch, after its last whole step.
     """
 
@@ -58,7 +60,7 @@ class Ledger:
 
     @property
     def negatives(self) -> float:
-        """What is left of a query's negatives without those that are masked."""
+        """What is left of a query's negatives without those that are masked; at most, where a step shares them."""
         compared = self.comparisons
         return compared.in_batch + compared.hard + self.cross_batch - compared.masked
 
@@ -102,14 +104,33 @@ def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
     if compared["masked"]:
         parts.append(f"less {_number(compared['masked'])} masked")
     all_queries = compared["queries"] * ledger["batches_per_step"]
+    most = "at most " if ledger["cross_batch"] else ""
     rows = [
         ("positives", f"{_number(compared['positives'])} a query"),
-        ("negatives", f"{_number(negatives)} a query: {', '.join(parts)}"),
-        ("", f"{negatives * all_queries:,.0f} a step, {compared['masked'] * all_queries:,.0f} masked"),
+        ("negatives", f"{most}{_number(negatives)} a query: {', '.join(parts)}"),
+        ("", f"{most}{negatives * all_queries:,.0f} a step, {compared['masked'] * all_queries:,.0f} masked"),
     ]
+    if most:  # by their texts, known when the step is made
+        rows.append(("", "less those of other batches that answer the query too, which are not counted here"))
     if ledger["cross_rank"]:
         rows.append(("", f"{_number(ledger['cross_rank'])} of a query's documents are encoded by other ranks"))
     return rows
+
+
+def require_negatives(ledger: Ledger, batches: str) -> None:
+    """Raises ``UserError`` where queries have positives and not one negative: every loss would be 0."""
+    if not ledger.comparisons.positives or round(ledger.negatives, 6) > 0:
+        return
+    compared = ledger.comparisons
+    if compared.masked:
+        why = "every document that isn't its own positive is left out (masked) as a false negative"
+    else:
+        why = f"a batch has {_plural(compared.queries, 'query', 'queries')} and no hard negatives"
+    raise UserError(
+        f"In {_plural(ledger.sampled_batches, 'batch', 'batches')} of {batches} no query has a negative: {why}. There"
+        " is nothing to learn from. Pack larger batches (batch_size), add hard negatives ('negatives' of raytriever"
+        " filter), or mask fewer (its false_negatives)."
+    )
 
 
 def _shared_out(ledger: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from raytriever.trainers.objective import Objective
 from raytriever.trainers.optimization import build_optimizer, decay_spares_scalars
 from raytriever.trainers.order import Order
 from raytriever.trainers.reading import BatchSource, Reader, prefetched
-from raytriever.trainers.schedule import learning_rate, require_room_for_warmup
+from raytriever.trainers.schedule import learning_rate, require_evaluations, require_room_for_warmup
 from raytriever.trainers.settings import TrainingSettings
 from raytriever.trainers.sharding import whole_weights
 from raytriever.trainers.step import Measured, compute_gradients
@@ -181,8 +181,7 @@ def run_order(objective: Objective[Any], batches: BatchSource, settings: Trainin
 def _check_settings(settings: TrainingSettings, order: Order, validation: Validation | None) -> None:
     if settings.bf16 == "auto":
         raise UserError("bf16 is still 'auto' where training starts: resolve it for all ranks, or set true or false.")
-    if settings.schedule.kind == "plateau" and validation is None:
-        raise UserError("schedule.kind 'plateau' goes by evaluations, and the run has none: set validation too.")
+    require_evaluations(settings.schedule, evaluated=validation is not None)
     require_room_for_warmup(settings.schedule, order.total_steps)
 
 
@@ -258,6 +257,6 @@ def _check_start(start: int, total_steps: int, device: torch.device) -> None:
         )
     if start > total_steps:
         raise UserError(
-            f"The newest checkpoint was made after {start} steps, but this run has only {total_steps}. Train for"
-            " at least as long (epochs, max_steps), or into another folder."
+            f"The newest checkpoint was made after {start} steps, but this run has only {total_steps}. Give it as many"
+            " (epochs, max_steps), or another folder of checkpoints."
         )

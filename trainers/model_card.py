@@ -22,6 +22,12 @@ _CONTEXTUAL = (
     " the corpus that they belong to."
 )
 
+_FORM = (
+    "**A document's vectors here are: {}, and the lines above load a fallback**: sentence-transformers has no module"
+    " for them, and `encode_document` gives the vector of the {} alone. `raytriever embed` gives what was trained, as"
+    " `vector_form.json` beside the modules says."
+)
+
 _LIST_SCORER = (
     "**This encodes queries for a scoring module** ({}), which lies beside it (`scoring.json`, `scoring.safetensors`)"
     " and ranks lists of candidates as a whole; inner products alone are not what it was trained for. `raytriever"
@@ -194,11 +200,24 @@ def _usage(contract: EncoderContract) -> str:
     ]
     if contract.query_prompt or contract.document_prompt:
         lines += ["", "`encode_query` and `encode_document` put the prompts before the texts; `encode` alone does not."]
+    if (fallback := _fallback_of(contract.form)) is not None:
+        lines += ["", fallback]
     if contract.list_scorer is not None:
         lines += ["", _LIST_SCORER.format(contract.list_scorer)]
     if contract.architecture != "plain":
         lines += ["", _CONTEXTUAL]
     return "\n".join(lines)
+
+
+def _fallback_of(form: str) -> str | None:
+    """What is lost of a document's vectors, a ``VectorForm`` in words, without raytriever; None where nothing is."""
+    reduction, _, vectors = form.rpartition(" of ")
+    keeps_all = not reduction and vectors != "single"
+    averages_tokens = reduction in ("average", "scalar_mix") and vectors.startswith("first ")
+    if not keeps_all and not averages_tokens:
+        return None
+    place = "first token" if vectors.endswith("tokens") else "last layer"
+    return _FORM.format(form, place)
 
 
 def _facts(

@@ -1,6 +1,7 @@
 """Hard negatives drawn anew each epoch from the pool that every stored row carries."""
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +10,27 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.errors import UserError
 
+if TYPE_CHECKING:
+    from raytriever.trainers.reading import BatchSource
+
 _READ = ("query_id", "hard_negatives", "masked")
+
+
+def require_pools(batches: "BatchSource", count: int | None) -> None:
+    """Raises ``UserError`` where ``count`` hard negatives a row are to be drawn and no row of the first epoch has any.
+
+    Batches and rows without any are no mistake beside others that have some. Reads until it finds one.
+    """
+    if not count:
+        return
+    for index in range(batches.number_of_batches(0)):
+        rows = batches.read(0, index)
+        if "hard_negatives" not in rows.column_names or len(pc.list_flatten(rows["hard_negatives"])):
+            return  # what lacks the column is refused where it is read
+    raise UserError(
+        f"training.hard_negatives is {count}, but no row of the batches in {batches.uri} has a hard negative to draw."
+        " Make batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave it out."
+    )
 
 
 def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa.Table:

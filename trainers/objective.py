@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from raytriever.retrieval.configuration import Settings
+from raytriever.retrieval.configuration import Settings, without_inputs
 from raytriever.retrieval.encoders.specification import Role
 from raytriever.trainers import collectives
 
@@ -70,9 +70,27 @@ class KindSettings(Settings):
     memory_settings: ClassVar[tuple[str, ...]] = ()
     """Dotted names of those that change memory and time, never a weight: they may differ where a run is resumed."""
 
+    recorded_memory_settings: ClassVar[tuple[str, ...]] = ("gradient_cache",)
+    """More such settings, of the kinds that have them: once they were recorded, so their default is, whatever is set.
+
+    The gradient cache repeats a chunk's computation bit for bit, dropout included.
+    """
+
     def check_run(self, run: "RunSettings") -> None:  # noqa: ARG002
         """Raises ``UserError`` where the rest of a run's settings doesn't fit the objective."""
         return
+
+    def shaping(self) -> dict[str, Any]:
+        """What the weights depend on, as JSON values, without inputs."""
+        values = without_inputs(self)
+        for name in self.memory_settings:
+            *parents, last = name.split(".")
+            holder = values
+            for parent in parents:
+                holder = holder[parent]
+            del holder[last]
+        fields = type(self).model_fields
+        return values | {name: fields[name].default for name in self.recorded_memory_settings if name in fields}
 
     def notes(self, rows: int) -> list[str]:  # noqa: ARG002
         """What a user should know before a run whose batches have ``rows`` rows begins; a sentence or more each."""
@@ -123,9 +141,11 @@ class Objective(nn.Module, ABC, Generic[Batch]):
         return 0 if self.batch_group is None else collectives.rank(self.batch_group)
 
     @abstractmethod
-    def collate(self, rows: pa.Table) -> Batch:
+    def collate(self, rows: pa.Table, first_row: int = 0) -> Batch:
         """Text to tensors, on the CPU, in a background thread; draws nothing at random.
 
+        ``first_row``: the number that the first of ``rows`` has in its stored batch, of which they may be a slice. It
+        is said here, as ``slice_number`` is another during an evaluation, while batches to train on are collated.
         Returns any nest of dataclasses, dicts, tuples and lists with tensors in it, which ``to_device`` can
         move.
         """

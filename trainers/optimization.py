@@ -1,6 +1,6 @@
 """Optimizers over the parameters that require gradients."""
 
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -9,6 +9,8 @@ from torch.distributed.tensor import DTensor
 
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
+
+Beta = Annotated[float, Field(ge=0, lt=1)]  # how much of a running mean a step keeps
 
 
 class OptimizerSettings(Settings):
@@ -22,10 +24,10 @@ class OptimizerSettings(Settings):
     """
 
     kind: Literal["adamw", "adam", "radam", "adamw_8bit", "adam_8bit"] = "adamw"
-    learning_rate: float = Field(default=2e-5, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = Field(default=1e-8, gt=0)
+    learning_rate: float = Field(default=2e-5, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    epsilon: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
     max_grad_norm: float | None = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")

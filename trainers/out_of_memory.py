@@ -5,34 +5,54 @@ from typing import Any
 
 
 def out_of_memory_message(error: BaseException, settings: Mapping[str, Any]) -> str:
-    """What was asked for, and the settings that need less memory, the cheapest first.
+    """What was asked for, and the settings that need less memory: first those with which the run goes on.
 
-    ``error``: torch's ``OutOfMemoryError``; ``settings``: a training run's, dumped (``objective``, ``training``,
+    With the others it would train other weights, so that it begins anew. Both come the cheapest first. ``error``:
+    torch's ``OutOfMemoryError``; ``settings``: a training run's, dumped (``objective``, ``training``,
     ``activation_checkpointing``, ``lora``, ``sharding``).
     """
     asked = " ".join(str(error).split()).removeprefix("CUDA out of memory. ")
-    advice = "; ".join(f"({number}) {what}" for number, what in enumerate(_advice(settings), start=1))
-    return f"The GPU's memory is full: {'. '.join(asked.split('. ')[:2]).rstrip('.')}. In this order: {advice}."
+    message = f"The GPU's memory is full: {'. '.join(asked.split('. ')[:2]).rstrip('.')}."
+    going_on, anew = _going_on(settings), _anew(settings)
+    if going_on:
+        message += f" With these the run goes on from its checkpoint, the cheapest first: {_numbered(going_on, 1)}."
+    return message + (
+        f" With these it begins anew, by --force or in another folder: {_numbered(anew, 1 + len(going_on))}."
+    )
 
 
-def _advice(settings: Mapping[str, Any]) -> list[str]:
-    objective, training = settings.get("objective", {}), settings.get("training", {})
-    advice = []
+def _numbered(advice: list[str], first: int) -> str:
+    return "; ".join(f"({number}) {what}" for number, what in enumerate(advice, start=first))
+
+
+def _going_on(settings: Mapping[str, Any]) -> list[str]:
+    """What changes no bit of a weight, or is how a checkpoint may be continued anyway."""
+    objective, advice = settings.get("objective", {}), []
     chunk_size = objective.get("chunk_size")
-    if "chunk_size" in objective and not objective.get("gradient_cache"):
-        chunks = f"chunk_size {chunk_size}" if chunk_size else "chunk_size 32"
+    if chunk_size and objective.get("gradient_cache") is False:
         advice.append(
-            f"set objective.gradient_cache to true with objective.{chunks}: memory then grows with the chunk, not with"
-            " the batch"
+            f"set objective.gradient_cache to true: memory then grows with the chunk (chunk_size {chunk_size}), not"
+            " with the batch"
         )
-    elif chunk_size is not None and chunk_size > 1:
-        advice.append(f"lower objective.chunk_size (now {chunk_size}), which changes no gradient")
-    if training.get("bf16") is False:
-        advice.append("set training.bf16 to true")
     if not settings.get("activation_checkpointing"):
         advice.append("set activation_checkpointing to true, which changes no gradient")
     if settings.get("sharding") == "replicated":
         advice.append("set sharding to 'sharded' where there are several GPUs")
+    return advice
+
+
+def _anew(settings: Mapping[str, Any]) -> list[str]:
+    objective, training, advice = settings.get("objective", {}), settings.get("training", {}), []
+    chunk_size = objective.get("chunk_size")
+    if "chunk_size" in objective and chunk_size is None:
+        advice.append(
+            "set objective.gradient_cache to true with objective.chunk_size 32: memory then grows with the chunk, not"
+            " with the batch"
+        )
+    elif objective.get("gradient_cache") and chunk_size > 1:
+        advice.append(f"lower objective.chunk_size (now {chunk_size}), which changes a gradient by rounding alone")
+    if training.get("bf16") is False:
+        advice.append("set training.bf16 to true")
     if settings.get("lora") is None:
         advice.append("train a LoRA adapter (lora), whose optimizer needs little")
     advice.append(

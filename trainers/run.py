@@ -22,12 +22,15 @@ from raytriever.trainers.agreement import check_ranks_agree
 from raytriever.trainers.checkpoint import Checkpoints
 from raytriever.trainers.early_stopping import Evaluation
 from raytriever.trainers.kinds import ObjectiveSettings, build_objective
-from raytriever.trainers.ledger import Ledger, measure_ledger
+from raytriever.trainers.ledger import Ledger, measure_ledger, require_negatives
 from raytriever.trainers.loop import StepReport, Trained, run_order, train
+from raytriever.trainers.negatives import require_pools
 from raytriever.trainers.objective import Objective
 from raytriever.trainers.order import Order
 from raytriever.trainers.out_of_memory import out_of_memory_message
+from raytriever.trainers.precision import require_precision
 from raytriever.trainers.reading import Reader
+from raytriever.trainers.schedule import require_evaluations, require_room_for_warmup
 from raytriever.trainers.settings import TrainingSettings
 from raytriever.trainers.sharding import shard
 from raytriever.trainers.validation.isolation import failing_together
@@ -57,11 +60,15 @@ class RunSettings(Settings):
     checkpoints_kept: int = Field(default=2, gt=0)
 
     @model_validator(mode="after")
-    def _rest_fits_the_objective(self) -> Self:
+    def _settings_fit_one_another(self) -> Self:
         try:
+            _require_one_form(self)
             self.objective.check_run(self)
+            require_evaluations(self.training.schedule, evaluated=self.validation is not None)
+            if self.training.max_steps is not None:  # a run may be shorter than that, never longer
+                require_room_for_warmup(self.training.schedule, self.training.max_steps)
         except UserError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(str(error).rstrip(".")) from error
         return self
 
     def located(self) -> "LocatedModels":
@@ -105,16 +112,23 @@ class Watchers:
     say: Callable[[str], None] = field(default=say)
 
 
-def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
-    """The encoders as they are trained: with LoRA, compiled and checkpointing activations, as the settings say."""
-    seed = settings.training.seed
-    towers = load_towers(settings.encoder, located.query.path, located.query.fingerprint, settings.dropout, seed)
-    # a scoring module beside the folder is not trained on, and the export doesn't hold it
-    towers.query.contract = towers.query.contract.model_copy(update={"list_scorer": None})
-    if settings.document_encoder is not None and located.document is not None:
-        own = load_towers(
-            settings.document_encoder, located.document.path, located.document.fingerprint, settings.dropout, seed
+def _require_one_form(settings: RunSettings) -> None:
+    if settings.document_encoder is not None and settings.encoder.form is not None:
+        raise UserError(
+            f"encoder.form is '{settings.encoder.form}', but documents have an encoder of their own, whose form alone"
+            " counts. Set document_encoder.form to it, and leave encoder.form out."
         )
+
+
+def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
+    """The encoders as they are trained: with LoRA, compiled and checkpointing activations, as the settings say.
+
+    Raises ``UserError`` as loading does, and for two encoders that can't be stored as one.
+    """
+    seed = settings.training.seed
+    towers = _load_towers(settings.encoder, located.query, settings)
+    if settings.document_encoder is not None and located.document is not None:
+        own = _load_towers(settings.document_encoder, located.document, settings)
         require_one_contract(towers.query, own.document, "encoder", "document_encoder")
         towers = Towers(towers.query, own.document)
     towers = settings.objective.prepare(towers, settings, located.by_setting)
@@ -128,13 +142,41 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
     return towers
 
 
+def _load_towers(encoder: EncoderSettings, model: LocatedModel, run: RunSettings) -> Towers:
+    """Without what the weights are no longer of once they are trained on.
+
+    A scoring module lies beside the folder and isn't in the export. And an encoder of queries for the documents of
+    another is one of documents too after any training but CODER's.
+    """
+    towers = load_towers(encoder, model.path, model.fingerprint, run.dropout, run.training.seed)
+    gone: dict[str, None] = {"list_scorer": None}
+    if run.objective.kind != "coder":
+        gone["document_model"] = None
+    for tower in (towers.query, towers.document):
+        tower.contract = tower.contract.model_copy(update=gone)
+    return towers
+
+
 def run_training(
     settings: RunSettings, located: LocatedModels, folder: str, device: torch.device, watchers: Watchers
 ) -> tuple[Objective[Any], Trained]:
     """Trains on ``device``, with checkpoints in ``folder``; every rank of the process group calls it alike.
 
-    Returns the objective as it ended, on every rank. Raises ``UserError`` as the loop does.
+    Returns the objective as it ended, on every rank. Raises ``UserError`` as the loop does, where a GPU's memory is
+    full, and where a query is compared with nothing but its own documents.
     """
+    try:
+        return _run(settings, located, folder, device, watchers)
+    except torch.OutOfMemoryError as error:
+        raise UserError(out_of_memory_message(error, settings.model_dump(mode="json"))) from error
+
+
+def _run(
+    settings: RunSettings, located: LocatedModels, folder: str, device: torch.device, watchers: Watchers
+) -> tuple[Objective[Any], Trained]:
+    with failing_together(device):
+        for line in require_precision(settings.training, device):
+            watchers.say(line)
     torch.manual_seed(settings.training.seed)
     towers = load_for_training(settings, located)
     objective = build_objective(settings.objective, towers, located.by_setting, settings.training.seed).to(device)
@@ -155,34 +197,41 @@ def run_training(
             watchers.say(f"  validation: {note}")
     config = shaping(settings) | {"fingerprints": located.fingerprints}
     checkpoints = Checkpoints(f"{folder}/checkpoints", config, keep=settings.checkpoints_kept, say=watchers.say)
-    try:
-        trained = train(
-            objective,
-            batches,
-            training,
-            validation=validation,
-            checkpoints=checkpoints,
-            on_step=watchers.on_step,
-            on_evaluation=watchers.on_evaluation,
-            on_checkpoint=watchers.on_checkpoint,
-        )
-    except torch.OutOfMemoryError as error:
-        raise UserError(out_of_memory_message(error, settings.model_dump(mode="json"))) from error
+    trained = train(
+        objective,
+        batches,
+        training,
+        validation=validation,
+        checkpoints=checkpoints,
+        on_step=watchers.on_step,
+        on_evaluation=watchers.on_evaluation,
+        on_checkpoint=watchers.on_checkpoint,
+    )
     return objective, trained
 
 
 def _introduce(
     objective: Objective[Any], batches: BatchReader, order: Order, training: TrainingSettings, watchers: Watchers
 ) -> None:
-    """Says what the run is, before its first step."""
+    """Says what the run is, before its first step. Raises ``UserError`` where there is nothing to learn from."""
+    require_pools(batches, training.hard_negatives)
     if objective.similarity == "cosine" and not objective.encoder("document").contract.normalize:
         watchers.say(
             "  Warning: the objective trains cosines, but the encoder doesn't normalise its vectors, so a search ranks"
             " by inner products instead. Set encoder.normalize to true."
         )
+    if training.max_steps is not None and training.max_steps > order.total_steps:
+        counted = "its epoch gives" if training.epochs == 1 else f"its {training.epochs} epochs give"
+        watchers.say(
+            f"  Warning: training.max_steps is {training.max_steps:,}, but {counted} {order.total_steps:,} steps: the"
+            " run ends there, and its learning rate is planned for as many. Pack and train more epochs for a longer"
+            " one."
+        )
     reader = Reader(batches, objective, training.seed, training.hard_negatives)
     precision = "bfloat16 autocast" if training.bf16 else "float32"
-    watchers.on_ledger(measure_ledger(objective, batches, reader, order, collectives.world_size(), precision))
+    ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), precision)
+    require_negatives(ledger, batches.uri)
+    watchers.on_ledger(ledger)
 
 
 # what changes no weight: how often they are stored, and how memory is saved
@@ -191,13 +240,7 @@ _UNSHAPING = ("checkpoints_kept", "sharding", "activation_checkpointing")
 
 def shaping(settings: RunSettings) -> dict[str, Any]:
     """The settings that the weights depend on, without inputs and the training's own."""
-    values = without_inputs(settings)
-    for name in settings.objective.memory_settings:
-        *parents, last = name.split(".")
-        holder = values["objective"]
-        for parent in parents:
-            holder = holder[parent]
-        del holder[last]
+    values = without_inputs(settings) | {"objective": settings.objective.shaping()}
     own = RunSettings.model_fields.keys() - {"training", *_UNSHAPING}
     return {name: value for name, value in values.items() if name in own}
 

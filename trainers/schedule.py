@@ -124,3 +124,9 @@ def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> Non
             f"schedule.{given} {warmup}, but the run has only {total_steps} steps, so"
             " it would end before the learning rate reaches its peak. Lower it, or train longer (epochs, max_steps)."
         )
+
+
+def require_evaluations(settings: ScheduleSettings, *, evaluated: bool) -> None:
+    """Raises ``UserError`` where the rate goes by evaluations and the run makes none."""
+    if settings.kind == "plateau" and not evaluated:
+        raise UserError("schedule.kind 'plateau' goes by evaluations, and the run has none: set validation too.")

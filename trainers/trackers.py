@@ -57,6 +57,11 @@ class TrackingSettings(Settings):
         for key, tracker in (("entity", "wandb"), ("uri", "mlflow")):
             if getattr(self, key) is not None and tracker not in self.trackers:
                 raise ValueError(f"{key} is for {tracker}, which trackers doesn't name")
+        if self.uri is not None and "@" in self.uri.partition("://")[2]:  # and it isn't shown
+            raise ValueError(
+                "uri holds a login (…://…@…), but settings are stored and shown. Give it in the environment where"
+                " training runs: MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
         return self
 
 
@@ -111,7 +116,7 @@ def open_trackers(settings: TrackingSettings, training: TrackedTraining, say: Ca
     Of ``training`` they are told the settings; nothing else, and nothing of the environment. ``say`` gets a line where
     a tracker is turned off. Raises ``UserError`` where a package or a login is absent.
     """
-    modules = {name: _require(name) for name in settings.trackers}
+    modules = require_packages(settings)
     if "wandb" in modules:
         _require_login(modules["wandb"])
     opened = []
@@ -119,6 +124,11 @@ def open_trackers(settings: TrackingSettings, training: TrackedTraining, say: Ca
         start = partial(_open, name, module, settings, training)
         opened.append(_InBackground(_TITLES[name], start, say))
     return Trackers(opened, settings.every)
+
+
+def require_packages(settings: TrackingSettings) -> dict[TrackerName, Any]:
+    """The module of every tracker that ``settings`` names. Raises ``UserError`` where one is absent."""
+    return {name: _require(name) for name in settings.trackers}
 
 
 def _open(name: TrackerName, module: Any, settings: TrackingSettings, training: TrackedTraining) -> Tracker:

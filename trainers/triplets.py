@@ -61,6 +61,15 @@ def read_triplets(
     return Triplets(cut_by_length(tokenizer.pad(ids), chunk_size, torch.tensor(wanted)), sum(map(len, ids)))
 
 
+def require_drawn_negative(hard_negatives: int | None) -> None:
+    """Raises ``UserError`` where a run's ``hard_negatives`` leave a triplet none, however many its row has."""
+    if hard_negatives == 0:
+        raise UserError(
+            "training.hard_negatives is 0, which leaves out the hard negatives of every row, but a triplet has one. Set"
+            " it to 1, which draws one of a row's anew in each epoch, or leave it out where rows have just one."
+        )
+
+
 def _require_one_negative(rows: pa.Table, first_row: int) -> None:
     lengths = pc.list_value_length(rows["hard_negatives"]).to_numpy()
     wrong = (lengths != 1).nonzero()[0]
@@ -71,7 +80,10 @@ def _require_one_negative(rows: pa.Table, first_row: int) -> None:
     if lengths[row]:
         remedy = "Set training.hard_negatives to 1, which draws one of them anew in each epoch"
     else:
-        remedy = "Make batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter)"
+        remedy = (
+            "Where training.hard_negatives is 0, set it to 1; else make batches with hard negatives ('negatives' or"
+            " 'judged_negatives' of raytriever filter)"
+        )
     raise UserError(f"{what}; a triplet has exactly one. {remedy}, or filter with negatives_per_example: 1.")
 
 

@@ -43,7 +43,7 @@ def validation_blocks(
         steps = np.array([evaluation.step for evaluation in having], dtype=np.int64)
         values = np.array([evaluation.measures[name] for evaluation in having], dtype=np.float64)
         panels.append(Panel(name, [Curve(name, steps, values)], smoothed=False, dots=True, marked=marked))
-    caption = "Validation on data that is not trained on."
+    caption = "Measures of validation by the steps done."
     if best:
         caption += f" Orange: step {best.step:,}, the best by {decisive}, whose weights are the model's."
     if len(names) > _MOST_PANELS:

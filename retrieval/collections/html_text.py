@@ -9,6 +9,10 @@ _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _LISTS = {"ul", "ol"}
 _UNSEEN = {"script", "style", "template"}
 _FENCES = re.compile(r"`{3,}")
+# what HTMLParser knows of marked sections: CDATA and Office's conditions; at any other it fails
+_MARKED_SECTION = re.compile(
+    r"<!\[(?:cdata|rcdata|temp|ignore|include|if|else|endif)(?![\w.-])", re.IGNORECASE | re.ASCII
+)
 _LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]+)")
 
 
@@ -96,6 +100,13 @@ class _Converter(HTMLParser):
             self._code.append(data)
         else:
             self._line.append(data.replace("\n", " "))  # a line end of the text's own is <br>
+
+    def parse_html_declaration(self, i: int) -> int:
+        """Where what begins with ``<!`` at ``i`` ends, or -1; a marked section of an unknown kind is text."""
+        if self.rawdata.startswith("<![", i) and not _MARKED_SECTION.match(self.rawdata, i):
+            self.handle_data("<![")
+            return i + len("<![")
+        return super().parse_html_declaration(i)
 
     def _start_item(self) -> None:
         tags = [opened.tag for opened in self._open]

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import tokenize
 import warnings
 from collections import Counter
@@ -10,6 +11,8 @@ from dataclasses import dataclass, replace
 
 # where statements, and so functions, sit in a node: in source order
 _STATEMENT_LISTS = ("body", "handlers", "orelse", "finalbody", "cases")
+
+_LONE_RETURN = re.compile(r"\r(?!\n)")
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -48,6 +51,7 @@ def documented_functions(source: str, module: str, definitions: Counter[str]) ->
     ``definitions`` counts the definitions of each name so far and is added to. Raises ``SyntaxError`` or
     ``ValueError`` where the source does not parse.
     """
+    source = _LONE_RETURN.sub("\n", source)  # which ends a line of Python, so that its line numbers count it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes and the like are not the reader's business
         tree = ast.parse(source)

@@ -133,7 +133,7 @@ def named_base(path: Path) -> tuple[str, str | None]:
 
 
 def merge_adapter(base: nn.Module, folder: Path) -> nn.Module:
-    """``base`` with the LoRA weights in ``folder`` added to its own.
+    """``base`` with the LoRA weights in ``folder`` added to its own; trainable is what was trainable before.
 
     Raises ``UserError`` for another kind of adapter, for pickled weights, and where weights and base don't fit.
     """
@@ -141,6 +141,7 @@ def merge_adapter(base: nn.Module, folder: Path) -> nn.Module:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    trainable = {name for name, parameter in base.named_parameters() if parameter.requires_grad}
     path, kind = safe_weights(folder, _WEIGHTS), read_json(folder / _CONFIG).get("peft_type")
     if kind != "LORA":
         raise UserError(f"{folder / _CONFIG} is an adapter of kind {kind}; LORA alone is supported.")
@@ -164,4 +165,6 @@ def merge_adapter(base: nn.Module, folder: Path) -> nn.Module:
         )
     set_peft_model_state_dict(model, weights)
     merged: nn.Module = model.merge_and_unload()
+    for name, parameter in merged.named_parameters():  # PEFT froze all but its own, which are gone
+        parameter.requires_grad_(name in trainable)
     return merged

@@ -179,7 +179,8 @@ def _write_dense(layer: Any, folder: Path) -> None:
             "activation_function": f"{activation.__module__}.{activation.__name__}",
         },
     )
-    weights = {f"linear.{name}": value.contiguous() for name, value in linear.state_dict().items()}
+    # not by state_dict: a layer whose weights are shared out over ranks gives only its own part there, even while whole
+    weights = {f"linear.{name}": value.detach().contiguous() for name, value in linear.named_parameters()}
     save_file(weights, folder / "model.safetensors")
 
 

@@ -52,6 +52,8 @@ class MultiVectorEncoder(TextEncoder):
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """What is stored and searched: float32 (n, dimension), or (n, m, dimension) without a reduction.
 
+        Of all tokens m is the length of ``features``.
+
         Where a text has fewer than m tokens, its first vector stands in for the others: the best inner product with a
         text's vectors stays the best one.
         """

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from raytriever.retrieval.encoders.adapter import has_adapter, named_base
 from raytriever.retrieval.encoders.modules import FIRST_STAGE
 from raytriever.retrieval.encoders.specification import EncoderSettings, ModelSettings
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.storage import sha256_of
+from raytriever.retrieval.storage import TEMPORARY_PREFIX, sha256_of
 
 
 @dataclass(frozen=True)
@@ -184,10 +185,21 @@ def _find_artifact(uri: str) -> Path:
     folder = paths[0].parent.parent / "models" / artifact.fingerprint
     for name, path in zip(artifact.names(), paths, strict=True):
         link = folder / name
-        link.parent.mkdir(parents=True, exist_ok=True)
         if not link.exists():
-            link.symlink_to(path)
+            _link(link, path, folder.parent)
     return folder
+
+
+def _link(link: Path, path: Path, beside: Path) -> None:
+    """Makes ``link`` lead to ``path``, whoever else makes it at the same time, and where an old one leads nowhere.
+
+    It is built in the folder ``beside``, outside of all that is read as a model.
+    """
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=beside) as temporary:
+        fresh = Path(temporary) / link.name
+        fresh.symlink_to(path)
+        fresh.replace(link)
 
 
 def _from_hub(model: str, revision: str | None, with_code: bool) -> tuple[Path | None, str]:

@@ -4,6 +4,8 @@ import hashlib
 import json
 from typing import Literal
 
+from pydantic import Field
+
 from raytriever.retrieval.configuration import InputPath, Settings
 from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
@@ -36,7 +38,7 @@ class EncoderSettings(ModelSettings):
     normalize: bool | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
-    max_length: int | None = None  # tokens, special tokens included
+    max_length: int | None = Field(default=None, ge=1)  # tokens, special tokens included
     append_eos: bool | Literal["auto"] = "auto"  # 'auto': where a folder without pooling settings pools the last token
     dtype: Literal[Dtype, "auto"] = (
         "auto"  # of weights and matrix products; 'auto': bfloat16 where the processor has it

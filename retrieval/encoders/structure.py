@@ -29,6 +29,11 @@ def position_limit(transformer: nn.Module) -> int | None:
     return None
 
 
+def is_causal(transformer: nn.Module) -> bool:
+    """Whether a token reads those before it alone, as in a decoder: by what the model's attention layers say."""
+    return any(getattr(module, "is_causal", False) is True for module in transformer.modules())
+
+
 def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
     """Its blocks in order: the members of its outermost list of modules, which every family names differently.
 

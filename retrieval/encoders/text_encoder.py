@@ -5,9 +5,10 @@ layout, which every release since 2 loads.
 """
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +28,20 @@ from raytriever.retrieval.encoders.pooling import pool
 from raytriever.retrieval.encoders.pretrained import locate_base
 from raytriever.retrieval.encoders.projection import added_layer
 from raytriever.retrieval.encoders.specification import EncoderContract, EncoderSettings, Pooling, Role
-from raytriever.retrieval.encoders.structure import position_limit
-from raytriever.retrieval.encoders.tokenizer import has_tokenizer, load_tokenizer, settle_eos, settle_length
+from raytriever.retrieval.encoders.tokenizer import (
+    has_tokenizer,
+    load_tokenizer,
+    require_first_token,
+    require_room_for_text,
+    settle_eos,
+    settle_length,
+)
 from raytriever.retrieval.encoders.transformer import load_transformer
 from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
+
+# A tokenizer keeps the length it cuts at, and encoders may share one: two threads would cut at each other's.
+_ONE_LENGTH_AT_A_TIME = threading.Lock()
 
 
 class TextEncoder(nn.Module):
@@ -58,11 +68,8 @@ class TextEncoder(nn.Module):
 
     @property
     def vector_shape(self) -> tuple[int, ...]:
-        """Shape of what a text has in use: (dimension,), or (m, dimension) for m vectors.
-
-        Raises ``UserError`` where texts have different numbers of them.
-        """
-        count = self.form.stored_vectors
+        """Shape of what a text has in use: (dimension,), or (m, dimension) for m vectors."""
+        count = self.form.stored_vectors(self.contract.max_length)
         return (self.dimension,) if self.form.reduced else (count, self.dimension)
 
     @property
@@ -76,19 +83,28 @@ class TextEncoder(nn.Module):
     def tokenize_ids(self, texts: Sequence[str], role: Role, max_length: int | None = None) -> list[list[int]]:
         """Token ids of each text with its role's prompt, cut at ``max_length`` (the contract's by default).
 
-        An empty text of a tokenizer without special tokens is one padding token, so that it has a vector too.
+        An empty text of a tokenizer without special tokens is one padding token, so that it has a vector too. Raises
+        ``UserError`` where so few tokens leave nothing of a text.
         """
         prompt = self.prompt(role)
-        limit = min(max_length or self.contract.max_length, self.contract.max_length)
-        encoded = self.tokenizer(
-            [prompt + text for text in texts],
-            truncation=True,
-            max_length=limit,
-            padding=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
+        limit = self.contract.max_length if max_length is None else min(max_length, self.contract.max_length)
+        require_room_for_text(limit, self.tokenizer, f"the length that a {role} is cut at")
+        with _ONE_LENGTH_AT_A_TIME:
+            encoded = self.tokenizer(
+                [prompt + text for text in texts],
+                truncation=True,
+                max_length=limit,
+                padding=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+            )
         return [row or [self._padding] for row in encoded["input_ids"]]
+
+    def require_length(self, wanted: int | None, setting: str) -> None:
+        """Raises ``UserError`` where ``setting`` asks for more tokens of a text than it reads, or leaves none of it."""
+        self.contract.require_length(wanted, setting)
+        if wanted is not None:
+            require_room_for_text(wanted, self.tokenizer, setting)
 
     def pad(self, ids: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         """Right-padded ``input_ids`` and ``attention_mask``, int64 (n, longest)."""
@@ -154,9 +170,10 @@ def load_encoder(
     tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, modules.lower_case)
     pooled_only = settings.head == "pooled"
     config: Any = transformer.config
-    pooling = read_pooling(modules.pooling, path) if settings.pooling == "auto" else settings.pooling
+    pooling = _settle_pooling(settings.pooling, modules.pooling, path, tokenizer, transformer)
     dense = _dense_layers(settings, modules.dense, transformer, pooling, fresh_seed)
     unsaid = modules.pooling is None  # a sentence-transformers folder says by its tokenizer whether texts end in EOS
+    append_eos = settle_eos(tokenizer, settings.append_eos, unsaid and pooling == "last_token", tokenizer_folder)
     contract = EncoderContract(
         model=fingerprint,
         revision=settings.revision,
@@ -166,10 +183,8 @@ def load_encoder(
         normalize=modules.normalize and not pooled_only if settings.normalize is None else settings.normalize,
         query_prompt=_first(settings.query_prompt, modules.query_prompt, ""),
         document_prompt=_first(settings.document_prompt, modules.document_prompt, ""),
-        max_length=settle_length(
-            settings.max_length, modules.max_lengths, position_limit(transformer), tokenizer, config
-        ),
-        append_eos=settle_eos(tokenizer, settings.append_eos, unsaid and pooling == "last_token", tokenizer_folder),
+        max_length=settle_length(settings.max_length, modules.max_lengths, transformer, tokenizer),
+        append_eos=append_eos,
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
         dimension=dense[-1].linear.out_features if dense else int(config.hidden_size),
         document_model=read_document_model(path),
@@ -177,6 +192,16 @@ def load_encoder(
     )
     _require_pooled_prompts(contract, modules.pooling)
     return TextEncoder(transformer, tokenizer, dense, contract)
+
+
+def _settle_pooling(
+    wanted: Pooling | Literal["auto"], folder: Path | None, path: Path, tokenizer: Any, transformer: nn.Module
+) -> Pooling:
+    """As it is ``wanted``, or as the Pooling module's ``folder`` says. Raises ``UserError`` where it can't be had."""
+    pooling = read_pooling(folder, path) if wanted == "auto" else wanted
+    if pooling == "cls":
+        require_first_token(tokenizer, transformer, path)
+    return pooling
 
 
 def _require_one_tower(path: Path, *, is_adapter: bool) -> None:

@@ -1,8 +1,11 @@
-"""Loading an encoder's tokenizer: right padding, room for an end-of-sequence token, a length limit."""
+"""Loading an encoder's tokenizer: right padding, its special tokens around a text, a length limit."""
 
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
+from raytriever.retrieval.encoders.structure import is_causal, position_limit
 from raytriever.retrieval.encoders.transformer import first_line
 from raytriever.retrieval.errors import UserError
 
@@ -82,18 +85,47 @@ def _append(tokenizer: Any, token: int) -> None:
     )
 
 
-def settle_length(
-    wanted: int | None, stated: frozenset[int], positions: int | None, tokenizer: Any, config: Any
-) -> int:
+def require_first_token(tokenizer: Any, transformer: nn.Module, path: Path) -> None:
+    """Raises ``UserError`` where the first token's state, which pooling cls takes, can't stand for a whole text.
+
+    It can where that token is a special one, the same in every text, and reads what follows. In a causal model it reads
+    itself alone: texts that begin alike, with a prompt for instance, would all have one vector.
+    """
+    bare, whole = (tokenizer("a", add_special_tokens=special)["input_ids"][:1] for special in (False, True))
+    if is_causal(transformer):
+        problem = f"{type(transformer).__name__} is causal: its first token reads nothing of what is behind it"
+    elif bare == whole:
+        problem = "its tokenizer puts no special token before a text, so this is the state of the first word"
+    else:
+        return
+    raise UserError(
+        f"The pooling of the encoder in {path} is cls, the state of the first token, but {problem}. Set pooling to"
+        " last_token or mean."
+    )
+
+
+def require_room_for_text(max_length: int, tokenizer: Any, setting: str) -> None:
+    """Raises ``UserError`` where ``setting`` cuts texts to so few tokens that special ones alone would be left."""
+    special = int(tokenizer.num_special_tokens_to_add())
+    if max_length <= special:
+        raise UserError(
+            f"{setting} is {max_length}, but the tokenizer puts {special} special tokens around a text, so nothing of"
+            f" it would be read. Set it to {special + 1} or more."
+        )
+
+
+def settle_length(wanted: int | None, stated: frozenset[int], transformer: nn.Module, tokenizer: Any) -> int:
     """Tokens of the longest text: as ``wanted``, as the folder ``stated``, or what tokenizer and model were made for.
 
-    ``positions``: how many tokens have a learned position, None without such a limit. Raises ``UserError`` for more
-    than the model can take, and for several lengths in the folder.
+    Never more than have a learned position. Raises ``UserError`` where more are wanted than the model can take, for so
+    few that nothing of a text is left, and for several lengths in the folder.
     """
+    positions, config = position_limit(transformer), getattr(transformer, "config", None)
     trained = positions or getattr(config, "max_position_embeddings", None)
     if wanted is not None:
         if trained is not None and wanted > trained:
             raise UserError(f"max_length {wanted} is over the encoder's limit of {trained} tokens.")
+        require_room_for_text(wanted, tokenizer, "max_length")
         return wanted
     if len(stated) > 1:
         raise UserError(
@@ -102,4 +134,6 @@ def settle_length(
         )
     known = stated or {n for n in (int(tokenizer.model_max_length), trained) if n and n < 10**6}
     length = min(known, default=_LENGTH_WITHOUT_LIMIT)
-    return length if positions is None else min(length, positions)
+    length = length if positions is None else min(length, positions)
+    require_room_for_text(length, tokenizer, "the length that the encoder's folder cuts texts at")
+    return length

@@ -5,7 +5,6 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from raytriever.retrieval.configuration import Settings
-from raytriever.retrieval.errors import UserError
 
 FORM_FILE = "vector_form.json"  # beside an exported encoder's modules.json
 
@@ -30,12 +29,22 @@ class VectorForm(Settings):
 
     @model_validator(mode="after")
     def _kind_has_its_settings(self) -> Self:
-        if (self.kind == "layers") != bool(self.layers):
-            raise ValueError("layers are given exactly where kind is 'layers', such as layers: [10, 12]")
+        if self.kind == "layers" and not self.layers:
+            raise ValueError("kind 'layers' needs the numbers of the layers: set layers, such as [10, 12]")
+        if self.kind != "layers" and self.layers:
+            raise ValueError(
+                f"layers is {list(self.layers)}, which kind {self.kind!r} doesn't have: set layers to [], or kind to"
+                " 'layers'"
+            )
         if self.layers and (self.layers[0] < 1 or list(self.layers) != sorted(set(self.layers))):
             raise ValueError(f"layers {list(self.layers)} must be ascending and distinct, from 1, the first block, on")
-        if (self.kind == "first_tokens") != (self.tokens != 0) or self.tokens < 0:
-            raise ValueError(f"tokens is {self.tokens}; 1 or more exactly where kind is 'first_tokens'")
+        if self.kind == "first_tokens" and self.tokens < 1:
+            raise ValueError(f"tokens is {self.tokens}, but kind 'first_tokens' needs 1 or more: set tokens, such as 8")
+        if self.kind != "first_tokens" and self.tokens:
+            raise ValueError(
+                f"tokens is {self.tokens}, which kind {self.kind!r} doesn't have: set tokens to 0, or kind to"
+                " 'first_tokens'"
+            )
         if self.kind == "single" and self.reduction != "none":
             raise ValueError(f"reduction is {self.reduction!r}, but kind 'single' has one vector already")
         if self.kind == "all_tokens" and self.reduction == "scalar_mix":
@@ -52,17 +61,11 @@ class VectorForm(Settings):
         """Whether a document has one vector in use."""
         return self.kind == "single" or self.reduction != "none"
 
-    @property
-    def stored_vectors(self) -> int:
-        """Vectors a document in use, 1 or m. Raises ``UserError`` where texts have different numbers of them."""
+    def stored_vectors(self, max_length: int) -> int:
+        """Vectors a document in use, 1 or m: for all tokens as many as the longest text may have, ``max_length``."""
         if self.reduced:
             return 1
-        if self.vectors is None:
-            raise UserError(
-                "The form all_tokens gives every text its own number of vectors; what is stored and indexed has one"
-                " number for all. Set its reduction to average or last, or use the form first_tokens or layers."
-            )
-        return self.vectors
+        return max_length if self.vectors is None else self.vectors
 
     def __str__(self) -> str:
         """In a few words, for reports and contracts: 'single', 'layers 4, 6', 'scalar_mix of layers 4, 6'."""

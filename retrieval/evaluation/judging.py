@@ -162,8 +162,8 @@ def _check_documents(path: str, run: Run, judgments: Judgments) -> None:
             rows_by_id(judgments.collection, "documents", {name for found in run.values() for name in found})
         return
     judged = {document for grades in judgments.qrels.values() for document in grades}
-    if run and not any(document in judged for found in run.values() for document in found):
-        example = next((document for found in run.values() for document in found), None)
+    example = next((document for found in run.values() for document in found), None)
+    if example is not None and not any(document in judged for found in run.values() for document in found):
         raise UserError(
             f"none of its documents, such as {example!r}, is judged by the qrels, which name {len(judged):,}, such as"
             f" {min(judged)!r}. Are both of the same collection?"

@@ -115,10 +115,11 @@ def evaluate(
     trec_eval).
 
     Scores are compared as float32 as trec_eval does, and ties ordered alike for every measure, though the libraries
-    below differ in this. A query that the run has without any document counts 0.
+    below differ in this. A query that the run has without any document counts 0, and so does one whose grades are
+    all 0 or below; a grade below 0 counts as judged and as 0.
 
-    Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a run that shares no
-    query with them.
+    Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a run that has no query of
+    theirs.
     """
     parsed = {name: _ir_measure(parse_measure(name)) for name in measures}
     judged = {query for query, grades in qrels.items() if grades}
@@ -126,18 +127,19 @@ def evaluate(
     if not positive:
         raise UserError(f"The qrels have {len(qrels)} queries and no judgment above 0: there is nothing to measure.")
     query_ids = sorted(judged if conventions.queries_without_positives == "count_as_zero" else positive)
-    answered = [index for index, query in enumerate(query_ids) if run.get(query)]
-    if not answered:
+    if run.keys().isdisjoint(query_ids):
         raise UserError(
             f"The run ({len(run)} queries, such as {next(iter(run), None)!r}) has none of the"
             f" {len(query_ids)} judged queries, such as {query_ids[0]!r}. Are both of the same collection?"
         )
+    answered = [index for index, query in enumerate(query_ids) if run.get(query)]
     missing = np.array([query not in run for query in query_ids])
     of_missing = 0.0 if conventions.missing_queries == "count_as_zero" else np.nan
     values = {measure: np.where(missing, of_missing, 0.0) for measure in parsed.values()}
     for start in range(0, len(answered), _QUERIES_AT_ONCE):
         places = {query_ids[index]: index for index in answered[start : start + _QUERIES_AT_ONCE]}
-        grades = {query: {name: int(grade) for name, grade in qrels[query].items()} for query in places}
+        # no gain below 0, and trec_eval's code crashes at a query whose best grade is -2
+        grades = {query: {name: max(int(grade), 0) for name, grade in qrels[query].items()} for query in places}
         ranked = {query: distinct_scores(query, run[query], conventions) for query in places}
         ranked = {query: scores for query, scores in ranked.items() if scores}  # of self-hits alone nothing is left
         for metric in ir_measures.iter_calc(list(values), grades, ranked):

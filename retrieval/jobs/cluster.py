@@ -41,7 +41,7 @@ class RaySession:
     """Ray, started when first needed and shut down by whoever started it.
 
     As a context manager it lasts for one command. A Ray that already runs in this process, or that ``RAY_ADDRESS``
-    names, is used and left running. Raises ``UserError`` where that cluster can't be reached.
+    names, is used and left running. Raises ``UserError`` where that cluster can't be reached or refuses the token.
     """
 
     def __init__(self, cpus: int | None = None) -> None:
@@ -101,13 +101,23 @@ class RaySession:
     @staticmethod
     def _join(address: str) -> None:
         import ray
+        from ray.exceptions import AuthenticationError
 
         try:
             ray.init(address=address, logging_level="warning", log_to_driver=False)
+        except AuthenticationError as error:
+            raise UserError(
+                f"There is no token here for the cluster at RAY_ADDRESS={address}, or the cluster refuses it. Set"
+                " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token that the cluster was started"
+                " with, or put that file at ~/.ray/auth_token (chmod 600). Unset RAY_ADDRESS to run on this machine"
+                " alone."
+            ) from error
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"No Ray cluster answers at RAY_ADDRESS={address} ({str(error).splitlines()[0]}). Start one with"
-                " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone."
+                " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. Where"
+                " lines above say InvalidAuthToken, it does answer and asks for its token: set RAY_AUTH_MODE=token, and"
+                " RAY_AUTH_TOKEN_PATH to the file with it."
             ) from error
 
 

@@ -9,6 +9,7 @@ from raytriever.retrieval.jobs.node_facts import NodeFacts
 _FULLEST_DISK = 0.95  # Ray writes nothing more to a file system that is fuller
 _LEAST_FREE_BYTES = 10e9
 _LARGEST_CLOCK_DIFFERENCE = 5.0  # seconds
+_OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}  # by CUDA's major version; NVIDIA's table of minor version compatibility
 _ONE_LIBRARY = {"faiss-cpu": "faiss", "faiss-gpu": "faiss"}  # one on nodes without GPUs, the other on those with
 
 
@@ -51,8 +52,8 @@ def check_cluster(cluster: Cluster) -> list[Check]:
     answering = [node for node in cluster.nodes if node.facts is not None]
     checks = [_nodes(cluster), _authentication(cluster)]
     if answering:
-        checks += [_versions(answering), _gpus(answering), _libraries(answering), _disk(answering), _memory(answering)]
-        checks += [_clock(answering), _storage(cluster.storage, answering)]
+        checks += [_versions(answering), _gpus(answering), *_cuda(answering), _libraries(answering)]
+        checks += [_disk(answering), _memory(answering), _clock(answering), _storage(cluster.storage, answering)]
     return checks
 
 
@@ -93,11 +94,18 @@ def _authentication(cluster: Cluster) -> Check:
 
 def _versions(nodes: list[Node]) -> Check:
     where: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    builds: dict[str, set[str]] = defaultdict(set)
     for node in nodes:
         assert node.facts is not None
-        found = {(_ONE_LIBRARY.get(package, package), version) for package, version in node.facts.versions.items()}
+        # What follows a + is what it was built for: nodes without GPUs may have torch's build for CPUs
+        found = {
+            (_ONE_LIBRARY.get(package, package), version.partition("+")[0])
+            for package, version in node.facts.versions.items()
+        }
         for package, version in sorted(found):
             where[package][version].append(node.address)
+        for package, version in node.facts.versions.items():
+            builds[package].add(version)
     differing = [
         f"{package} {', '.join(f'{version} on {len(on)}' for version, on in sorted(versions.items()))}"
         for package, versions in where.items()
@@ -108,7 +116,7 @@ def _versions(nodes: list[Node]) -> Check:
             "Install one constraints.txt on all nodes, or one image: the same bytes come of the same versions only."
         )
         return Check("versions", "FAIL", f"differ between {len(nodes)} nodes: {'; '.join(differing)}", remedy)
-    shown = [f"{name} {next(iter(where[name]))}" for name in ("Python", "ray", "torch") if name in where]
+    shown = [f"{name} {' and '.join(sorted(builds[name]))}" for name in ("Python", "ray", "torch") if name in where]
     return Check("versions", "ok", f"the same on all nodes: {', '.join(shown)}")
 
 
@@ -131,6 +139,35 @@ def _gpus(nodes: list[Node]) -> Check:
         f"{total}: {', '.join(kinds)}" if total else "none",
         "Install a torch that is built for CUDA and for the node's driver, and start Ray with the GPUs there are.",
     )
+
+
+def _cuda(nodes: list[Node]) -> list[Check]:
+    """Whether nodes with GPUs have a torch for one CUDA, and drivers that are new enough for it; none without GPUs."""
+    where: dict[str, list[str]] = defaultdict(list)
+    too_old = []
+    for node in nodes:
+        cuda = node.facts.libraries.get("torch CUDA") if node.facts and node.facts.gpus else None
+        if node.facts is None or cuda is None:  # without GPUs, or with a torch without CUDA, which another check says
+            continue
+        where[cuda].append(node.address)
+        major, driver = cuda.partition(".")[0], (node.facts.driver or "").partition(".")[0]
+        oldest = _OLDEST_DRIVERS.get(int(major)) if major.isdecimal() else None
+        if oldest and driver.isdecimal() and int(driver) < oldest:
+            too_old.append(f"{node.address}: driver {node.facts.driver}, CUDA {cuda} needs {oldest} or later")
+    if not where:
+        return []
+    if len(where) > 1:
+        differing = ", ".join(f"{cuda} on {', '.join(on)}" for cuda, on in sorted(where.items()))
+        remedy = (
+            "Install one build of torch on all nodes with GPUs, or one image: workers of one training must agree in"
+            " NCCL, and the same bytes come of the same CUDA only."
+        )
+        return [Check("CUDA", "FAIL", "; ".join([f"torch is built for {differing}", *too_old]), remedy)]
+    (cuda,) = where
+    if too_old:
+        remedy = "Install a newer driver there, or on all nodes with GPUs a torch that is built for an older CUDA."
+        return [Check("CUDA", "FAIL", "; ".join(too_old), remedy)]
+    return [Check("CUDA", "ok", f"torch is built for {cuda} on all nodes with GPUs")]
 
 
 def _libraries(nodes: list[Node]) -> Check:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class Collect(Stage[CollectConfig]):
         """The reader of the configured source."""
         return self.config.source.open()
 
-    def check_source(self) -> None:
+    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:  # noqa: ARG002
         """Opens the source, which names a missing folder, file or split."""
         if not is_artifact(self.config.output):
             self.source()

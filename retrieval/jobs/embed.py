@@ -23,6 +23,7 @@ from raytriever.retrieval.encoders.specification import (
     Role,
 )
 from raytriever.retrieval.encoders.towers import Towers, load_towers, settle_form
+from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.model_stage import ModelStage
 from raytriever.retrieval.jobs.stage import Shard, StageConfig
@@ -33,6 +34,7 @@ from raytriever.retrieval.vectors import ROW, VECTORS
 
 ON_CPU = {"texts_per_shard": 1_024, "token_budget": TOKENS_ON_CPU}
 ON_GPU = {"texts_per_shard": 16_384, "token_budget": TOKENS_ON_GPU}
+_OF_ALL_TOKENS = 16  # times fewer texts a shard where each token has a vector
 
 
 class EmbedConfig(StageConfig):
@@ -94,15 +96,15 @@ class Embed(ModelStage[EmbedConfig]):
         self._check_query_encoder()
         self._check_context()
         say(f"  encoder: {self.config.encoder.model} from {self.located.origin}, {self.config.encoder.dtype}")
-        if form.stored_vectors > 1 and "documents" in self.config.parts:
-            say(f"  {form.stored_vectors} vectors a document: {form}")
+        if not form.reduced and "documents" in self.config.parts:
+            say(f"  {form.vectors or 'max_length'} vectors a document: {form}")
         collection = StoredCollection(self.config.collection)
         if self.config.run:
             require_same_origin("collection", collection, StoredRun(self.config.run))
             require_own_queries(collection, StoredRun(self.config.run))
-        size = self.config.texts_per_shard
         shards = []
         for part in self.config.parts:
+            size = self._texts_per_shard(part, form)
             total = len(self._chosen(part))
             if not total:
                 raise UserError(
@@ -115,6 +117,12 @@ class Embed(ModelStage[EmbedConfig]):
                 for number, start in enumerate(range(0, total, size))
             ]
         return shards
+
+    def _texts_per_shard(self, part: TextPart, form: VectorForm) -> int:
+        """As set; fewer where a document has a vector for each of its tokens, as a shard is held in memory."""
+        size = self.config.texts_per_shard
+        all_tokens = part == "documents" and form.vectors is None and not form.reduced
+        return max(1, size // _OF_ALL_TOKENS) if all_tokens else size
 
     def _check_query_encoder(self) -> None:
         """An encoder that was trained for another's documents gives documents vectors that fit nothing."""

@@ -10,6 +10,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.fusion import reciprocal_rank_fusion
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import origin, require_same_origin
+from raytriever.retrieval.run_files import require_tag
 from raytriever.retrieval.runs import RUN, StoredRun, write_stored_run
 
 
@@ -32,6 +33,7 @@ class Fuse(Stage[FuseConfig]):
 
     def plan(self) -> list[Shard]:
         """One shard; refuses runs over different collections or queries."""
+        require_tag(self.config.tag)
         runs = [StoredRun(path) for path in self.config.runs.values()]
         require_same_origin("collection", *runs)
         first = runs[0]

@@ -21,12 +21,14 @@ from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
 from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.plain_text import counted
+from raytriever.retrieval.run_files import require_names
 from raytriever.retrieval.vector_index import build_shard, set_threads, train, write_index
 from raytriever.retrieval.vectors import StoredVectors, VectorRows
 
 INDEX = "index"
 _TRAINED = "trained.faiss"
 _BLOCK_ROWS = 16_384
+_IDS_AT_ONCE = 1 << 19
 # FAISS's arrays double as they grow, and old and new are there at once
 _BUILDING_FACTOR = 3
 
@@ -72,13 +74,17 @@ class Index(Stage[IndexConfig]):
         return self.config.resources.gpus_per_worker > 0
 
     def plan(self) -> list[Shard]:
-        """A training shard, then a shard for each run of rows."""
+        """A training shard, then a shard for each run of rows; refuses documents whose ids no run can name."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
-            return [Shard("00000", {"start": 0, "stop": StoredCollection(settings.collection).count("documents")})]
-        vectors = StoredVectors(settings.vectors).part("documents")
+            collection = StoredCollection(settings.collection)
+            require_names(id_blocks(collection, "documents/"), "A document id")
+            return [Shard("00000", {"start": 0, "stop": collection.count("documents")})]
+        stored = StoredVectors(settings.vectors)
+        vectors = stored.part("documents")
         vectors.require_all()
         total = len(vectors)
+        require_names(id_blocks(stored, "documents/", ".ids.parquet"), "A document id")
         if settings.shards and settings.shards > total:
             raise UserError(f"{settings.shards} index shards were asked for, but there are only {total} documents.")
         count = settings.shards or math.ceil(total / _rows_that_fit(settings, vectors))
@@ -178,6 +184,17 @@ def _training_sample(settings: VectorIndexSettings, vectors: VectorRows) -> Any:
     rng = np.random.default_rng(settings.seed)
     chosen = np.sort(rng.choice(len(vectors), size=min(count, len(vectors)), replace=False))
     return vectors.gather(chosen).reshape(-1, vectors.dimension)
+
+
+def id_blocks(artifact: Artifact, prefix: str = "ids/", suffix: str = ".parquet") -> Iterator[pa.Array]:
+    """The column ``id`` of an artifact's files, by default an index's, in row order, some rows at a time.
+
+    Of an object store's files nothing else is fetched.
+    """
+    for name in artifact.names(prefix, suffix):
+        source = artifact.path(name) if artifact.folder.is_local else artifact.folder.open_input(name)
+        for batch in pq.ParquetFile(source).iter_batches(_IDS_AT_ONCE, columns=["id"]):
+            yield batch.column(0)
 
 
 def index_ids(artifact: Artifact) -> pa.StringArray:

@@ -11,6 +11,7 @@ from raytriever.retrieval.progress import say
 _POLL_SECONDS = 0.5
 _RECONNECT_SECONDS = 2.0
 _RECONNECTS = 60
+_PATIENCE_SECONDS = 180  # with a server that takes connections and doesn't answer, where each attempt lasts long
 
 
 class JobLog:
@@ -30,12 +31,12 @@ class JobLog:
 
         Raises ``UserError`` where the cluster doesn't answer for minutes, or doesn't know the job or no longer does.
         """
-        failures, known = 0, False
+        failures, known, answered = 0, False, time.monotonic()
         while True:
             before = self.shown
             try:
                 job = self.server.job(self.name)
-                known = True
+                known, answered = True, time.monotonic()
                 if job.is_over:
                     self._show_rest()
                     return job
@@ -50,11 +51,14 @@ class JobLog:
                     " anew, and a job ends with its head. Submit it again with the same --output, it goes on from what"
                     " is finished."
                 ) from error
-            failures = 0 if connected or self.shown > before else failures + 1
-            if failures > _RECONNECTS:
+            if connected or self.shown > before:
+                failures, answered = 0, time.monotonic()
+            else:
+                failures += 1
+            if failures > _RECONNECTS or time.monotonic() - answered > _PATIENCE_SECONDS:
                 raise UserError(
-                    f"The cluster at {self.server.address} has not answered for {_RECONNECTS * _RECONNECT_SECONDS:.0f}"
-                    f" s. The job may run on; later: raytriever jobs logs {self.name} --follow"
+                    f"The cluster at {self.server.address} has not answered for some minutes. The job may run on;"
+                    f" later: raytriever jobs logs {self.name} --follow"
                 )
             time.sleep(_POLL_SECONDS if connected and self.shown > before else _RECONNECT_SECONDS)
 

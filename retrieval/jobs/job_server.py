@@ -1,5 +1,6 @@
 """Ray's job server (the dashboard) as jobs are submitted to it: errors that say what to do."""
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -13,11 +14,14 @@ from raytriever.retrieval.errors import UserError
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
+_ANSWER_SECONDS = 60
+# Below the minute after which many proxies cut a quiet connection
+_SILENCE_SECONDS = 45
 
 
 @dataclass(frozen=True)
 class Job:
-    """One submitted job. ``exit_code`` is the command's, None while it runs or where it never began."""
+    """One submitted job. ``exit_code`` is the command's, None while it runs and where nobody saw it end."""
 
     name: str
     status: str
@@ -57,18 +61,25 @@ class JobServer:
         self.address = address
         from ray.job_submission import JobSubmissionClient
 
+        class Client(JobSubmissionClient):  # type: ignore[misc]  # which mypy knows nothing of
+            """Ray's own sets no limit to how long an answer may take."""
+
+            def _do_request(self, *arguments: Any, **options: Any) -> Any:
+                return super()._do_request(*arguments, **({"timeout": _ANSWER_SECONDS} | options))
+
         for part in ("job.sdk", "dashboard_sdk"):
             logging.getLogger(f"ray.dashboard.modules.{part}").setLevel(logging.WARNING)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         with self._explaining(), _submitting_to(address):
-            self._client = JobSubmissionClient(address, headers=headers)
+            self._client = Client(address, headers=headers)
 
     def is_open(self) -> bool:
         """Whether the server shows its jobs to, and takes jobs from, anyone who reaches its address."""
         import requests
 
         with self._explaining():
-            return requests.get(f"{self.address}/api/jobs/", timeout=30).status_code == requests.codes.ok
+            answer = requests.get(f"{self.address}/api/jobs/", timeout=_ANSWER_SECONDS)
+            return answer.status_code == requests.codes.ok
 
     def submit(self, entrypoint: str, name: str, runtime_env: dict[str, Any], package: Path | None) -> None:
         """Starts ``entrypoint`` as the job ``name``; a package that the cluster has already is not sent again."""
@@ -98,13 +109,21 @@ class JobServer:
         with self._explaining(name):
             return str(self._client.get_job_logs(name))
 
-    def tail(self, name: str) -> AsyncIterator[str]:
+    async def tail(self, name: str) -> AsyncIterator[str]:
         """All that the job has written, then what it writes. It ends with the job, or earlier: the server may close it.
 
-        Raises ``RuntimeError``, ``aiohttp.ClientError`` or ``OSError`` where the connection breaks.
+        It ends, too, after some silence: a job that has nothing to say can't be told from a connection that is lost
+        without a word (a head without power, a tunnel of a machine that slept). Raises ``RuntimeError``,
+        ``aiohttp.ClientError`` or ``OSError`` where the connection breaks.
         """
-        lines: AsyncIterator[str] = self._client.tail_job_logs(name)
-        return lines
+        lines = aiter(self._client.tail_job_logs(name))
+        while True:
+            try:
+                async with asyncio.timeout(_SILENCE_SECONDS):
+                    text = await anext(lines)
+            except (StopAsyncIteration, TimeoutError):
+                return
+            yield text
 
     @contextmanager
     def _explaining(self, name: str | None = None) -> Iterator[None]:
@@ -117,6 +136,12 @@ class JobServer:
             raise UserError(
                 f"The cluster at {self.address} refuses this token, or there is none. Give the file with the token that"
                 " the cluster was started with (--token-file), or set RAY_AUTH_TOKEN."
+            ) from error
+        except requests.exceptions.ReadTimeout as error:
+            raise Unreachable(
+                f"The dashboard at {self.address} took the connection and did not answer within {_ANSWER_SECONDS} s."
+                " Look at the head's load and memory, or open the tunnel to it anew. What was asked may have been done"
+                " all the same: `raytriever jobs status` lists the jobs."
             ) from error
         except (ConnectionError, requests.exceptions.RequestException) as error:
             raise Unreachable(

@@ -1,13 +1,16 @@
 """What jobs share whose workers load a pretrained model."""
 
 import socket
+from collections.abc import Mapping
 from typing import Any, ClassVar, Generic
 
 import torch
 
 from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_named
-from raytriever.retrieval.encoders.specification import require_dtype, resolve_dtype
+from raytriever.retrieval.encoders.specification import EncoderSettings, require_dtype, resolve_dtype
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.before_run import missing_here
+from raytriever.retrieval.jobs.model_checks import check_encoder, is_made
 from raytriever.retrieval.jobs.stage import Config, Stage
 
 
@@ -34,6 +37,16 @@ class ModelStage(Stage[Config], Generic[Config]):
             source: Any = getattr(self.config, self.model_setting)
             self._found = locate_named(source)
         return self._found
+
+    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:
+        """A model that can't be had, layers and lengths that it doesn't have; not where the run makes it."""
+        source: Any = getattr(self.config, self.model_setting)
+        if is_made(run, source):
+            return
+        with missing_here(by_driver=True):
+            found = self.located
+        if isinstance(source, EncoderSettings):
+            check_encoder(source, found.path, self.model_setting, {})
 
     def placement(self) -> dict[str, Any]:
         """Arguments of ``torch.nn.Module.to``: where this worker's model computes, and in which precision.

@@ -4,11 +4,14 @@ Files are listed by what may go, not by what must stay: data, runs, credentials 
 are never looked at.
 """
 
+import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import raytriever
+from raytriever.retrieval.configuration import read_yaml
+from raytriever.retrieval.errors import UserError
 
 _FOLDERS = ("retrieval", "pipelines", "trainers", "recipes")
 _SUFFIXES = (".py", ".yaml")
@@ -30,18 +33,41 @@ def program_files() -> Iterator[tuple[str, Path]]:
 def settings_files(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
     """The command with its settings files named as inside the package, and those files by that name.
 
-    A settings file is an argument that is a local YAML file.
+    A settings file is an argument that is a local YAML file. The recipes that one is based on by their path go along,
+    placed to each other as they are here. Raises ``UserError`` where one of them can't be read or can't be sent.
     """
     renamed: list[str] = []
     files: dict[str, Path] = {}
+    sent = 0
     for argument in command:
         path = Path(argument)
         if path.suffix in _SETTINGS and path.is_file():
-            name = f"{_SUBMITTED}/{len(files)}/{path.name}"
-            files[name] = path
-            argument = name
+            chain = {Path(os.path.normpath(file.absolute())): file for file in _based_on(path)}
+            common = os.path.commonpath([file.parent for file in chain])
+            names = [f"{_SUBMITTED}/{sent}/{file.relative_to(common).as_posix()}" for file in chain]
+            files |= zip(names, chain.values(), strict=True)
+            argument = names[0]
+            sent += 1
         renamed.append(argument)
     return renamed, files
+
+
+def _based_on(path: Path) -> list[Path]:
+    """The recipe at ``path``, then those that it is based on, but for the ones that come with the program."""
+    chain = [path]
+    while True:
+        base = read_yaml(path, str(path)).get("based_on")
+        if not isinstance(base, str) or Path(base).suffix not in _SETTINGS:
+            return chain
+        if Path(base).is_absolute():
+            raise UserError(
+                f"{path}: 'based_on' is {base}, an absolute path, and the cluster's nodes have no such file. Give its"
+                " path from the folder of this one, and it is sent along."
+            )
+        path = path.parent / base
+        if path.resolve() in [file.resolve() for file in chain]:
+            return chain  # a circle, of which the job itself says more
+        chain.append(path)
 
 
 def write_package(path: Path, settings: dict[str, Path]) -> int:

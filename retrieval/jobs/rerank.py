@@ -16,6 +16,7 @@ from raytriever.retrieval.jobs.search import read_ranking, write_ranking
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_own_queries, require_same_origin
 from raytriever.retrieval.rerank import rerank, rerank_lists
+from raytriever.retrieval.run_files import require_tag
 from raytriever.retrieval.runs import RUN, StoredRun, write_stored_run
 from raytriever.retrieval.top_k import Ranking
 from raytriever.retrieval.vectors import StoredVectors
@@ -59,6 +60,7 @@ class Rerank(Stage[RerankConfig]):
 
     def plan(self) -> list[Shard]:
         """Blocks of queries, then one run; refuses a run or vectors of another collection."""
+        require_tag(self.config.tag)
         run, vectors = StoredRun(self.config.run), StoredVectors(self.config.vectors)
         collection = StoredCollection(self.config.collection)
         require_same_origin("collection", collection, run, vectors)

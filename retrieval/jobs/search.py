@@ -15,10 +15,11 @@ from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.encoders.specification import EncoderContract
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.index import INDEX, index_ids, lexical_folder
+from raytriever.retrieval.jobs.index import INDEX, id_blocks, index_ids, lexical_folder
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lexical import LexicalIndex
 from raytriever.retrieval.lineage import require_same_origin
+from raytriever.retrieval.run_files import require_names, require_tag
 from raytriever.retrieval.runs import RUN, write_stored_run
 from raytriever.retrieval.top_k import Ranking, merge_rankings
 from raytriever.retrieval.vector_index import read_index, search_shard, set_search_parameters, set_threads
@@ -49,7 +50,10 @@ class Search(Stage[SearchConfig]):
     unit = "queries"
 
     def plan(self) -> list[Shard]:
-        """A partial result for each block and index shard, then the merge; refuses vectors of another encoder."""
+        """A partial result for each block and index shard, then the merge.
+
+        Refuses vectors of another encoder, and ids that the run can't name.
+        """
         index = Artifact(self.config.index, INDEX)
         collection = StoredCollection(self.config.collection)
         require_same_origin("collection", collection, index)
@@ -69,9 +73,11 @@ class Search(Stage[SearchConfig]):
             require_same_origin("collection", asked, queries)
             contract = EncoderContract.model_validate(index.manifest["facts"]["encoder"])
             contract.require_queries(queries.contract, index.uri, queries.uri)
-        if self.config.tag.split() != [self.config.tag]:
-            raise UserError(f"tag is {self.config.tag!r}; a run file separates columns by whitespace, so it has none.")
-        blocks = range(-(-len(searched_queries(asked, self.config.split)) // self.config.queries_per_shard))
+        require_tag(self.config.tag)
+        rows = searched_queries(asked, self.config.split)
+        require_names([_ids_of(asked, rows)], "A query id")
+        require_names(id_blocks(index), "A document id")
+        blocks = range(-(-len(rows) // self.config.queries_per_shard))
         partial = [
             Shard(_partial(record, block), {"shard": number, "block": block}, phase=0, intermediate=True)
             for block in blocks
@@ -101,7 +107,7 @@ class Search(Stage[SearchConfig]):
                     [read_ranking(writer, _partial(record, block)) for record in index.shards], self.config.top_k
                 )
 
-        ids = asked.rows_of("queries").read(["id"])["id"].take(pa.array(rows)).to_pylist()
+        ids = _ids_of(asked, rows).to_pylist()
         return write_stored_run(writer, ids, index_ids(index), merged(), self.config.top_k, self.config.tag)
 
     def _search(
@@ -157,6 +163,10 @@ def searched_queries(collection: StoredCollection, split: str | None) -> NDArray
     ids = collection.rows_of("queries").read(["id"])["id"].combine_chunks()
     judged = collection.judgments(split)["query_id"].unique()
     return np.flatnonzero(pc.is_in(ids, value_set=judged).to_numpy(zero_copy_only=False)).astype(np.int64)
+
+
+def _ids_of(collection: StoredCollection, rows: NDArray[np.int64]) -> pa.ChunkedArray:
+    return collection.rows_of("queries").read(["id"])["id"].take(pa.array(rows))
 
 
 def _partial(record: ShardRecord, block: int) -> str:

@@ -1,5 +1,6 @@
 """What every job is: a function from a configuration and input artifacts to one artifact made of shards."""
 
+import dataclasses
 import errno
 import os
 import platform
@@ -19,7 +20,8 @@ from raytriever.retrieval.errors import StorageError, UserError, storage_error
 from raytriever.retrieval.jobs.cluster import RaySession, refuse_copied_folder
 from raytriever.retrieval.jobs.metrics import StageMetrics, stage_labels
 from raytriever.retrieval.log_lines import lines_of
-from raytriever.retrieval.maker import stored_maker
+from raytriever.retrieval.maker import maker_run
+from raytriever.retrieval.object_store import refuse_keys
 from raytriever.retrieval.progress import ProgressLine, format_seconds, say
 from raytriever.retrieval.storage import Folder, absolute
 
@@ -52,13 +54,15 @@ class Shard:
     """One unit of work: its name and what identifies it, as plain JSON values.
 
     Shards of a later ``phase`` may read what earlier phases wrote. What ``intermediate`` shards wrote is removed when
-    the artifact is complete.
+    the artifact is complete. ``derivation`` (its digest) and ``run`` say for what it is made, once that has begun.
     """
 
     name: str
     description: dict[str, Any] = field(default_factory=dict)
     phase: int = 0
     intermediate: bool = False
+    derivation: str = ""
+    run: str = ""
 
 
 Config = TypeVar("Config", bound=StageConfig)
@@ -93,8 +97,11 @@ class Stage(Generic[Config]):
         """Dotted name of each input to its fingerprint; raises ``UserError`` where one is absent."""
         return {key: Artifact(path).fingerprint for key, path in input_paths(self.config).items()}
 
-    def check_source(self) -> None:
-        """Looks for what comes from outside a run, before any stage of it begins. Raises ``UserError``."""
+    def check_before_run(self, run: Mapping[str, "Stage[Any]"]) -> None:
+        """Looks for what comes from outside the ``run``, and at settings beside it, before any stage of it begins.
+
+        Quick, and nothing is refused that would run. Raises ``UserError``.
+        """
 
     def warnings(self, run: Mapping[str, "Stage[Any]"]) -> list[str]:  # noqa: ARG002
         """What the user should know of this stage beside the others of its ``run``, before any of them begins."""
@@ -155,14 +162,24 @@ class Stage(Generic[Config]):
         """``make`` with a scratch folder of its own, on whatever machine this is called.
 
         Of a shard that fails nothing stays, unless another run has taken over meanwhile: the files may be its own now.
+        Raises ``UserError`` in that case too, before anything there changes.
         """
         folder = Folder(self.config.output)
         with lines_of(shard=shard.name), storage_errors(self.config.output), folder.scratch() as scratch:
-            writer, maker = ShardWriter(folder, shard.name, scratch), stored_maker(folder)
+            run = shard.run or maker_run(folder)
+
+            def require_own() -> None:
+                if run and maker_run(folder) != run:
+                    raise UserError(
+                        f"{folder.uri} is no longer this run's, so shard {shard.name} was not stored: another run has"
+                        " begun to make it, or has made it. Run only one of the two, or choose another output."
+                    )
+
+            writer = ShardWriter(folder, shard.name, scratch, shard.derivation, require_own)
             try:
                 return self.make(shard, writer)
             except Exception:
-                if maker is not None and stored_maker(folder) == maker:
+                if run and maker_run(folder) == run:
                     writer.discard()
                 raise
 
@@ -193,6 +210,7 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
     """Makes the stage's artifact, or reuses the one that is there; what an interrupted run finished is kept."""
     label = label or stage.command
     output = stage.config.output
+    refuse_keys(output)  # before its parts become labels of lines
     refuse_copied_folder(output)
     with lines_of(**stage_labels(output)), storage_errors(output):
         writer = ArtifactWriter(output, stage.derivation(), replace=replace)
@@ -207,6 +225,7 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
             more = f", and {len(writer.differences) - 1} more" if len(writer.differences) > 1 else ""
             say(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
         finished = writer.begin()
+        shards = [dataclasses.replace(shard, derivation=writer.derivation.digest, run=writer.run) for shard in shards]
         if finished:
             say(f"{label}: {len(finished)} of {len(shards)} shards are there already")
         with _one_maker(writer):

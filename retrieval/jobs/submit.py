@@ -79,7 +79,17 @@ def job_line(job: Job, now: float) -> str:
 
 
 def _checked(command: Sequence[str]) -> list[str]:
-    """The command without the program's own name. Raises ``UserError`` where there is no such command."""
+    """The command without the program's own name.
+
+    Raises ``UserError`` where there is no such command, and where a word of it seems to hold a password.
+    """
+    for number, word in enumerate(command, 1):
+        if "@" in word.partition("://")[2]:  # the word itself is not shown
+            raise UserError(
+                f"submit: word {number} of the command is a URI with an '@', which stands behind a user's name or a"
+                " key, and Ray shows a job's command to all users of the cluster and writes it into its logs. Leave"
+                " them out of the URI: nodes reach storage by a role, or by variables that are sent with --env NAME."
+            )
     words = list(command[1:] if Path(command[0]).name in ("raytriever", "raytriever.py") else command)
     known = sorted(set(typer.main.get_group(raytriever.app).commands) - {"submit", "jobs"})
     if not words or words[0] not in known:
@@ -158,8 +168,11 @@ def _closed(job: Job) -> int:
     if job.status == "STOPPED":
         say(f"{job.name}: stopped{seconds}; submit the same command again, it goes on from there")
         return _INTERRUPTED
-    if job.exit_code is None:
-        say(f"{job.name}: never began. {job.message.strip()}")
+    if job.exit_code is None:  # it never began, or what watched it is lost; Ray's message tells which
+        say(
+            f"{job.name}: ended without an exit code{seconds}: {job.message.strip() or 'Ray does not say why'}. Submit"
+            " the same command again, it goes on from what is finished"
+        )
         return 1
     say(f"{job.name}: failed with exit code {job.exit_code}{seconds}")
     return job.exit_code if job.exit_code > 0 else 128 - job.exit_code  # a negative one is a signal's number

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raytriever.retrieval.artifacts import Artifact
+from raytriever.retrieval.jobs.before_run import check_stage
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.evaluate import overview
 from raytriever.retrieval.jobs.stage import Stage, closing_lines, run_stage
@@ -13,11 +14,11 @@ from raytriever.retrieval.progress import say
 def run_variants(variants: Mapping[str, Mapping[str, Stage[Any]]], wanted: Mapping[str, Sequence[str]]) -> None:
     """Makes the ``wanted`` stages of each variant ('' where there is but one), then says what came out.
 
-    All are checked for what they need from outside before the first begins.
+    All are checked for what they need from outside, and for settings that can't work, before the first begins.
     """
     for variant, stages in variants.items():
         for name in wanted[variant]:
-            stages[name].check_source()
+            check_stage(stages[name], stages)
             for warning in stages[name].warnings(stages):
                 say(f"Warning: {warning}")
     finished: dict[str, list[tuple[Stage[Any], Artifact]]] = {}

@@ -49,6 +49,7 @@ def test_a_sound_cluster_passes() -> None:
         (with_facts(versions=FACTS.versions | {"torch": "2.12.0"}), "versions", "torch 2.12.0 on 1, 2.13.0 on 1"),
         (with_facts(versions={"Python": "3.11.7", "ray": "2.60.0"}), "versions", "torch 2.13.0 on 1"),
         (with_facts(gpus=("A100",) * 3), "GPUs", "10.0.0.2: the driver lists 3, torch 2.13.0 sees 2"),
+        (with_facts(libraries=FACTS.libraries | {"torch CUDA": "12.6"}), "CUDA", "12.6 on 10.0.0.2, 12.8 on 10.0.0.1"),
         (replace(FINE, gpus=8), "GPUs", "Ray hands out 8, torch sees 2"),
         (with_facts(libraries={"error": "libcudart is missing"}), "libraries", "libcudart is missing"),
         (with_facts(libraries=FACTS.libraries | {"FAISS GPUs": 1}), "libraries", "FAISS sees 1 of 2 GPUs"),
@@ -89,6 +90,34 @@ def test_faiss_is_one_library_under_two_names() -> None:
     assert (other.state, other.found) == ("FAIL", "differ between 2 nodes: faiss 1.15.1 on 1, 1.15.2 on 1")
     for alone in ({"faiss-gpu": "1.15.1"}, {"faiss-cpu": "1.15.1", "faiss-gpu": "1.15.1"}):
         assert cluster({}, alone).found == "differ between 2 nodes: faiss 1.15.1 on 1"
+
+
+def test_a_build_for_cpus_is_the_same_version_as_one_for_gpus() -> None:
+    on_cpus = replace(
+        FACTS, gpus=(), versions=FACTS.versions | {"torch": "2.13.0+cpu"}, driver=None,
+        libraries={"torch CUDA": None, "torch GPUs": 0, "FAISS GPUs": None},
+    )  # fmt: skip
+    head = replace(FINE, address="10.0.0.2", gpus=0, facts=on_cpus)
+    checks = checked(FINE, head)
+    assert {check.state for check in checks.values()} == {"ok"}
+    assert checks["versions"].found.endswith("torch 2.13.0 and 2.13.0+cpu")
+    assert checks["CUDA"].found == "torch is built for 12.8 on all nodes with GPUs"
+    assert "CUDA" not in checked(head)
+    older = replace(head, facts=replace(on_cpus, versions=FACTS.versions | {"torch": "2.12.0+cpu"}))
+    assert checked(FINE, older)["versions"].state == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "fails"),
+    [("13.0", "550.1", True), ("13.0", "580.65.06", False), ("12.8", "524.9", True), ("12.8", "525.60.13", False),
+     ("14.1", "550.1", False), ("12.8", None, False)],
+)  # fmt: skip
+def test_a_driver_must_be_new_enough_for_torch(cuda: str, driver: str | None, fails: bool) -> None:
+    node = with_facts(driver=driver, libraries=FACTS.libraries | {"torch CUDA": cuda})
+    check = checked(node)["CUDA"]
+    assert check.state == ("FAIL" if fails else "ok")
+    if fails:
+        assert f"10.0.0.2: driver {driver}, CUDA {cuda} needs" in check.found
 
 
 def test_a_relative_storage_is_the_folder_that_runs_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ SMALL = {
     "training.max_steps": "3",
     "encoder.pooling": "cls",
     "encoder.max_length": "32",
+    "objective.query_max_length": "32",
+    "objective.document_max_length": "32",
 }
 
 

@@ -26,6 +26,7 @@ from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.job_log import JobLog
 from raytriever.retrieval.jobs.job_server import JobServer
+from raytriever.retrieval.storage import Folder
 from tests.cluster.test_command import write_collection
 from tests.unit.small_run import make
 
@@ -193,6 +194,10 @@ def test_secrets_reach_the_job_and_nothing_else(cluster: TokenCluster, object_st
     assert len(logs) > 10
     assert [path for path in logs if secret.encode() in path.read_bytes()] == []
     assert all(secret not in file.read_text() for file in (cluster.folder / "head.log",))
+    folder = Folder(f"{object_store}/submitted")
+    written = {name: folder.read_bytes(name) for name in folder.files()}
+    assert written.keys() >= {"manifest.json", "run.json"}
+    assert [name for name, content in written.items() if secret.encode() in content] == []
 
 
 def scraped(cluster: TokenCluster, run: str) -> dict[str, tuple[str, float]]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.encoders.towers import load_towers
 from raytriever.trainers import collectives
+from raytriever.trainers.objectives.contextual.objective import ContextualBatch
 from raytriever.trainers.run import export
 from raytriever.trainers.sharding import equal_passes, is_sharded, shard, whole, whole_weights
 from tests.distributed.processes import run_in_processes
@@ -28,7 +29,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def gradients(rank: int, ranks: int, folder: str, chunk_size: int) -> dict[str, tuple[dict[str, Any], list[float]]]:
+def gradients(
+    rank: int, ranks: int, folder: str, chunk_size: int
+) -> dict[str, tuple[dict[str, Any], list[float], int]]:
+    """Of each case: gradients, loss and metrics over all ranks, and how many tokens of the context this rank read."""
     found = {}
     for name, settings in CASES.items():
         values = {"chunk_size": chunk_size, "gradient_cache": True, "sequence_dropout": 0.3} | settings
@@ -36,20 +40,30 @@ def gradients(rank: int, ranks: int, folder: str, chunk_size: int) -> dict[str, 
         objective.batch_group = dist.group.WORLD if ranks > 1 else None
         rows: pa.Table = rows_of(8)
         each = len(rows) // ranks
-        outcome = objective(objective.collate(rows.slice(rank * each, each)))
+        batch = objective.collate(rows.slice(rank * each, each), rank * each)
+        outcome = objective(batch)
         (outcome.loss / ranks).backward()
         collectives.sum_gradients(objective.parameters())
         told = collectives.sum_across_ranks(torch.stack([outcome.loss, *outcome.metrics.values()])) / ranks
-        found[name] = gradients_of(objective), told.tolist()
+        found[name] = gradients_of(objective), told.tolist(), outcome.tokens - tokens_of_pairs(batch)
     return found
+
+
+def tokens_of_pairs(batch: ContextualBatch) -> int:
+    """Of queries and documents, which are not those of the context."""
+    chunks = (*batch.queries.chunks, *batch.documents.chunks)
+    return sum(int(chunk["attention_mask"].sum()) for chunk in chunks)
 
 
 @pytest.mark.parametrize("chunk_size", [2, 64])
 def test_two_ranks_equal_one_process(tiny_encoder: Path, chunk_size: int) -> None:
     (alone,) = run_in_processes(gradients, 1, 1, str(tiny_encoder), 3)
-    for answers in run_in_processes(gradients, 2, 2, str(tiny_encoder), chunk_size):
-        for case, (expected, measured) in alone.items():
-            found, told = answers[case]
+    both = run_in_processes(gradients, 2, 2, str(tiny_encoder), chunk_size)
+    for case, (*_, tokens) in alone.items():  # the context is shared out: no document of it is read twice
+        assert sum(answers[case][2] for answers in both) == tokens > 0, case
+    for answers in both:
+        for case, (expected, measured, _) in alone.items():
+            found, told, _ = answers[case]
             assert told == pytest.approx(measured, rel=1e-6), case
             assert found.keys() == expected.keys()
             assert any("first_stage.transformer" in name for name in found)
@@ -114,17 +128,18 @@ def test_shared_out_over_two_ranks(tiny_encoder: Path, batches: bool) -> None:
                 )
 
 
-def trained_and_exported(rank: int, ranks: int, folder: str, exported: str) -> list[float]:
+def trained_and_exported(rank: int, ranks: int, folder: str, exported: str, variant: str) -> list[float]:
     """A vector in a fitted context, after two steps; the first rank reads more texts, and exports alone."""
     settings = {"context_documents": 5, "chunk_size": 2, "gradient_cache": True, "sequence_dropout": 0.3}
-    objective = objective_of(Path(folder), **settings)
+    # a length that leaves positions for the context, which takes some up as released
+    objective = objective_of(Path(folder), {"max_length": 48}, variant=variant, **settings)
     if ranks > 1:
         shard(objective)
         objective.batch_group = dist.group.WORLD
     optimizer = torch.optim.SGD(objective.parameters(), lr=0.01)
     each = 8 // ranks
     for epoch in range(2):
-        batch = objective.collate(rows_of(8, epoch).slice(rank * each, each))
+        batch = objective.collate(rows_of(8, epoch).slice(rank * each, each), rank * each)
         (objective(equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch).loss / ranks).backward()
         collectives.sum_gradients(objective.parameters())
         optimizer.step()
@@ -141,16 +156,21 @@ def trained_and_exported(rank: int, ranks: int, folder: str, exported: str) -> l
     return [float(number) for number in vectors[0]]
 
 
-def test_a_sharded_run_validates_and_exports(tiny_encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["paper", "released"])  # released: dense layers behind the first stage
+def test_a_sharded_run_validates_and_exports(variant: str, tiny_encoder: Path, tmp_path: Path) -> None:
     folders = [str(tmp_path / name) for name in ("one", "two")]
-    (expected,) = run_in_processes(trained_and_exported, 1, 1, str(tiny_encoder), folders[0])
-    found, _ = run_in_processes(trained_and_exported, 2, 2, str(tiny_encoder), folders[1])
+    (expected,) = run_in_processes(trained_and_exported, 1, 1, str(tiny_encoder), folders[0], variant)
+    found, _ = run_in_processes(trained_and_exported, 2, 2, str(tiny_encoder), folders[1], variant)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     loaded = [load_towers(EncoderSettings(model=folder), Path(folder), "f" * 64).query for folder in folders]
     weights = [dict(encoder.named_parameters()) for encoder in loaded]
-    start = dict(objective_of(tiny_encoder).contextual.named_parameters())
+    start = dict(objective_of(tiny_encoder, variant=variant).contextual.named_parameters())
     assert weights[0].keys() == weights[1].keys()
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4, msg=name)
-    moved = {name.split(".")[0] for name, value in weights[1].items() if (value - start[name]).abs().max() > 1e-4}
-    assert moved == {"transformer", "first_stage", "null"}
+    moved = {name for name, value in weights[1].items() if (value - start[name]).abs().max() > 1e-6}
+    own = {"null"} if variant == "paper" else {"null", "prompts", "head"}
+    assert {name.split(".")[0] for name in moved} == {"transformer", "first_stage"} | own
+    dense = {name for name in start if name.startswith("first_stage.dense.")}
+    assert dense <= moved
+    assert len(dense) == (0 if variant == "paper" else 4)

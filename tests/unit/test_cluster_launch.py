@@ -82,10 +82,22 @@ STAND_INS = {
     "scontrol": 'printf "node1\\nnode2\\n"',
     "hostname": '[ "$1" = -I ] && echo "$ADDRESSES" || echo 127.0.1.1',
     "srun": """
+        echo "$@" >> "$ASKED.srun"
         while [ "${1#-}" != "$1" ]; do shift; done
         "$@"
+        code=$?
+        exit "${SRUN_CODE:-$code}"
     """,
-    "ray": 'echo "$@" > "$ASKED"; touch "$MARK"',
+    "ray": """
+        echo "$@" > "$ASKED"
+        [ -e "$MARK" ] && echo "a mark that is left over" >&2
+        umask > "$ASKED.umask"
+        stat --format=%a "$RAY_AUTH_TOKEN_PATH" > "$ASKED.mode"
+        while [ "$1" != -- ]; do shift; done
+        shift
+        [ -z "$BROKEN" ] && "$@"
+    """,
+    "raytriever": 'exit "${CODE:-0}"',
 }
 
 
@@ -131,6 +143,49 @@ def test_the_head_on_slurm_is_an_address_that_other_nodes_reach(
     slurm: Callable[..., tuple[int, str, str]], addresses: str, address: str
 ) -> None:
     assert slurm(addresses)[:2] == (0, address)
+
+
+def test_ray_on_slurm_has_all_cpus_and_outlives_a_node(
+    slurm: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    assert slurm("10.1.2.3")[0] == 0
+    options = (tmp_path / "asked.srun").read_text().splitlines()[-1].split(" env ")[0].split()
+    assert {"--cpus-per-task=4", "--no-kill"} <= set(options)
+    assert "#SBATCH --no-kill" in (FOLDER / "slurm.sh").read_text().splitlines()
+
+
+@pytest.mark.parametrize("code", [0, 2, 130])
+def test_the_code_of_a_job_on_slurm_is_the_commands(slurm: Callable[..., tuple[int, str, str]], code: int) -> None:
+    for of_srun in (str(code), "1"):  # where a node was lost srun has another
+        assert slurm("10.1.2.3", CODE=str(code), SRUN_CODE=of_srun)[0] == code
+
+
+def test_a_mark_of_an_earlier_run_is_not_believed(slurm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "slurm-123.done").write_text("0\n")
+    code, _, said = slurm("10.1.2.3", BROKEN="1")
+    assert code == 1
+    assert "left no exit code" in said
+    assert "left over" not in said
+
+
+@pytest.mark.parametrize("before", ["0002", "0022"])
+def test_the_token_alone_is_closed_to_others(
+    slurm: Callable[..., tuple[int, str, str]], tmp_path: Path, before: str
+) -> None:
+    mask = os.umask(int(before, 8))
+    try:
+        assert slurm("10.1.2.3")[0] == 0
+        environment = {"PATH": f"{tmp_path}/environment/bin:{os.environ['PATH']}", "HOME": str(tmp_path)}
+        environment |= {"ASKED": str(tmp_path / "single"), "MARK": "", "BROKEN": "1"}
+        started = [FOLDER / "single-node.sh", "start", "--"]
+        subprocess.run(started, env=environment, check=False, capture_output=True, timeout=60)
+    finally:
+        os.umask(mask)
+    for name in ("asked", "single"):
+        assert (tmp_path / f"{name}.umask").read_text().strip() == before
+        assert (tmp_path / f"{name}.mode").read_text().strip() == "600"
+    assert not list((tmp_path / ".ray").glob("slurm-*"))  # the job's own token is gone with it
 
 
 @pytest.mark.parametrize("addresses", ["", "127.0.0.1", "127.0.1.1 ::1"])

@@ -118,7 +118,7 @@ def test_a_report_is_the_same_but_for_its_times_and_its_folder(tmp_path):
         (tmp_path / run / "report" / "report.html").write_text(page)
         return tmp_path / run / "report"
 
-    page = "<h1>{}</h1>12 steps, loss 0.526, at {} examples/s (573 tokens/s), finished on 2026-11-22 at 19:41<td>{}</td>"
+    page = "<h1>{}</h1>12 steps, loss 0.526, {} examples/s (573 tokens/s), finished on 2026-11-22 at 19:41<td>{}</td>"
     one = digest(report("one", page.format("one", "7.1", "1 min 33 s")))
     assert digest(report("two", page.format("two", "6.0", "25.8 s"))) == one
     assert digest(report("three", page.format("three", "6.0", "25.8 s").replace("0.526", "0.527"))) != one

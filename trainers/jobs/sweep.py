@@ -10,6 +10,7 @@ from raytriever.retrieval.artifact_writer import ArtifactWriter
 from raytriever.retrieval.artifacts import is_artifact
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.before_run import check_stage
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.stage import Stage, run_stage
 from raytriever.retrieval.plain_text import counted
@@ -105,8 +106,7 @@ def run_sweep(sweep: Sweep) -> Swept:
 
     A trial that fails is a result too. Raises ``UserError`` where a stage fails that all trials share.
     """
-    for stage in _once(sweep.trials):
-        stage.check_source()
+    _check(sweep.trials)
     for warning in _warnings(sweep.trials):
         say(f"Warning: {warning}")
     failures: dict[str, Failure] = {}  # by the portion's name
@@ -133,9 +133,15 @@ def run_sweep(sweep: Sweep) -> Swept:
     )
 
 
-def _once(trials: Sequence[Trial]) -> list[Stage[Any]]:
-    """Every stage of the sweep, each once."""
-    return list({stage.config.output: stage for trial in trials for stage in trial.stages.values()}.values())
+def _check(trials: Sequence[Trial]) -> None:
+    """Every stage of the sweep, each once. Trials are driven by processes of their own, on any machine."""
+    checked: set[str] = set()
+    for trial in trials:
+        for portion in trial.portions().values():
+            for stage in portion.stages.values():
+                if stage.config.output not in checked:
+                    check_stage(stage, trial.stages, driven_elsewhere=bool(portion.values))
+                checked.add(stage.config.output)
 
 
 def _warnings(trials: Sequence[Trial]) -> list[str]:

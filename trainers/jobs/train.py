@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import LOG, Artifact, Derivation, ShardRecord, ShardWriter
+from raytriever.retrieval.artifacts import LOG, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
 from raytriever.retrieval.configuration import input_paths
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
@@ -20,6 +20,14 @@ from raytriever.retrieval.progress import ProgressLine, say
 from raytriever.retrieval.storage import Folder
 from raytriever.trainers import collectives
 from raytriever.trainers.curve import read_curve, without_times
+from raytriever.trainers.jobs.train_checks import (
+    check_batches,
+    check_models,
+    check_packages,
+    check_workers,
+    require_epochs,
+    validates_on_training_split,
+)
 from raytriever.trainers.loop import Trained
 from raytriever.trainers.model_card import Measured, model_card
 from raytriever.trainers.objective import Objective
@@ -29,7 +37,7 @@ from raytriever.trainers.sharding import whole_weights
 from raytriever.trainers.trackers import TrackingSettings
 from raytriever.trainers.training_report import EVALUATIONS, LEDGER, TRAINING
 from raytriever.trainers.validation.isolation import failing_together
-from raytriever.trainers.validation.opening import test_set_warning
+from raytriever.trainers.validation.opening import test_set_warning, training_set_warnings, training_split_warning
 from raytriever.trainers.validation.settings import RetrievalValidationSettings
 
 MODEL = "model"
@@ -46,6 +54,14 @@ class TrainConfig(RunSettings, StageConfig):
     tracking: TrackingSettings = TrackingSettings()
     fewest_workers: int | None = Field(default=None, ge=1)
     failures_survived: int = Field(default=3, ge=0)  # lost workers, each costing the steps since the last checkpoint
+
+    @model_validator(mode="after")
+    def _workers_share_a_step(self) -> Self:
+        try:
+            check_workers(self.fewest_workers, self.resources.workers, self.training.batches_per_step)
+        except UserError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+        return self
 
 
 class Train(Stage[TrainConfig]):
@@ -86,27 +102,32 @@ class Train(Stage[TrainConfig]):
         decayed = self.config.training.optimizer.weight_decay > 0 and getattr(objective, "learn_temperature", False)
         return replace(found, algorithm_version=found.algorithm_version + 1) if decayed else found
 
+    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:
+        """Batches that won't fit, models and packages that can't be had, settings that don't fit the models."""
+        check_batches(self.config, run)
+        if not is_artifact(self.config.output):  # one that is reused needs none
+            check_packages(self.config.training.optimizer, self.config.tracking)
+        check_models(self.config, run)
+
     def warnings(self, run: Mapping[str, Stage[Any]]) -> list[str]:
-        """Where validation chooses by the queries that the run is then reported on."""
+        """Where validation chooses by queries that the run is trained on, or is then reported on."""
         validation = self.config.validation
         if not isinstance(validation, RetrievalValidationSettings):
             return []
         evaluated = [
             (stage.config.collection, stage.config.split) for stage in run.values() if isinstance(stage, Evaluate)
         ]
-        if (validation.collection, validation.split) not in evaluated:
-            return []
-        return [test_set_warning(validation.split)]
+        found = [training_split_warning(validation.split)] if validates_on_training_split(self.config, run) else []
+        if (validation.collection, validation.split) in evaluated:
+            found.append(test_set_warning(validation.split))
+        return found
 
     def plan(self) -> list[Shard]:
-        """The run; refuses more epochs than are stored."""
+        """The run; refuses more epochs than are stored, and to validate on what is trained on."""
         config, batches = self.config, BatchReader(self.config.batches)
-        if config.training.epochs > batches.epochs:
-            raise UserError(
-                f"training.epochs is {config.training.epochs}, but {batches.uri} holds batches for"
-                f" {batches.epochs}. Pack as many epochs, or train for fewer."
-            )
-        _check_elastic(config.fewest_workers, config.resources.workers, config.training.batches_per_step)
+        require_epochs(config.training.epochs, batches.epochs, batches.uri)
+        for warning in training_set_warnings(config.validation, batches) if config.validation else ():
+            say(f"  Warning: {warning}")
         for note in config.objective.notes(batches.batch_size):
             say(f"  {note}")
         precision = "bfloat16 autocast" if config.training.bf16 else "float32"
@@ -147,7 +168,8 @@ class Train(Stage[TrainConfig]):
                 return None
             output = Folder(self.config.output)
             with output.scratch() as scratch:
-                return self._export(objective, trained, record, ShardWriter(output, "run", scratch))
+                writer = ShardWriter(output, "run", scratch, self.derivation().digest)
+                return self._export(objective, trained, record, writer)
 
     def _export(
         self, objective: Objective[Any], trained: Trained, record: RunRecord, writer: ShardWriter
@@ -229,21 +251,6 @@ class Train(Stage[TrainConfig]):
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The model's folder."""
         return [""]
-
-
-def _check_elastic(fewest: int | None, workers: int | None, batches_per_step: int) -> None:
-    """Any number of workers that may be left must be able to share a step."""
-    if fewest is None:
-        return
-    most = workers or 1
-    if fewest > most:
-        raise UserError(f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise those.")
-    unfit = [n for n in range(fewest, most + 1) if max(n, batches_per_step) % min(n, batches_per_step)]
-    if unfit:
-        raise UserError(
-            f"batches_per_step {batches_per_step} can't be shared by {unfit[0]} workers, which may be left of {most}"
-            f" (fewest_workers is {fewest}). Set batches_per_step to a multiple of every number in between."
-        )
 
 
 def _facts(points: Sequence[Mapping[str, Any]], trained: Trained, contract: Any) -> dict[str, Any]:

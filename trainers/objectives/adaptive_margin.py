@@ -5,7 +5,7 @@ with Adaptive Relevance Margins".
 """
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import pyarrow as pa
 import torch
@@ -21,8 +21,12 @@ from raytriever.trainers.triplets import (
     Triplets,
     encode_triplets,
     read_triplets,
+    require_drawn_negative,
     unit_vectors,
 )
+
+if TYPE_CHECKING:
+    from raytriever.trainers.run import RunSettings
 
 Target = Literal["static", "adaptive", "distributed"]
 Pairing = Literal["paper", "released"]
@@ -52,6 +56,10 @@ class AdaptiveMarginSettings(PairSettings):
     def uses_batch(self) -> bool:
         """Whether other rows' negatives are part of a row's loss."""
         return self.target == "distributed" or bool(self.in_batch)
+
+    def check_run(self, run: "RunSettings") -> None:
+        """Triplets keep their hard negative."""
+        require_drawn_negative(run.training.hard_negatives)
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -157,10 +165,9 @@ class AdaptiveMargin(Objective[Triplets]):
         """Whether negatives are shared over the step."""
         return self.settings.share_negatives == "step"
 
-    def collate(self, rows: pa.Table) -> Triplets:
+    def collate(self, rows: pa.Table, first_row: int = 0) -> Triplets:
         """Tokenises each distinct text once. Raises ``UserError`` where a row has not one hard negative."""
         lengths = self.settings.query_max_length, self.settings.document_max_length
-        first_row = self.slice_number * len(rows)
         return read_triplets(rows, self.text_encoder, *lengths, self.settings.chunk_size, first_row)
 
     def forward(self, batch: Triplets) -> Outcome:

@@ -135,7 +135,7 @@ class ChunkObjective(Objective[Batch]):
         return encode_chunks(self.retriever, chunks.queries, cached=cached), passages
 
     @abstractmethod
-    def collate(self, rows: pa.Table) -> Batch:
+    def collate(self, rows: pa.Table, first_row: int = 0) -> Batch:
         """As of any objective; the retriever's part is ``collate_chunks``."""
 
     def comparisons(self, rows: pa.Table) -> Comparisons:

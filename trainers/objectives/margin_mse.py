@@ -82,10 +82,9 @@ class MarginMse(Objective[ScoredTriplets]):
         self.settings = settings
         self.similarity = settings.similarity
 
-    def collate(self, rows: pa.Table) -> ScoredTriplets:
+    def collate(self, rows: pa.Table, first_row: int = 0) -> ScoredTriplets:
         """Tokenises each distinct text once. Raises ``UserError`` where a row lacks its hard negative or a score."""
         lengths = self.settings.query_max_length, self.settings.document_max_length
-        first_row = self.slice_number * len(rows)
         triplets = read_triplets(rows, self.text_encoder, *lengths, self.settings.chunk_size, first_row)
         positive = rows["positive_score"].to_numpy()
         negative = pc.list_flatten(rows["hard_negative_scores"]).to_numpy()

@@ -6,6 +6,7 @@ vector), average and scalar mix, and the plain dual encoder. Nothing is detached
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, Self, cast
 
 import torch
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
+from raytriever.retrieval.encoders.towers import settle_form
 from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.gradient_cache import encode_chunks, encode_several, pad_vectors
@@ -68,8 +70,20 @@ class MultiLayerSettings(PairSettings):
         return self
 
     def check_run(self, run: "RunSettings") -> None:
-        """Documents have the form that is trained."""
-        self.require_form((run.document_encoder or run.encoder).form or VectorForm())
+        """Documents have the form that is trained: the one that is set, else the one that the folder has."""
+        key = "encoder" if run.document_encoder is None else "document_encoder"
+        encoder = run.document_encoder or run.encoder
+        form = encoder.form
+        if form is None:
+            form, _ = settle_form(None, Path(encoder.model))
+            if form.kind == "single" and self.training_form != "dual_encoder":
+                raise UserError(
+                    f"training_form {self.training_form!r} trains documents of several vectors, but {key}.form is not"
+                    f" set, and {encoder.model} is no folder here that has a form. Set {key}.form.kind to layers,"
+                    " first_tokens or all_tokens (to the model's own form, where it is still to be fetched or made), or"
+                    " training_form to dual_encoder."
+                )
+        self.require_form(form)
 
     def require_form(self, form: VectorForm) -> None:
         """Raises ``UserError`` where documents of ``form`` can't be trained so, or would be used otherwise."""

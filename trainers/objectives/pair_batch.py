@@ -74,19 +74,19 @@ def collate_pairs(
     chunk_size: int | None,
     *,
     joined: bool,
-    slice_number: int,
+    first_row: int,
 ) -> PairBatch:
     """Tokenises each distinct text once.
 
-    ``joined``: the loss spans stored batches, told apart by the column ``batch``; otherwise the rows are slice
-    ``slice_number`` of one. Raises ``UserError`` where a row leaves out its own positive.
+    ``joined``: the loss spans stored batches, told apart by the column ``batch``; otherwise the rows are those of one
+    from ``first_row`` on. Raises ``UserError`` where a row leaves out its own positive.
     """
     count = len(rows)
     queries, documents = rows["query"].to_pylist(), rows["document"].to_pylist()
     hard_negatives = pc.list_flatten(rows["hard_negatives"]).to_pylist()
     masked_rows = np.repeat(np.arange(count), pc.list_value_length(rows["masked"]).to_numpy())
     masked_columns = pc.list_flatten(rows["masked"]).to_numpy().astype(np.int64)
-    _check_masks(masked_rows, masked_columns, None if joined else slice_number * count)
+    _check_masks(masked_rows, masked_columns, None if joined else first_row)
     query_chunks = _cut(tokenize_queries, queries, chunk_size)
     document_chunks = _cut(tokenize_documents, documents + hard_negatives, chunk_size)
     return PairBatch(

@@ -75,7 +75,7 @@ class PairObjective(Objective[PairBatch]):
         """Whether negatives are shared over the step."""
         return self._pair_settings.share_negatives == "step"
 
-    def collate(self, rows: pa.Table) -> PairBatch:
+    def collate(self, rows: pa.Table, first_row: int = 0) -> PairBatch:
         """Tokenises each distinct text once. Raises ``UserError`` where a row leaves out its own positive."""
         settings = self._pair_settings
         return collate_pairs(
@@ -84,7 +84,7 @@ class PairObjective(Objective[PairBatch]):
             partial(self.document_encoder.tokenize, role="document", max_length=settings.document_max_length),
             settings.chunk_size,
             joined=self.joins_step,
-            slice_number=self.slice_number,
+            first_row=first_row,
         )
 
     def count_columns(self, batch: PairBatch) -> Columns:

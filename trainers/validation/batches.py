@@ -13,10 +13,14 @@ from raytriever.trainers.early_stopping import Criterion
 from raytriever.trainers.objective import Objective, to_device
 from raytriever.trainers.order import Piece, Step
 from raytriever.trainers.reading import BatchSource, Reader, prefetched
-from raytriever.trainers.validation.isolation import isolated, raise_together, seed_all
+from raytriever.trainers.validation.isolation import isolated, naming_full_memory, raise_together, seed_all
 from raytriever.trainers.validation.settings import BatchValidationSettings
 
 _READ_AHEAD = 2
+_LESS_MEMORY = (
+    "A batch is encoded in chunks of objective.chunk_size texts, or whole: set that, or lower it, or validate on"
+    " smaller batches."
+)
 
 
 class BatchValidation:
@@ -53,7 +57,7 @@ class BatchValidation:
         """
         problems: list[str] = []
         rows: dict[int, dict[str, float]] = {}
-        with isolated(objective, bf16=self._bf16) as device:
+        with naming_full_memory(_LESS_MEMORY), isolated(objective, bf16=self._bf16) as device:
             try:
                 rows = dict(self._outcomes(objective, device))
             except UserError as error:

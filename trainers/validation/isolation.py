@@ -41,6 +41,20 @@ def isolated(objective: Objective[Any], *, bf16: bool) -> Iterator[torch.device]
         random.setstate(states[1])
 
 
+@contextmanager
+def naming_full_memory(advice: str) -> Iterator[None]:
+    """Around an evaluation: where the GPU's memory is full, a ``UserError`` with what saves memory there.
+
+    What saves it in training would not help: there are no gradients here, and other texts go through together.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        asked = " ".join(str(error).split()).removeprefix("CUDA out of memory. ")
+        asked = ". ".join(asked.split(". ")[:2]).rstrip(".")
+        raise UserError(f"The GPU's memory is full in validation, not in training: {asked}. {advice}") from error
+
+
 def seed_all(seed: int, number: int) -> None:
     """Seeds what a forward pass may draw from by the batch's number: the same at every evaluation, on any rank."""
     for_torch, for_numpy, for_python = map(int, np.random.SeedSequence([seed, number]).generate_state(3))

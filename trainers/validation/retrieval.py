@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart
 from raytriever.retrieval.contexts import draw_documents
+from raytriever.retrieval.embedding import TOKENS_ON_GPU
 from raytriever.retrieval.encoders.list_scorer import ListScorer
 from raytriever.retrieval.encoders.text_encoder import TextEncoder
 from raytriever.retrieval.errors import UserError
@@ -27,7 +28,7 @@ from raytriever.retrieval.vectors import StoredVectors
 from raytriever.trainers import collectives
 from raytriever.trainers.early_stopping import Criterion
 from raytriever.trainers.objective import Objective
-from raytriever.trainers.validation.isolation import isolated, raise_together
+from raytriever.trainers.validation.isolation import isolated, naming_full_memory, raise_together
 from raytriever.trainers.validation.ranking import merge_over_ranks, nothing_found, rerank_block, search_block
 from raytriever.trainers.validation.selection import select
 from raytriever.trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings
@@ -68,7 +69,7 @@ class RetrievalValidation:
 
     def measure(self, objective: Objective[Any]) -> dict[str, float]:
         """Every measure by its name, the same on all ranks, which call it together; leaves the objective as it was."""
-        with isolated(objective, bf16=self._bf16) as device:
+        with naming_full_memory(self._less_memory()), isolated(objective, bf16=self._bf16) as device:
             if objective.corpus_sample:
                 objective.read_corpus(self._sampled_corpus(objective.corpus_sample))
             query_encoder = objective.encoder("query")
@@ -84,6 +85,14 @@ class RetrievalValidation:
                 found = self._rank_lists(sought, objective, objective.list_scorer, problems)
             raise_together(problems, device)
             return self._judged(merge_over_ranks(found, device), device)
+
+    def _less_memory(self) -> str:
+        budget = self._settings.token_budget
+        now = f"{TOKENS_ON_GPU:,} by default" if budget is None else f"now {budget:,}"
+        return (
+            f"Set validation.token_budget, the padded tokens in one forward pass ({now}), to less; shorter"
+            " validation.document_max_length saves memory too, and changes what is measured."
+        )
 
     def _sampled_corpus(self, count: int) -> list[str]:
         """``count`` documents of the collection, the same on all ranks and at every evaluation."""

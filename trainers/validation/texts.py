@@ -85,7 +85,7 @@ class SharedTexts:
     ) -> None:
         self._device = next(encoder.parameters()).device
         budget = token_budget or (TOKENS_ON_CPU if self._device.type == "cpu" else TOKENS_ON_GPU)
-        encoder.contract.require_length(max_length, f"validation.{role}_max_length")
+        encoder.require_length(max_length, f"validation.{role}_max_length")
         limit = max_length or encoder.contract.max_length
         texts = _distinct(blocks())
         if not texts.characters.any():

@@ -31,9 +31,9 @@ SHARDS = ("00000", "00001", "00002")
 RUN = {"seconds": 1.0, "host": "any"}
 
 
-def make_shard(folder: Folder, name: str, text: str = "") -> ShardRecord:
+def make_shard(folder: Folder, name: str, text: str = "", derivation: str = DERIVATION.digest) -> ShardRecord:
     with folder.scratch() as scratch:
-        writer = ShardWriter(folder, name, scratch)
+        writer = ShardWriter(folder, name, scratch, derivation)
         for kind in ("texts", "ids"):
             writer.path(f"{kind}/{name}.txt").write_text(f"{kind} of {name}{text}\n")
             writer.add(f"{kind}/{name}.txt")
@@ -293,6 +293,62 @@ def test_of_a_discarded_shard_nothing_stays(place: str) -> None:
 def test_records_survive_json() -> None:
     record = ShardRecord("00000", 3, (), {"a": 1}, {"b": 2}, {"é": [1, {"c": None}]})
     assert ShardRecord.from_json(json.loads(json.dumps(asdict(record)))) == record
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        lambda record: record | {"derivation": OTHER.digest},
+        lambda record: {key: value for key, value in record.items() if key != "derivation"},
+        lambda record: record | {"files": [{"name": "../../x", "bytes": 1, "sha256": "0" * 64}]},
+        lambda record: record | {"files": 1},
+        lambda record: [record],
+    ],
+)
+def test_a_record_that_is_not_of_this_derivation_is_removed(tmp_path: Path, spoilt: Callable[[Any], Any]) -> None:
+    place = str(tmp_path / "artifact")
+    writer = ArtifactWriter(place, DERIVATION)
+    writer.begin()
+    made = {name: make_shard(writer.folder, name) for name in SHARDS[:2]}
+    stored = json.loads(writer.folder.read_bytes("shards/00001.json"))
+    assert stored["derivation"] == DERIVATION.digest
+    writer.folder.write_bytes("shards/00001.json", to_json(spoilt(stored)))
+    again = ArtifactWriter(place, DERIVATION)
+    assert again.begin() == {SHARDS[0]: made[SHARDS[0]]}
+    assert "shards/00001.json" not in contents(place)
+    rest = [make_shard(again.folder, name) for name in SHARDS[1:]]
+    artifact = again.finish([made[SHARDS[0]], *rest], {"dimension": 8}, RUN)
+    assert artifact.fingerprint == make(f"{place}-undisturbed").fingerprint
+    assert b"derivation" not in artifact.folder.read_bytes("manifest.json")
+
+
+def hostile(place: str, change: Callable[[Any], Any]) -> str:
+    """What is said of an artifact whose manifest's second file was changed."""
+    make(place)
+    manifest = json.loads(Folder(place).read_bytes("manifest.json"))
+    change(manifest["shards"][1])
+    Folder(place).write_bytes("manifest.json", to_json(manifest))
+    return refused(lambda: Artifact(place))
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a/../../x", "a//b", "a/", "", ".", "./x", "..", "a\\..\\x", "a\0", None, 1]
+)
+def test_a_manifest_that_names_a_file_outside_of_its_folder_is_refused(tmp_path: Path, name: object) -> None:
+    for key, change in {
+        "file": lambda shard: shard["files"][1].update(name=name),
+        "shard": lambda shard: shard.update(name=name),
+    }.items():
+        message = hostile(str(tmp_path / key), change)
+        assert f"manifest.json is damaged ({name!r} is no name of a file inside the folder)" in message
+
+
+@pytest.mark.parametrize(
+    "sha256", ["../../.bashrc", "/etc/x", "0" * 63, "0" * 65, "A" * 64, "0" * 64 + "\n", "", None, 1]
+)
+def test_a_manifest_with_a_hash_that_is_none_is_refused(tmp_path: Path, sha256: object) -> None:
+    message = hostile(str(tmp_path / "artifact"), lambda shard: shard["files"][1].update(sha256=sha256))
+    assert f"{sha256!r} is no SHA-256" in message
 
 
 def test_a_later_run_takes_over_and_the_earlier_one_stops(place: str) -> None:

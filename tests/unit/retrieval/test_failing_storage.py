@@ -9,7 +9,9 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +148,7 @@ def test_a_disk_that_fills_up_anywhere_costs_what_was_being_made(disk: Disk, tmp
 def test_a_read_only_disk_is_named_and_what_it_holds_is_used(disk: Disk) -> None:
     finished, _ = run(disk.folder / "finished")
     begun = Bytes(BytesConfig(output=str(disk.folder / "begun")))
-    begun.execute = lambda *_: iter([begun.make_shard(Shard("00000"))])  # type: ignore[method-assign]
+    begun.execute = lambda pending, *_: iter([begun.make_shard(pending[0])])  # type: ignore[method-assign]
     with pytest.raises(KeyError):  # as a kill would leave it
         run_stage(begun, None)  # type: ignore[arg-type]
     before = sorted(path for path in disk.folder.rglob("*"))
@@ -202,10 +204,16 @@ def server(object_store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faili
     ("status", "code"), [("503 Slow Down", "SlowDown"), ("500 Internal Server Error", "InternalError")]
 )
 def test_an_answer_now_and_then_that_fails_changes_nothing(
-    server: FailingServer, object_store: str, tmp_path: Path, status: str, code: str
+    server: FailingServer,
+    object_store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    code: str,
 ) -> None:
+    monkeypatch.setattr(storage.time, "sleep", lambda _: None)
     drawn = random.Random(status)
-    server.status, server.code, server.fails = status, code, lambda _: drawn.random() < 0.3
+    server.status, server.code, server.fails = status, code, lambda _: drawn.random() < 0.2
     made, shards = run(f"{object_store}/now-and-then-{code}", size=KIB)
     assert server.failed > 5
     assert shards == ["00000", "00001", "00002"]
@@ -226,9 +234,90 @@ def test_a_store_that_is_down_for_longer_is_asked_again(
     Folder(f"{object_store}/down").write_bytes("name", b"before")
     server.fails = lambda _: True
     assert Folder(f"{object_store}/down").exists("name")
-    assert server.failed > 20  # before, the S3 client itself has tried for some seconds
+    assert server.failed == 3  # the S3 client itself has tried again before
     assert pauses == [5]
     assert f"{object_store}/down: " in capsys.readouterr().err
+
+
+def test_a_slow_answer_is_waited_for(server: FailingServer, object_store: str) -> None:
+    """The S3 library's own patience is 3 s."""
+    asked: list[str] = []
+
+    def slowly(request: dict[str, Any]) -> bool:
+        asked.append(request["REQUEST_METHOD"])
+        time.sleep(4)
+        return False
+
+    Folder(f"{object_store}/slow").write_bytes("name", b"x")
+    server.fails = slowly
+    assert Folder(f"{object_store}/slow").exists("name")
+    assert asked == ["HEAD"]
+
+
+@pytest.fixture
+def aws(object_store: str, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:  # noqa: ARG001
+    """No address of a server: S3 is that of AWS."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("environment", "region"),
+    [
+        ({"AWS_REGION": "eu-west-1"}, "eu-west-1"),
+        ({"AWS_DEFAULT_REGION": "eu-west-2"}, "eu-west-2"),
+        ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-2"}, "eu-west-1"),
+        ({}, "of bucket"),
+    ],
+)
+def test_a_region_that_is_given_is_not_asked_for(
+    aws: pytest.MonkeyPatch, environment: dict[str, str], region: str
+) -> None:
+    aws.setattr("pyarrow.fs.resolve_s3_region", lambda bucket: f"of {bucket}")
+    for name, value in environment.items():
+        aws.setenv(name, value)
+    assert Folder("s3://bucket/x")._filesystem.region == region
+
+
+def test_a_region_that_cannot_be_asked_for_now_is_asked_for_again(aws: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def resolve(_: str) -> str:
+        if len(pauses) < 2:
+            raise OSError("When resolving region for bucket 'b': AWS Error NETWORK_CONNECTION during HeadBucket")
+        return "eu-west-3"
+
+    aws.setattr("pyarrow.fs.resolve_s3_region", resolve)
+    aws.setattr(storage.time, "sleep", pauses.append)
+    assert Folder("s3://b/x")._filesystem.region == "eu-west-3"
+    assert pauses == [5, 10]
+    aws.setattr(storage, "_PAUSES_SECONDS", ())
+    pauses.clear()
+    assert refused(lambda: Folder("s3://b/x")).startswith("s3://b/x: When resolving region")
+
+
+@pytest.mark.parametrize(
+    ("problem", "tries"),
+    [
+        ("google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of {} error_info={…})", 2),
+        ("google::cloud::Status(DEADLINE_EXCEEDED: …)", 2),
+        ("google::cloud::Status(PERMISSION_DENIED: Permanent error: UNAVAILABLE to you)", 1),
+    ],
+)
+def test_googles_store_is_asked_again_where_it_fails(monkeypatch: pytest.MonkeyPatch, problem: str, tries: int) -> None:
+    tried: list[str] = []
+
+    def act() -> None:
+        tried.append(problem)
+        if len(tried) < 2:
+            raise OSError(problem)
+
+    monkeypatch.setattr(storage.time, "sleep", lambda _: None)
+    folder = Folder("gs://anonymous@bucket/x")
+    with suppress(StorageError):
+        folder._ask(act)
+    assert len(tried) == tries
 
 
 def test_an_upload_that_never_succeeds_is_an_error_and_no_file(

@@ -37,7 +37,7 @@ WORDS = st.lists(st.sampled_from(["roof", "dog", "Katze", "naïve", "漢字", "r
 
 
 def words(text: str) -> list[str]:
-    return re.findall(r"\b\w\w+\b", text.lower())
+    return re.findall(r"[漢字]|\b\w\w+\b", text.lower())
 
 
 def statistics(texts: list[str], settings: BM25Settings = PLAIN) -> pa.Table:

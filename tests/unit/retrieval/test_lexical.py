@@ -162,6 +162,42 @@ def test_wrong_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "texts", "queries"),
+    [
+        ({"stemmer": "hindi"}, ["हिन्दी पाठ किताब", "मेरा घर बड़ा है"], ["किताब", "घर"]),
+        ({"stemmer": "tamil"}, ["தமிழ் மொழி நூல்", "வீடு பெரியது"], ["நூல்", "வீடு"]),
+        ({"stemmer": "arabic"}, ["كِتَابٌ جَدِيدٌ", "بيت كبير"], ["كتاب", "بَيْت"]),
+        ({"stop_words": "chinese"}, ["机器学习是人工智能的一个分支。", "今天天气很好。"], ["机器学习", "天气"]),
+        ({}, ["ภาษาไทยไม่มีช่องว่าง", "日本語のテキスト"], ["ไทย", "テキスト"]),
+        ({"stemmer": "french"}, ["un cafe\u0301", "des the\u0301s"], ["caf\u00e9", "th\u00e9"]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_texts_of_any_script_are_found(values: dict[str, str], texts: list[str], queries: list[str]) -> None:
+    index = LexicalIndex.build(texts, BM25Settings.model_validate({"stemmer": None, "stop_words": None} | values))
+    assert index.search(queries, 2).rows.tolist() == [[0, -1], [1, -1]]
+
+
+def test_an_earlier_versions_index_is_not_asked_for_words_that_it_split_otherwise(tmp_path: Path) -> None:
+    index = LexicalIndex.build(TEXTS, BM25Settings())
+    index.save(tmp_path)
+    path = tmp_path / "settings.json"
+    stored = json.loads(path.read_text())
+    assert stored.pop("word_splitting") == 2
+    path.write_text(json.dumps(stored))
+    earlier = LexicalIndex.load(tmp_path)
+    queries = ["running cats", "Dächer"]
+    np.testing.assert_array_equal(earlier.search(queries, 3).rows, index.search(queries, 3).rows)
+    for query in ("किताब", "天气", "Da\u0308cher"):
+        index.search([query], 3)
+        with pytest.raises(UserError, match=rf"The query '{query}' has marks .* Make the index again"):
+            earlier.search(["cats", query], 3)
+    path.write_text(json.dumps(stored | {"word_splitting": 3}))
+    with pytest.raises(UserError, match="word_splitting is 3, later than this version knows"):
+        LexicalIndex.load(tmp_path)
+
+
+@pytest.mark.parametrize(
     "values", [{"k1": -1}, {"b": 1.5}, {"stemmer": "klingon"}, {"stop_words": "klingon"}, {"delta": 1}]
 )
 def test_settings_are_checked(values: dict[str, object]) -> None:

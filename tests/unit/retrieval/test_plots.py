@@ -8,6 +8,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
+from raytriever.retrieval import plots
 from raytriever.retrieval.curve_plots import Curve, Panel, curve_panels
 from raytriever.retrieval.plots import (
     Distribution,
@@ -100,7 +101,13 @@ def test_two_plots_on_a_page_share_no_id() -> None:
     assert len(set.union(*ids)) == sum(map(len, ids))
 
 
-@pytest.mark.parametrize("values", [np.zeros(1), np.full(7, 0.3), np.array([0.0, 1e6])])
+ROUNDED = 0.4976969308567438, 0.49769693085674377
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.zeros(1), np.full(7, 0.3), np.array([0.0, 1e6]), np.array(ROUNDED), np.array([1e-9, -0.0, 1e20, 1e20 + 2**15])],
+)
 def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
     for svg in (
         histogram(values, "x", "y", "one"),
@@ -112,3 +119,20 @@ def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
     ):
         ElementTree.fromstring(svg)
         assert "nan" not in svg.lower()
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-9, 1.0, 1e9, 1e20])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 30, 1000])
+def test_values_that_rounding_parts_are_drawn_as_one(scale: float, steps: int) -> None:
+    low = 0.4976969308567438 * scale
+    values = np.repeat([low, low + steps * np.spacing(low)], 200)  # 60 bins
+    parts = [Distribution("random", values[:1]), Distribution("packed", values[200:])]
+    for svg in (histogram(values, "x", "y", "bars"), draw_ridgelines(parts, "x", "ridges")):
+        ElementTree.fromstring(svg)
+        assert "nan" not in svg.lower()
+
+
+def test_bins_of_other_values_are_numpys() -> None:
+    for values in (VALUES, VALUES * 1e-12, 1 + VALUES * 1e-9, np.full(7, 0.3), np.array([])):
+        expected = np.histogram_bin_edges(values, bins=plots._most_bins(len(values)))
+        np.testing.assert_array_equal(plots._bins(values, len(values), whole=False), expected)

@@ -57,6 +57,25 @@ def test_candidates_that_hold_the_best_give_the_exact_ranking() -> None:
     np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-5)
 
 
+@pytest.mark.parametrize("vectors", [1, 4])
+def test_a_block_holds_as_many_queries_as_their_vectors_have_room(
+    vectors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Candidates of queries are distinct, so each counts: 3 queries of 5 documents of 6 numbers a block, or less."""
+    monkeypatch.setattr(module, "_BYTES_AT_ONCE", 3 * 5 * 6 * 4 + 100)
+    documents = np.random.default_rng(0).standard_normal((50, vectors, 6)).astype(np.float32)
+    asked: list[int] = []
+
+    def fetch(wanted: NDArray[np.int64]) -> NDArray[np.float32]:
+        asked.append(len(wanted))
+        return documents[wanted]
+
+    rows = np.arange(50).reshape(10, 5)
+    found = rerank(Ranking(rows, np.zeros(rows.shape, np.float32)), np.ones((10, 6), np.float32), fetch, 5)
+    np.testing.assert_array_equal(np.sort(found.rows, axis=1), rows)
+    assert asked == ([5, 15, 15, 15] if vectors == 1 else [5] * 10)
+
+
 def random_scorer() -> ListScorer:
     scorer = ListScorer(ListScorerForm(layers=1, heads=1, width=4, dropout=0.5), 3)
     with torch.no_grad():

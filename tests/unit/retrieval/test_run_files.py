@@ -4,13 +4,21 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.run_files import read_ms_marco_run, read_qrels, read_run, write_qrels, write_run
+from raytriever.retrieval.run_files import (
+    read_ms_marco_run,
+    read_qrels,
+    read_run,
+    require_names,
+    write_qrels,
+    write_run,
+)
 from raytriever.retrieval.top_k import Ranking
 
 name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
@@ -78,6 +86,19 @@ def test_files_of_other_tools(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_bytes(b"q1\tQ0\td1\t0\t1e2\tx\r\n\nq1   0 d\xc2\xa02 7 -3 x\nq0 Q0 d1 1 inf x")
     assert read_run(path) == {"q1": {"d1": 100.0, "d\u00a02": -3.0}, "q0": {"d1": np.inf}}
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_query(tmp_path: Path) -> None:
+    path, mark = tmp_path / "file", b"\xef\xbb\xbf"
+    path.write_bytes(mark + b"q1 Q0 d1 1 2.5 x\n\xef\xbb\xbfq2 Q0 d1 1 2 x\n")
+    assert read_run(path) == {"q1": {"d1": 2.5}, "\ufeffq2": {"d1": 2.0}}  # a mark is one at the beginning alone
+    path.write_bytes(mark + b"1\t2\t1\n")
+    assert read_ms_marco_run(path) == {"1": {"2": -1.0}}
+    path.write_bytes(mark + b"q 0 d 1\n")
+    assert read_qrels(path) == {"q": {"d": 1}}
+    for text in (mark, b""):
+        path.write_bytes(text)
+        assert read_qrels(path) == {}
 
 
 @pytest.mark.parametrize(
@@ -165,6 +186,15 @@ def test_ids_with_whitespace_are_refused_before_anything_is_written(wrong: str, 
             write_qrels(path, qrels)
     assert not path.exists()
     write_run(path, ["q"], ["d", wrong], ranking, "t")  # an id that the ranking doesn't name does no harm
+
+
+def test_ids_in_columns_are_refused_for_the_same_characters() -> None:
+    characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    require_names([pa.array([mark for mark in characters if mark.split()]), pa.array([], pa.string())], "An id")
+    for wrong in ["", *(f"{before}{mark}b" for mark in characters if not mark.split() for before in ("", "a"))]:
+        with pytest.raises(UserError) as raised:
+            require_names([pa.array(["x"]), pa.chunked_array([["a", wrong, "c d"]])], "An id")
+        assert str(raised.value).startswith(f"An id is {wrong!r}, which can't be written")
 
 
 def test_rankings_that_do_not_fit(tmp_path: Path) -> None:

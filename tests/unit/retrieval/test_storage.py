@@ -5,12 +5,13 @@ import hashlib
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.retrieval.storage import TEMPORARY_PREFIX, Folder, absolute, cache_folder, sha256_of
 
 
@@ -166,27 +167,124 @@ def test_a_damaged_download_is_refused_and_not_kept(object_store: str) -> None:
     assert not list((cache_folder() / "files").glob(f"{TEMPORARY_PREFIX}*"))
 
 
+@pytest.mark.parametrize("recorded", ["../../.bashrc", "/tmp/x", "0" * 63, "A" * 64, "0" * 64 + "\n", "", None])
+def test_a_hash_that_is_none_names_no_file(place: str, cache: Path, recorded: Any) -> None:
+    folder = Folder(place)
+    folder.write_bytes("name", b"evil")
+    (cache / "files").mkdir(exist_ok=True)
+    (cache.parent / ".bashrc").write_bytes(b"mine")
+    with pytest.raises(UserError, match=r"recorded with the SHA-256 .*, which is none"):
+        folder.local_path("name", recorded)
+    assert (cache.parent / ".bashrc").read_bytes() == b"mine"
+
+
+def test_a_copy_is_on_the_disk_before_its_name_is(object_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name vouches for the bytes ever after."""
+    folder = Folder(f"{object_store}/synced")
+    folder.write_bytes("name", b"to be synced")
+    events: list[str] = []
+    synced, moved = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (events.append("sync"), synced(handle)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
+    folder.local_path("name", sha256(b"to be synced"))
+    assert events == ["sync", "rename", "sync"]
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_of_the_cache_is_named_and_not_the_store(
+    object_store: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(f"{object_store}/large")
+    folder.write_bytes("name", b"larger than the disk")
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(StorageError) as raised:
+        folder.local_path("name", sha256(b"larger than the disk"))
+    assert str(raised.value).startswith(f"{cache / 'files'}: No space left on device. ")
+    assert "RAYTRIEVER_CACHE" in str(raised.value)
+    assert object_store not in str(raised.value)
+
+
+@pytest.mark.parametrize("where", ["mkdtemp", "inside", "library"])
+def test_a_full_disk_for_scratch_is_named_and_not_the_store(
+    object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if where == "mkdtemp":
+        monkeypatch.setattr("tempfile.mkdtemp", lambda **_: full())
+
+    def work() -> None:
+        with Folder(f"{object_store}/scratch").scratch():
+            if where == "library":
+                raise RuntimeError("I/O error: No space left on device (os error 28)")
+            full()
+
+    with pytest.raises(StorageError, match=rf"^{tmp_path}: .*No space left on device.*TMPDIR") as raised:
+        work()
+    assert object_store not in str(raised.value)
+
+
+def test_a_full_disk_elsewhere_is_not_the_one_for_scratch(object_store: str) -> None:
+    elsewhere = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere/x")
+    with pytest.raises(OSError, match="/elsewhere/x") as raised, Folder(f"{object_store}/scratch").scratch():
+        raise elsewhere
+    assert raised.value is elsewhere
+
+
 def test_a_local_file_needs_no_copy(tmp_path: Path) -> None:
     Folder(str(tmp_path)).write_bytes("name", b"x")
-    assert Folder(str(tmp_path)).local_path("name", "not looked at") == tmp_path / "name"
+    assert Folder(str(tmp_path)).local_path("name", "0" * 64) == tmp_path / "name"
     assert sha256_of(tmp_path / "name") == sha256(b"x")
 
 
-@pytest.mark.parametrize("uri", ["s3://key:secret@bucket", "s3://key:secret@bucket/runs"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:secret@bucket",
+        "s3://key:secret@bucket/runs",
+        "s3://key:sec/ret@bucket/runs",
+        "s3://key:secret@bucket/runs?region=y",
+        "s3://key:sec?ret@bucket/runs",
+        "s3://key:sec#ret@bucket/runs",
+        "gs://anonymous@key:secret@bucket/runs",
+        "nonsense://key:sec/ret@bucket",
+    ],
+)
 def test_keys_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
     with pytest.raises(UserError, match="AWS_SECRET_ACCESS_KEY") as refused:
         Folder(uri)
-    assert "secret@" not in str(refused.value)
+    assert not any(part in str(refused.value) for part in ("key:", "sec", "ret@"))
 
 
 def test_public_access_is_no_key() -> None:
     assert Folder("gs://anonymous@bucket/runs").uri == "gs://anonymous@bucket/runs"
 
 
-@pytest.mark.parametrize("uri", ["ftp://host/x", "s3://", "nonsense://x", "s3://bucket/white space"])
+@pytest.mark.parametrize(
+    "uri", ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "file:///tmp/a#b"]
+)
 def test_a_uri_that_cannot_be_opened_is_refused(uri: str) -> None:
     with pytest.raises(UserError, match=r"can't be opened as a folder: .* Use a local path, s3://"):
         Folder(uri)
+
+
+def test_names_in_a_store_are_taken_as_they_are(object_store: str) -> None:
+    """One that was cut off at a ``#``, say, would be another run's folder."""
+    names = ["run#1/a", "run#2/a", "a b", "a%20b", "50%", "über", "[a]", "a|b", "x\\y", "a+b", "a&b=c;d", "{a}^`~<>"]
+    for number, name in enumerate(names):
+        Folder(f"{object_store}/odd/{name}").write_bytes("x", str(number).encode())
+    assert Folder(f"{object_store}/odd").files().keys() == {f"{name}/x" for name in names}
+    for number, name in enumerate(names):
+        folder = Folder(f"{object_store}/odd/{name}")
+        assert folder.files() == {"x": len(str(number))}
+        assert pickle.loads(pickle.dumps(folder)).read_bytes("x") == str(number).encode()
+        with folder.open_input("x") as file:
+            assert file.read() == str(number).encode()
+        folder.delete("x")
+    assert Folder(f"{object_store}/odd").files() == {}
+    assert Folder("gs://anonymous@bucket/a#b c%20/ü")._root == "bucket/a#b c%20/ü"
 
 
 def test_options_in_a_uri_are_refused() -> None:
@@ -222,3 +320,9 @@ def test_any_name_comes_back(tmp_path_factory: pytest.TempPathFactory, names: li
             written.append(name)
     assert list(folder.files()) == sorted(written)
     assert all(folder.read_bytes(name) == name.encode() for name in written)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
+def test_a_place_where_no_folder_can_be_made_is_named() -> None:
+    with pytest.raises(StorageError, match="/proc/model: no folder can be made there"):
+        Folder("/proc/model").write_bytes("name", b"data")

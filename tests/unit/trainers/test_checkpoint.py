@@ -150,6 +150,8 @@ def flip(folder: Path) -> None:
 DAMAGE = {
     "no record, as after a kill": (lambda folder: (folder / "checkpoint.json").unlink(), "is incomplete"),
     "half a record": (lambda folder: (folder / "checkpoint.json").write_text('{"steps": 6'), "is damaged"),
+    "a list": (lambda folder: (folder / "checkpoint.json").write_text("[]"), "is damaged"),
+    "null": (lambda folder: (folder / "checkpoint.json").write_text("null"), "is damaged"),
     "no weights": (lambda folder: (folder / "weights.safetensors").unlink(), "is damaged"),
     "truncated": (truncate, "is damaged .optimizer.safetensors has another SHA-256"),
     "one bit": (flip, "is damaged .weights.safetensors has another SHA-256"),
@@ -225,6 +227,24 @@ def test_a_checkpoint_behind_a_store_that_fails_is_not_taken_for_damaged(tmp_pat
     monkeypatch.setattr(Folder, "local_path", lambda *_: (_ for _ in ()).throw(failing))
     with pytest.raises(StorageError, match="SLOW_DOWN"):
         run(tmp_path).restore(encoder, optimizer)
+
+
+def test_a_hostile_record_in_a_store_makes_no_file_outside_of_the_cache(object_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    lines: list[str] = []
+    checkpoints = Checkpoints(f"{object_store}/hostile", {}, say=lines.append).of_run(TRAINING, "b" * 64)
+    encoder, optimizer = stepped()
+    save(checkpoints, 3, encoder, optimizer)
+    name = "step-00000003/checkpoint.json"
+    record = json.loads(checkpoints.folder.read_bytes(name))
+    record["files"] = dict.fromkeys(record["files"], "../../.bashrc")
+    checkpoints.folder.write_bytes(name, json.dumps(record).encode())
+    (tmp_path / "cache" / "files").mkdir(parents=True)
+    (tmp_path / ".bashrc").write_text("mine")
+    assert checkpoints.restore(encoder, optimizer).steps == 0
+    assert "'../../.bashrc', which is none" in lines[0]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / ".bashrc"]
+    assert (tmp_path / ".bashrc").read_text() == "mine"
 
 
 def test_saving_again_repairs_a_damaged_one(tmp_path):

@@ -1,6 +1,7 @@
 """A push against a server on loopback that speaks the hub's protocol."""
 
 import base64
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -105,6 +106,18 @@ def test_the_models_files_and_nothing_else_are_sent(hub: Hub, model: Path) -> No
 def test_a_damaged_model_is_not_sent(hub: Hub, model: Path) -> None:
     (model / "config.json").write_text("{ }")
     with pytest.raises(UserError, match="is damaged"):
+        push_to_hub(str(model), "org/name")
+    assert hub.asked == []
+
+
+def test_a_hostile_model_is_not_sent(hub: Hub, model: Path) -> None:
+    """It would send a file that isn't the model's, or make one outside of the copy that is sent."""
+    (model.parent / "private.txt").write_text("mine")
+    manifest = json.loads((model / "manifest.json").read_text())
+    digest = hashlib.sha256(b"mine").hexdigest()
+    manifest["shards"][0]["files"].append({"name": "../private.txt", "bytes": 4, "sha256": digest})
+    (model / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"'\.\./private\.txt' is no name of a file inside"):
         push_to_hub(str(model), "org/name")
     assert hub.asked == []
 

@@ -113,8 +113,9 @@ def test_lines_are_few_and_say_each_number() -> None:
     text = "\n".join(lines)
     for said in (
         "512 a step, 128 a batch",
-        "1,022.6 a query: 254 of its batch, 768 of the step's other batches, 1 hard, less 0.4 masked",
-        "523,561 a step, 215 masked",
+        "at most 1,022.6 a query: 254 of its batch, 768 of the step's other batches, 1 hard, less 0.4 masked",
+        "at most 523,561 a step, 215 masked",
+        "less those of other batches that answer the query too, which are not counted here",
         "512 of a query's documents are encoded by other ranks",
         "documents    1,024 a step",
         "300 of 30,000 trained (1.00%)",
@@ -175,3 +176,9 @@ def test_without_positives_it_says_what_a_text_is_weighed_against():
     rows = dict(ledger_rows(stored))
     assert rows["compared with"] == "15 others of its batch, none marked as its answer"
     assert "negatives" not in rows
+
+
+def test_negatives_that_are_not_shared_are_counted_exactly():
+    assert "at most" not in "\n".join(of_run().lines())
+    shared = "\n".join(of_run(joined=True).lines())
+    assert shared.count("at most") == 2

@@ -8,6 +8,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from raytriever.retrieval.encoders.specification import EncoderContract
+from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.trainers.kinds import ObjectiveSettings
 from raytriever.trainers.model_card import PAPERS, Measured, model_card
 
@@ -65,6 +66,34 @@ def test_training_is_counted_up_to_the_weights_that_validation_chose() -> None:
     text = model_card("mine", config, INPUTS, CONTRACT, points, best_step=200)
     assert "| training | 200 steps, 1,596 examples: the weights after step 200 of 1,000, chosen by validation |" in text
     assert "| training | 1,000 steps, 7,996 examples |" in model_card("mine", config, INPUTS, CONTRACT, points)
+
+
+@pytest.mark.parametrize(
+    ("form", "alone"),
+    [
+        (VectorForm(), None),
+        (VectorForm(kind="layers", layers=(4, 6)), "last layer"),
+        (VectorForm(kind="layers", layers=(4, 6), reduction="last"), None),
+        (VectorForm(kind="layers", layers=(4, 6), reduction="average"), None),
+        (VectorForm(kind="layers", layers=(4, 6), reduction="scalar_mix"), None),
+        (VectorForm(kind="first_tokens", tokens=8), "first token"),
+        (VectorForm(kind="first_tokens", tokens=8, reduction="last"), None),
+        (VectorForm(kind="first_tokens", tokens=8, reduction="average"), "first token"),
+        (VectorForm(kind="first_tokens", tokens=8, reduction="scalar_mix"), "first token"),
+        (VectorForm(kind="all_tokens"), "first token"),
+        (VectorForm(kind="all_tokens", reduction="average"), None),
+        (VectorForm(kind="all_tokens", reduction="last"), None),
+    ],
+)
+def test_a_fallback_is_called_one(form: VectorForm, alone: str | None) -> None:
+    """What sentence-transformers gives of each form is what tests/unit/retrieval/encoders/test_towers.py compares."""
+    contract = CONTRACT.model_copy(update={"form": str(form)})
+    text = model_card("mine", {"objective": {"kind": "multi_layer"}}, INPUTS, contract, POINTS)
+    assert ("fallback" in text) == (alone is not None)
+    if alone is not None:
+        assert f"vectors here are: {form}, and the lines above load a fallback" in text
+        assert f"`encode_document` gives the vector of the {alone} alone" in text
+        assert "`raytriever embed` gives what was trained" in text
 
 
 def test_without_validation_there_are_no_measures() -> None:

@@ -1,3 +1,4 @@
+import math
 import sys
 
 import numpy as np
@@ -167,3 +168,27 @@ def test_8_bits_resume_exactly(tmp_path):
     steps_of_wide(resumed, optimizer, range(5, 12))
     for name, parameter in whole.named_parameters():
         assert torch.equal(resumed.get_parameter(name), parameter), name
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"betas": (1.0, 0.999)},
+        {"betas": (0.9, 1.0)},
+        {"betas": (-0.1, 0.999)},
+        {"betas": (0.9, math.nan)},
+        {"learning_rate": math.inf},
+        {"learning_rate": math.nan},
+        {"weight_decay": math.inf},
+        {"epsilon": math.inf},
+    ],
+    ids=str,
+)
+def test_numbers_that_no_optimizer_takes_are_refused(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        OptimizerSettings(**wrong)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "radam"])
+def test_betas_at_their_bound_are_taken(kind):
+    build_optimizer(TinyEncoder(), OptimizerSettings(kind=kind, betas=(0.0, 0.0)))

@@ -1,6 +1,7 @@
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 
 from raytriever.retrieval.errors import UserError
@@ -63,6 +64,27 @@ def test_slices_are_consecutive_rows_of_the_wanted_columns():
     assert [table.column_names for table in rows] == [["document", "query"]] * 3
     whole = random_batch(1003)
     assert [text for table in rows for text in table["query"].to_pylist()] == whole["query"].to_pylist()
+
+
+def test_a_slice_is_collated_alike_while_a_whole_batch_is_validated():
+    """Row 3 leaves out column 0, which would be its own positive if it were row 0."""
+
+    class Masked(TinyBatches):
+        column = 0
+
+        def read(self, epoch: int, index: int) -> pa.Table:
+            table = super().read(epoch, index)
+            masked = pa.array([[], [], [], [self.column], [], []], pa.list_(pa.int32()))
+            return table.set_column(table.column_names.index("masked"), "masked", masked)
+
+    objective, batches = tiny_objective(), Masked()
+    step = Step(0, 0, 0, (0,), (Piece((0,), 1, 2),), (1,))
+    assert objective.batch_group is None  # as an evaluation sets it meanwhile
+    (batch,) = Reader(batches, objective).read_step(step)
+    assert batch.masked_rows.tolist() == batch.masked_columns.tolist() == [0]
+    batches.column = 3
+    with pytest.raises(UserError, match=r"Batch 0 of epoch 0 in tiny/batches: Row 0 leaves out column 3.*own positive"):
+        Reader(batches, objective).read_step(step)
 
 
 def test_a_piece_of_several_batches_tells_them_apart():

@@ -290,6 +290,13 @@ def test_settings_that_do_not_fit(values: dict[str, Any], message: str) -> None:
         validate(TrackingSettings, values, "tracking")
 
 
+@pytest.mark.parametrize("uri", ["https://me:hidden@host", "postgresql://me:hid/den@host/runs"])
+def test_a_login_in_an_address_is_refused_and_not_shown(uri: str) -> None:
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_PASSWORD") as refused:
+        validate(TrackingSettings, {"trackers": ["mlflow"], "uri": uri}, "tracking")
+    assert "hid" not in str(refused.value)
+
+
 def test_credentials_are_taken_out_of_addresses() -> None:
     assert (
         without_credentials("at https://me:pass@host/a@b and s3://key@bucket")

@@ -11,7 +11,8 @@ from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from raytriever.retrieval.storage import Folder
 from raytriever.trainers.checkpoint import State
 from raytriever.trainers.curve import Curve
-from raytriever.trainers.jobs.train import Train, TrainConfig, _check_elastic, mean_loss
+from raytriever.trainers.jobs.train import Train, TrainConfig, mean_loss
+from raytriever.trainers.jobs.train_checks import check_workers
 from raytriever.trainers.kinds import build_objective
 from raytriever.trainers.loop import Trained
 from raytriever.trainers.order import Order
@@ -93,18 +94,18 @@ def test_a_language_models_memory_is_not_recorded():
 
 def test_a_form_that_the_objective_does_not_train_is_refused_with_the_settings():
     objective = {"kind": "multi_layer", "training_form": "self_contrastive", "regularisation": 1.0}
-    with pytest.raises(UserError, match="but the encoder's form is single"):
+    with pytest.raises(UserError, match=r"but encoder\.form is not set, and any is no folder here"):
         stage(objective=objective)
     form = {"kind": "layers", "layers": [1, 2], "reduction": "last"}
     assert stage(objective=objective, encoder={"model": "any", "form": form}).config.objective.kind == "multi_layer"
 
 
 def test_workers_that_may_be_left_must_be_able_to_share_a_step():
-    _check_elastic(1, 4, 12)
+    check_workers(1, 4, 12)
     with pytest.raises(UserError, match=r"batches_per_step 4 can't be shared by 3 workers"):
-        _check_elastic(1, 4, 4)
+        check_workers(1, 4, 4)
     with pytest.raises(UserError, match=r"fewest_workers is 3, more than resources.workers, 2"):
-        _check_elastic(3, 2, 4)
+        check_workers(3, 2, 4)
 
 
 def test_mean_losses_are_of_tenths_of_the_steps():

@@ -125,6 +125,8 @@ def test_validation_shows_start_best_and_last_and_what_the_best_took(points: lis
         " brought no improvement."
     ) in section.lead
     assert "nDCG@10" in plots_of(section)[0]
+    (caption,) = [block.caption for block in section.blocks if isinstance(block, Plot) and "Orange" in block.caption]
+    assert caption.startswith("Measures of validation by the steps done. Orange: step 20,")  # what on, it isn't told
     assert tables_of(section)[-1].rows[0][0] == "steps"
 
 

@@ -66,11 +66,15 @@ class ContextualBatch(PairBatch):
 
 @dataclass(frozen=True)
 class _Context:
-    """The context of one loss: vectors (J, width), the keys of their texts, and random numbers, int64 (J,)."""
+    """The context of one loss: vectors (J, width), the keys of their texts, and random numbers, int64 (J,).
+
+    ``tokens``: those of the documents in it that this rank read.
+    """
 
     vectors: Tensor
     keys: Tensor
     draws: Tensor
+    tokens: int
 
 
 class Contextual(PairObjective):
@@ -102,8 +106,11 @@ class Contextual(PairObjective):
         self.contextual.forget_context()
         super().export(folder)
 
-    def collate(self, rows: pa.Table) -> ContextualBatch:
-        """Tokenises each distinct text once, and once more those that may be drawn as context."""
+    def collate(self, rows: pa.Table, first_row: int = 0) -> ContextualBatch:
+        """Tokenises each distinct text once, and once more those that may be drawn as context.
+
+        ``tokens`` are those of the pairs: which candidates are drawn, and so encoded, the ranks find out together.
+        """
         settings = self.settings
         pairs = collate_pairs(
             rows,
@@ -111,14 +118,14 @@ class Contextual(PairObjective):
             partial(self._tokenize, role="document", max_length=settings.document_max_length),
             settings.chunk_size,
             joined=self.joins_step,
-            slice_number=self.slice_number,
+            first_row=first_row,
         )
         documents = rows["document"].to_pylist()
         candidates = self._candidates(
             documents + pc.list_flatten(rows["hard_negatives"]).to_pylist(), rows[EPOCH][0].as_py()
         )
         return ContextualBatch(
-            **vars(pairs) | {"tokens": pairs.tokens + int(candidates.features["attention_mask"].sum())},
+            **vars(pairs),
             candidates=candidates,
             query_keys=text_keys(rows["query"].to_pylist()),
             document_keys=text_keys(documents),
@@ -156,7 +163,7 @@ class Contextual(PairObjective):
         metrics = contrastive_metrics(query_vectors, document_vectors, mask, positives)
         in_context = (batch.document_keys[:, None] == context.keys).any(dim=1)
         metrics["answers_in_context"] = in_context.float().mean()
-        return Outcome(loss, metrics, len(query_vectors), batch.tokens)
+        return Outcome(loss, metrics, len(query_vectors), batch.tokens + context.tokens)
 
     def _read_context(self, candidates: ContextCandidates) -> _Context:
         """Each rank embeds those that are drawn of its own documents, and all get the vectors of all."""
@@ -165,12 +172,14 @@ class Contextual(PairObjective):
         table = self.gather(torch.stack([draws, keys, torch.full_like(keys, mine)], dim=1))
         drawn = drawn_places(table[:, 0], settings.context_documents)
         own = drawn[table[drawn, 2] == mine] - (table[:, 2] < mine).sum()
-        vectors = self._read_own({name: of[own] for name, of in candidates.features.items()})
+        features = {name: of[own] for name, of in candidates.features.items()}
+        vectors = self._read_own(features)
         numbers = torch.arange(settings.vectors_per_document, device=drawn.device)
         return _Context(
             vectors=self.gather(vectors).flatten(0, 1),
             keys=table[drawn, 1].repeat_interleave(len(numbers)),
             draws=(table[drawn, 0, None] + numbers).flatten(),
+            tokens=int(features["attention_mask"].sum()),
         )
 
     def _read_own(self, features: dict[str, Tensor]) -> Tensor:

@@ -71,7 +71,7 @@ class Revela(ChunkObjective[RevelaBatch]):
         if settings.learn_temperature:
             self.log_temperature = nn.Parameter(torch.tensor(log(settings.similarity_temperature)))
 
-    def collate(self, rows: pa.Table) -> RevelaBatch:
+    def collate(self, rows: pa.Table, first_row: int = 0) -> RevelaBatch:  # noqa: ARG002
         """Tokenises the chunks for both models. Raises ``UserError`` where none has two tokens."""
         texts = rows["document"].to_pylist()
         features = tokenize_right_padded(self._tokenizer, texts, self.settings.language_model.max_length)

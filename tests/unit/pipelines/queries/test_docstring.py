@@ -49,6 +49,14 @@ def test_other_languages_by_the_ending_of_id_or_title() -> None:
     assert len(examples(DocstringQueries(language="c"), source(code, id_="7"))[0]) == 1
 
 
+def test_python_whose_lines_end_in_carriage_returns() -> None:
+    (expected, _), (made, _) = (
+        examples(DocstringQueries(), source(t, id_="a.py")) for t in (PYTHON, PYTHON.replace("\n", "\r"))
+    )
+    assert [(each.query, each.documents) for each in made] == [(each.query, each.documents) for each in expected]
+    assert len(made) == 2
+
+
 def test_what_gives_nothing_is_counted() -> None:
     made, dropped = examples(
         DocstringQueries(),

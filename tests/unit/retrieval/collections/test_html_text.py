@@ -32,6 +32,9 @@ from raytriever.retrieval.collections.html_text import html_to_text
         ("<table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table>", "a b\n\n1 2"),
         ("a<script>b</script><style>c</style>d<!-- e -->f", "adf"),
         ("</li></ul></blockquote></pre>x", "x"),
+        ("a <![foo]> b<p>c</p>", "a <![foo]> b\n\nc"),
+        ("<![0]>x<![", "<![0]>x<!["),
+        ("<![CDATA[<b>]]>a<![if !mso]>b<![endif]>c<!DOCTYPE html>d", "abcd"),
         ("<p>no end <b>at all", "no end at all"),
         ("plain", "plain"),
         ("", ""),
@@ -54,6 +57,14 @@ def test_a_code_block_keeps_every_character_and_its_fence_is_longer_than_any_ins
 
 TAGS = ["ul", "li", "pre", "p", "blockquote", "code", "h2", "ol"]
 MARKUP = [f"<{end}{tag}>" for tag in TAGS for end in ("", "/")] + ["w", "\n", "&lt;", "<", "<!--", "\0"]
+
+
+@given(
+    st.lists(st.sampled_from([*MARKUP, "<!", "<![", "[", "]", ">", "]]>", "cdata", "if", "-", "<?", "<!doctype", " "]))
+)
+def test_no_declaration_is_an_error(pieces: list[str]) -> None:
+    text = html_to_text("".join(pieces))
+    assert text == text.strip("\n")
 
 
 @given(st.lists(st.sampled_from(MARKUP)))

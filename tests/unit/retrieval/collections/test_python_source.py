@@ -131,6 +131,21 @@ def test_the_docstring_is_cut_and_nothing_else(source: str, expected: str) -> No
     assert sources(source)["m.f"] == expected
 
 
+def test_lone_carriage_returns_end_lines_as_for_the_interpreter() -> None:
+    plain = (
+        '# old\nx = 1\ndef f(a):\n    """Adds one."""\n    return a + 1\n\ndef g(a):\n    "Adds two."\n    return 2\n'
+    )
+    expected = functions(plain)
+    assert [(found.query, found.source) for found in expected] == [
+        ("Adds one.", "def f(a):\n    return a + 1"),
+        ("Adds two.", "def g(a):\n    return 2"),
+    ]
+    for source in (plain.replace("\n", "\r"), plain.replace("\n", "\r", 1), plain.replace("\n\n", "\r\n\r")):
+        assert functions(source) == expected
+    windows = functions(plain.replace("\n", "\r\n"))
+    assert [found.source for found in windows] == [found.source.replace("\n", "\r\n") for found in expected]
+
+
 def test_indentation_is_taken_off_and_lines_left_of_it_stay() -> None:
     source = "class A:\n\tdef f(self):\n\t\t'Doc.'\n\t\treturn '''\nleft\n\t\tright'''\n"
     assert sources(source)["m.A.f"] == "def f(self):\n\treturn '''\nleft\n\tright'''"

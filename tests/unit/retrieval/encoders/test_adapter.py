@@ -75,6 +75,25 @@ def test_a_merged_adapter_equals_the_unmerged_one(tmp_path: Path, name: str) -> 
     np.testing.assert_allclose(theirs, found, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("bert", {"target_modules": ["query", "value"]}),  # with a pooler, which is never trained
+        ("qwen2", {}),
+        ("qwen2", {"target_modules": ["down_proj"], "modules_to_save": ["norm"]}),
+    ],
+)
+def test_a_merged_encoder_is_trained_on_as_its_base_is(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
+    base = save_tiny_model(name, tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "adapter", **settings)
+    plain, merged = (
+        {key: parameter.requires_grad for key, parameter in load_tiny(path, pooling="mean").named_parameters()}
+        for path in (base, adapter)
+    )
+    assert merged == plain
+    assert {key for key, trained in plain.items() if not trained} == {key for key in plain if "pooler" in key}
+
+
 def test_a_folder_of_sentence_transformers_may_hold_an_adapter(qwen: Path, tmp_path: Path) -> None:
     adapter = save_adapter(qwen, tmp_path / "adapter")
     shutil.copy(qwen / "tokenizer.json", adapter)

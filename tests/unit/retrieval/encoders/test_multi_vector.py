@@ -184,9 +184,16 @@ def test_many_texts_are_embedded_in_their_order(encoder: TextEncoder) -> None:
     assert encode_texts(several, [], "document").shape == (0, WIDTH)
 
 
-def test_what_has_no_fixed_number_is_not_stored(encoder: TextEncoder) -> None:
-    with pytest.raises(UserError, match="all_tokens gives every text its own number of vectors"):
-        encode_texts(MultiVectorEncoder(encoder, form("all_tokens")), TEXTS, "document")
+@torch.no_grad()
+def test_all_tokens_are_stored_as_often_as_the_longest_text_may_have_them(encoder, features) -> None:
+    several = MultiVectorEncoder(encoder, form("all_tokens")).eval()
+    stored = torch.from_numpy(encode_texts(several, TEXTS, "document", token_budget=60))
+    assert stored.shape == (len(TEXTS), encoder.contract.max_length, WIDTH)
+    states, present = several.states(features)
+    queries = encoder(encoder.tokenize(TEXTS, "query"))
+    scores = torch.einsum("qd,nmd->qnm", queries, states).masked_fill(~present, -torch.inf)
+    found = torch.einsum("qd,nmd->qnm", queries, stored)
+    torch.testing.assert_close(found.amax(dim=2), scores.amax(dim=2))
 
 
 @pytest.mark.parametrize("layers", [(1,), (1, 2, 3), (3,)])
@@ -203,14 +210,18 @@ def test_tokens_need_a_first_one_to_compare_with(base: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "layers"}, "layers are given exactly where"),
-        ({"kind": "single", "layers": [1]}, "layers are given exactly where"),
+        ({"kind": "layers"}, r"kind 'layers' needs the numbers of the layers: set layers, such as \[10, 12\]"),
+        ({"kind": "single", "layers": [1]}, r"layers is \[1\], which kind 'single' doesn't have: set layers to \[\]"),
+        (
+            {"kind": "first_tokens", "layers": [5, 6], "tokens": 8},
+            r"layers is \[5, 6\], which kind 'first_tokens' doesn't have: set layers to \[\], or kind to 'layers'",
+        ),
         ({"kind": "layers", "layers": [0, 2]}, r"layers \[0, 2\] must be ascending and distinct, from 1"),
         ({"kind": "layers", "layers": [2, 1]}, r"layers \[2, 1\] must be ascending"),
         ({"kind": "layers", "layers": [2, 2]}, r"layers \[2, 2\] must be ascending and distinct"),
-        ({"kind": "first_tokens"}, "tokens is 0; 1 or more"),
-        ({"kind": "first_tokens", "tokens": -1}, "tokens is -1; 1 or more"),
-        ({"kind": "layers", "layers": [2], "tokens": 3}, "tokens is 3"),
+        ({"kind": "first_tokens"}, "tokens is 0, but kind 'first_tokens' needs 1 or more: set tokens"),
+        ({"kind": "first_tokens", "tokens": -1}, "tokens is -1, but kind 'first_tokens' needs 1 or more"),
+        ({"kind": "layers", "layers": [2], "tokens": 3}, "tokens is 3, which kind 'layers' doesn't have: set"),
         ({"reduction": "average"}, "reduction is 'average', but kind 'single' has one vector"),
         ({"kind": "all_tokens", "reduction": "scalar_mix"}, "all_tokens has no fixed number"),
         ({"kind": "layer", "layers": [2]}, "kind"),

@@ -24,8 +24,10 @@ from raytriever.retrieval.encoders.pretrained import (
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.encoders.text_encoder import load_encoder
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import Folder
 from tests.unit.retrieval.encoders.contextual.made_up import module_cache
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+from tests.unit.small_run import make_artifact
 
 
 def refused(act: Callable[[], Any]) -> str:
@@ -51,6 +53,39 @@ def test_a_model_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert message.startswith("Encoder 'some-org/some-model' is neither a folder nor in the hub's cache")
     monkeypatch.setitem(PACKAGED_MODELS, "org/packaged", PackagedModel("package_that_is_absent", "model", "0" * 64))
     assert "pip install package-that-is-absent" in refused(lambda: locate_model("org/packaged"))
+
+
+def test_ranks_of_a_machine_locate_a_model_in_an_object_store_at_once(
+    object_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {"config.json": "{}", "1_Pooling/config.json": '{"pooling_mode": "mean"}'}
+    uri = make_artifact(f"{object_store}/located", "model", {}, {}, contents, 1)
+    found = locate_model(uri).path
+    exists = Path.exists
+    # as where another rank makes a link between the look for it and the making of it
+    monkeypatch.setattr(Path, "exists", lambda path: not path.is_symlink() and exists(path))
+    assert locate_model(uri).path == found
+    monkeypatch.undo()
+    (found / "config.json").unlink()
+    (found / "config.json").symlink_to("gone")
+    locate_model(uri)
+    assert {str(path.relative_to(found)): path.read_text() for path in found.rglob("*.json")} == contents
+    assert not list(found.parent.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("hostile", [{"name": "../../../../outside.py"}, {"sha256": "../../outside.py"}])
+def test_a_hostile_model_in_an_object_store_makes_no_file_outside_of_the_cache(
+    object_store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hostile: dict[str, str]
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "home" / "cache"))
+    (tmp_path / "home" / "cache" / "files").mkdir(parents=True)
+    uri = make_artifact(f"{object_store}/{tmp_path.name}", "model", {}, {}, {"config.json": "{}", "x.py": "evil"}, 1)
+    manifest = json.loads(Folder(uri).read_bytes("manifest.json"))
+    manifest["shards"][0]["files"][1].update(hostile)
+    Folder(uri).write_bytes("manifest.json", json.dumps(manifest).encode())
+    Folder(object_store).write_bytes("outside.py", b"evil")
+    assert "manifest.json is damaged (" in refused(lambda: locate_model(uri))
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
 
 
 def test_weights_other_than_the_pinned_ones_are_refused(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,19 @@ def test_pooling_reads_only_what_the_mask_keeps(pooling: Any) -> None:
     torch.testing.assert_close(found, torch.stack(expected))
     states[mask == 0] = torch.nan  # padding must not even be multiplied by zero
     torch.testing.assert_close(pool(states, mask, pooling), found)
+
+
+def test_two_threads_cut_at_a_length_of_their_own(tiny_encoder: Path) -> None:
+    one, other = (load_tiny(tiny_encoder, pooling="mean") for _ in range(2))
+    other.tokenizer = one.tokenizer  # as two towers of one model share theirs
+    texts = ["word " * 60] * 16
+
+    def lengths(encoder: TextEncoder, limit: int) -> set[int]:
+        return {len(ids) for _ in range(60) for ids in encoder.tokenize_ids(texts, "query", limit)}
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lengths, (one, other), (8, 24)))
+    assert found == [{8}, {24}]
 
 
 def test_half_precision_is_near(tiny_encoder: Path, tmp_path: Path) -> None:

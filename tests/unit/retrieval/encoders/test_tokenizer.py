@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.encoders.towers import load_towers
 from raytriever.retrieval.errors import UserError
 from tests.unit.retrieval.encoders.tiny_models import (
     ARCHITECTURES,
@@ -54,7 +57,7 @@ def test_a_decoder_reads_its_last_token_behind_an_eos_token(
     [
         ("qwen2", {"pooling": "mean"}, False),
         ("qwen2", {"pooling": "mean", "append_eos": True}, True),
-        ("llama", {"pooling": "cls", "append_eos": True}, True),
+        ("llama", {"pooling": "mean", "append_eos": True}, True),
         ("t5", {"pooling": "mean"}, True),  # its tokenizer does it
         ("t5", {"pooling": "last_token", "append_eos": True}, True),
         ("roberta", {"pooling": "cls"}, True),
@@ -123,3 +126,86 @@ def test_lengths_of_queries_and_documents(bases: dict[str, Path], tmp_path: Path
     with pytest.raises(UserError, match=r"queries and documents at different lengths \(\[9, 30\] tokens\)"):
         load_tiny(two)
     assert load_tiny(two, max_length=30).contract.max_length == 30
+
+
+@pytest.mark.parametrize("name", ["llama", "smollm2", "qwen2"])
+def test_the_first_token_of_a_causal_model_stands_for_nothing(tmp_path: Path, name: str) -> None:
+    """Llama's tokenizer puts a special token first: its state is the same for all texts."""
+    folder = save_tiny_model(name, tmp_path / name)
+    with pytest.raises(UserError, match=r"is cls, .*Model is causal: .* Set pooling to last_token or mean"):
+        load_tiny(folder, pooling="cls")
+    stated = save_sentence_transformer(folder, tmp_path / "model", "cls")
+    with pytest.raises(UserError, match="is causal"):
+        load_tiny(stated)
+    assert load_tiny(stated, pooling="mean").contract.pooling == "mean"
+
+
+def without_first_token(folder: Path) -> Path:
+    return edited(folder / "tokenizer.json", lambda tokenizer: tokenizer.update(post_processor=None))
+
+
+def knows_no_letter(tokenizer: dict[str, Any]) -> None:
+    """Every text is the unknown token, which is a special one that stands for a word."""
+    vocabulary = {"[PAD]": 0, "[UNK]": 1}
+    tokenizer.update(model={"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}, post_processor=None)
+
+
+def test_without_a_special_token_before_a_text_there_is_no_pooling_of_it(tmp_path: Path) -> None:
+    bare = without_first_token(save_tiny_model("bert", tmp_path / "bert"))
+    unknown = edited(save_tiny_model("bert", tmp_path / "unknown") / "tokenizer.json", knows_no_letter)
+    behind = save_tiny_model("t5", tmp_path / "t5")  # which ends texts in a special token
+    for folder in (bare, unknown, behind):
+        with pytest.raises(UserError, match=r"puts no special token before a text.* Set pooling to last_token or mean"):
+            load_tiny(folder, pooling="cls")
+        assert load_tiny(folder, pooling="mean").contract.pooling == "mean"
+
+
+@pytest.mark.parametrize("form", [{"kind": "all_tokens"}, {"kind": "first_tokens", "tokens": 2}])
+def test_forms_of_tokens_need_that_token_too(tmp_path: Path, form: dict[str, Any]) -> None:
+    folder = without_first_token(save_tiny_model("bert", tmp_path / "bert"))
+    settings = EncoderSettings.model_validate({"model": str(folder), "pooling": "cls", "form": form})
+    with pytest.raises(UserError, match="puts no special token before a text"):
+        load_towers(settings, folder, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "special"),
+    [
+        ("bert", {"pooling": "cls"}, 2),
+        ("t5", {"pooling": "mean"}, 1),
+        ("llama", {"pooling": "mean"}, 1),
+        ("llama", {"pooling": "last_token"}, 2),  # with the end-of-sequence token that is appended
+        ("qwen2", {"pooling": "mean"}, 0),
+    ],
+)
+def test_some_of_a_text_is_left_where_it_is_cut(
+    bases: dict[str, Path], name: str, settings: dict[str, Any], special: int
+) -> None:
+    for wanted in range(1, special + 1):
+        with pytest.raises(UserError, match=rf"max_length is {wanted}, .* {special} special .* to {special + 1} or"):
+            load_tiny(bases[name], max_length=wanted, **settings)
+    shortest = load_tiny(bases[name], max_length=special + 1, **settings)
+    assert [len(ids) for ids in shortest.tokenize_ids([LONG, "x"], "document")] == [special + 1] * 2
+    encoder = load_tiny(bases[name], **settings)
+    for wanted in range(special + 1):  # below what the tokenizer adds, it would cut nothing at all
+        with pytest.raises(UserError, match=f"that a query is cut at is {wanted}, .* Set it to {special + 1} or more"):
+            encoder.tokenize_ids([LONG], "query", wanted)
+    encoder.require_length(special + 1, "objective.query_max_length")
+    with pytest.raises(UserError, match=f"objective.query_max_length is {special}, but"):
+        encoder.require_length(special, "objective.query_max_length")
+    with pytest.raises(UserError, match=f"objective.query_max_length is {POSITIONS + 1}, but"):
+        encoder.require_length(POSITIONS + 1, "objective.query_max_length")
+
+
+@pytest.mark.parametrize("wanted", [0, -1])
+def test_no_text_has_fewer_tokens_than_one(wanted: int) -> None:
+    with pytest.raises(ValidationError, match="max_length"):
+        EncoderSettings(model="any", max_length=wanted)
+
+
+def test_a_folder_that_leaves_nothing_of_a_text_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
+    folder = save_sentence_transformer(bases["bert"], tmp_path / "model")
+    edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2))
+    with pytest.raises(UserError, match="the length that the encoder's folder cuts texts at is 2"):
+        load_tiny(folder)
+    assert load_tiny(folder, max_length=9).contract.max_length == 9

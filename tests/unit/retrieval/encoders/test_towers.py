@@ -80,6 +80,18 @@ def test_sentence_transformers_loads_it(bases: list[Path], tmp_path: Path, form:
     np.testing.assert_allclose(encode_texts(document, TEXTS, "document"), theirs[1], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("reduction", ["average", "scalar_mix"])
+def test_of_first_tokens_sentence_transformers_takes_the_first_alone(
+    bases: list[Path], tmp_path: Path, reduction: Any
+) -> None:
+    """It has no module for these; a model's card says so."""
+    query, document = encoders(bases, VectorForm(kind="first_tokens", tokens=2, reduction=reduction), 1)
+    write_towers(query, document, tmp_path)
+    theirs = SentenceTransformer(str(tmp_path), device="cpu").encode_document(TEXTS)
+    np.testing.assert_allclose(encode_texts(query, TEXTS, "document"), theirs, atol=1e-5, rtol=0)
+    assert np.abs(encode_texts(document, TEXTS, "document") - theirs).max() > 0.01
+
+
 def test_towers_may_have_dense_layers(bases: list[Path], tmp_path: Path) -> None:
     query, document = encoders(bases, AVERAGE, 2, projection="pooler")
     assert query.dense

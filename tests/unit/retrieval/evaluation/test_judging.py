@@ -7,6 +7,7 @@ import pytest
 
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.evaluation import judging
 from raytriever.retrieval.evaluation.conventions import CONVENTIONS, ConventionOverrides, resolve
 from raytriever.retrieval.evaluation.judging import (
     collection_judgments,
@@ -161,6 +162,11 @@ def test_qrels_files_of_another_collection_are_refused(tmp_path: Path) -> None:
     run = write_run_file(tmp_path / "run.trec", RUN)
     with pytest.raises(UserError, match="none of its documents, such as 'd3', is judged by the qrels, which name 2"):
         judge_runs({"run": run}, qrels, ["RR"], TREC)
+
+
+def test_a_run_that_found_nothing_is_of_no_other_collection(tmp_path: Path) -> None:
+    qrels = file_judgments(write_qrels_file(tmp_path / "qrels.txt", {"q1": {"7": 1, "8": 1}}), ["RR"])
+    judging._check_documents("run", {"q1": {}}, qrels)
 
 
 @pytest.mark.parametrize(

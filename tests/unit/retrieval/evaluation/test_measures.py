@@ -71,12 +71,12 @@ ORACLES: dict[str, Callable[[list[str], Grades], float]] = {
 
 
 def collection(seed: int, queries: int, distinct_scores: int) -> tuple[dict[str, Grades], dict[str, dict[str, float]]]:
-    """Random judgments (grades -1 to 3) and a random run over 60 documents, tied where scores are few."""
+    """Random judgments (grades -3 to 3) and a random run over 60 documents, tied where scores are few."""
     generator = np.random.default_rng(seed)
     qrels, run = {}, {}
     for query in range(queries):
         names = [f"d{number}" for number in generator.permutation(60)]
-        qrels[f"q{query}"] = dict(zip(names, generator.integers(-1, 4, 25).tolist(), strict=False))
+        qrels[f"q{query}"] = dict(zip(names, generator.integers(-3, 4, 25).tolist(), strict=False))
         retrieved = generator.permutation(names)[: generator.integers(1, 50)].tolist()
         scores = generator.integers(0, distinct_scores, len(retrieved)) / 7
         run[f"q{query}"] = dict(zip(retrieved, scores.astype(np.float32).tolist(), strict=True))

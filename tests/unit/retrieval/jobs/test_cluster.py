@@ -28,8 +28,22 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
         session.start()
     assert str(raised.value) == (
         "No Ray cluster answers at RAY_ADDRESS=10.0.0.9:6379 (Could not find any running Ray instance). Start one with"
-        " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone."
+        " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. Where"
+        " lines above say InvalidAuthToken, it does answer and asks for its token: set RAY_AUTH_MODE=token, and"
+        " RAY_AUTH_TOKEN_PATH to the file with it."
     )
+
+
+def test_a_cluster_that_asks_for_a_token_says_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise ray.exceptions.AuthenticationError("Token authentication is enabled but no token was found")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    cluster.os.environ["RAY_ADDRESS"] = "10.0.0.9:6379"
+    with pytest.raises(UserError, match=r"RAY_ADDRESS=10\.0\.0\.9:6379.*RAY_AUTH_TOKEN_PATH") as raised:
+        RaySession().start()
+    assert "docs.ray.io" not in str(raised.value)
 
 
 def test_a_ray_of_someone_else_is_used_and_left_running(monkeypatch: pytest.MonkeyPatch) -> None:

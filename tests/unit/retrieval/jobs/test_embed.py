@@ -57,6 +57,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("bert", tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("collection") / "source"
     (source / "qrels").mkdir(parents=True)
@@ -136,12 +141,21 @@ def test_documents_have_the_vectors_of_the_form_and_queries_one(
         vectors.contract.require_same(expected.contract, "one", "two")
 
 
-def test_texts_with_different_numbers_of_vectors_are_refused_at_once(
-    collection: str, model: Path, tmp_path: Path
-) -> None:
-    job = stage(collection, model, tmp_path / "out", {"form": VectorForm(kind="all_tokens"), "pooling": "cls"})
-    with pytest.raises(UserError, match="all_tokens gives every text its own number of vectors"):
-        job.plan()
+def test_a_vector_for_every_token_is_stored_and_searched(collection: str, bert: Path, tmp_path: Path) -> None:
+    encoder = {"form": VectorForm(kind="all_tokens"), "pooling": "cls", "max_length": 24}
+    artifact = run(stage(collection, bert, tmp_path / "out", encoder, texts_per_shard=32))
+    documents = StoredVectors(str(tmp_path / "out")).part("documents")
+    assert documents.vectors_per_text == 24
+    of_documents = [shard.rows for shard in artifact.shards if shard.name.startswith("documents")]
+    assert max(of_documents) == 2  # a sixteenth
+    index = make(Index(IndexConfig(index=VectorIndexSettings(vectors=artifact.uri), output=str(tmp_path / "index"))))
+    settings = {"index": index, "collection": collection, "vectors": artifact.uri, "split": None, "top_k": 5}
+    found = StoredRun(make(Search(SearchConfig(output=str(tmp_path / "run"), **settings)))).ranking()
+    queries = StoredVectors(artifact.uri).part("queries").range(0, len(QUERIES)).astype(np.float32)
+    vectors = documents.range(0, len(DOCUMENTS)).astype(np.float32)
+    scores = np.einsum("qd,nmd->qnm", queries, vectors).max(axis=2)
+    np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :5], rtol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(scores, found.rows, axis=1), found.scores, rtol=1e-5)
 
 
 def test_vectors_that_were_stored_before_there_were_forms(collection: str, model: Path, tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ from raytriever.retrieval.exact_search import search_stored
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from raytriever.retrieval.jobs.fuse import Fuse, FuseConfig
-from raytriever.retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings, index_ids
+from raytriever.retrieval.jobs.index import (
+    Index,
+    IndexConfig,
+    LexicalIndexSettings,
+    VectorIndexSettings,
+    index_ids,
+    lexical_folder,
+)
 from raytriever.retrieval.jobs.mine import Mine, MineConfig
 from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
 from raytriever.retrieval.jobs.search import Search, SearchConfig
@@ -180,6 +187,16 @@ def test_an_index_and_queries_of_different_encoders_are_refused(tmp_path: Path, 
     other = make_vectors(tmp_path / "other", collection, query_prompt="", max_length=32)
     with pytest.raises(UserError, match="come from different encoders: query_prompt 'query: ' against ''; max_length"):
         search(tmp_path, index=make_index(tmp_path, vectors), collection=collection, vectors=other)
+
+
+def test_a_hostile_lexical_index_links_no_file_outside_of_its_folder(tmp_path: Path) -> None:
+    index = make_artifact(tmp_path / "index", "index", {}, {}, {"lexical/params.json": "{}"}, 1)
+    manifest = tmp_path / "index" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("lexical/params.json", "lexical/../../escaped.py"))
+    (tmp_path / "escaped.py").write_text("{}")
+    with pytest.raises(UserError, match=r"'lexical/\.\./\.\./escaped\.py' is no name of a file inside the folder"):
+        lexical_folder(Artifact(index), tmp_path / "scratch" / "deep")
+    assert not list((tmp_path / "scratch").rglob("*.py"))
 
 
 def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vectors: str) -> None:

@@ -182,15 +182,67 @@ def test_a_run_that_another_took_over_finishes_nothing(stage: Numbers, monkeypat
                 ArtifactWriter(self.config.output, self.derivation()).begin()
             return super().make(shard, writer)
 
-    with pytest.raises(UserError, match="is made by another run now"):  # when it would be complete
+    with pytest.raises(UserError, match="is made by another run now"):  # with the next file that it would store
         run(Overtaken(stage.config))
-    made = [name for name in files(stage.config.output) if name.startswith(("a/", "b/"))]
-    assert len(made) == 4
+    assert files(stage.config.output) == ["building.json", "maker.json"]
     monkeypatch.setattr("raytriever.retrieval.jobs.stage._LOOKS_SECONDS", 0.0)
     other = Overtaken(stage.config.model_copy(update={"output": f"{stage.config.output}-other"}))
     with pytest.raises(UserError, match="is made by another run now"):  # with the shard that ends next
         run(other)
     assert not [name for name in files(other.config.output) if name.startswith(("a/", "b/"))]
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_worker_of_a_run_that_lost_the_folder_changes_nothing_there(stage: Numbers, complete: bool) -> None:
+    """Another node makes a shard still when the same output is made by other settings on another host."""
+    begun = ArtifactWriter(stage.config.output, stage.derivation())
+    begun.begin()
+    shards = [Shard(name, {"number": 1}, 0, derivation=begun.derivation.digest, run=begun.run) for name in ("a", "b")]
+    taking = Numbers(stage.config.model_copy(update={"first": 10}))
+
+    class Slow(Numbers):
+        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+            if not others:  # the first shard is under way meanwhile, the second begins afterwards
+                others.append(ArtifactWriter(self.config.output, taking.derivation(), replace=True))
+                others[0].begin()
+                if complete:
+                    run(taking)
+            return super().make(shard, writer)
+
+    others: list[ArtifactWriter] = []
+    slow = Slow(stage.config)
+    with pytest.raises(UserError, match=r"no longer this run's, so shard a was not stored"):
+        slow.make_shard(shards[0])
+    before = {name: (Path(stage.config.output) / name).read_bytes() for name in files(stage.config.output)}
+    assert ("manifest.json" in before) == complete
+    with pytest.raises(UserError, match=r"shard b was not stored"):
+        slow.make_shard(shards[1])
+    assert {name: (Path(stage.config.output) / name).read_bytes() for name in files(stage.config.output)} == before
+    made = run(taking)
+    made.verify()
+    assert (Path(made.uri) / "a/one.txt").read_text() == "13"
+
+
+def test_a_shard_of_other_settings_is_not_taken_for_finished(stage: Numbers) -> None:
+    """Its record comes in the moment in which the folder is taken over, and the run that took over is killed."""
+    taking = Numbers(stage.config.model_copy(update={"first": 10}))
+    taken = ArtifactWriter(stage.config.output, taking.derivation())
+    taken.begin()
+    of_others = Shard("a", {"number": 3}, 0, derivation=stage.derivation().digest, run=taken.run)
+    stage.make_shard(of_others)
+    assert "shards/a.json" in files(stage.config.output)
+    made = run(taking)
+    assert (Path(made.uri) / "a/one.txt").read_text() == "13"
+
+
+@pytest.mark.parametrize("output", ["s3://KEY:SEC/RET@bucket/x", "s3://KEY:SECRET@bucket/x?region=y"])
+def test_keys_in_an_output_are_in_no_line(stage: Numbers, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    labels: list[object] = []
+    monkeypatch.setattr("raytriever.retrieval.jobs.stage.lines_of", lambda **found: labels.append(found))
+    with pytest.raises(UserError, match="holds keys") as refused:
+        run(Numbers(stage.config.model_copy(update={"output": output})))
+    assert labels == []
+    assert not any(part in str(refused.value) for part in ("KEY:", "SECRET@", "RET@"))
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -1,10 +1,5 @@
-"""Submitting without a cluster: what travels, what is sealed, what is refused, and Ctrl-C."""
+"""Submitting without a cluster: what is sealed, what is refused, and Ctrl-C."""
 
-import os
-import shutil
-import subprocess
-import sys
-import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,11 +11,9 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs import submit
 from raytriever.retrieval.jobs.cluster import refuse_copied_folder
 from raytriever.retrieval.jobs.doctor import diagnose
-from raytriever.retrieval.jobs.job_server import Job, JobServer, dashboard_address
-from raytriever.retrieval.jobs.package import settings_files, write_package
+from raytriever.retrieval.jobs.job_server import Job
 from raytriever.retrieval.jobs.tokens import SEALED_VARIABLE, cluster_token, open_environment, seal
 
-ROOT = Path(__file__).parents[4]
 TOKEN = "4f" * 32
 
 
@@ -69,42 +62,6 @@ def test_sealed_variables_show_nothing_and_open_with_the_token_alone(monkeypatch
     nothing: dict[str, str] = {}
     open_environment(nothing)
     assert nothing == {}
-
-
-def test_the_package_is_the_program_alone_and_runs(tmp_path: Path) -> None:
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text("stages: {}\n")
-    command, files = settings_files(["run", str(recipe), "--output", "s3://bucket/mine.yaml", "absent.yaml"])
-    assert command == ["run", "submitted/0/mine.yaml", "--output", "s3://bucket/mine.yaml", "absent.yaml"]
-    size = write_package(tmp_path / "a.zip", files)
-    write_package(tmp_path / "b.zip", files)
-    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
-    assert size < 5_000_000
-    names = zipfile.ZipFile(tmp_path / "a.zip").namelist()
-    assert {name.split("/")[0] for name in names} == {
-        "raytriever.py", "retrieval", "pipelines", "trainers", "recipes", "submitted"
-    }  # fmt: skip
-    assert {Path(name).suffix for name in names} == {".py", ".yaml"}
-    zipfile.ZipFile(tmp_path / "a.zip").extractall(tmp_path / "job")
-    asked = [sys.executable, "raytriever.py", "run", "quickstart", "--print-config"]
-    shown = subprocess.run(asked, cwd=tmp_path / "job", capture_output=True, text=True, timeout=60)
-    assert shown.returncode == 0, shown.stderr
-    assert "clusters:" in shown.stdout
-
-
-def test_a_wheel_sends_what_a_checkout_sends(tmp_path: Path) -> None:
-    installed = tmp_path / "site-packages" / "raytriever"
-    for folder in ("retrieval", "pipelines", "trainers", "recipes"):
-        shutil.copytree(ROOT / folder, installed / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "raytriever.py", installed / "__init__.py")
-    write = (
-        "import sys; from pathlib import Path; from raytriever.retrieval.jobs.package import write_package as write;"
-    )
-    write += "write(Path(sys.argv[1]), {})"
-    for name, path in (("wheel.zip", installed.parent), ("checkout.zip", ROOT)):
-        command = [sys.executable, "-c", write, str(tmp_path / name)]
-        subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(path)}, check=True, timeout=60)
-    assert (tmp_path / "wheel.zip").read_bytes() == (tmp_path / "checkout.zip").read_bytes()
 
 
 def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -165,6 +122,15 @@ def test_only_commands_of_the_program_are_submitted(command: list[str], expected
     assert submit._checked(["doctor", "--storage", "x"]) == ["doctor", "--storage", "x"]
 
 
+@pytest.mark.parametrize("word", ["s3://KEY:SE/CRET@b/x", "output=s3://KEY:SE/CRET@b/x", "https://me:SECRET@store"])
+@pytest.mark.parametrize("command", [["run", "quickstart", "--output"], []])
+def test_a_password_in_a_uri_is_not_sent(command: list[str], word: str) -> None:
+    with pytest.raises(UserError, match=f"word {len(command) + 1} of the command is a URI with an '@'") as raised:
+        submit.submit_job([*command, word], None, None, [], None, None, installed=False)
+    assert "SE" not in str(raised.value)
+    assert submit._checked(["run", "a@b", "--output", "s3://b/x"]) == ["run", "a@b", "--output", "s3://b/x"]
+
+
 def test_a_secret_is_neither_given_on_the_command_line_nor_sent_in_the_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "value")
     assert submit._sealed([], None) is None
@@ -189,13 +155,6 @@ def test_a_runtime_environment_keeps_its_own_variables(tmp_path: Path) -> None:
         submit._environment(file, None)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "http://", "https://me:pw@head"])
-def test_an_address_that_takes_no_jobs_is_refused(address: str) -> None:
-    with pytest.raises(UserError, match="--address") as raised:
-        dashboard_address(address)
-    assert "pw" not in str(raised.value)
-
-
 def job(status: str, code: int | None = None) -> Job:
     return Job("name", status, "python raytriever.py", "why", code, 1.0, 3.0)
 
@@ -212,6 +171,18 @@ def job(status: str, code: int | None = None) -> Job:
 )
 def test_the_exit_code_is_the_jobs(ended: Job, code: int) -> None:
     assert submit._closed(ended) == code
+
+
+@pytest.mark.parametrize(("ended", "seconds"), [(1.0 + 9 * 3600, " in 9 h"), (None, "")])
+def test_a_job_without_an_exit_code_is_told_as_ray_tells_it(
+    capsys: pytest.CaptureFixture[str], ended: float | None, seconds: str
+) -> None:
+    lost = Job("night", "FAILED", "python", "Job supervisor actor died: its node has died.\n", None, 1.0, ended)
+    assert submit._closed(lost) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"night: ended without an exit code{seconds}")
+    assert "Job supervisor actor died: its node has died." in said
+    assert "never began" not in said
 
 
 class Interrupted:
@@ -273,23 +244,3 @@ def test_without_a_terminal_the_job_is_left_alone() -> None:
     server = Interrupted(1)
     assert submit.follow_job(server, "name") == 130  # type: ignore[arg-type]
     assert server.stopped == 0
-
-
-def test_no_server_is_named() -> None:
-    with pytest.raises(UserError, match=r"No Ray dashboard answers at http://127\.0\.0\.1:1\b"):
-        JobServer("http://127.0.0.1:1", None)
-    assert "RAY_API_SERVER_ADDRESS" not in os.environ
-
-
-def test_a_server_is_asked_at_its_own_address_and_the_environment_stays_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from ray.job_submission import JobSubmissionClient
-
-    monkeypatch.setattr(JobSubmissionClient, "_check_connection_and_version", lambda *_, **__: None)
-    monkeypatch.setenv("RAY_ADDRESS", "http://elsewhere:8265")
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://another:8265")
-    before = dict(os.environ)
-    server = JobServer("http://head:8265", None)
-    assert server._client.get_address() == "http://head:8265"
-    assert dict(os.environ) == before

@@ -19,6 +19,7 @@ from raytriever.trainers.objectives.adaptive_margin import (
     mean_error,
     own_residuals,
 )
+from raytriever.trainers.run import RunSettings
 from raytriever.trainers.triplets import unit_vectors
 from tests.unit.trainers.tiny import TinyEncoder, gradients_of
 from tests.unit.trainers.triplet_batches import triplet_batch
@@ -225,7 +226,7 @@ def test_max_lengths_reach_the_tokenizer():
     ("negatives", "message"),
     [
         (["w1", "w2"], r"Row 1 \(query 'w4 w5'\) has 2 hard negatives.* Set training.hard_negatives to 1"),
-        ([], r"Row 1 .* has 0 hard negatives; .* Make batches with hard negatives .*negatives_per_example: 1"),
+        ([], r"Row 1 .* has 0 hard negatives; .* is 0, set it to 1; else make batches with .*negatives_per_example: 1"),
     ],
 )
 def test_a_row_without_exactly_one_hard_negative_is_refused(negatives, message):
@@ -285,6 +286,21 @@ def test_comparisons():
 def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         AdaptiveMarginSettings(**settings)
+
+
+def test_a_run_that_leaves_every_hard_negative_out_is_told_so():
+    def run(hard_negatives):
+        return RunSettings(
+            batches="batches",
+            encoder={"model": "any"},
+            objective={"kind": "adaptive_margin"},
+            training={"hard_negatives": hard_negatives},
+        )
+
+    with pytest.raises(ValidationError, match=r"training.hard_negatives is 0, which leaves out .* Set it to 1"):
+        run(0)
+    for taken in (None, 1):
+        assert run(taken).training.hard_negatives == taken
 
 
 def test_steps_are_joined_where_negatives_are_shared():

@@ -1,0 +1,163 @@
+"""What is found of a training before the stages begin that it reads."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytriever import recipe_stages
+from raytriever.retrieval.configuration import validate
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs import before_run
+from raytriever.retrieval.jobs.before_run import NotHere, check_stage
+from raytriever.retrieval.jobs.collect import Collect
+from raytriever.retrieval.jobs.stage import Stage
+from raytriever.retrieval.recipe import load_recipe
+from raytriever.trainers.jobs.train import Train, TrainConfig
+from tests.unit.small_run import make_artifact
+from tests.unit.trainers.pair_batches import pair, store_pairs
+
+RECIPE = """
+stages:
+  collection: {job: collect, source: {kind: beir, path: some/data}}
+  pairs: {job: pairs, collection: collection, split: train}
+  packing: {job: pack, pairs: pairs, packing: {batch_size: 4, order: random}, epochs: 2}
+  batches: {job: filter, packing: packing, pairs: pairs, collection: collection, judged_negatives: hard,
+            false_negatives: {surrogate_score: false}}
+  held_out: {job: filter, packing: packing, pairs: pairs, collection: collection,
+             false_negatives: {surrogate_score: false}}
+  first: {job: train, batches: batches, encoder: {model: MODEL, pooling: mean}, training: {bf16: false, epochs: 2},
+          objective: {kind: contrastive}, validation: {kind: batches, batches: held_out}}
+  model: {job: train, batches: batches, encoder: {model: first}, training: {bf16: false},
+          objective: {kind: adaptive_margin}}
+  vectors: {job: embed, collection: collection, encoder: {model: model, dtype: float32}}
+  others: {job: embed, collection: collection, encoder: {model: MODEL, dtype: float32}}
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Checks the recipe with overrides as a run does before its first stage."""
+    monkeypatch.setattr(Collect, "check_before_run", lambda *_: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("MODEL", str(tiny_encoder)))
+
+    def check(*overrides: str) -> None:
+        recipe = load_recipe(str(tmp_path / "recipe.yaml"), overrides, str(tmp_path / "out"))
+        stages: dict[str, Stage[Any]] = recipe_stages(recipe)
+        for stage in stages.values():
+            check_stage(stage, stages)
+
+    return check
+
+
+def test_what_would_run_is_not_refused(check) -> None:
+    check()
+    form = "first.encoder.form={kind: layers, layers: [1, 2], reduction: last}"
+    check(form, "first.objective={kind: multi_layer, training_form: self_contrastive, regularisation: 1.0}")
+    check("first.encoder.max_length=64", "first.objective.query_max_length=64", "first.tracking.trackers=[]")
+    check("first.resources.workers=4", "first.training.batches_per_step=2")  # slices
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("first.encoder.model=./nowhere", "Encoder './nowhere' is no folder"),
+        ("others.encoder.model=./nowhere", "Encoder './nowhere' is no folder"),
+        ("model.document_encoder={model: ./nowhere}", "Encoder './nowhere' is no folder"),
+        ("others.encoder.max_length=65", "encoder.max_length is 65, over the limit of .*, 64 tokens"),
+        ("others.encoder.form={kind: layers, layers: [1]}", r"encoder.form.layers is \[1\]. It must end in 2"),
+        ("first.objective.document_max_length=65", "objective.document_max_length is 65, but the encoder reads 64"),
+        ("first.encoder.max_length=8,first.objective.query_max_length=9", "query_max_length is 9, .* reads 8 tokens"),
+        ("first.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
+        ("model.training.epochs=3", "training.epochs is 3, but .*batches holds batches for 2"),
+        ("batches.judged_negatives=null", "adaptive_margin trains on triplets, and .* will have no hard negatives"),
+        ("first.validation.batches=batches", "the very batches that are trained on"),
+        ("first.resources.workers=3,first.training.batches_per_step=2", "batches_per_step 2 can't be shared by 3 work"),
+        ("first.training.optimizer.kind=adamw_8bit", "adamw_8bit, which comes with the package bitsandbytes"),
+        ("first.tracking.trackers=[wandb]", "names wandb, whose package isn't installed"),
+    ],
+)
+def test_mistakes_are_found_before_the_first_stage(
+    check, monkeypatch: pytest.MonkeyPatch, override: str, said: str
+) -> None:
+    for absent in ("bitsandbytes", "wandb"):
+        monkeypatch.setitem(sys.modules, absent, None)
+    overrides = override.split(",first") if ",first" in override else [override]
+    with pytest.raises(UserError, match=said):
+        check(overrides[0], *(f"first{rest}" for rest in overrides[1:]))
+
+
+def test_a_model_that_is_there_needs_no_package_that_it_was_made_with(
+    check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    make_artifact(tmp_path / "out" / "first", "model", {}, {}, {"x": "1"}, 1)
+    check("first.tracking.trackers=[wandb]")
+
+
+def test_on_a_cluster_packages_of_workers_are_only_said_but_the_drivers_models_are_needed(
+    check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(before_run, "say", said.append)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    check("first.tracking.trackers=[wandb]")
+    (line,) = said
+    assert line.startswith("Warning: tracking.trackers names wandb")
+    with pytest.raises(NotHere, match="is no folder"):
+        check("first.encoder.model=./nowhere")
+
+
+def test_lengths_and_layers_are_those_that_the_folder_states(check, tmp_path: Path, tiny_encoder: Path) -> None:
+    stated = tmp_path / "stated"
+    shutil.copytree(tiny_encoder, stated)
+    (stated / "sentence_bert_config.json").write_text('{"max_seq_length": 16}')
+    with pytest.raises(UserError, match="document_max_length is 17, but the encoder reads 16 tokens"):
+        check(f"first.encoder.model={stated}", "first.objective.document_max_length=17")
+    check(f"first.encoder.model={stated}", "first.objective.document_max_length=17", "first.encoder.max_length=32")
+    unknown = tmp_path / "unknown"
+    shutil.copytree(tiny_encoder, unknown)
+    config = json.loads((unknown / "config.json").read_text())
+    for name in ("num_hidden_layers", "max_position_embeddings"):
+        del config[name]
+    (unknown / "config.json").write_text(json.dumps(config))
+    form = "others.encoder.form={kind: layers, layers: [7]}"  # whoever loads it knows
+    check(f"others.encoder.model={unknown}", form, "others.encoder.max_length=4000")
+
+
+def test_batches_that_are_there_already_tell_their_epochs(tmp_path: Path, tiny_encoder: Path) -> None:
+    batches = store_pairs(tmp_path / "batches", [[pair(0), pair(1)]])
+    values = {
+        "batches": batches, "output": str(tmp_path / "model"), "encoder": {"model": str(tiny_encoder)},
+        "objective": {"kind": "contrastive"}, "training": {"bf16": False},
+    }  # fmt: skip
+    stage = Train(validate(TrainConfig, values, "model"))
+    stage.check_before_run({"model": stage})
+    longer = Train(validate(TrainConfig, values | {"training": {"bf16": False, "epochs": 2}}, "model"))
+    with pytest.raises(UserError, match=f"training.epochs is 2, but {batches} holds batches for 1"):
+        longer.check_before_run({"model": longer})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["first.validation.split=dev"], False),
+        (["first.validation.split=train"], True),
+        (["first.validation.split=dev", "pairs.split=[train, dev]"], True),
+        (["first.validation.split=train", "first.validation.collection=some/other"], False),
+    ],
+)
+def test_a_split_that_pairs_are_made_of_is_warned_of_before_the_first_stage(
+    tmp_path: Path, tiny_encoder: Path, overrides: list[str], warned: bool
+) -> None:
+    recipe = RECIPE.replace("MODEL", str(tiny_encoder))
+    recipe = recipe.replace("{kind: batches, batches: held_out}", "{kind: retrieval, collection: collection}")
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), overrides, str(tmp_path / "out")))
+    warnings = stages["first"].warnings(stages)
+    assert [("gives training pairs" in warning) for warning in warnings] == [True] * warned

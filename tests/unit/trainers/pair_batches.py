@@ -1,0 +1,38 @@
+"""Stored batches of pairs whose rows a test spells out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from raytriever.pipelines.batches import SCHEMAS, BatchFile
+from raytriever.retrieval.artifact_writer import ArtifactWriter
+from raytriever.retrieval.artifacts import Derivation, ShardWriter
+
+
+def pair(number: int, hard_negatives: Sequence[str] = (), masked: Sequence[int] = (), query: str = "q") -> dict:
+    """A row; its query's id is ``query`` and the number."""
+    return {
+        "query_id": f"{query}{number}",
+        "query": f"import {number} path",
+        "document_id": f"d{number}",
+        "document": f"def return {number}",
+        "hard_negative_ids": [f"h{number}-{place}" for place in range(len(hard_negatives))],
+        "hard_negatives": list(hard_negatives),
+        "masked": list(masked),
+        "domain": "any",
+        "cluster": 0,
+    }
+
+
+def store_pairs(folder: Path, batches: Sequence[Sequence[dict[str, Any]]], inputs: dict[str, str] | None = None) -> str:
+    """An artifact of one epoch of ``batches`` of equally many rows, made from ``inputs``; its URI."""
+    writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, {"name": folder.name}, inputs or {}))
+    writer.begin()
+    with writer.folder.scratch() as scratch:
+        with BatchFile(ShardWriter(writer.folder, "0", scratch), "pairs", 0, 0, len(batches[0])) as file:
+            for rows in batches:
+                file.write(pa.Table.from_pylist(list(rows), SCHEMAS["pairs"]))
+        record = file.commit()
+    return writer.finish([record], {"layout": "pairs"}, {}).uri

@@ -1,0 +1,145 @@
+"""What can be known of a training before the stages begin whose artifacts it reads."""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from raytriever.pipelines.batches import BatchReader
+from raytriever.retrieval.artifacts import is_artifact
+from raytriever.retrieval.configuration import input_paths
+from raytriever.retrieval.encoders.specification import EncoderSettings
+from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.before_run import NotHere, made_by, missing_here
+from raytriever.retrieval.jobs.model_checks import check_encoder, folder_of, is_made, named_models
+from raytriever.retrieval.jobs.stage import Stage
+from raytriever.retrieval.storage import absolute
+from raytriever.trainers.objectives.adaptive_margin import AdaptiveMarginSettings
+from raytriever.trainers.objectives.margin_mse import MarginMseSettings
+from raytriever.trainers.optimization import OptimizerSettings
+from raytriever.trainers.run import RunSettings
+from raytriever.trainers.trackers import TrackingSettings, require_packages
+from raytriever.trainers.validation.opening import same_batches
+from raytriever.trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
+
+Run = Mapping[str, Stage[Any]]
+
+_MADE_OF = ("sources", "packing", "clusters", "pairs")  # inputs that hold the pairs themselves, or say which they are
+
+
+def check_workers(fewest: int | None, workers: int | None, batches_per_step: int) -> None:
+    """The workers, and any number of them that may be left, must be able to share a step."""
+    most = workers or 1
+    if fewest is None:
+        if most > 0 and max(most, batches_per_step) % min(most, batches_per_step):
+            raise UserError(
+                f"training.batches_per_step {batches_per_step} can't be shared by {most} workers (resources.workers)."
+                " Set it to a multiple of them, or to a divisor (each batch is then cut into slices)."
+            )
+        return
+    if fewest > most:
+        raise UserError(f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise those.")
+    unfit = [n for n in range(fewest, most + 1) if max(n, batches_per_step) % min(n, batches_per_step)]
+    if unfit:
+        raise UserError(
+            f"batches_per_step {batches_per_step} can't be shared by {unfit[0]} workers, which may be left of {most}"
+            f" (fewest_workers is {fewest}). Set batches_per_step to a multiple of every number in between."
+        )
+
+
+def require_epochs(wanted: int, stored: int, batches: str) -> None:
+    """Raises ``UserError`` for more epochs than are packed."""
+    if wanted > stored:
+        raise UserError(
+            f"training.epochs is {wanted}, but {batches} holds batches for {stored}. Pack as many epochs, or train for"
+            " fewer."
+        )
+
+
+def check_models(config: RunSettings, run: Run) -> None:
+    """Models that can't be had, and layers and lengths that encoders don't have. Those that the run makes are left out.
+
+    Raises ``UserError``.
+    """
+    for key, model in named_models(config).items():
+        if is_made(run, model):
+            continue
+        folder = folder_of(model)
+        if isinstance(model, EncoderSettings):
+            check_encoder(model, folder, key, _lengths(config, key))
+
+
+def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:
+    """Tokens of a text that the run asks of the encoder named by the setting ``key``."""
+    of_documents = "encoder" if config.document_encoder is None else "document_encoder"
+    readers = {"max_length": "encoder", "query_max_length": "encoder", "document_max_length": of_documents}
+    asked: dict[str, int | None] = {}
+    for name in [name for name, reader in readers.items() if reader == key]:
+        asked[f"objective.{name}"] = getattr(config.objective, name, None)
+        if isinstance(config.validation, RetrievalValidationSettings):
+            asked[f"validation.{name}"] = getattr(config.validation, name, None)
+    return asked
+
+
+def check_batches(config: RunSettings, run: Run) -> None:
+    """Epochs that are not packed, negatives that are not there, validation on what is trained on: ``UserError``."""
+    validation, maker = config.validation, made_by(run, config.batches)
+    if isinstance(validation, BatchValidationSettings) and absolute(validation.batches) == absolute(config.batches):
+        raise UserError(same_batches(validation.batches))
+    if maker is None:
+        if is_artifact(config.batches):
+            require_epochs(config.training.epochs, BatchReader(config.batches).epochs, config.batches)
+        return
+    epochs = _epochs_of(maker, run)
+    if epochs is not None:
+        require_epochs(config.training.epochs, epochs, config.batches)
+    of_triplets = isinstance(config.objective, AdaptiveMarginSettings | MarginMseSettings)
+    if of_triplets and not getattr(maker.config, "has_negatives", True):
+        raise UserError(
+            f"The objective {config.objective.kind} trains on triplets, and the batches in {config.batches} will have"
+            " no hard negatives. Give the stage that makes them 'negatives' or 'judged_negatives', or choose another"
+            " objective."
+        )
+
+
+def _epochs_of(maker: Stage[Any], run: Run) -> int | None:
+    """Epochs that the stage makes, by its settings or by those of what it fills with texts; None where unknown."""
+    epochs = getattr(maker.config, "epochs", None)
+    packing = getattr(maker.config, "packing", None)
+    if isinstance(epochs, int) or not isinstance(packing, str):
+        return epochs if isinstance(epochs, int) else None
+    packer = made_by(run, packing)
+    return _epochs_of(packer, run) if packer is not None and packer is not maker else None
+
+
+def validates_on_training_split(config: RunSettings, run: Run) -> bool:
+    """Whether the split that validation searches is one of those that the run makes the training pairs of."""
+    validation = config.validation
+    if not isinstance(validation, RetrievalValidationSettings):
+        return False
+    return (absolute(validation.collection), validation.split) in _splits_behind(config.batches, run)
+
+
+def _splits_behind(path: str, run: Run) -> set[tuple[str, str]]:
+    """Collection and split of all pairs that the artifact at ``path`` is made of, as far as the run makes it."""
+    maker = made_by(run, path)
+    if maker is None:
+        return set()
+    if maker.command == "pairs":
+        splits = maker.config.split
+        return {
+            (absolute(maker.config.collection), split) for split in ([splits] if isinstance(splits, str) else splits)
+        }
+    inputs = input_paths(maker.config)
+    followed = [inputs[key] for key in inputs if key.split(".")[0] in _MADE_OF]
+    return {found for each in followed if made_by(run, each) is not maker for found in _splits_behind(each, run)}
+
+
+def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> None:
+    """What only some settings need, and an installation may lack. Raises ``NotHere``."""
+    if optimizer.kind.endswith("_8bit") and importlib.util.find_spec("bitsandbytes") is None:
+        raise NotHere(
+            f"training.optimizer.kind is {optimizer.kind}, which comes with the package bitsandbytes, and that is not"
+            " installed: pip install 'raytriever[optimizers]'. Or set it to adamw."
+        )
+    with missing_here():
+        require_packages(tracking)
