@@ -93,9 +93,8 @@ class Order:
         pieces = self.pieces_per_step // world_size
         self._own = range(rank * pieces, (rank + 1) * pieces)
         self._world_size, self._rank = world_size, rank
-        self._lengths = lengths
-        self._deals = lengths is not None and world_size > 1 and pieces > 1
-        self._groups = lengths is not None and group_by_length
+        self._dealt_by = lengths if world_size > 1 and pieces > 1 else None
+        self._grouped_by = lengths if group_by_length else None
         steps = sum(count // batches_per_step for count in batches_in_epoch)
         self.total_steps = steps if max_steps is None else min(steps, max_steps)
 
@@ -125,9 +124,9 @@ class Order:
     def _permutation(self, epoch: int, count: int) -> NDArray[np.int64]:
         """The batches of an epoch as they are consumed."""
         drawn = epoch_permutation(self._seed, epoch, count)
-        if not self._groups or self._lengths is None:
+        if self._grouped_by is None:
             return drawn
-        lengths = np.array([self._lengths(epoch, batch) for batch in range(count)])
+        lengths = np.array([self._grouped_by(epoch, batch) for batch in range(count)])
         return group_by_length(drawn, lengths, self.batches_per_step)
 
     def _step(self, number: int, epoch: int, step: int, permutation: NDArray[np.int64]) -> Step:
@@ -138,9 +137,9 @@ class Order:
 
     def _places(self, epoch: int, batches: Sequence[int]) -> tuple[int, ...]:
         """Those of this rank's pieces."""
-        if not self._deals or self._lengths is None:
+        if self._dealt_by is None:
             return tuple(self._own)
-        return deal([self._lengths(epoch, batch) for batch in batches], self._world_size)[self._rank]
+        return deal([self._dealt_by(epoch, batch) for batch in batches], self._world_size)[self._rank]
 
     def piece(self, batches: tuple[int, ...], place: int) -> Piece:
         """The piece at ``place`` of a step of these ``batches``, over all ranks."""
