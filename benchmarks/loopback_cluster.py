@@ -44,21 +44,14 @@ class LoopbackCluster:
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}  # by address, what started all others of the node
         self._head, *self._others = addresses
         self._cpus = cpus
-        self._port, self._dashboard, self._client, self._agent = _free_ports(self._head, 4)
+        self._port, self._dashboard, client, self._agent = _free_ports(self._head, 4)
+        self.client = f"ray://{self._head}:{client}"
 
     def __enter__(self) -> "LoopbackCluster":
         token = self.folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        try:
-            self._start_head()
-            for address in self._others:
-                self.start_node(address)
-            for address in self._others:
-                self.wait_for(address)
-        except BaseException:
-            self.stop()
-            raise
+        self.start()
         return self
 
     def __exit__(
@@ -79,6 +72,18 @@ class LoopbackCluster:
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
             "OMP_NUM_THREADS": "1",
         }
+
+    def start(self) -> None:
+        """Starts the head and all nodes, and returns when they have joined it; after ``stop``, at the same ports."""
+        try:
+            self._start_head()
+            for address in self._others:
+                self.start_node(address)
+            for address in self._others:
+                self.wait_for(address)
+        except BaseException:
+            self.stop()
+            raise
 
     def start_node(self, address: str) -> None:
         """Starts a node, without waiting until it has joined."""
@@ -136,7 +141,8 @@ class LoopbackCluster:
 
     def _start_head(self) -> None:
         options = ["--head", f"--port={self._port}", "--num-cpus=0", f"--dashboard-host={self._head}"]
-        options += [f"--dashboard-port={self._dashboard}", f"--ray-client-server-port={self._client}"]
+        client = self.client.rpartition(":")[2]
+        options += [f"--dashboard-port={self._dashboard}", f"--ray-client-server-port={client}"]
         self._start(self._head, [*options, f"--dashboard-agent-listen-port={self._agent}"], _LOST_SOON)
         self.wait_for(self._head)
 

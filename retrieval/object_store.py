@@ -74,8 +74,13 @@ def _bucket(path: str) -> str:
     return bucket
 
 
+def s3_endpoint() -> str | None:
+    """The S3 server that the environment names; None: Amazon's."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
 def _open_s3(bucket: str) -> fs.S3FileSystem:
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = s3_endpoint()
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region and not endpoint:
         region = fs.resolve_s3_region(bucket)

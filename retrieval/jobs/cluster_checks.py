@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from raytriever.retrieval.jobs.node_facts import NodeFacts
 
@@ -250,11 +251,25 @@ def _clock(nodes: list[Node]) -> Check:
 def _storage(storage: str | None, nodes: list[Node]) -> Check:
     if storage is None:
         return Check("storage", "note", "not tried", "Give --storage s3://… (or the shared folder) of your runs.")
-    return _failing(
+    fine = f"every node writes, reads the others' files and deletes in {storage}"
+    check = _failing(
         "storage",
         nodes,
         lambda node: node.storage_problem,
-        f"every node writes, reads the others' files and deletes in {storage}",
+        fine,
         "Give every node the same path and the right to write, read, list and delete there (role, or keys in the"
         " environment it was started with, AWS_ENDPOINT_URL for a store of your own).",
     )
+    endpoints = {node.facts.s3_endpoint for node in nodes if node.facts and node.facts.s3_endpoint}
+    unencrypted = sorted(filter(_leaves_unencrypted, endpoints))
+    if check.state == "ok" and storage.startswith("s3://") and unencrypted:
+        remedy = "Give AWS_ENDPOINT_URL as https://…, or use it inside a private network only."
+        found = f"{fine}, but what is sent to {', '.join(unencrypted)} is not encrypted"
+        return Check("storage", "note", found, remedy)
+    return check
+
+
+def _leaves_unencrypted(endpoint: str) -> bool:
+    """Whether what is sent to this URL leaves the machine without TLS."""
+    parts = urlsplit(endpoint)
+    return parts.scheme == "http" and (parts.hostname or "") not in {"localhost", "127.0.0.1", "::1"}

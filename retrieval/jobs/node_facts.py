@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.object_store import s3_endpoint
 from raytriever.retrieval.storage import Folder, cache_folder
 
 # Those that results depend on, or that must agree for objects to travel between machines
@@ -35,6 +36,7 @@ class NodeFacts:
     shared_memory: int | None
     token_file_readable_by_others: str | None
     authentication: bool
+    s3_endpoint: str | None
 
 
 def node_facts(session_folder: str) -> NodeFacts:
@@ -49,6 +51,7 @@ def node_facts(session_folder: str) -> NodeFacts:
         shared_memory=_room("/dev/shm")[1] if Path("/dev/shm").exists() else None,
         token_file_readable_by_others=_exposed_token_file(),
         authentication=os.environ.get("RAY_AUTH_MODE", "").lower() == "token",
+        s3_endpoint=s3_endpoint(),
     )
 
 

@@ -24,6 +24,7 @@ FACTS = NodeFacts(
     shared_memory=10**10,
     token_file_readable_by_others=None,
     authentication=True,
+    s3_endpoint=None,
 )
 FINE = Node("10.0.0.1", gpus=2, object_store=1e9, facts=FACTS)
 
@@ -74,6 +75,27 @@ def test_what_only_deserves_a_note() -> None:
     assert checked(with_facts(libraries=FACTS.libraries | {"FAISS GPUs": None}))["libraries"].state == "note"
     assert checked(with_facts(token_file_readable_by_others="/home/me/.ray/auth_token"))["token"].state == "note"
     assert checked(FINE, storage=None)["storage"].state == "note"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "storage", "state"),
+    [
+        ("http://minio.example:9000", "s3://bucket", "note"),
+        ("https://minio.example:9000", "s3://bucket", "ok"),
+        ("http://127.0.0.1:9000", "s3://bucket", "ok"),
+        ("http://minio.example:9000", "/shared/runs", "ok"),
+        (None, "s3://bucket", "ok"),
+    ],
+)
+def test_a_store_without_tls_is_noticed(endpoint: str | None, storage: str, state: str) -> None:
+    check = checked(FINE, with_facts(s3_endpoint=endpoint), storage=storage)["storage"]
+    assert check.state == state
+    assert (str(endpoint) in check.found) == (state == "note")
+
+
+def test_a_store_that_fails_is_not_hidden_by_a_note() -> None:
+    node = replace(with_facts(s3_endpoint="http://minio.example"), storage_problem="can't write: denied")
+    assert checked(node)["storage"].state == "FAIL"
 
 
 def test_faiss_is_one_library_under_two_names() -> None:

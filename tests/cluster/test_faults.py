@@ -18,8 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+import grpc
 import pytest
 import torch
+from ray.core.generated import ray_client_pb2, ray_client_pb2_grpc
 
 from benchmarks.loopback_cluster import ROOT, LoopbackCluster, kill
 from raytriever.retrieval.artifacts import Artifact
@@ -126,6 +128,43 @@ def test_of_shards_only_those_being_made_are_lost(cluster: LoopbackCluster, tmp_
     assert sum(note.what == "finished" for note in made) == undisturbed.shards, made
     lost = sum(note.what == "begun" for note in made) - undisturbed.shards
     assert 2 <= lost <= 4, made  # the worker's, the node's, and of the driver's at most two
+
+
+def test_after_the_loss_of_the_head_the_command_given_again_goes_on(cluster: LoopbackCluster, tmp_path: Path) -> None:
+    output, journal = tmp_path / "out", tmp_path / "journal"
+
+    def finished() -> int:
+        return sum(note.what == "finished" for note in notes(journal))
+
+    program = ("-m", "tests.cluster.journaled", "tasks", str(output), str(journal))
+    with Command(cluster, tmp_path, *program) as command:
+        command.wait_for(lambda: finished() >= 4)
+        cluster.stop()  # nodes don't outlive their head, nor does a driver that runs on it
+    kept = list((output / "shards").iterdir())
+    assert kept
+    cluster.start()
+    with Command(cluster, tmp_path, *program) as command:
+        command.succeed()
+    undisturbed = JournaledConfig(output=str(tmp_path / "undisturbed"), journal=str(tmp_path / "other"), seconds=0)
+    assert hashes(output) == hashes(Path(make(KINDS["tasks"](undisturbed))))
+    made = list(notes(journal))
+    assert undisturbed.shards <= sum(note.what == "finished" for note in made) <= undisturbed.shards + 2, made
+    assert sum(note.what == "begun" for note in made) <= 2 * undisturbed.shards - len(kept), made
+
+
+def test_a_client_needs_the_token(cluster: LoopbackCluster) -> None:
+    ping = ray_client_pb2.ClusterInfoRequest(type=ray_client_pb2.ClusterInfoType.PING)
+
+    def ask(token: str | None) -> None:
+        metadata = [("client_id", "someone")] + ([("authorization", f"Bearer {token}")] if token else [])
+        with grpc.insecure_channel(cluster.client.removeprefix("ray://")) as channel:
+            ray_client_pb2_grpc.RayletDriverStub(channel).ClusterInfo(ping, timeout=60, metadata=metadata)
+
+    ask((cluster.folder / "token").read_text())
+    for strange in (None, "f" * 64):
+        with pytest.raises(grpc.RpcError) as refused:
+            ask(strange)
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 class TrainHere(Train):
