@@ -47,6 +47,11 @@ class Step:
     places: tuple[int, ...]
 
 
+def can_share(batches_per_step: int, workers: int) -> bool:
+    """Whether so many workers can share a step evenly: as whole batches, or as equal slices of each."""
+    return max(batches_per_step, workers) % min(batches_per_step, workers) == 0
+
+
 class Order:
     """The steps of a run. ``batches_in_epoch``: stored batches of each epoch, in epoch order.
 
@@ -70,8 +75,7 @@ class Order:
         lengths: Callable[[int, int], int] | None = None,
         group_by_length: bool = False,
     ) -> None:
-        larger, smaller = max(batches_per_step, world_size), min(batches_per_step, world_size)
-        if larger % smaller:
+        if not can_share(batches_per_step, world_size):
             raise UserError(
                 f"batches_per_step {batches_per_step} and {world_size} ranks don't divide one another, so a"
                 " step can't be shared out evenly. Set batches_per_step to a multiple of the ranks, or to a"
@@ -83,6 +87,7 @@ class Order:
                     f"Epoch {epoch} has {count} stored batches, fewer than the {batches_per_step} of one step"
                     " (batches_per_step). Lower batches_per_step, or pack smaller batches or more data."
                 )
+        larger = max(batches_per_step, world_size)
         self.batches_per_step = batches_per_step
         self.pieces_per_step = world_size if joined else larger
         self.slices_per_batch = larger // batches_per_step

@@ -106,18 +106,21 @@ class EncoderContract(Settings):
                 " same encoder settings."
             )
 
-    def require_length(self, wanted: int | None, setting: str) -> None:
-        """Raises ``UserError`` where ``setting`` asks for more tokens of a text than the encoder reads."""
-        if wanted is not None and wanted > self.max_length:
-            raise UserError(
-                f"{setting} is {wanted}, but the encoder reads {self.max_length} tokens of a text. Lower it, or raise"
-                " encoder.max_length."
-            )
-
     def differences(self, other: "EncoderContract") -> str:
         """The fields that differ, each with both values; '' where none does."""
         here, there = self.model_dump(exclude={"revision"}), other.model_dump(exclude={"revision"})
         return "; ".join(f"{key} {here[key]!r} against {there[key]!r}" for key in here if here[key] != there[key])
+
+
+def require_length(wanted: int | None, most: int, setting: str, limit: str = "encoder.max_length") -> None:
+    """Raises ``UserError`` where ``setting`` asks for more than the ``most`` tokens that an encoder reads of a text.
+
+    ``limit``: the setting that raises these.
+    """
+    if wanted is not None and wanted > most:
+        raise UserError(
+            f"{setting} is {wanted}, but the encoder reads {most} tokens of a text. Lower it, or raise {limit}."
+        )
 
 
 def resolve_dtype(dtype: Literal[Dtype, "auto"], *, gpu: bool = False) -> Dtype:

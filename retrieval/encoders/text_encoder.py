@@ -27,7 +27,7 @@ from raytriever.retrieval.encoders.modules import (
 from raytriever.retrieval.encoders.pooling import pool
 from raytriever.retrieval.encoders.pretrained import locate_base
 from raytriever.retrieval.encoders.projection import added_layer
-from raytriever.retrieval.encoders.specification import EncoderContract, EncoderSettings, Pooling, Role
+from raytriever.retrieval.encoders.specification import EncoderContract, EncoderSettings, Pooling, Role, require_length
 from raytriever.retrieval.encoders.tokenizer import (
     has_tokenizer,
     load_tokenizer,
@@ -102,7 +102,7 @@ class TextEncoder(nn.Module):
 
     def require_length(self, wanted: int | None, setting: str) -> None:
         """Raises ``UserError`` where ``setting`` asks for more tokens of a text than it reads, or leaves none of it."""
-        self.contract.require_length(wanted, setting)
+        require_length(wanted, self.contract.max_length, setting)
         if wanted is not None:
             require_room_for_text(wanted, self.tokenizer, setting)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from raytriever.retrieval.encoders.adapter import has_adapter
 from raytriever.retrieval.encoders.modules import CONTEXTUAL_FILE, ModuleSettings, read_json, read_modules
 from raytriever.retrieval.encoders.pretrained import locate_named
-from raytriever.retrieval.encoders.specification import EncoderSettings, ModelSettings
+from raytriever.retrieval.encoders.specification import EncoderSettings, ModelSettings, require_length
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.before_run import made_by, missing_here
 from raytriever.retrieval.jobs.stage import Stage
@@ -70,12 +70,9 @@ def check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapp
         )
     stated = next(iter(modules.max_lengths)) if len(modules.max_lengths) == 1 else None
     most = settings.max_length or stated or positions
-    for name, wanted in lengths.items():
-        if wanted is not None and isinstance(most, int) and wanted > most:
-            raise UserError(
-                f"{name} is {wanted}, but the encoder reads {most} tokens of a text. Lower it, or raise"
-                f" {key}.max_length."
-            )
+    if isinstance(most, int):
+        for name, wanted in lengths.items():
+            require_length(wanted, most, name, f"{key}.max_length")
 
 
 def _modules(path: Path) -> ModuleSettings | None:

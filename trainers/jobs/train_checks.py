@@ -16,6 +16,7 @@ from raytriever.retrieval.storage import absolute
 from raytriever.trainers.objectives.adaptive_margin import AdaptiveMarginSettings
 from raytriever.trainers.objectives.margin_mse import MarginMseSettings
 from raytriever.trainers.optimization import OptimizerSettings
+from raytriever.trainers.order import can_share
 from raytriever.trainers.run import RunSettings
 from raytriever.trainers.trackers import TrackingSettings, require_packages
 from raytriever.trainers.validation.opening import same_batches
@@ -30,7 +31,7 @@ def check_workers(fewest: int | None, workers: int | None, batches_per_step: int
     """The workers, and any number of them that may be left, must be able to share a step."""
     most = workers or 1
     if fewest is None:
-        if most > 0 and max(most, batches_per_step) % min(most, batches_per_step):
+        if most > 0 and not can_share(batches_per_step, most):
             raise UserError(
                 f"training.batches_per_step {batches_per_step} can't be shared by {most} workers (resources.workers)."
                 " Set it to a multiple of them, or to a divisor (each batch is then cut into slices)."
@@ -38,7 +39,7 @@ def check_workers(fewest: int | None, workers: int | None, batches_per_step: int
         return
     if fewest > most:
         raise UserError(f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise those.")
-    unfit = [n for n in range(fewest, most + 1) if max(n, batches_per_step) % min(n, batches_per_step)]
+    unfit = [workers for workers in range(fewest, most + 1) if not can_share(batches_per_step, workers)]
     if unfit:
         raise UserError(
             f"batches_per_step {batches_per_step} can't be shared by {unfit[0]} workers, which may be left of {most}"
