@@ -19,13 +19,17 @@ ROWS_PER_SHARD = 100_000  # of vectors
 
 
 def make_collection(
-    folder: Path, session: RaySession, *, documents: int, queries: int, judgments: int, split: str
+    folder: Path, session: RaySession, *, documents: int, queries: int, judgments: int, split: str, domains: int = 1
 ) -> Artifact:
-    """Of short texts; query i is judged by document i, for the first ``judgments``."""
+    """Of short texts; query i is judged by document i, for the first ``judgments``. Domains are of equal size."""
     source = folder / "source"
     (source / "qrels").mkdir(parents=True)
     with (source / "corpus.jsonl").open("w") as file:
-        file.writelines(f'{{"_id": "d{row}", "title": "", "text": "document {row}"}}\n' for row in range(documents))
+        file.writelines(
+            f'{{"_id": "d{row}", "title": "", "text": "document {row}",'
+            f' "metadata": {{"domain": "domain {row * domains // documents}"}}}}\n'
+            for row in range(documents)
+        )
     with (source / "queries.jsonl").open("w") as file:
         file.writelines(f'{{"_id": "q{row}", "text": "query {row}"}}\n' for row in range(queries))
     with (source / "qrels" / f"{split}.tsv").open("w") as file:
