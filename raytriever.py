@@ -132,7 +132,7 @@ def _run(recipes: dict[str, Any], until: str | None, print_config: bool) -> None
             shown = {name: {"job": s.command} | s.config.model_dump(mode="json") for name, s in stages[variant].items()}
             _print_yaml({"output": recipe.output, "stages": shown})
         return
-    run_variants(stages, wanted)
+    run_variants(stages, wanted, next(iter(recipes.values())).name)
 
 
 def _print_yaml(values: dict[str, Any]) -> None:

@@ -24,6 +24,8 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.maker import MAKER, Maker, stored_maker
 from raytriever.retrieval.storage import Folder
 
+_SHOWN = 5  # differences, in an error
+
 
 class ArtifactWriter:
     """Makes one artifact, going on from what an interrupted run of the same derivation left.
@@ -49,8 +51,9 @@ class ArtifactWriter:
         differences = derivation.differences(stored)
         if differences and not replace and files.keys() - {BUILDING, MAKER}:
             raise UserError(
-                f"{uri} holds a different {stored['kind']} artifact: {'; '.join(differences)}. Choose another output,"
-                " or --force to replace it."
+                f"{uri} holds a different {stored['kind']} artifact: {'; '.join(differences[:_SHOWN])}"
+                f"{f'; and {len(differences) - _SHOWN} more' if len(differences) > _SHOWN else ''}. Choose another"
+                " output, or --force to replace it."
             )
         self._stale = stored if differences else None
         if files.keys() - {BUILDING, MAKER}:

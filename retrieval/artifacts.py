@@ -26,6 +26,7 @@ BUILDING = "building.json"
 RUN = "run.json"
 LOG = "log.jsonl"  # times and rates of long work; like run.json it is no part of what the artifact is
 RECORDS = "shards/"
+_TELLING = ("kind", "stage")  # where these differ, so does all the rest
 DERIVATION = "derivation"  # in a shard's record, not in the manifest
 
 
@@ -45,10 +46,10 @@ class Derivation:
         return hashlib.sha256(to_json(asdict(self))).hexdigest()
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Dotted names of the fields in which the stored derivation ``other`` differs, with both values."""
+        """Dotted names of the fields in which ``other``, as stored, differs, kinds first, with both values."""
         mine, theirs = _flatten(asdict(self)), _flatten(other)
         lines = []
-        for key in sorted(mine.keys() | theirs.keys()):
+        for key in sorted(mine.keys() | theirs.keys(), key=lambda key: (key not in _TELLING, key)):
             before, now = theirs.get(key, "(absent)"), mine.get(key, "(absent)")
             if before != now:
                 shorten = key.startswith("inputs.")

@@ -42,6 +42,11 @@ def missing_here(*, by_driver: bool = False) -> Iterator[None]:
         raise NotHere(str(error), by_driver=by_driver) from error
 
 
+def is_at(path: str, other: str) -> bool:
+    """Whether both are the same folder."""
+    return absolute(path).rstrip("/") == absolute(other).rstrip("/")
+
+
 def made_by(run: Mapping[str, Stage[Any]], path: str) -> Stage[Any] | None:
     """The stage of the run whose folder ``path`` is, or is in."""
     here = absolute(path).rstrip("/")

@@ -36,6 +36,7 @@ from raytriever.retrieval.evaluation.systems import (
     strict_json,
     testable_pairs,
 )
+from raytriever.retrieval.jobs.before_run import is_at
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import require_same_origin
 from raytriever.retrieval.plain_text import counted
@@ -103,6 +104,16 @@ class Evaluate(Stage[EvaluateConfig]):
 
     def _conventions(self) -> Conventions:
         return resolve(self.config.like, self.config.conventions)
+
+    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:  # noqa: ARG002
+        """Measures and conventions that there are not."""
+        self._measures()
+        self._conventions()
+
+    def check_made(self, path: str) -> None:
+        """A split that the collection does not judge, and judgments that are no good for the measures."""
+        if self.config.collection is not None and is_at(path, self.config.collection):
+            self._judgments()
 
     def input_fingerprints(self) -> dict[str, str]:
         """That of what judges and each run's."""

@@ -15,6 +15,7 @@ from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.encoders.specification import EncoderContract
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.jobs.before_run import is_at
 from raytriever.retrieval.jobs.index import INDEX, id_blocks, index_ids, lexical_folder
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lexical import LexicalIndex
@@ -84,6 +85,14 @@ class Search(Stage[SearchConfig]):
             for number, record in enumerate(index.shards)
         ]
         return [*partial, Shard("run", {"blocks": len(blocks)}, phase=1)]
+
+    def check_made(self, path: str) -> None:
+        """Ids that a run can't name, and a split that is not judged, as soon as the collection is there."""
+        if is_at(path, self.config.collection):
+            require_names(id_blocks(StoredCollection(path), "documents/"), "A document id")
+        if is_at(path, self.config.queries or self.config.collection):
+            asked = self._asked()
+            require_names([_ids_of(asked, searched_queries(asked, self.config.split))], "A query id")
 
     def _asked(self) -> StoredCollection:
         """The collection whose queries are searched."""

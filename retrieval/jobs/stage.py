@@ -3,9 +3,6 @@
 import dataclasses
 import errno
 import os
-import platform
-import resource
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +16,7 @@ from raytriever.retrieval.configuration import Settings, input_paths, map_inputs
 from raytriever.retrieval.errors import StorageError, UserError, storage_error
 from raytriever.retrieval.jobs.cluster import RaySession, refuse_copied_folder
 from raytriever.retrieval.jobs.metrics import StageMetrics, stage_labels
+from raytriever.retrieval.jobs.run_facts import require_own_recipe, run_facts
 from raytriever.retrieval.log_lines import lines_of
 from raytriever.retrieval.maker import maker_run
 from raytriever.retrieval.object_store import refuse_keys
@@ -101,6 +99,12 @@ class Stage(Generic[Config]):
         """Looks for what comes from outside the ``run``, and at settings beside it, before any stage of it begins.
 
         Quick, and nothing is refused that would run. Raises ``UserError``.
+        """
+
+    def check_made(self, path: str) -> None:
+        """Looks into the artifact at ``path``, which an earlier stage of the run has just made, if this stage reads it.
+
+        For what ``plan`` would refuse after other stages' hours. Raises ``UserError``.
         """
 
     def warnings(self, run: Mapping[str, "Stage[Any]"]) -> list[str]:  # noqa: ARG002
@@ -206,8 +210,14 @@ def _is_of_storage(error: Exception) -> bool:
     return os.strerror(errno.ENOSPC) in str(error)  # libraries in other languages have errors of their own
 
 
-def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, label: str = "") -> Artifact:
-    """Makes the stage's artifact, or reuses the one that is there; what an interrupted run finished is kept."""
+def run_stage(
+    stage: Stage[Any], session: RaySession, *, replace: bool = False, label: str = "", recipe: str | None = None
+) -> Artifact:
+    """Makes the stage's artifact, or reuses the one that is there; what an interrupted run finished is kept.
+
+    ``replace``: a different artifact is removed first, but for one that was made by another ``recipe``, which is
+    refused with a ``UserError``.
+    """
     label = label or stage.command
     output = stage.config.output
     refuse_keys(output)  # before its parts become labels of lines
@@ -222,6 +232,7 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
         started, metrics = time.monotonic(), StageMetrics(output)
         shards = stage.plan()
         if writer.differences:
+            require_own_recipe(output, recipe)
             more = f", and {len(writer.differences) - 1} more" if len(writer.differences) > 1 else ""
             say(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
         finished = writer.begin()
@@ -239,7 +250,7 @@ def run_stage(stage: Stage[Any], session: RaySession, *, replace: bool = False, 
                         metrics.record_shard(record)
             records = [finished[shard.name] for shard in shards if not shard.intermediate]
             seconds = time.monotonic() - started
-            artifact = writer.finish(records, stage.facts(records), _run_facts(seconds))
+            artifact = writer.finish(records, stage.facts(records), run_facts(seconds, recipe))
         say(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
     return artifact
 
@@ -261,17 +272,6 @@ def _one_maker(writer: ArtifactWriter) -> Iterator[None]:
     finally:
         with suppress(OSError, StorageError):
             writer.release()
-
-
-def _run_facts(seconds: float) -> dict[str, Any]:
-    return {
-        "seconds": round(seconds, 3),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": socket.gethostname(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "driver_peak_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
 
 
 def closing_lines(stages: list[tuple[Stage[Any], Artifact]]) -> list[str]:

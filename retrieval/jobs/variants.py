@@ -11,10 +11,13 @@ from raytriever.retrieval.jobs.stage import Stage, closing_lines, run_stage
 from raytriever.retrieval.progress import say
 
 
-def run_variants(variants: Mapping[str, Mapping[str, Stage[Any]]], wanted: Mapping[str, Sequence[str]]) -> None:
-    """Makes the ``wanted`` stages of each variant ('' where there is but one), then says what came out.
+def run_variants(
+    variants: Mapping[str, Mapping[str, Stage[Any]]], wanted: Mapping[str, Sequence[str]], recipe: str
+) -> None:
+    """Makes the ``wanted`` stages of each variant ('' where there is but one) of ``recipe``, then says what came out.
 
-    All are checked for what they need from outside, and for settings that can't work, before the first begins.
+    All are checked for what they need from outside, and for settings that can't work, before the first begins, and
+    for what they read as soon as it is made.
     """
     for variant, stages in variants.items():
         for name in wanted[variant]:
@@ -24,10 +27,13 @@ def run_variants(variants: Mapping[str, Mapping[str, Stage[Any]]], wanted: Mappi
     finished: dict[str, list[tuple[Stage[Any], Artifact]]] = {}
     with RaySession() as session:
         for variant, stages in variants.items():
-            for name in wanted[variant]:
+            for place, name in enumerate(wanted[variant], start=1):
                 stage = stages[name]
                 label = f"{variant}: {name}" if variant else name
-                finished.setdefault(variant, []).append((stage, run_stage(stage, session, replace=True, label=label)))
+                artifact = run_stage(stage, session, replace=True, label=label, recipe=recipe)
+                finished.setdefault(variant, []).append((stage, artifact))
+                for later in wanted[variant][place:]:
+                    stages[later].check_made(stage.config.output)
     for variant, done in finished.items():
         for line in [*(["", variant] if variant else []), *closing_lines(done)]:
             say(line)

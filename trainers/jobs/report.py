@@ -1,7 +1,7 @@
 """`raytriever report`: a run's figures, plots and provenance in one HTML file."""
 
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.evaluation.by_domain import DOMAINS
 from raytriever.retrieval.evaluation.report_section import Evaluated, result_section
 from raytriever.retrieval.evaluation.systems import EVALUATION
+from raytriever.retrieval.jobs.before_run import made_by
 from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
 from raytriever.retrieval.lineage import origin, require_same_origin
 from raytriever.retrieval.mining.candidates import CANDIDATES, StoredCandidates
@@ -113,6 +114,19 @@ class Report(Stage[ReportConfig]):
         paths = input_paths(self.config)
         return {name: Artifact(paths[name], kind) for name, kind in _KINDS.items() if name in paths}
 
+    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:
+        """A baseline that the run doesn't evaluate."""
+        evaluator = made_by(run, self.config.evaluation) if self.config.evaluation else None
+        if evaluator is not None:
+            self._check_baseline(list(getattr(evaluator.config, "runs", {})), evaluator.config.output)
+
+    def _check_baseline(self, systems: Sequence[str], evaluation: str) -> None:
+        baseline = self.config.baseline
+        if baseline is not None and systems and baseline not in systems:
+            raise UserError(
+                f"baseline is '{baseline}', which {evaluation} does not evaluate.{did_you_mean(baseline, systems)}"
+            )
+
     def plan(self) -> list[Shard]:
         """One shard; refuses artifacts that don't come from one another, and a baseline that was not evaluated."""
         found = self._artifacts()
@@ -121,13 +135,9 @@ class Report(Stage[ReportConfig]):
             if len(related) > 1:
                 require_same_origin(name, *related)
         _check_chunks(found)
-        if self.config.baseline is not None and "evaluation" in found:
-            systems = list(found["evaluation"].read_json("metrics.json")["means"])
-            if self.config.baseline not in systems:
-                raise UserError(
-                    f"baseline is '{self.config.baseline}', which {found['evaluation'].uri} did not evaluate."
-                    f"{did_you_mean(self.config.baseline, systems)}"
-                )
+        if "evaluation" in found:
+            evaluation = found["evaluation"]
+            self._check_baseline(list(evaluation.read_json("metrics.json")["means"]), evaluation.uri)
         return [Shard("all")]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002

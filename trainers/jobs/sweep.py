@@ -114,7 +114,7 @@ def run_sweep(sweep: Sweep) -> Swept:
         for portions in portions_of(sweep.trials):
             if not portions[0].values:
                 for name, stage in portions[0].stages.items():
-                    run_stage(stage, session, replace=True, label=name)
+                    run_stage(stage, session, replace=True, label=name, recipe=sweep.recipe.name)
                 continue
             missing = _missing(portions, sweep.trials, failures)
             if missing:

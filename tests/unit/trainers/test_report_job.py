@@ -103,7 +103,7 @@ def test_artifacts_that_do_not_belong_together_are_refused(run: dict[str, str], 
 
 def test_an_unknown_baseline_is_refused(run: dict[str, str], tmp_path: Path) -> None:
     stage = Report(ReportConfig(evaluation=run["evaluation"], output=str(tmp_path / "report"), baseline="traned"))
-    with pytest.raises(UserError, match=r"did not evaluate\. Did you mean 'trained'\?"):
+    with pytest.raises(UserError, match=r"does not evaluate\. Did you mean 'trained'\?"):
         stage.plan()
 
 

@@ -3,6 +3,7 @@
 import errno
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def files(folder: str) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
 
 
-def run(stage: Numbers, **options: bool) -> Artifact:
+def run(stage: Numbers, **options: Any) -> Artifact:
     return run_stage(stage, None, **options)  # type: ignore[arg-type]
 
 
@@ -268,3 +269,17 @@ def test_what_the_run_that_took_over_has_made_stays(stage: Numbers, finished: bo
     made = run(stage)
     made.verify()
     assert "maker.json" not in files(made.uri)
+
+
+def test_what_another_recipe_made_is_not_removed(stage: Numbers) -> None:
+    before = run(stage, replace=True, recipe="first")
+    assert before.read_json("run.json")["recipe"] == "first"
+    changed = Numbers(stage.config.model_copy(update={"first": 7}))
+    with pytest.raises(UserError, match=r"out was made by the recipe first, and second would remove it\."):
+        run(changed, replace=True, recipe="second")
+    assert files(stage.config.output) == [*files(before.uri)]
+    assert Artifact(before.uri).fingerprint == before.fingerprint
+    assert run(stage, replace=True, recipe="second").fingerprint == before.fingerprint  # it is reused
+    assert run(changed, replace=True, recipe="first").fingerprint != before.fingerprint
+    assert run(stage, replace=True).read_json("run.json")["recipe"] is None  # a single job's --force
+    assert run(changed, replace=True, recipe="second").read_json("run.json")["recipe"] == "second"
