@@ -18,7 +18,6 @@ from scipy.sparse.csgraph import connected_components
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.word_splitting import UNSPACED
 
-_EDGES_AT_ONCE = 1 << 16
 _WORDS_AT_ONCE = 1 << 18  # a hash function's products are made for so many shingles at a time
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _EMPTY_SHINGLE = np.uint64(0)
@@ -37,10 +36,6 @@ class NearDuplicateSettings(Settings):
     query_words: int = Field(default=2, ge=1)
     bands: int = Field(default=20, ge=1, le=256)
     rows: int = Field(default=6, ge=1, le=64)
-
-    def recall(self, similarity: float) -> float:
-        """The probability that a pair of this similarity shares a bucket."""
-        return float(1 - (1 - similarity**self.rows) ** self.bands)
 
 
 def lower_words(texts: Sequence[str]) -> tuple[pa.LargeStringArray, NDArray[np.int64]]:

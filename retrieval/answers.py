@@ -23,28 +23,18 @@ Match = Literal["string", "regex"]
 _DOCUMENTS_AT_ONCE = 4096
 
 
-def has_answer(text: str, answers: Sequence[str], match: Match = "string") -> bool:
-    """Whether one of ``answers`` is in ``text``. Raises ``UserError`` for an answer that is no regular expression."""
-    return answer_matcher(answers, match)(normalised(text, match))
-
-
-def answer_hits(texts: Sequence[str], answers: Sequence[str], match: Match = "string") -> NDArray[np.bool_]:
-    """``has_answer`` of each text, bool (texts,)."""
-    contains = answer_matcher(answers, match)
-    return np.array([contains(normalised(text, match)) for text in texts], dtype=bool)
-
-
 def ranking_hits(
     rows: NDArray[np.int64],
     answers: Sequence[Sequence[str]],
     texts: Callable[[NDArray[np.int64]], list[str]],
     match: Match = "string",
 ) -> NDArray[np.bool_]:
-    """``has_answer`` of every ranked document, bool (queries, k).
+    """Whether every ranked document holds an answer to its query, bool (queries, k).
 
     ``rows`` (queries, k): row numbers of documents, -1 for none. ``answers``: those of each query, maybe none.
     ``texts`` gives the texts of ascending rows. Each document is read and normalised once, however many queries
-    retrieved it, and a few thousand of them are in memory at a time.
+    retrieved it, and a few thousand of them are in memory at a time. Raises ``UserError`` for an answer that is no
+    regular expression where ``match`` is "regex".
     """
     hits = np.zeros(rows.shape, dtype=bool)
     matchers = [answer_matcher(strings, match) for strings in answers]

@@ -1,6 +1,8 @@
 """Settings: YAML and ``--set key=value`` in, frozen and checked models out, errors that name the key."""
 
 import difflib
+import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.yaml_loader import YamlLoader
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -33,20 +36,6 @@ class Input:
 InputPath = Annotated[str, Input()]
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error; plain YAML takes the last and drops the others."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"'{key.value}' is given twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: Path, where: str) -> dict[str, Any]:
     """Reads a file that holds a YAML mapping. Raises ``UserError`` where it can't be read, or as ``parse_yaml``."""
     try:
@@ -60,7 +49,7 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Reads a YAML mapping. Raises ``UserError`` with the line where the text is no YAML or no mapping."""
     try:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, YamlLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -75,19 +64,34 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns ``settings`` with every ``a.b=value`` laid over it; values are read as YAML.
 
-    Raises ``UserError`` where an override has no ``=`` or reaches below something that is no mapping.
+    Raises ``UserError`` where an override has no ``=``, reaches below something that is no mapping, or is a text of
+    which YAML would read a part alone.
     """
     result: dict[str, Any] = _deep_copy(settings)
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise UserError(f"--set {override!r} is not of the form key=value, such as optimizer.learning_rate=2e-5.")
-        try:
-            value = yaml.load(text, _Loader)
-        except yaml.YAMLError as error:
-            raise UserError(f"--set {override!r}: the value is not valid YAML; quote it.") from error
-        _lay_over(result, key, value, f"--set {override!r}")
+        _lay_over(result, key, _override_value(override, key, text), f"--set {override!r}")
     return result
+
+
+def _override_value(override: str, key: str, text: str) -> Any:
+    """The value that ``text`` is in YAML, which cuts outer spaces and what follows `` #`` off a text without quotes."""
+    quoted = shlex.quote(f"{key}={json.dumps(text, ensure_ascii=False)}")
+    try:
+        node, value = yaml.compose(text, YamlLoader), yaml.load(text, YamlLoader)
+    except (yaml.YAMLError, ValueError) as error:  # a date that doesn't exist is a ValueError
+        raise UserError(
+            f"--set {override!r}: the value is not valid YAML. If it is text, put it in quotes: --set {quoted}."
+        ) from error
+    is_plain = isinstance(node, yaml.ScalarNode) and node.style is None and not text.startswith("!")  # as !!str 1
+    if text and (node is None or (is_plain and isinstance(value, str) and value != text)):
+        raise UserError(
+            f"--set {override!r}: YAML reads {value!r} and drops the rest, outer spaces and what follows ' #'. If it is"
+            f" part of the value, put it in quotes: --set {quoted}; else leave it out."
+        )
+    return value
 
 
 def split_values(listed: str, where: str) -> list[str]:
@@ -162,6 +166,11 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
         return f"'{key}.kind' can't be '{problem['ctx']['tag']}'.{did_you_mean(problem['ctx']['tag'], kinds)}"
     message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")
+    if problem["type"] == "string_type" and given is not None:
+        return (
+            f"'{key}': {message} (given: {given!r}, as YAML reads it). Quote it: \"…\", after --set within the shell's"
+            " own quotes: 'key=\"…\"'."
+        )
     shown = "" if isinstance(given, dict | BaseModel) else f" (given: {given!r})"
     return f"'{key}': {message}{shown}." if key else f"{message}."
 

@@ -3,8 +3,9 @@
 A matrix product rounds a pair's score differently with its place in the matrix, so equal vectors would not tie, and
 shards, merged, would not be in the order of the whole. So a few more documents than asked for are fetched, and every
 one of them is scored anew by the same sum whatever stands beside it. A bound on what the product may be off by proves
-that no document left unfetched belongs among the best; the queries for which it can't (many equal documents at the
-cut, say) have all documents scored so.
+that no document left unfetched belongs among the best. The queries for which it can't (documents close together at the
+cut, or one so long that the bound is wide) are searched once more for four times as many; those for which it still
+can't (many equal documents, say) have all documents scored so.
 """
 
 from typing import Any
@@ -17,7 +18,9 @@ from raytriever.retrieval.index_factory import import_faiss
 from raytriever.retrieval.top_k import Ranking, best_candidates, check_finite, check_k, check_vectors
 
 _MARGIN = 8  # documents fetched beyond k, and a sixteenth of k more: these lie closer together
+_WIDER = 4  # times as many are fetched for the queries that the first search doesn't prove
 _QUERIES_AT_ONCE = 1024
+_CANDIDATES_AT_ONCE = 1 << 22  # of all queries of a block; scoring them takes some 40 bytes each
 _LONGEST = 1e18  # the product of two such lengths is far from float32's end
 
 
@@ -36,16 +39,20 @@ def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
     longest = _longest(documents, "documents")
     _longest(sought, "queries")
-    fetch = min(k + k // 16 + _MARGIN, len(documents))
-    if not fetch:
-        return Ranking(rows, scores)
-    for start in range(0, len(sought), _QUERIES_AT_ONCE):
-        block = slice(start, start + _QUERIES_AT_ONCE)
-        found, is_proven = _search_block(sought[block], documents, k, fetch, longest)
-        for number in np.flatnonzero(~is_proven).tolist():
-            best = _score_all(sought[start + number], documents, k)
-            found.rows[number], found.scores[number] = best.rows[0], best.scores[0]
-        rows[block], scores[block] = found.rows, found.scores
+    pending = np.arange(len(sought) if len(documents) else 0)
+    for times in (1, _WIDER):
+        fetch = min(times * (k + k // 16 + _MARGIN), len(documents))
+        step = min(_QUERIES_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // max(1, fetch)))
+        unproven = [pending[:0]]
+        for start in range(0, len(pending), step):
+            block = pending[start : start + step]
+            found, is_proven = _search_block(sought[block], documents, k, fetch, longest)
+            rows[block], scores[block] = found.rows, found.scores
+            unproven.append(block[~is_proven])
+        pending = np.concatenate(unproven)
+    for query in pending.tolist():
+        best = _score_all(sought[query], documents, k)
+        rows[query], scores[query] = best.rows[0], best.scores[0]
     return Ranking(rows, scores)
 
 

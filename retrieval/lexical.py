@@ -64,11 +64,6 @@ class LexicalIndex:
         self._splitting = splitting
         self._tokenizer = tokenizer_of(settings, scorer.vocab_dict)
 
-    @property
-    def documents(self) -> int:
-        """The number of texts in the index."""
-        return int(self._scorer.scores["num_docs"])
-
     @classmethod
     def build(cls, texts: Iterable[str], settings: BM25Settings) -> "LexicalIndex":
         """Indexes ``texts``, read once; of each, four bytes a token stay in memory.

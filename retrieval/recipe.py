@@ -92,8 +92,18 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
             raise UserError(
                 f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
             )
-        merged[stage] = ({"resources": shared} if shared else {}) | dict(settings)
+        merged[stage] = _with_resources(settings, shared)
     return Recipe(_name(path), output or str(values.get("output") or f"runs/{path.stem}"), merged)
+
+
+def _with_resources(settings: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+    """A stage's settings with the recipe's resources, over which its own are laid key by key."""
+    if not shared:
+        return dict(settings)
+    own = settings.get("resources", shared)
+    if isinstance(shared, Mapping) and isinstance(own, Mapping):
+        own = {**shared, **own}
+    return dict(settings) | {"resources": own}
 
 
 def load_variants(name_or_path: str, overrides: Sequence[str], output: str | None, each: str) -> dict[str, Recipe]:

@@ -1,23 +1,26 @@
-"""Runs and relevance judgments (qrels) as TREC text files, which every evaluation tool reads.
+"""Runs as TREC text files, which every evaluation tool reads.
 
-A run line is ``query Q0 document rank score tag``, a qrels line ``query 0 document relevance``, separated by
-single spaces. Tools sort a run by its score and ignore the rank, so the score is written exactly.
+A line is ``query Q0 document rank score tag``, separated by single spaces. Tools sort a run by its score and ignore the
+rank, so the score is written exactly.
 """
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raytriever.retrieval.collections.text_lines import open_decompressed
 from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.storage import Folder
 from raytriever.retrieval.top_k import Ranking
 
-Value = TypeVar("Value", int, float)
+RUN_COLUMNS = "query Q0 document rank score tag"
+_MS_MARCO_COLUMNS = "query document rank"
 
 # what str.split splits at, or nothing at all, as Arrow's regular expressions have it
 _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace()) + "]"
@@ -67,7 +70,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     Raises ``UserError``, naming file and line, where a line has not 6 columns, a score is no number, or a
     query has a document twice.
     """
-    return _read(path, "query Q0 document rank score tag", "score", _score)
+    return _read(path, RUN_COLUMNS, "score", _score, "number")
 
 
 def read_ms_marco_run(path: Path) -> dict[str, dict[str, float]]:
@@ -76,70 +79,68 @@ def read_ms_marco_run(path: Path) -> dict[str, dict[str, float]]:
     Raises ``UserError``, naming file and line, where a line has not 3 columns, a rank is no positive integer, or a
     query has a document twice.
     """
-    return _read(path, "query document rank", "rank", _minus_rank)
+    return _read(path, _MS_MARCO_COLUMNS, "rank", _minus_rank, "positive integer")
 
 
-def write_qrels(target: Path | IO[str], qrels: Mapping[str, Mapping[str, int]]) -> None:
-    """Writes judgments, query id to document id to relevance, in the order given.
+def run_lines(path: Path, columns: str = RUN_COLUMNS, value: str = "score") -> Iterator[tuple[int, str, str, bytes]]:
+    """Number, query, document and ``value`` of every line that is not blank; the value is not looked at.
 
-    Raises ``UserError`` where an id is empty or holds whitespace.
+    ``columns`` names them all, among them query, document and ``value``. Lines are split as bytes: only ASCII white
+    space separates columns. A byte order mark is skipped, and .gz and .zst are decompressed. Raises ``UserError``,
+    naming file and line, where a line has another number of columns or an id is not UTF-8.
     """
-    _check_names(qrels, "A query id")
-    for judged in qrels.values():
-        _check_names(judged, "A document id")
-    with _opened(target) as file:
-        for query, judged in qrels.items():
-            file.writelines(f"{query} 0 {document} {relevance}\n" for document, relevance in judged.items())
+    names = columns.split()
+    places = [names.index(name) for name in ("query", "document", value)]
+    for number, line in enumerate(_lines(path), 1):
+        fields = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).split()
+        if not fields:
+            continue
+        if len(fields) != len(names):
+            raise UserError(f"{path}, line {number} has {len(fields)} columns; {len(names)} are needed: {columns}.")
+        query, document, found = (fields[place] for place in places)
+        try:
+            yield number, query.decode(), document.decode(), found
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}, line {number} is not UTF-8.") from error
 
 
-def read_qrels(path: Path) -> dict[str, dict[str, int]]:
-    """Query id to document id to relevance, in the file's order.
+def wrong_value(path: Path, number: int, columns: str, value: str, found: bytes, needed: str) -> UserError:
+    """What to raise for a line of ``run_lines`` whose value is not ``needed``."""
+    place = columns.split().index(value) + 1
+    return UserError(
+        f"{path}, line {number}: column {place} ({value}) is {found.decode(errors='replace')!r}, no {needed}."
+    )
 
-    Raises ``UserError``, naming file and line, where a line has not 4 columns, a relevance is no integer, or
-    a query has a document twice.
-    """
-    return _read(path, "query 0 document relevance", "relevance", int)
+
+def count_columns(path: Path) -> int:
+    """Of the first line that is not blank; 0 where there is none. Raises ``UserError`` as ``run_lines``."""
+    return next((len(line.split()) for line in _lines(path) if line.strip()), 0)
 
 
-def _read(path: Path, columns: str, value: str, parse: Callable[[bytes], Value]) -> dict[str, dict[str, Value]]:
-    """Reads lines of ``columns``, among them query, document and ``value``, which holds the number.
-
-    They are split as bytes: only ASCII whitespace separates columns. A byte order mark is skipped.
-    """
-    table: dict[str, dict[str, Value]] = {}
-    names: dict[bytes, str] = {}  # a document is named in many lines: one string for all of them
-    width = len(columns.split())
-    query_place, document_place, value_place = map(columns.split().index, ("query", "document", value))
+def _lines(path: Path) -> Iterator[bytes]:
     try:
-        file = path.open("rb")
-    except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}.") from error
-    with file:
-        if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
-            file.read(len(codecs.BOM_UTF8))
-        for number, line in enumerate(file, 1):
-            fields = line.split()
-            if not fields:
-                continue
-            where = f"{path}, line {number}"
-            if len(fields) != width:
-                raise UserError(f"{where} has {len(fields)} columns; {width} are needed: {columns}.")
-            try:
-                query, document = (
-                    names.get(name) or names.setdefault(name, name.decode())
-                    for name in (fields[query_place], fields[document_place])
-                )
-                amount = parse(fields[value_place])
-            except UnicodeDecodeError as error:
-                raise UserError(f"{where} is not UTF-8.") from error
-            except ValueError as error:
-                shown = fields[value_place].decode(errors="replace")
-                needed = "positive integer" if value == "rank" else "number"
-                raise UserError(f"{where}: column {value_place + 1} ({value}) is {shown!r}, no {needed}.") from error
-            documents = table.setdefault(query, {})
-            if document in documents:
-                raise UserError(f"{where} names document {document!r} again for query {query!r}. Keep one of the two.")
-            documents[document] = amount
+        with open_decompressed(Folder(str(path.parent)), path.name) as file:
+            yield from file
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def _read(
+    path: Path, columns: str, value: str, parse: Callable[[bytes], float], needed: str
+) -> dict[str, dict[str, float]]:
+    table: dict[str, dict[str, float]] = {}
+    names: dict[str, str] = {}  # a document is named in many lines: one string for all of them
+    for number, query, document, found in run_lines(path, columns, value):
+        try:
+            amount = parse(found)
+        except ValueError as error:
+            raise wrong_value(path, number, columns, value, found, needed) from error
+        documents = table.setdefault(query, {})
+        if document in documents:
+            raise UserError(
+                f"{path}, line {number} names document {document!r} again for query {query!r}. Keep one of the two."
+            )
+        documents[names.setdefault(document, document)] = amount
     return table
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 16384
 _GPU_MOST_RESULTS = 2048  # FAISS's limit on k for a GPU
+_GPU_WIDTH = 4096  # vectors a query by which blocks for a GPU are sized at most: each block sends it the whole shard
 
 
 def set_threads(threads: int) -> None:
@@ -92,7 +93,8 @@ def build_shard(blocks: Iterable[NDArray[Any]], factory: str, *, trained: bytes,
             piece = np.ascontiguousarray(block[start : start + _ROWS_AT_ONCE], dtype=np.float32)
             check_finite(piece, "the vectors to be indexed", first_row)
             inner, piece = _rotated(index, piece)
-            inner.add(piece)
+            with explaining(f"The vectors can't be added to the index '{factory}'"):
+                inner.add(piece)
             index.ntotal = inner.ntotal
             first_row += len(piece)
     if gpu:
@@ -172,30 +174,57 @@ def search_shard(
     Score descending, then row ascending, ties at the cut included: exact for ``Flat``, and for the other
     indexes among what they find. A document of several vectors has the score of its best one; its vectors are
     neighbours in the index. The best k·m vectors hold those of at least k documents, so asking for that many loses
-    nothing. Raises ``UserError`` for queries of another dimension or with NaN or infinity, and k below 1.
+    nothing; they are held for a block of queries at a time. Raises ``UserError`` for queries of another dimension or
+    with NaN or infinity, and k below 1.
     """
     faiss = import_faiss()
     check_vectors(queries, "queries", dimension=index.d)
     check_k(k)
-    wanted = k * vectors_per_document
     flat = faiss.downcast_index(index)
     if isinstance(flat, faiss.IndexFlat):
-        stored = flat.ntotal * flat.d
-        vectors = faiss.rev_swig_ptr(flat.get_xb(), stored) if stored else np.zeros(0, dtype=np.float32)
-        vectors = vectors.reshape(-1, flat.d)
-        found = exact_top_k(queries, vectors, wanted, device="cuda") if gpu else search_stored(queries, vectors, wanted)
+        found = _search_flat(flat, queries, k, vectors_per_document, gpu)
     else:
         check_finite(queries, "queries")
         on_gpu = to_gpu(index) if gpu else None
-        found = _search_with_ties(index, np.ascontiguousarray(queries, dtype=np.float32), wanted, on_gpu)
-    if vectors_per_document > 1:
-        found = best_of_documents(found, vectors_per_document, k)
+        sought = np.ascontiguousarray(queries, dtype=np.float32)
+        found = _search_with_ties(index, sought, k, vectors_per_document, on_gpu)
     found.rows[found.rows >= 0] += first_row
     return found
 
 
-def _search_with_ties(index: "Index", queries: NDArray[np.float32], k: int, on_gpu: "Index | None" = None) -> Ranking:
-    """FAISS picks among equal scores as it likes: fetches on, past k, until no tie straddles the cut.
+def _vectors_wanted(index: "Index", k: int, vectors_per_document: int) -> int:
+    """How many of the best vectors are asked for: those of at least ``k`` documents, or all there are."""
+    return k if vectors_per_document == 1 else min(k * vectors_per_document, max(1, index.ntotal))
+
+
+def _search_flat(flat: Any, queries: NDArray[Any], k: int, vectors_per_document: int, gpu: bool) -> Ranking:
+    faiss = import_faiss()
+    stored = flat.ntotal * flat.d
+    vectors = faiss.rev_swig_ptr(flat.get_xb(), stored) if stored else np.zeros(0, dtype=np.float32)
+    vectors = vectors.reshape(-1, flat.d)
+    wanted = _vectors_wanted(flat, k, vectors_per_document)
+
+    def search(block: NDArray[Any]) -> Ranking:
+        return exact_top_k(block, vectors, wanted, device="cuda") if gpu else search_stored(block, vectors, wanted)
+
+    if vectors_per_document == 1:
+        return search(queries)
+    rows = np.full((len(queries), k), -1, dtype=np.int64)
+    scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+    for block in query_blocks(len(queries), min(wanted, _GPU_WIDTH) if gpu else wanted):
+        best = best_of_documents(search(queries[block]), vectors_per_document, k)
+        rows[block], scores[block] = best.rows, best.scores
+    return Ranking(rows, scores)
+
+
+def _search_with_ties(
+    index: "Index",
+    queries: NDArray[np.float32],
+    k: int,
+    vectors_per_document: int = 1,
+    on_gpu: "Index | None" = None,
+) -> Ranking:
+    """FAISS picks among equal scores as it likes: fetches on, past the vectors wanted, until no tie straddles the cut.
 
     ``on_gpu``: the index there, which searches as long as a GPU can give that many results.
     """
@@ -204,7 +233,8 @@ def _search_with_ties(index: "Index", queries: NDArray[np.float32], k: int, on_g
     rows = np.full((len(queries), k), -1, dtype=np.int64)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
     pending = np.arange(len(queries))
-    fetch = min(k + 1, index.ntotal)
+    wanted = _vectors_wanted(index, k, vectors_per_document)
+    fetch = min(wanted + 1, index.ntotal)
     while len(pending) and fetch:
         straddling = []
         searcher = device if fetch <= _GPU_MOST_RESULTS else host
@@ -212,9 +242,12 @@ def _search_with_ties(index: "Index", queries: NDArray[np.float32], k: int, on_g
             of_block = pending[block]
             found_scores, found_rows = searcher.search(rotated[of_block], fetch)
             found_scores[found_rows < 0] = -np.inf
-            found = best_candidates(found_scores, found_rows, max(k, fetch))
-            rows[of_block], scores[of_block] = found.rows[:, :k], found.scores[:, :k]
-            ties = (found.scores[:, -1] == found.scores[:, k - 1]) & (found.rows[:, -1] >= 0)
+            found = best_candidates(found_scores, found_rows, max(wanted, fetch))
+            best = Ranking(found.rows[:, :wanted], found.scores[:, :wanted])
+            if vectors_per_document > 1:
+                best = best_of_documents(best, vectors_per_document, k)
+            rows[of_block], scores[of_block] = best.rows, best.scores
+            ties = (found.scores[:, -1] == found.scores[:, wanted - 1]) & (found.rows[:, -1] >= 0)
             straddling.append(of_block[ties])
         if fetch == index.ntotal:
             break

@@ -1,12 +1,13 @@
-"""Do all ranks see the same run? Asked once before the first step, while a difference still has a name."""
+"""Ranks agree: on the run, asked once before the first step, while a difference still has a name; and on failing."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from raytriever.retrieval.errors import UserError
+from raytriever.retrieval.errors import StorageError, UserError
 from raytriever.trainers import collectives
 from raytriever.trainers.objective import Objective
 from raytriever.trainers.optimization import trainable_parameters
@@ -37,7 +38,7 @@ def check_ranks_agree(objective: Objective[Any], batches: str, steps: int) -> li
         "threads": str(torch.get_num_threads()),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
-    of_ranks = _gathered(facts, device)
+    of_ranks: list[dict[str, str]] = [json.loads(line) for line in gather_lines(json.dumps(facts), device)]
     for name, remedy in _MUST_AGREE.items():
         values = [of_rank[name] for of_rank in of_ranks]
         if len(set(values)) > 1:
@@ -50,11 +51,37 @@ def check_ranks_agree(objective: Objective[Any], batches: str, steps: int) -> li
     ]
 
 
-def _gathered(facts: Mapping[str, str], device: torch.device) -> list[dict[str, str]]:
-    """Every rank's facts, by rank: as lines of text in bytes, because pickled objects are nothing to receive."""
-    line = (json.dumps(facts) + "\n").encode()
-    sent = torch.tensor(list(line), dtype=torch.uint8, device=device)
-    return [json.loads(received) for received in bytes(collectives.gather(sent).tolist()).splitlines()]
+def raise_together(problems: Sequence[str], device: torch.device) -> None:
+    """Raises a ``UserError`` on every rank where one of them has a problem: the first of the first such rank.
+
+    All ranks call it; a rank that raised alone would leave the others waiting for it.
+    """
+    for problem in gather_lines(" ".join(problems[0].split()) if problems else "", device):
+        if problem:
+            raise UserError(problem)
+
+
+@contextmanager
+def failing_together(device: torch.device) -> Iterator[None]:
+    """Around what only some ranks do: a ``UserError`` in it is raised on every rank. All ranks enter it together.
+
+    A ``StorageError`` is left to its rank: another attempt may do better, and whoever starts the ranks tries it.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except UserError as error:
+        raise_together([str(error)], device)
+    else:
+        raise_together([], device)
+
+
+def gather_lines(line: str, device: torch.device) -> list[str]:
+    """Every rank's line of text, by rank; all ranks call it. As bytes: pickled objects are nothing to receive."""
+    encoded = f"{line}\n".encode(errors="backslashreplace")
+    sent = torch.tensor(list(encoded), dtype=torch.uint8, device=device)
+    return bytes(collectives.gather(sent).tolist()).decode().split("\n")[:-1]
 
 
 def _who_has_what(values: Sequence[str]) -> str:

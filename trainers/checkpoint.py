@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from raytriever.retrieval.artifacts import Derivation
 from raytriever.retrieval.errors import StorageError, UserError
+from raytriever.retrieval.plain_text import counted
 from raytriever.retrieval.storage import Folder, sha256_of
 from raytriever.trainers import collectives
 from raytriever.trainers.early_stopping import Evaluation
@@ -47,8 +48,8 @@ class Checkpoints:
 
     ``config``: the resolved settings that the loop doesn't know (encoder, objective) as JSON values, part of
     what a checkpoint must agree with. ``keep``: the newest complete checkpoints that are kept; the best one is kept
-    besides, and that which is the best if the run is prolonged. ``say`` gets a line where a damaged checkpoint is
-    passed over.
+    besides, and that which is the best if the run is prolonged. ``say`` gets a line where a run goes on from a
+    checkpoint, and where a damaged one is passed over.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Checkpoints:
             self._load_optimizer(steps, record["files"], named, optimizer)
             evaluations = tuple(Evaluation(**evaluation) for evaluation in record["evaluations"])
             self._passed_over = tuple(later for later in present if later > steps)
+            self._say(f"  goes on from the checkpoint after {counted(steps, 'step')}")
             return State(steps, evaluations, record["best_step"])
         self._passed_over = tuple(present)
         return State(0)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,14 @@ class Criterion:
         if math.isnan(value) or math.isnan(best):
             return not math.isnan(value)
         return value > best + self.minimum_change if self.higher_is_better else value < best - self.minimum_change
+
+
+class DecidingValue(NamedTuple):
+    """The ``value`` that decided after ``step`` steps, and the criterion that it is of."""
+
+    step: int
+    value: float
+    criterion: Criterion
 
 
 def criterion_at(criteria: Sequence[Criterion], step: int) -> Criterion:
@@ -61,10 +70,10 @@ def should_stop(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]
     return patience is not None and evaluations_without_improvement(evaluations, criteria) >= patience
 
 
-def deciding_values(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> list[tuple[int, float, bool]]:
-    """Of each evaluation its step, the measure that decided then, and whether higher is better."""
+def deciding_values(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> list[DecidingValue]:
+    """Of each evaluation what decided then."""
     deciding = [(evaluation, criterion_at(criteria, evaluation.step)) for evaluation in evaluations]
-    return [(e.step, e.measures[criterion.measure], criterion.higher_is_better) for e, criterion in deciding]
+    return [DecidingValue(e.step, e.measures[criterion.measure], criterion) for e, criterion in deciding]
 
 
 def _deciding(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> list[tuple[Evaluation, Criterion]]:

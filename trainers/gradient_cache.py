@@ -59,7 +59,12 @@ def cut_by_length(features: Mapping[str, Tensor], chunk_size: int | None, rows: 
 
 
 def encode_chunks(encode: Encode, chunks: Chunks, *, cached: bool) -> Tensor:
-    """Vectors (n, d) of texts that are already cut; ``cached`` turns the gradient cache on."""
+    """Vectors (n, d) of texts that are already cut; ``cached`` turns the gradient cache on.
+
+    Tensors that every chunk needs whole, such as a first stage's output, are best closed over by ``encode``; gradients
+    reach them as they reach its weights. Chunks must already be on the encoder's device: the random state that is
+    restored is that of the device they are on.
+    """
     vectors = torch.cat([_encode_chunk(encode, chunk, cached) for chunk in chunks.chunks])
     return vectors.index_select(0, chunks.order)
 
@@ -79,22 +84,6 @@ def pad_vectors(vectors: Tensor, present: Tensor, number: int) -> tuple[Tensor, 
     """``number`` vectors a text: (n, number, d) and bool (n, number) from (n, m, d) and (n, m) with m <= ``number``."""
     absent = number - vectors.shape[1]
     return torch.nn.functional.pad(vectors, (0, 0, 0, absent)), torch.nn.functional.pad(present, (0, absent))
-
-
-def encode_in_chunks(encode: Encode, features: Mapping[str, Tensor], chunk_size: int | None) -> Tensor:
-    """Vectors (n, d) of ``features`` (tensors of equal first dimension n), ``chunk_size`` rows at a time.
-
-    None encodes everything at once and keeps all activations. Tensors that every chunk needs whole, such as a
-    first stage's output, are best closed over by ``encode``; gradients reach them as they reach its weights.
-    Features must already be on the encoder's device: the random state that is restored is that of the device
-    they are on.
-    """
-    if chunk_size is None:
-        return encode(features)
-    rows = len(next(iter(features.values())))
-    starts = range(0, rows, chunk_size)
-    pieces = [{name: tensor[start : start + chunk_size] for name, tensor in features.items()} for start in starts]
-    return torch.cat([_encode_chunk(encode, piece, cached=True) for piece in pieces])
 
 
 def _encode_chunk(

@@ -61,8 +61,7 @@ class Ledger:
     @property
     def negatives(self) -> float:
         """What is left of a query's negatives without those that are masked; at most, where a step shares them."""
-        compared = self.comparisons
-        return compared.in_batch + compared.hard + self.cross_batch - compared.masked
+        return _negatives(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, for ``ledger.json``."""
@@ -97,7 +96,7 @@ def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
     compared = ledger["comparisons"]
     if not compared["positives"]:
         return [("compared with", f"{_number(compared['in_batch'])} others of its batch, none marked as its answer")]
-    negatives = compared["in_batch"] + compared["hard"] + ledger["cross_batch"] - compared["masked"]
+    negatives = _negatives(ledger)
     parts = [f"{_number(compared['in_batch'])} of its batch", f"{_number(compared['hard'])} hard"]
     if ledger["cross_batch"]:
         parts.insert(1, f"{_number(ledger['cross_batch'])} of the step's other batches")
@@ -115,6 +114,11 @@ def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
     if ledger["cross_rank"]:
         rows.append(("", f"{_number(ledger['cross_rank'])} of a query's documents are encoded by other ranks"))
     return rows
+
+
+def _negatives(ledger: Mapping[str, Any]) -> float:
+    compared = ledger["comparisons"]
+    return float(compared["in_batch"] + compared["hard"] + ledger["cross_batch"] - compared["masked"])
 
 
 def require_negatives(ledger: Ledger, batches: str) -> None:
@@ -239,10 +243,11 @@ def _offered(compared: Comparisons) -> int:
     return compared.documents if compared.offered is None else compared.offered
 
 
-def text_lengths(collated: Any, name: str = "texts") -> dict[str, NDArray[np.int64]]:
+def text_lengths(collated: Any) -> dict[str, NDArray[np.int64]]:
     """Tokens of every text of a collated batch: int64 (texts,) by the name of the field that holds them.
 
-    Any nest of dataclasses, mappings and sequences with ``attention_mask`` tensors (texts, length) in it.
+    Any nest of dataclasses, mappings and sequences with ``attention_mask`` tensors (texts, length) in it; what is no
+    dataclass has no such name, and its texts are "texts".
     """
     found: dict[str, list[NDArray[np.int64]]] = {}
     if is_dataclass(collated) and not isinstance(collated, type):
@@ -251,7 +256,7 @@ def text_lengths(collated: Any, name: str = "texts") -> dict[str, NDArray[np.int
             if masks:
                 found[field.name.replace("_", " ")] = [mask.sum(dim=-1).reshape(-1).numpy() for mask in masks]
     else:
-        found[name] = [mask.sum(dim=-1).reshape(-1).numpy() for mask in _attention_masks(collated)]
+        found["texts"] = [mask.sum(dim=-1).reshape(-1).numpy() for mask in _attention_masks(collated)]
     return {key: np.concatenate(parts).astype(np.int64) for key, parts in found.items() if parts}
 
 

@@ -23,7 +23,12 @@ from raytriever.trainers.objective import Objective
 from raytriever.trainers.optimization import build_optimizer, decay_spares_scalars
 from raytriever.trainers.order import Order
 from raytriever.trainers.reading import BatchSource, Reader, prefetched
-from raytriever.trainers.schedule import learning_rate, require_evaluations, require_room_for_warmup
+from raytriever.trainers.schedule import (
+    learning_rate,
+    require_evaluations,
+    require_room_for_warmup,
+    starts_anew_later,
+)
 from raytriever.trainers.settings import TrainingSettings
 from raytriever.trainers.sharding import whole_weights
 from raytriever.trainers.step import Measured, compute_gradients
@@ -117,7 +122,7 @@ def train(
     optimizer = build_optimizer(objective, settings.optimizer)
     state = State(0)
     if checkpoints:
-        checkpoints = _of_run(checkpoints, objective, batches, settings, order.total_steps)
+        checkpoints = _of_run(checkpoints, objective, batches, settings, order.total_steps, validation)
         state = _resumed(checkpoints.restore(objective, optimizer), validation, order.total_steps)
         _check_start(state.steps, order.total_steps, next(objective.parameters()).device)
     collectives.broadcast_weights(objective)
@@ -191,8 +196,10 @@ def _of_run(
     batches: BatchSource,
     settings: TrainingSettings,
     total_steps: int,
+    validation: Validation | None,
 ) -> Checkpoints:
     version = ALGORITHM_VERSION + decay_spares_scalars(objective, settings.optimizer)
+    version += starts_anew_later(settings.schedule, len(validation.criteria) if validation else 0)
     return checkpoints.of_run(settings.shaping(total_steps), batches.fingerprint, version)
 
 

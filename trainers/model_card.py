@@ -13,8 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from raytriever.retrieval.encoders.specification import EncoderContract
 
-NAME = "raytriever encoder"
-
+_NAME = "raytriever encoder"
 
 _CONTEXTUAL = (
     "**This is a contextual encoder, and the lines above load a fallback**: its second stage alone, which reads texts"
@@ -117,21 +116,18 @@ def model_card(
     *,
     best_step: int | None = None,
     measured: Measured | None = None,
-    collection: str | None = None,
-    name: str = NAME,
 ) -> str:
     """A model card in the hub's format. ``points``: the training curve of the whole run; ``inputs``: fingerprints.
 
     ``best_step``: the steps after which the weights were as they are, where validation chose them, None: at the end;
-    ``measured``: by validation, None where there is nothing to tell; ``collection``: what the batches were made from,
-    where that is known; ``name``: the model's, in its header.
+    ``measured``: by validation, None where there is nothing to tell.
     """
     kind = config.get("objective", {}).get("kind", "")
     parts = [
-        f"---\n{_header(base_model, measured, kind, name).to_yaml().strip()}\n---",
+        f"---\n{_header(base_model, measured, kind).to_yaml().strip()}\n---",
         "# A text encoder for retrieval",
         _usage(contract),
-        _facts(contract, base_model, inputs, collection, _training(points, best_step)),
+        _facts(contract, base_model, inputs, _training(points, best_step)),
     ]
     if measured is not None:
         parts.append(_measures(measured))
@@ -151,14 +147,14 @@ def _training(points: Sequence[Mapping[str, Any]], best_step: int | None) -> str
     return f"{text}: the weights after step {best_step:,} of {len(points):,}, chosen by validation"
 
 
-def _header(base_model: str, measured: Measured | None, kind: str, name: str) -> ModelCardData:
+def _header(base_model: str, measured: Measured | None, kind: str) -> ModelCardData:
     tags = ["sentence-transformers", "feature-extraction", "retrieval", "raytriever"]
     return ModelCardData(
         base_model=base_model if is_hub_name(base_model) else None,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         tags=[*tags, *([kind] if kind else [])],
-        model_name=name if measured else None,
+        model_name=_NAME if measured else None,
         eval_results=_results(measured) if measured else None,
     )
 
@@ -220,9 +216,7 @@ def _fallback_of(form: str) -> str | None:
     return _FORM.format(form, place)
 
 
-def _facts(
-    contract: EncoderContract, base_model: str, inputs: Mapping[str, str], collection: str | None, training: str
-) -> str:
+def _facts(contract: EncoderContract, base_model: str, inputs: Mapping[str, str], training: str) -> str:
     pooling = f"{contract.dimension} dimensions, {contract.pooling} pooling"
     base = f"[{base_model}](https://huggingface.co/{base_model}), " if is_hub_name(base_model) else ""
     rows = {
@@ -232,7 +226,6 @@ def _facts(
         "query prompt": _code(contract.query_prompt),
         "document prompt": _code(contract.document_prompt),
         "training": training,
-        "collection": collection,
         "batches": _code(inputs["batches"]),
         "start": f"{base}weights {_code(inputs['encoder.model'])}",
     }
@@ -240,7 +233,7 @@ def _facts(
         rows["architecture"] = contract.architecture
     if contract.form != "single":
         rows["documents"] = contract.form
-    table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows.items() if value is not None)
+    table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows.items())
     return f"| | |\n|---|---|\n{table}"
 
 

@@ -8,16 +8,15 @@ loss, a rank takes its G / W batches together.
 
 import heapq
 import itertools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from raytriever.pipelines.batches import epoch_permutation
 from raytriever.retrieval.errors import UserError
+from raytriever.trainers.randomness import seed_generators
 
 GROUPED_STEPS = 64
 """The batches of so many steps are exchanged between them where they are grouped by length."""
@@ -192,8 +191,4 @@ def seed_randomness(seed: int, step: Step, piece: Piece) -> None:
 
     What a piece draws does not depend on what ran before it in the process, so a resumed run draws the same.
     """
-    position = np.random.SeedSequence([seed, step.epoch, step.step, piece.batches[0], piece.part])
-    for_torch, for_numpy, for_python = (int(word) for word in position.generate_state(3))
-    torch.manual_seed(for_torch)
-    np.random.seed(for_numpy)
-    random.seed(for_python)
+    seed_generators(seed, step.epoch, step.step, piece.batches[0], piece.part)

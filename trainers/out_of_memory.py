@@ -11,14 +11,19 @@ def out_of_memory_message(error: BaseException, settings: Mapping[str, Any]) -> 
     torch's ``OutOfMemoryError``; ``settings``: a training run's, dumped (``objective``, ``training``,
     ``activation_checkpointing``, ``lora``, ``sharding``).
     """
-    asked = " ".join(str(error).split()).removeprefix("CUDA out of memory. ")
-    message = f"The GPU's memory is full: {'. '.join(asked.split('. ')[:2]).rstrip('.')}."
+    message = f"The GPU's memory is full: {asked_for(error)}."
     going_on, anew = _going_on(settings), _anew(settings)
     if going_on:
         message += f" With these the run goes on from its checkpoint, the cheapest first: {_numbered(going_on, 1)}."
     return message + (
         f" With these it begins anew, by --force or in another folder: {_numbered(anew, 1 + len(going_on))}."
     )
+
+
+def asked_for(error: BaseException) -> str:
+    """The first two sentences of torch's ``OutOfMemoryError``: what was asked for and what is free; no full stop."""
+    sentences = " ".join(str(error).split()).removeprefix("CUDA out of memory. ").split(". ")
+    return ". ".join(sentences[:2]).rstrip(".")
 
 
 def _numbered(advice: list[str], first: int) -> str:

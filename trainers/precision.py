@@ -1,18 +1,12 @@
-"""The precision of losses and similarities, whatever their inputs come in, and whether a device has a run's."""
+"""Whether a device has the precision of a run."""
 
 import socket
 
 import torch
-from torch import Tensor
 
 from raytriever.retrieval.encoders.specification import has_bfloat16
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers.settings import TrainingSettings
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """``tensor`` in float32, in float64 as it is."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def require_precision(training: TrainingSettings, device: torch.device) -> list[str]:

@@ -18,7 +18,7 @@ from raytriever.retrieval.encoders.transformer import checkpoint_activations, co
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.progress import say
 from raytriever.trainers import collectives
-from raytriever.trainers.agreement import check_ranks_agree
+from raytriever.trainers.agreement import check_ranks_agree, failing_together
 from raytriever.trainers.checkpoint import Checkpoints
 from raytriever.trainers.early_stopping import Evaluation
 from raytriever.trainers.kinds import ObjectiveSettings, build_objective
@@ -33,7 +33,6 @@ from raytriever.trainers.reading import Reader
 from raytriever.trainers.schedule import require_evaluations, require_room_for_warmup
 from raytriever.trainers.settings import TrainingSettings
 from raytriever.trainers.sharding import shard
-from raytriever.trainers.validation.isolation import failing_together
 from raytriever.trainers.validation.opening import open_validation
 from raytriever.trainers.validation.settings import ValidationSettings
 
@@ -43,7 +42,8 @@ class RunSettings(Settings):
 
     ``document_encoder``: documents get an encoder with weights of its own, None: queries and documents share one.
     ``dropout``: None: as the encoder's configuration says. ``sharding``: 'sharded' shares weights, gradients and
-    optimizer states out over the ranks (FSDP2), for models that don't fit on one device.
+    optimizer states out over the ranks (FSDP2), for models that can't be trained on one device. The weights alone must
+    fit on each: they are whole there before the first step, in every evaluation and at the export.
     """
 
     batches: InputPath

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -62,10 +62,17 @@ class RunRecord:
             say=heard.on_line,
         )
 
-    def close(self) -> None:
-        """Waits for the trackers, after whatever ended the run."""
-        self._curve.store()
-        self._trackers.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Waits for the trackers, after whatever ended the run, and tells them whether it failed."""
+        failed = True
+        try:
+            self._curve.store()
+            failed = kind is not None
+        finally:
+            self._trackers.close(failed=failed)
 
     def _note_ledger(self, ledger: Ledger) -> None:
         self.ledger = ledger

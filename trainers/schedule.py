@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.errors import UserError
-
-DevelopmentValue = tuple[int, float, bool]  # steps done, the measure then, whether higher is better
+from raytriever.trainers.early_stopping import Criterion, DecidingValue
 
 _BELONGS_TO = {
     "decay": ("exponential",),
@@ -50,7 +49,10 @@ class ScheduleSettings(Settings):
             if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to kind {' or '.join(map(repr, kinds))}, not to {self.kind!r}")
         if self.warmup_steps and self.warmup_ratio is not None:
-            raise ValueError("warmup_steps and warmup_ratio both say how long the warm-up is: give one of them")
+            raise ValueError(
+                "warmup_steps and warmup_ratio both say how long the warm-up is: give one of them, and set the other to"
+                " 0 (warmup_steps) or null (warmup_ratio)"
+            )
         return self
 
     @property
@@ -68,7 +70,7 @@ def learning_rate(
     total_steps: int,
     peak: float,
     settings: ScheduleSettings,
-    evaluations: Sequence[DevelopmentValue] = (),
+    evaluations: Sequence[DecidingValue] = (),
 ) -> float:
     """The rate of ``step`` (0-based) in a run of ``total_steps``.
 
@@ -91,17 +93,19 @@ def learning_rate(
     return peak
 
 
-def plateau_fraction(evaluations: Sequence[DevelopmentValue], warmup: int, settings: ScheduleSettings) -> float:
+def plateau_fraction(evaluations: Sequence[DecidingValue], warmup: int, settings: ScheduleSettings) -> float:
     """The share of the peak that is left after ``evaluations``: torch's ``ReduceLROnPlateau``, relative threshold.
 
-    Evaluations before the end of the warm-up are no bad ones, but an improvement is one over them too. Where the
-    measure changes from lower to higher is better (or back), the best so far starts anew.
+    Evaluations before the end of the warm-up are no bad ones, but an improvement is one over them too. Under a later
+    criterion the best so far and the bad ones in a row start anew: its measure has another scale.
     """
     fraction, bad, cooling = 1.0, 0, 0
-    best, direction = math.nan, None
-    for step, value, higher_is_better in evaluations:
-        if direction != higher_is_better:
-            best, direction = (-math.inf if higher_is_better else math.inf), higher_is_better
+    best = math.nan
+    in_hand: Criterion | None = None
+    for step, value, criterion in evaluations:
+        higher_is_better = criterion.higher_is_better
+        if criterion != in_hand:
+            best, bad, in_hand = (-math.inf if higher_is_better else math.inf), 0, criterion
         margin = 1 + settings.threshold if higher_is_better else 1 - settings.threshold
         if (value > best * margin) if higher_is_better else (value < best * margin):
             best, bad = value, 0
@@ -113,6 +117,14 @@ def plateau_fraction(evaluations: Sequence[DevelopmentValue], warmup: int, setti
             fraction = max(fraction * settings.factor, settings.minimum)
             cooling, bad = settings.cooldown, 0
     return fraction
+
+
+def starts_anew_later(settings: ScheduleSettings, criteria: int) -> bool:
+    """Whether the rate goes by more than one of a run's ``criteria``, each of which starts anew.
+
+    The rate of such a run went otherwise before each did, so the version of its algorithm is one higher than others'.
+    """
+    return settings.kind == "plateau" and criteria > 1
 
 
 def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 _PARAMETERS = 100  # a request
 _DIGITS = 16  # of a training's digest, in the name of a file
+_DIGITS_OF_FOLDER = 8  # which people read
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,28 @@ class TrackedTraining:
 
 
 class TensorBoard:
-    """Events in ``<folder>/tensorboard/<run name>``; ``module`` has a ``SummaryWriter``."""
+    """Events in ``<folder>/tensorboard/<run name>-<digest>``, a folder for each training.
+
+    ``module`` has a ``SummaryWriter``. A training that goes on purges what an earlier attempt wrote of the steps that
+    are taken again, so its events begin with the first that is told.
+    """
 
     def __init__(self, module: Any, training: TrackedTraining, run_name: str | None) -> None:
-        self._writer = module.SummaryWriter(str(training.folder / "tensorboard" / (run_name or "")))
-        self._writer.add_text("settings", f"```json\n{json.dumps(training.config, indent=1, sort_keys=True)}\n```")
+        name = "-".join(filter(None, (run_name, training.digest[:_DIGITS_OF_FOLDER])))
+        self._module, self._folder = module, str(training.folder / "tensorboard" / name)
+        self._settings = f"```json\n{json.dumps(training.config, indent=1, sort_keys=True)}\n```"
+        self._writer: Any = None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = self._module.SummaryWriter(self._folder, purge_step=step)
+            self._writer.add_text("settings", self._settings, step)
         for name, value in values.items():
             self._writer.add_scalar(plain_name(name), value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    def close(self, *, failed: bool) -> None:  # noqa: ARG002
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WeightsAndBiases:
@@ -82,8 +93,8 @@ class WeightsAndBiases:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=1 if failed else 0)
 
 
 class Mlflow:
@@ -99,6 +110,8 @@ class Mlflow:
         if earlier is None:
             earlier = self._create(experiment, run_name, training.config)
             training.remember_run("mlflow", earlier)
+        else:
+            self._client.update_run(earlier, status="RUNNING")
         self._run = earlier
 
     def _create(self, experiment: str, run_name: str | None, config: Mapping[str, Any]) -> str:
@@ -115,8 +128,8 @@ class Mlflow:
         metrics = [self._entities.Metric(plain_name(name), value, now, step) for name, value in values.items()]
         self._client.log_batch(self._run, metrics=metrics)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+    def close(self, *, failed: bool) -> None:
+        self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
 
 
 def plain_name(name: str) -> str:

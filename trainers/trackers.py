@@ -66,10 +66,10 @@ class TrackingSettings(Settings):
 
 
 class Tracker(Protocol):
-    """Gets numbers by name at steps, which do not decrease."""
+    """Gets numbers by name at steps, which do not decrease; at the end, whether the training failed."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
-    def close(self) -> None: ...
+    def close(self, *, failed: bool) -> None: ...
 
 
 def tracked_values(point: Mapping[str, Any]) -> dict[str, float]:
@@ -101,10 +101,10 @@ class Trackers:
         for tracker in self._trackers:
             tracker.log(step, values)
 
-    def close(self) -> None:
-        """Waits, for a while, until everything has arrived."""
+    def close(self, *, failed: bool = False) -> None:
+        """Waits, for a while, until everything has arrived. ``failed``: what ended the training was an error."""
         for tracker in self._trackers:
-            tracker.end()
+            tracker.end(failed=failed)
         deadline = time.monotonic() + _CLOSING_SECONDS
         for tracker in self._trackers:
             tracker.wait(deadline)
@@ -178,7 +178,7 @@ class _InBackground:
         self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(_WAITING_POINTS)
         self._ended = threading.Event()
         self._dropped = 0
-        self._off = False
+        self._failed = self._off = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {title}", daemon=True)
         self._thread.start()
 
@@ -190,8 +190,9 @@ class _InBackground:
         except queue.Full:
             self._dropped += 1
 
-    def end(self) -> None:
+    def end(self, *, failed: bool) -> None:
         """Nothing more will come."""
+        self._failed = failed
         self._ended.set()
         with suppress(queue.Full):
             self._queue.put_nowait(None)
@@ -210,7 +211,7 @@ class _InBackground:
             tracker = self._start()
             while not self._off and (item := self._next()) is not None:
                 tracker.log(*item)
-            tracker.close()
+            tracker.close(failed=self._failed)
         except BaseException as error:  # SystemExit too: some trackers end the process when they give up
             if not self._off:
                 self._off = True

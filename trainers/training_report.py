@@ -14,7 +14,7 @@ from raytriever.retrieval.curve_plots import Curve, Panel, curve_panels
 from raytriever.retrieval.report import Block, Plot, Section, Table
 from raytriever.trainers.early_stopping import Criterion, Evaluation
 from raytriever.trainers.ledger import ledger_rows
-from raytriever.trainers.validation_report import default_criteria, validation_blocks, validation_sentence
+from raytriever.trainers.validation_report import validation_blocks, validation_sentence
 
 Points = Sequence[Mapping[str, Any]]
 
@@ -71,7 +71,7 @@ def training_section(
 ) -> Section | None:
     """``points``: a model's training.jsonl, one mapping a step; ``log``: with times, or empty. None: no step.
 
-    ``evaluations``: in order, none where nothing was validated; ``criteria``: by which the best was found.
+    ``evaluations``: in order, none where nothing was validated; ``criteria``: by which the best of them was found.
     """
     if not points:
         return None
@@ -85,7 +85,6 @@ def training_section(
     blocks: list[Block] = [Plot(svg, caption), _table(points, log, config, metrics)]
     lead = _lead(points, log)
     if evaluations:
-        criteria = criteria or default_criteria(evaluations)
         planned = None if ledger is None else int(ledger["steps"])
         lead = f"{lead} {validation_sentence(evaluations, criteria, points, log, planned)}".rstrip()
         blocks = [*validation_blocks(evaluations, criteria, points, log), *blocks]

@@ -19,13 +19,6 @@ from raytriever.trainers.early_stopping import (
 Points = Sequence[Mapping[str, Any]]
 
 _MOST_PANELS = 8
-_FALLS = ("loss", "rank")  # in the name of a measure of which less is better
-
-
-def default_criteria(evaluations: Sequence[Evaluation]) -> list[Criterion]:
-    """Of evaluations that came without a criterion: their first measure."""
-    name = next(iter(evaluations[0].measures))
-    return [Criterion(name, higher_is_better=not any(word in name.lower() for word in _FALLS))]
 
 
 def validation_blocks(

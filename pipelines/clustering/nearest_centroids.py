@@ -137,18 +137,6 @@ def nearest_centroids(
     return assignments, search.costs(points, assignments)
 
 
-def most_similar_centroids(
-    points: NDArray[np.float32], centroids: NDArray[np.float32]
-) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """The centroid with the largest inner product with each point, and that inner product.
-
-    ``points`` (n, dimension), ``centroids`` (K, dimension), finite. Returns (n,) int32 and (n,) float64.
-    """
-    search = CentroidSearch(centroids, euclidean=False)
-    assignments = search.assign(points)
-    return assignments, -search.costs(points, assignments)
-
-
 def squared_distances(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
     """|left - right|² row by row, float64; no BLAS, so it does not depend on threads. ``right`` may be one row."""
     right = np.broadcast_to(right, left.shape)

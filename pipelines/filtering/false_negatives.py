@@ -84,11 +84,6 @@ def _check_vectors(queries: NDArray[np.floating], documents: NDArray[np.floating
             )
 
 
-def positive_keys(query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sorted distinct keys of (query, document) pairs, for ``known_positives``. Row numbers are below 2^31."""
-    return np.unique(pair_keys(query_rows, document_rows))
-
-
 def pair_keys(query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """A number for each pair (n,), ascending in (query row, document row). Raises ``UserError`` beyond 2^31 rows."""
     for rows in (query_rows, document_rows):
@@ -118,7 +113,7 @@ def false_negatives(
 
     ``queries`` (B,), ``documents`` (M,): row numbers in the collection, the B positives first, then hard negatives;
     ``query_texts``, ``document_texts``: a number for each text, equal for equal texts; ``known_positives``: sorted, as
-    of ``positive_keys``, repeats allowed; ``vectors``: of the surrogate encoder, (B, d) and (M, d), for the rule of
+    of ``pair_keys``, repeats allowed; ``vectors``: of the surrogate encoder, (B, d) and (M, d), for the rule of
     scores; ``own``: the columns that this rule leaves alone, by default the positives. Where several rules leave a
     cell out, the first has it. A positive is never left out.
     """
@@ -150,12 +145,6 @@ def false_negatives(
         if rule in by_rule:
             charged[by_rule[rule] & (charged == 0) & ~positives] = number
     return charged
-
-
-def count_rules(charged: NDArray[np.uint8]) -> dict[str, int]:
-    """How many cells each rule left out, of what ``false_negatives`` returned."""
-    counts = np.bincount(charged.ravel(), minlength=len(RULES) + 1)
-    return dict(zip(RULES, counts[1:].tolist(), strict=True))
 
 
 def _positives_of_equal_queries(

@@ -14,13 +14,13 @@ from raytriever.pipelines.filtering.teacher_scores import TeacherScores
 from raytriever.pipelines.jobs.lookups import add_array, map_array
 from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.retrieval.collections.stored import StoredCollection, TextPart
-from raytriever.retrieval.collections.text_lines import numbered_lines
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.lineage import require_own_queries, require_same_origin
 from raytriever.retrieval.long_columns import places_among
 from raytriever.retrieval.mining.candidates import CANDIDATES, StoredCandidates
+from raytriever.retrieval.run_files import RUN_COLUMNS, run_lines, wrong_value
 from raytriever.retrieval.runs import RUN, StoredRun
-from raytriever.retrieval.storage import Folder, sha256_of
+from raytriever.retrieval.storage import sha256_of
 
 SCORES_SHARD = "teacher-scores"
 
@@ -149,17 +149,13 @@ def _blocks(path: Path) -> Iterator[pa.RecordBatch]:
     queries: list[str] = []
     documents: list[str] = []
     scores: list[float] = []
-    for number, line in numbered_lines(Folder(str(path.parent)), path.name):
-        fields = line.split()
-        if not fields:
-            continue
-        if len(fields) != 6:
-            raise UserError(
-                f"{path}, line {number} has {len(fields)} columns; 6 are needed: query Q0 document rank score tag."
-            )
-        queries.append(fields[0])
-        documents.append(fields[2])
-        scores.append(_number(fields[4], f"{path}, line {number}"))
+    for number, query, document, found in run_lines(path):
+        score = _number(found)
+        if not math.isfinite(score):
+            raise wrong_value(path, number, RUN_COLUMNS, "score", found, "finite number")
+        queries.append(query)
+        documents.append(document)
+        scores.append(score)
         if len(queries) == _LINES_AT_ONCE:
             yield _block(queries, documents, scores)
             queries, documents, scores = [], [], []
@@ -171,11 +167,8 @@ def _block(*columns: list[str] | list[float]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_LINES)
 
 
-def _number(text: str, where: str) -> float:
+def _number(text: bytes) -> float:
     try:
-        score = float(text)
+        return float(text)
     except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
-        raise UserError(f"{where}: column 5 (score) is {text!r}, no finite number.")
-    return score
+        return math.nan

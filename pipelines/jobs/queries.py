@@ -56,7 +56,7 @@ class Queries(Stage[QueriesConfig]):
 
     command = "queries"
     kind = COLLECTION
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = QueriesConfig
     unit = "documents"
 

@@ -46,7 +46,7 @@ class DocstringQueries(Settings):
             return
         try:
             found = list(_functions(source, language))
-        except (SyntaxError, ValueError, RecursionError):
+        except (SyntaxError, ValueError):
             dropped["documents that do not parse"] += 1
             return
         if not found:

@@ -15,7 +15,10 @@ from raytriever.pipelines.queries.sources import QUERY, Example, MadeDocument, S
 from raytriever.retrieval.configuration import Settings
 
 _MARKED = re.compile(r"(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
-_FENCE = re.compile(r" {0,3}(```+|~~~+)")
+# as CommonMark has them (§4.5), but for fences in lists: what follows an opening fence is its info string, which holds
+# no backtick behind backticks; nothing follows a closing fence
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
+_CLOSING_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*$")
 _UNDERLINE = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}$")
 
 How = Literal["title and heading", "heading", "title and path"]
@@ -129,10 +132,11 @@ def _headings(text: str, *, underlined: bool, blank_lines: bool) -> Iterator[_He
     levels: dict[str, int] = {}  # of underlines, by their order of appearance
     fence, used = "", -1  # the last line that is part of a heading or a fence
     for number, line in enumerate(lines):
-        if (mark := _FENCE.match(line)) and (not fence or mark[1].startswith(fence)):
-            fence, used = "" if fence else mark[1], number
-        elif fence:
-            continue
+        if fence:
+            if (mark := _CLOSING_FENCE.match(line)) and mark[1].startswith(fence):
+                fence, used = "", number
+        elif mark := _FENCE.match(line):
+            fence, used = mark[1], number
         elif (heading := _MARKED.match(line.rstrip("\r"))) and heading[2]:
             if not blank_lines or (blank[number - 1] and blank[number + 1]):
                 yield _Heading(len(heading[1]), heading[2], starts[number], starts[number + 1])

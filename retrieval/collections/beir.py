@@ -29,6 +29,7 @@ QUERIES_FILE = "queries.jsonl"
 QRELS_FOLDER = "qrels"
 
 _DEFAULT_DOMAIN_KEY = "domain"
+_DEFAULT_ANSWERS_KEY = "answers"
 
 
 class BeirFolder(Policies):
@@ -38,7 +39,7 @@ class BeirFolder(Policies):
     path: InputPath
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: every file in qrels/
     domain_key: str = _DEFAULT_DOMAIN_KEY  # the key of "metadata" with the domain; '' where it is absent
-    answers_key: str = "answers"  # the key of a query's "metadata" with a list of answers
+    answers_key: str = _DEFAULT_ANSWERS_KEY  # the key of a query's "metadata" with a list of answers; '' for none
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file or a split is missing."""
@@ -83,9 +84,16 @@ class BeirFormat:
 
     def queries(self) -> Iterator[QueryRecord]:
         """The queries in the order of ``queries.jsonl``."""
+        key, any_answers = self._config.answers_key, False
         for place, id_, record in self._records(self._queries):
             text = string(record, "text", place)
+            any_answers = any_answers or key in _metadata(record)
             yield QueryRecord(place, id_, text, self._domain(record, place), self._answers(record, place))
+        if not any_answers and key not in (_DEFAULT_ANSWERS_KEY, ""):
+            raise UserError(
+                f'answers_key is {key!r}, but no query of {self.queries_name} has that key in its "metadata". Correct'
+                " the setting, or leave it out for a collection without answers."
+            )
 
     def judgments(self) -> Iterator[JudgmentRecord]:
         """The judgments by split, then in the order of its file."""
@@ -101,20 +109,23 @@ class BeirFormat:
             yield place, identifier(record, "_id", place), record
 
     def _domain(self, record: dict[str, Any], place: Place) -> str:
-        metadata = record.get("metadata")
-        return optional_string(metadata, self._config.domain_key, place) if isinstance(metadata, dict) else ""
+        return optional_string(_metadata(record), self._config.domain_key, place)
 
     def _answers(self, record: dict[str, Any], place: Place) -> tuple[str, ...]:
-        metadata = record.get("metadata")
-        if not isinstance(metadata, dict) or metadata.get(self._config.answers_key) is None:
+        answers = _metadata(record).get(self._config.answers_key)
+        if answers is None:
             return ()
-        answers = metadata[self._config.answers_key]
         if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
             raise UserError(
                 f'{place}: "{self._config.answers_key}" is {answers!r:.60}. It must be a list of strings; set'
                 " answers_key to '' where it holds something else."
             )
         return tuple(answers)
+
+
+def _metadata(record: dict[str, Any]) -> dict[str, Any]:
+    metadata = record.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _qrels_file(split: str) -> str:

@@ -10,15 +10,20 @@ import pyarrow as pa
 from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, passage_text, record_batches
 from raytriever.retrieval.collections.digests import DigestSet
 from raytriever.retrieval.collections.folds import JudgedQueries
-from raytriever.retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Policies, QueryRecord
+from raytriever.retrieval.collections.judged_pairs import distinct_judgments, judged_pair
+from raytriever.retrieval.collections.records import (
+    DocumentRecord,
+    Format,
+    JudgmentRecord,
+    Policies,
+    QueryRecord,
+    in_chunks,
+)
 from raytriever.retrieval.errors import UserError
 
-Record = TypeVar("Record", DocumentRecord, QueryRecord, JudgmentRecord)
 Identified = TypeVar("Identified", DocumentRecord, QueryRecord)
 Row = tuple[Any, ...]
 
-_RECORDS_AT_ONCE = 4096
-_CHARACTERS_AT_ONCE = 4 << 20
 _UNKNOWN = "judgments_of_unknown_"
 _EMPTY = "judgments_of_empty_"
 
@@ -35,9 +40,10 @@ class _Ids:
 class CheckedSource:
     """Any ``Format`` as a ``collection.Source``, by the ``Policies`` of its settings.
 
-    Streams: what stays in memory is eight bytes for each id and each judged pair. Judgments need the ids, so read
-    ``documents`` and ``queries`` to their ends before; what was not is read then. Raises ``UserError`` with file and
-    line for whatever the policies don't allow; at once where they ask for cross-validation of no judgments.
+    Streams: what stays in memory is eight bytes for each id and each judged pair, and a few more for unusual grades
+    (``distinct_judgments``). Judgments need the ids, so read ``documents`` and ``queries`` to their ends before; what
+    was not is read then. Raises ``UserError`` with file and line for whatever the policies don't allow; at once where
+    they ask for cross-validation of no judgments.
     ``left_out``: what the format leaves out by itself, reason to number, which the format fills while its documents
     are read.
     """
@@ -97,7 +103,7 @@ class CheckedSource:
         self, read: Callable[[], Iterator[Identified]], ids: _Ids, text: Callable[[Identified], str]
     ) -> Iterator[Identified]:
         texts = DigestSet()  # an id may come again where the format repeats records, with another text it may not
-        for chunk in _chunks(read()):
+        for chunk in in_chunks(read()):
             new = ids.all.add([record.id for record in chunk])
             wrong = ~new
             if self._format.repeats:
@@ -144,22 +150,14 @@ class CheckedSource:
     def _judgment_rows(self) -> Iterator[Row]:
         if self._format.judgments() is None:
             return
-        records = self._positives_first() if self._format.repeats else self._read_judgments()
         documents, queries = self._known_ids()
-        pairs, left_out, kept = DigestSet(), Counter[str](), 0
+        left_out, kept = Counter[str](), 0
         folds, splits = self._policies.cross_validation, set[str]()
         judged_queries = JudgedQueries(folds) if folds else None
         first_unknown: JudgmentRecord | None = None
-        for chunk in _chunks(records):
-            new = pairs.add([_judged_pair(record) for record in chunk])
-            if not new.all() and not self._format.repeats:
-                repeated = next(compress(chunk, ~new))
-                raise UserError(
-                    f"{repeated.place} judges query {repeated.query_id!r} and document {repeated.document_id!r}, as"
-                    f" {_earlier(self._read_judgments, repeated, _judged_pair)} does. Keep one of the two."
-                )
-            left_out["repeated_judgments"] += int((~new).sum())
-            chunk = list(compress(chunk, new))
+        repeats = self._format.repeats
+        judged = distinct_judgments(self._read_judgments, left_out) if repeats else self._unrepeated_judgments()
+        for chunk in judged:
             reasons = _reasons(chunk, documents, queries)
             if judged_queries:
                 usable = [record for record, reason in zip(chunk, reasons, strict=True) if not reason]
@@ -193,16 +191,18 @@ class CheckedSource:
     def _read_judgments(self) -> Iterator[JudgmentRecord]:
         return self._format.judgments() or iter(())
 
-    def _positives_first(self) -> Iterator[JudgmentRecord]:
-        """A pair that is a positive of one training example and a negative of another is a positive."""
-        others = False
-        for record in self._read_judgments():
-            if record.relevance > 0:
-                yield record
-            else:
-                others = True
-        if others:  # sets of positives alone are not read again
-            yield from (record for record in self._read_judgments() if record.relevance <= 0)
+    def _unrepeated_judgments(self) -> Iterator[list[JudgmentRecord]]:
+        """Raises ``UserError`` for a pair that is judged again."""
+        pairs = DigestSet()
+        for chunk in in_chunks(self._read_judgments()):
+            new = pairs.add([judged_pair(record) for record in chunk])
+            if not new.all():
+                repeated = next(compress(chunk, ~new))
+                raise UserError(
+                    f"{repeated.place} judges query {repeated.query_id!r} and document {repeated.document_id!r}, as"
+                    f" {_earlier(self._read_judgments, repeated, judged_pair)} does. Keep one of the two."
+                )
+            yield chunk
 
     def _known_ids(self) -> tuple[_Ids, _Ids]:
         """Ids of documents and queries; reads them where nobody did so far."""
@@ -233,11 +233,6 @@ def _question(record: QueryRecord) -> str:
     return record.text.strip()
 
 
-def _judged_pair(record: JudgmentRecord) -> str:
-    """Split, query and document in one string that no other three share."""
-    return f"{len(record.split)} {len(record.query_id)} {record.split}{record.query_id}{record.document_id}"
-
-
 def _earlier(read: Callable[[], Iterator[Any]], repeated: Any, key: Callable[[Any], str]) -> str:
     """Where the record with the key of ``repeated`` was read first, for a message."""
     first = next(record for record in read() if key(record) == key(repeated))
@@ -263,20 +258,6 @@ def _reasons(chunk: list[JudgmentRecord], documents: _Ids, queries: _Ids) -> lis
             elif is_empty:
                 reasons[place] = _EMPTY + part
     return reasons
-
-
-def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Lists bounded in records and in characters."""
-    chunk: list[Record] = []
-    characters = 0
-    for record in records:
-        chunk.append(record)
-        characters += sum(len(value) for value in record if isinstance(value, str))
-        if len(chunk) == _RECORDS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
 
 
 def _exhaust(rows: Iterable[Row]) -> None:

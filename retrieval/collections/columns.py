@@ -76,8 +76,8 @@ class ColumnsFormat:
         if self._columns.documents.join_by is None:
             yield from (record for record, _ in self._document_rows())
             return
-        # an empty value joins nothing
-        for _, rows in groupby(self._document_rows(), lambda row: row[1] or object()):
+        # an empty value joins nothing; 0 is none
+        for _, rows in groupby(self._document_rows(), lambda row: object() if row[1] in (None, "") else row[1]):
             yield _joined(record for record, _ in rows)
 
     def _document_rows(self) -> Iterator[tuple[DocumentRecord, Any]]:

@@ -32,7 +32,7 @@ class DigestSet:
 
     def contain(self, strings: Sequence[str]) -> NDArray[np.bool_]:
         """Says of each (n,) whether it was added."""
-        return self._contain(_digests(strings))
+        return self._contain(_digests(strings)) if self._runs else np.zeros(len(strings), dtype=bool)
 
     def _contain(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
         found = np.zeros(len(digests), dtype=bool)

@@ -5,7 +5,7 @@ configuration ``default``.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +15,9 @@ from pydantic import Field, field_validator
 from raytriever.retrieval.collections.checked_source import CheckedSource
 from raytriever.retrieval.collections.column_names import Columns
 from raytriever.retrieval.collections.columns import ColumnsFormat, format_of
-from raytriever.retrieval.collections.mteb import Layout, find_columns
+from raytriever.retrieval.collections.mteb import WHERE_THERE, Layout, find_columns
 from raytriever.retrieval.collections.records import Place
-from raytriever.retrieval.collections.tables import Row, require_columns, value_of
+from raytriever.retrieval.collections.tables import Row, present_columns, value_of
 from raytriever.retrieval.errors import UserError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -62,19 +62,20 @@ class HubDataset(Columns):
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where the data set or a part of it is missing or can't be fetched."""
-        tables = HubTables(self.dataset, self.revision)
         if self.layout == "columns":
-            return CheckedSource(format_of(self, tables), self)
+            return CheckedSource(format_of(self, HubTables(self.dataset, self.revision)), self)
+        tables = HubTables(self.dataset, self.revision, may_lack=WHERE_THERE)
         columns = find_columns(tables.layout(), tables, tables.name, self.subset, self.splits)
         return CheckedSource(ColumnsFormat(columns.model_copy(update={"domain": self.domain}), tables), self)
 
 
 class HubTables:
-    """The configurations and splits of one data set at one commit."""
+    """The configurations and splits of one data set at one commit; ``may_lack``: as of ``tables.FileTable``."""
 
-    def __init__(self, dataset: str, revision: str) -> None:
+    def __init__(self, dataset: str, revision: str, *, may_lack: Collection[str] = ()) -> None:
         self._dataset = dataset
         self._revision = revision
+        self._may_lack = may_lack
         self._opened: set[str] = set()
         self.name = f"{dataset} at {revision[:12]}"
 
@@ -95,7 +96,7 @@ class HubTables:
     def open(self, names: Sequence[str]) -> "HubTable":
         """The named splits, one behind the other; nothing is fetched before they are read."""
         self._opened.update(names)
-        return HubTable(self._dataset, self._revision, names)
+        return HubTable(self._dataset, self._revision, names, may_lack=self._may_lack)
 
     def fingerprint(self) -> dict[str, Any]:
         """Name, commit and the splits that were opened: a commit's content never changes."""
@@ -105,10 +106,11 @@ class HubTables:
 class HubTable:
     """Splits of a data set as one ``tables.Table``, streamed."""
 
-    def __init__(self, dataset: str, revision: str, names: Sequence[str]) -> None:
+    def __init__(self, dataset: str, revision: str, names: Sequence[str], *, may_lack: Collection[str] = ()) -> None:
         self._dataset = dataset
         self._revision = revision
         self._names = names
+        self._may_lack = may_lack
         self.name = ", ".join(map(self._describe, names))
 
     def columns(self) -> list[str]:
@@ -122,8 +124,8 @@ class HubTable:
         for name in self._names:
             stream, header = self._open(name)
             where, number = self._describe(name), 0
-            require_columns(named, header, where)
-            stored = dict.fromkeys(column if column in header else column.partition(".")[0] for column in named)
+            present = present_columns(named, header, where, self._may_lack)
+            stored = dict.fromkeys(column if column in header else column.partition(".")[0] for column in present)
             with _fetching(where):
                 for batch in stream.select_columns(list(stored)).with_format("arrow").iter(_ROWS_AT_ONCE):
                     for record in batch.to_pylist():

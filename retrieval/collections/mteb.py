@@ -16,15 +16,18 @@ from raytriever.retrieval.collections.checked_source import CheckedSource
 from raytriever.retrieval.collections.column_names import Columns, DocumentTable, JudgmentTables, QueryTable
 from raytriever.retrieval.collections.columns import ColumnsFormat
 from raytriever.retrieval.collections.records import Policies
-from raytriever.retrieval.collections.tables import FileTables, Tables, is_table
+from raytriever.retrieval.collections.table_files import is_table
+from raytriever.retrieval.collections.tables import FileTables, Tables
 from raytriever.retrieval.collections.text_lines import plain_name
 from raytriever.retrieval.configuration import InputPath
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder
 
 README = "README.md"
+TITLE = "title"
 DOMAIN = "domain"  # ours: MTEB has no such columns, and doesn't mind them
 ANSWERS = "answers"
+WHERE_THERE = (TITLE, DOMAIN, ANSWERS)  # columns that are read where they are there
 
 # configuration to split to the names of its table
 Layout = Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -36,7 +39,8 @@ _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}")
 class MtebFolder(Policies):
     """Settings of a collection in a clone or a snapshot of a hub data set, local or in an object store.
 
-    ``domain`` and ``answers`` of documents and queries are read where there are columns of these names.
+    Title, ``domain`` and ``answers`` of documents and queries are read where there are columns of these names, be it in
+    one file or record of several.
     """
 
     kind: Literal["mteb"] = "mteb"
@@ -47,7 +51,7 @@ class MtebFolder(Policies):
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a configuration or a split is missing."""
         folder = Folder(self.path)
-        tables = FileTables(folder, quotes=True)  # as the hub's own library reads TSV
+        tables = FileTables(folder, quotes=True, may_lack=WHERE_THERE)  # quotes: as the hub's own library reads TSV
         columns = find_columns(read_layout(folder), tables, folder.uri, self.subset, self.splits)
         return CheckedSource(ColumnsFormat(columns, tables), self)
 
@@ -69,23 +73,44 @@ def _described_layout(folder: Folder) -> Layout:
     try:
         description = yaml.safe_load(found[1]) or {}
         configurations = description.get("configs") or []
-        return {item["config_name"]: _described_splits(item["data_files"]) for item in configurations}
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        return {
+            _name(item["config_name"], "config_name", where): _described_splits(item["data_files"], where)
+            for item in configurations
+            if item.get("data_files")  # one that names a data_dir, say, is none of MTEB's
+        }
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{where}: the YAML at its head can't be understood ({type(error).__name__}: {error}). Its configs must be"
-            " a list of entries with config_name and data_files, these being a name or a list of entries with split"
-            " and path."
+            " a list of entries with config_name and data_files, these being a name, a list of entries with split and"
+            " path, or a mapping of splits to paths."
         ) from error
 
 
-def _described_splits(data_files: Any) -> dict[str, tuple[str, ...]]:
-    entries = [data_files] if isinstance(data_files, str) else data_files
+def _described_splits(data_files: Any, where: str) -> dict[str, tuple[str, ...]]:
+    if isinstance(data_files, Mapping):
+        pairs = list(data_files.items())
+    else:
+        entries = [data_files] if isinstance(data_files, str) else data_files
+        pairs = [("train", entry) if isinstance(entry, str) else (entry["split"], entry["path"]) for entry in entries]
     splits: dict[str, tuple[str, ...]] = {}
-    for entry in entries:
-        split, path = ("train", entry) if isinstance(entry, str) else (entry["split"], entry["path"])
+    for name, path in pairs:
+        split = _name(name, "split", where)
         paths = (path,) if isinstance(path, str) else tuple(map(str, path))
         splits[split] = (*splits.get(split, ()), *paths)
     return splits
+
+
+def _name(value: Any, key: str, where: str) -> str:
+    """A configuration's or a split's name, which YAML may take for a number: ``2020``.
+
+    Raises ``UserError`` where the word is lost: YAML reads ``no``, ``off``, ``yes`` and the like as booleans.
+    """
+    if isinstance(value, bool | list | dict) or value in (None, ""):
+        raise UserError(
+            f"{where}: YAML reads a {key} of configs as {value!r}, which is no name: {key} must be a word or a number."
+            f" Put one such as no, off, yes or null in quotes ({key}: 'no')."
+        )
+    return str(value)
 
 
 def _conventional_layout(folder: Folder) -> Layout:
@@ -105,7 +130,7 @@ def _conventional_layout(folder: Folder) -> Layout:
 def find_columns(
     layout: Layout, tables: Tables, where: str, subset: str | None, splits: Collection[str] | None
 ) -> Columns:
-    """The tables of the collection and their columns.
+    """The tables of the collection and their columns, of which ``tables`` may lack those in ``WHERE_THERE``.
 
     Raises ``UserError`` where a configuration, a split or a column is missing.
     """
@@ -127,14 +152,14 @@ def find_columns(
         documents=DocumentTable(
             table=corpus,
             id=_first_of(["_id", "id"], in_corpus),
-            title="title" if "title" in in_corpus else None,
-            domain=DOMAIN if DOMAIN in in_corpus else None,
+            title=TITLE,
+            domain=DOMAIN,
         ),
         queries=QueryTable(
             table=queries,
             id=_first_of(["_id", "id"], in_queries),
-            domain=DOMAIN if DOMAIN in in_queries else None,
-            answers=ANSWERS if ANSWERS in in_queries else None,
+            domain=DOMAIN,
+            answers=ANSWERS,
         ),
         judgments=JudgmentTables(
             splits=chosen,

@@ -39,25 +39,32 @@ class Function:
 def decode_source(source: bytes) -> str:
     """Source text as the interpreter reads it: byte order mark, encoding cookie, any line ending.
 
-    Raises ``SyntaxError`` for an unknown encoding, ``UnicodeDecodeError`` for bytes that are not in it.
+    Raises ``SyntaxError`` for an unknown encoding, ``LookupError`` for one that is not of texts, ``UnicodeError`` for
+    bytes that are not in it or, as UTF-7 can, spell half a surrogate pair, which no file can hold.
     """
     encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-    return io.TextIOWrapper(io.BytesIO(source), encoding).read()
+    text = io.TextIOWrapper(io.BytesIO(source), encoding).read()
+    text.encode()
+    return text
 
 
 def documented_functions(source: str, module: str, definitions: Counter[str]) -> list[Function]:
     """Functions and methods with a docstring, nested and asynchronous ones too, in source order.
 
     ``definitions`` counts the definitions of each name so far and is added to. Raises ``SyntaxError`` or
-    ``ValueError`` where the source does not parse.
+    ``ValueError`` where the source does not parse, and where it is nested too deeply for that.
     """
     source = _LONE_RETURN.sub("\n", source)  # which ends a line of Python, so that its line numbers count it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes and the like are not the reader's business
-        tree = ast.parse(source)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes and the like are not the reader's business
+            tree = ast.parse(source)
+        defined = list(_definitions(tree, f"{module}."))
+    except (MemoryError, RecursionError) as error:  # the parser's stack is full, or Python's: an elif is a level too
+        raise SyntaxError("nested too deeply") from error
     lines: list[str | None] = list(source.split("\n"))  # not splitlines: a form feed ends no line of Python
     found: list[tuple[Function, ast.FunctionDef | ast.AsyncFunctionDef]] = []
-    for name, node in _definitions(tree, f"{module}."):
+    for name, node in defined:
         docstring = ast.get_docstring(node)
         if docstring is not None:
             _cut(lines, node.body[0])

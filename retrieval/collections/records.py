@@ -5,9 +5,9 @@ formats have in common is in ``checked_source``.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from json.encoder import encode_basestring
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,8 @@ from raytriever.retrieval.storage import Folder
 Policy = Literal["refuse", "drop"]
 
 _BLOCK_BYTES = 8 << 20
+_RECORDS_AT_ONCE = 4096
+_CHARACTERS_AT_ONCE = 4 << 20
 
 
 class CrossValidation(Settings):
@@ -93,6 +95,9 @@ class JudgmentRecord(NamedTuple):
     split: str
 
 
+Record = TypeVar("Record", DocumentRecord, QueryRecord, JudgmentRecord)
+
+
 class Format(Protocol):
     """A collection in some format, streamed: every generator can be started again and gives the same records.
 
@@ -118,6 +123,20 @@ class Format(Protocol):
 
     def fingerprint(self) -> dict[str, Any]:
         """Equal where the input is equal, as plain JSON values."""
+
+
+def in_chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Lists bounded in records and in characters."""
+    chunk: list[Record] = []
+    characters = 0
+    for record in records:
+        chunk.append(record)
+        characters += sum(len(value) for value in record if isinstance(value, str))
+        if len(chunk) == _RECORDS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 def describe_files(files: Sequence[tuple[Folder, str]]) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class SourceTreeFormat:
                 text = data.decode("utf-16")
             else:
                 text = decode_source(data) if language_of(name) == "python" else data.decode("utf-8-sig")
-        except (UnicodeDecodeError, SyntaxError, LookupError):  # the last two: of the encoding that the file names
+        except (UnicodeError, SyntaxError, LookupError):  # the last two: of the encoding that the file names
             return "undecodable_files", ""
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         return ("", text) if text.strip() else ("empty_files", "")

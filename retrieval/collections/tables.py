@@ -6,16 +6,16 @@ that begins with a quote is refused.
 """
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raytriever.retrieval.collections.file_patterns import matches
 from raytriever.retrieval.collections.json_records import json_records
 from raytriever.retrieval.collections.records import Place, describe_files
+from raytriever.retrieval.collections.table_files import JSON_ENDINGS, table_files
 from raytriever.retrieval.collections.table_schemas import require_one_schema
 from raytriever.retrieval.collections.text_lines import numbered_lines, plain_name
 from raytriever.retrieval.errors import UserError
@@ -23,8 +23,6 @@ from raytriever.retrieval.storage import Folder
 
 Row = tuple[Place, tuple[Any, ...]]
 
-_JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
-_ENDINGS = (*_JSON_ENDINGS, ".csv", ".tsv", ".parquet")
 _ROWS_AT_ONCE = 256
 _PARQUET_BUFFER = 1 << 20
 _RECORDS_LOOKED_AT = 1_000
@@ -45,8 +43,8 @@ class Table(Protocol):
         """The place of every row, and its values of the required and the optional columns, in the order given.
 
         Raises ``UserError`` where a required column is absent, in JSON from any record, or where an optional one is
-        absent from the whole table. The value is None where None stands for an optional column, and where a record of
-        JSON lacks it.
+        absent from the whole table and not one that it may lack. The value is None where None stands for an optional
+        column, and where a file, or a record of JSON, lacks it.
         """
 
 
@@ -61,21 +59,27 @@ class Tables(Protocol):
 
 
 class FileTable:
-    """One or several files of a folder as one ``Table``, in the given order."""
+    """One or several files of a folder as one ``Table``, in the given order.
 
-    def __init__(self, folder: Folder, files: Sequence[str], *, quotes: bool | None = None) -> None:
+    ``may_lack``: optional columns that are read where they are there, and None where they aren't.
+    """
+
+    def __init__(
+        self, folder: Folder, files: Sequence[str], *, quotes: bool | None = None, may_lack: Collection[str] = ()
+    ) -> None:
         self._folder = folder
         self._files = files
         self._quotes = quotes
+        self._may_lack = frozenset(may_lack)
         self._has_one_schema = False  # not looked at so far
         self.name = ", ".join(map(folder.describe, files[:3])) + (", …" if len(files) > 3 else "")
 
     def columns(self) -> list[str]:
-        """Columns of the first file; for JSON, the keys of its first thousand records."""
+        """Columns of the first file; for JSON, the keys of its first thousand records: later ones may have others."""
         folder, name = self._folder, self._files[0]
         if name.endswith(".parquet"):
             return list(_schema(folder, name).names)
-        if plain_name(name).endswith(_JSON_ENDINGS):
+        if plain_name(name).endswith(JSON_ENDINGS):
             records = islice(json_records(folder, name), _RECORDS_LOOKED_AT)
             return list(dict.fromkeys(key for _, record in records for key in record))
         return next(_separated(folder, name, self._quotes), (0, []))[1]
@@ -84,7 +88,7 @@ class FileTable:
         """As ``Table`` says, file after file."""
         self._require_one_schema()
         named = [*required, *filter(None, optional)]
-        unseen = set(filter(None, optional))
+        unseen = set(filter(None, optional)) - self._may_lack
         place = None
         for name in self._files:
             for place, record in self._records(name, named):
@@ -106,21 +110,23 @@ class FileTable:
 
     def _records(self, name: str, columns: Sequence[str]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
         if name.endswith(".parquet"):
-            return _parquet_records(self._folder, name, columns)
-        if plain_name(name).endswith(_JSON_ENDINGS):
+            return _parquet_records(self._folder, name, columns, self._may_lack)
+        if plain_name(name).endswith(JSON_ENDINGS):
             return json_records(self._folder, name)
-        return _separated_records(self._folder, name, columns, self._quotes)
+        return _separated_records(self._folder, name, columns, self._quotes, self._may_lack)
 
 
 class FileTables:
     """Tables made of files below a folder.
 
-    A name is a file, a folder (all tables below it) or a glob (``*``, ``**``, ``?``, ``[…]``).
+    A name is a file, a folder (all tables below it) or a glob (``*``, ``**``, ``?``, ``[…]``). ``may_lack``: as of
+    ``FileTable``.
     """
 
-    def __init__(self, folder: Folder, *, quotes: bool | None = None) -> None:
+    def __init__(self, folder: Folder, *, quotes: bool | None = None, may_lack: Collection[str] = ()) -> None:
         self._folder = folder
         self._quotes = quotes
+        self._may_lack = may_lack
         self._opened: dict[str, None] = {}
 
     def open(self, names: Sequence[str]) -> FileTable:
@@ -128,9 +134,9 @@ class FileTables:
 
         Raises ``UserError`` where a name stands for no table.
         """
-        files = dict.fromkeys(chain.from_iterable(_find_files(self._folder, name) for name in names))
+        files = dict.fromkeys(chain.from_iterable(table_files(self._folder, name) for name in names))
         self._opened |= files
-        return FileTable(self._folder, list(files), quotes=self._quotes)
+        return FileTable(self._folder, list(files), quotes=self._quotes, may_lack=self._may_lack)
 
     def fingerprint(self) -> dict[str, Any]:
         """Name, bytes and SHA-256 of each file that was opened."""
@@ -159,14 +165,21 @@ def _required(record: Mapping[str, Any], column: str, place: Place) -> Any:
     return value
 
 
-def require_columns(columns: Sequence[str], header: Sequence[str], where: str) -> None:
-    """Raises ``UserError`` that lists the columns there are where one is absent, or there twice."""
-    for column in columns:
+def present_columns(
+    columns: Sequence[str], header: Sequence[str], where: str, may_lack: Collection[str] = ()
+) -> list[str]:
+    """Those of ``columns`` that are there.
+
+    Raises ``UserError`` that lists the columns there are where one is there twice, or absent and not in ``may_lack``.
+    """
+    present = [column for column in columns if column in header or column not in may_lack]
+    for column in present:
         name = column if column in header else column.partition(".")[0]
         if name not in header:
             raise _no_column(where, column, header)
         if header.count(name) > 1:
             raise UserError(f"{where} has {header.count(name)} columns {name!r}. Rename all but the one that is meant.")
+    return present
 
 
 def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
@@ -175,7 +188,7 @@ def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, An
 
 
 def _separated_records(
-    folder: Folder, name: str, columns: Sequence[str], quotes: bool | None
+    folder: Folder, name: str, columns: Sequence[str], quotes: bool | None, may_lack: Collection[str]
 ) -> Iterator[tuple[Place, dict[str, str]]]:
     """Lines of CSV or TSV below the header, by the names that stand there."""
     file = folder.describe(name)
@@ -183,7 +196,7 @@ def _separated_records(
     for number, fields in _separated(folder, name, quotes):
         if header is None:
             header = fields
-            require_columns(columns, header, file)
+            present_columns(columns, header, file, may_lack)
         elif len(fields) != len(header):
             raise UserError(
                 f"{file}, line {number} has {len(fields)} fields, but its header has {len(header)}:"
@@ -206,8 +219,8 @@ def _separated(folder: Folder, name: str, quotes: bool | None) -> Iterator[tuple
             if quotes is None and any(field.startswith('"') for field in fields):
                 raise UserError(
                     f"{folder.describe(name)}, line {number}: a field begins with a quote, which may belong to the text"
-                    " or enclose it. Set quotes to false where it is part of the text (as MS MARCO's files are), to"
-                    " true where the file was written as CSV is (by pandas, say, or a spreadsheet)."
+                    " or enclose it. Set quotes (beside the path) to false where it is part of the text (as MS MARCO's"
+                    " files are), to true where the file was written as CSV is (by pandas, say, or a spreadsheet)."
                 )
             yield number, fields
         return
@@ -239,12 +252,14 @@ def _schema(folder: Folder, name: str) -> pa.Schema:
         return file.schema_arrow
 
 
-def _parquet_records(folder: Folder, name: str, columns: Sequence[str]) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _parquet_records(
+    folder: Folder, name: str, columns: Sequence[str], may_lack: Collection[str]
+) -> Iterator[tuple[Place, dict[str, Any]]]:
     path = folder.describe(name)
     with _open_parquet(folder, name) as file:
         header = file.schema_arrow.names
-        require_columns(columns, header, path)
-        stored = dict.fromkeys(column if column in header else column.partition(".")[0] for column in columns)
+        present = present_columns(columns, header, path, may_lack)
+        stored = dict.fromkeys(column if column in header else column.partition(".")[0] for column in present)
         try:
             batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(stored))
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
@@ -258,29 +273,3 @@ def _not_parquet(folder: Folder, name: str, error: Exception) -> UserError:
         f"{folder.describe(name)} can't be read as parquet: {error}. If it is not whole, or a pointer of Git LFS, fetch"
         " it again (git lfs pull)."
     )
-
-
-def is_table(name: str) -> bool:
-    """Whether the file's name is that of a table, and not hidden (``.``, ``_`` before it or a folder's name)."""
-    visible = not any(part.startswith((".", "_")) for part in name.split("/"))
-    return visible and (name.endswith(".parquet") or plain_name(name).endswith(_ENDINGS[:-1]))
-
-
-def _find_files(folder: Folder, pattern: str) -> list[str]:
-    parts = [part for part in pattern.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise UserError(f"{pattern!r} leaves {folder.uri}. Name what lies below that folder, or set path to another.")
-    if folder.exists(pattern):
-        names = [pattern]
-    else:
-        fixed = next((place for place, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
-        start = "".join(f"{part}/" for part in parts[:fixed])
-        wanted = parts[fixed:] or ["**"]
-        names = [start + name for name in (folder / start).files() if matches(name, "/".join(wanted))]
-    tables = [name for name in names if is_table(name)]
-    if not tables:
-        raise UserError(
-            f"{folder.describe(pattern)}: there is no such table. A table is a file, or a folder with files, of the"
-            f" kinds {', '.join(_ENDINGS)}; all but parquet may have .gz or .zst behind the name."
-        )
-    return tables

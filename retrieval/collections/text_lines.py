@@ -54,11 +54,17 @@ def find_files(folder: Folder, names: Sequence[str], setting: str) -> list[str]:
 def open_decompressed(folder: Folder, name: str) -> io.BufferedReader:
     """The file's bytes, decompressed by the ending of its name, as a stream that reads ahead.
 
-    Files of several compressed parts, one behind the other, are read through.
+    Files of several compressed parts, one behind the other, are read through. Raises ``UserError`` for a compressed
+    file without a byte, which the codecs take for one without content.
     """
     file = folder.open_input(name)
     for ending, codec in _COMPRESSIONS.items():
         if name.endswith(ending):
+            if not file.size():
+                raise UserError(
+                    f"{folder.describe(name)} has 0 bytes, but even an empty text is longer once it is compressed: the"
+                    " file was cut off. Fetch it again."
+                )
             file = pa.CompressedInputStream(pa.BufferedInputStream(file, _BUFFER_BYTES), codec)
     return io.BufferedReader(cast(io.RawIOBase, file), _BUFFER_BYTES)
 

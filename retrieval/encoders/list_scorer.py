@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.encoders.modules import SCORING_FILE, load_weights, read_json
+from raytriever.retrieval.encoders.pooling import at_least_float32
 from raytriever.retrieval.errors import UserError
 
 _WEIGHTS = "scoring.safetensors"
@@ -113,7 +114,7 @@ class ListScorer(nn.Module):
         candidate's among them, M for none. A row of scores depends on nothing but its own query and candidates.
         Memory: B·N·width a layer, and no (N, N) matrix where torch's attention has a kernel without, as on a CPU.
         """
-        queries = queries.to(torch.promote_types(queries.dtype, torch.float32))
+        queries = at_least_float32(queries)
         documents = documents.to(queries.dtype)
         present = places < len(documents) - 1
         read = nn.functional.embedding(places, self.read_candidate(documents))  # each document is projected once

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raytriever.retrieval.encoders.pooling import at_least_float32
 from raytriever.retrieval.encoders.specification import Pooling, Role
 from raytriever.retrieval.encoders.vector_form import FORM_FILE
 from raytriever.retrieval.errors import UserError
@@ -209,7 +210,7 @@ class DenseLayer(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """(n, in) to (n, out) in float32, or in float64 where the weights are; computed in the weights' precision."""
         mapped: Tensor = self.activation(self.linear(vectors.to(self.linear.weight.dtype)))
-        return mapped.to(torch.promote_types(mapped.dtype, torch.float32))
+        return at_least_float32(mapped)
 
 
 def load_dense(path: Path) -> DenseLayer:

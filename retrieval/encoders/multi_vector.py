@@ -75,11 +75,6 @@ class MultiVectorEncoder(TextEncoder):
 
         write_towers(self, self, folder)
 
-    def _finish(self, vectors: Tensor) -> Tensor:
-        for layer in self.dense:
-            vectors = layer(vectors)
-        return nn.functional.normalize(vectors, dim=-1) if self.contract.normalize else vectors
-
     def _pooled(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Float32 (n, m, hidden) and bool (n, m), before dense layers and normalisation."""
         mask = features["attention_mask"]

@@ -6,12 +6,17 @@ import torch
 from torch import Tensor
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """``tensor`` in float32, in float64 as it is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def pool(states: Tensor, attention_mask: Tensor, pooling: Literal["mean", "cls", "last_token"]) -> Tensor:
     """One vector a text from token states (n, length, d) and a right-padded mask (n, length): (n, d) in float32.
 
     States in float64 stay so.
     """
-    states = states.to(torch.promote_types(states.dtype, torch.float32))
+    states = at_least_float32(states)
     if pooling == "cls":
         return states[:, 0]
     if pooling == "last_token":

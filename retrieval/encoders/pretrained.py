@@ -98,16 +98,21 @@ def locate_model(
     return LocatedModel(found.path, origin, fingerprint)
 
 
-def locate_models(settings: BaseModel, prefix: str = "") -> dict[str, LocatedModel]:
-    """Every model that ``settings`` name, by the dotted key of its ``ModelSettings``, as ``locate_named`` finds it."""
-    found: dict[str, LocatedModel] = {}
+def named_models(settings: BaseModel, prefix: str = "") -> dict[str, ModelSettings]:
+    """Every model that ``settings`` name, by the dotted key of its ``ModelSettings``."""
+    found: dict[str, ModelSettings] = {}
     for name in type(settings).model_fields:
         value, key = getattr(settings, name), f"{prefix}{name}"
         if isinstance(value, ModelSettings):
-            found[key] = locate_named(value)
+            found[key] = value
         if isinstance(value, BaseModel):
-            found |= locate_models(value, f"{key}.")
+            found |= named_models(value, f"{key}.")
     return found
+
+
+def locate_models(settings: BaseModel) -> dict[str, LocatedModel]:
+    """Every model of ``named_models``, as ``locate_named`` finds it."""
+    return {key: locate_named(model) for key, model in named_models(settings).items()}
 
 
 def locate_base(path: Path, base_model: str | None) -> Path | None:

@@ -121,7 +121,10 @@ class TextEncoder(nn.Module):
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Vectors (n, dimension) in float32, normalised if the contract says so."""
         states = self.transformer(**features).last_hidden_state
-        vectors = pool(states, features["attention_mask"], self.contract.pooling)
+        return self._finish(pool(states, features["attention_mask"], self.contract.pooling))
+
+    def _finish(self, vectors: Tensor) -> Tensor:
+        """(…, dimension) of pooled states (…, hidden): dense layers and, if the contract says so, normalisation."""
         for layer in self.dense:
             vectors = layer(vectors)
         return nn.functional.normalize(vectors, dim=-1) if self.contract.normalize else vectors

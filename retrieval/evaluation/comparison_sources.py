@@ -94,8 +94,9 @@ def _sources(settings: ComparisonSettings) -> dict[str, list[_Source]]:
         name, rest = _name_and_rest(argument)
         if name is None:
             raise UserError(f"--seeds {argument!r} is not of the form NAME=A,B,C.")
-        each = [_sources_at(item) for item in rest.split(",")]
-        for item, sources in zip(rest.split(","), each, strict=True):
+        items = _listed(rest, f"--seeds {name}")
+        each = [_sources_at(item) for item in items]
+        for item, sources in zip(items, each, strict=True):
             if len(sources) > 1:
                 raise UserError(f"--seeds {name}: {item} has {len(sources)} systems. Choose one: {item}:SYSTEM.")
         add(name, [source for sources in each for source in sources])
@@ -103,14 +104,56 @@ def _sources(settings: ComparisonSettings) -> dict[str, list[_Source]]:
 
 
 def _name_and_rest(argument: str) -> tuple[str | None, str]:
+    """Splits at the first ``=``, but for one that belongs to the path of a run or an evaluation."""
     name, equals, rest = argument.partition("=")
-    return (name, rest) if equals and not Path(argument).exists() else (None, argument)
+    is_path = "://" in name or _exists(argument) or _exists(argument.rpartition(":")[0])
+    return (name, rest) if equals and not is_path else (None, argument)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return path != "" and Path(path).exists()
+    except OSError:  # a list of seeds may be longer than any path
+        return False
+
+
+def _listed(text: str, where: str) -> list[str]:
+    """The items of ``A,B,…``. A comma may belong to an item, as in a sweep's folders: each is as short as it can be.
+
+    Raises ``UserError``, led by ``where``, for a rest with which no item begins.
+    """
+    pieces, items = text.split(","), []
+    while pieces:
+        beginnings = [",".join(pieces[: count + 1]) for count in range(len(pieces))]
+        item = next((beginning for beginning in beginnings if _is_source(beginning)), None)
+        if item is None:
+            for beginning in beginnings:
+                if _path_and_system(beginning)[1]:
+                    _sources_at(beginning)  # raises: the evaluation is there, and has no such system
+            raise UserError(
+                f"{where}: '{beginnings[-1]}' neither is nor begins with an evaluation, a run artifact or a run file."
+                " Is the path right?"
+            )
+        items.append(item)
+        del pieces[: item.count(",") + 1]
+    return items
+
+
+def _is_source(text: str) -> bool:
+    """Whether a run, an evaluation or a system of one is there."""
+    path, system = _path_and_system(text)
+    if not system:
+        return is_artifact(path) or Path(path).is_file()
+    return Artifact(path).kind == EVALUATION and system in Artifact(path).read_json("metrics.json")["means"]
+
+
+def _path_and_system(text: str) -> tuple[str, str]:
+    path, _, system = text.rpartition(":")
+    return (text, "") if is_artifact(text) or not path or not is_artifact(path) else (path, system)
 
 
 def _sources_at(text: str) -> list[_Source]:
-    path, _, system = text.rpartition(":")
-    if is_artifact(text) or not path or not is_artifact(path):
-        path, system = text, ""
+    path, system = _path_and_system(text)
     if is_artifact(path) and Artifact(path).kind == EVALUATION:
         systems = list(Artifact(path).read_json("metrics.json")["means"])
         if system and system not in systems:

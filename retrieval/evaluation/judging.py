@@ -19,7 +19,7 @@ from raytriever.retrieval.evaluation.answer_accuracy import answer_accuracy, row
 from raytriever.retrieval.evaluation.conventions import Conventions
 from raytriever.retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
 from raytriever.retrieval.lineage import require_own_queries, require_same_origin
-from raytriever.retrieval.run_files import read_ms_marco_run, read_run
+from raytriever.retrieval.run_files import count_columns, read_ms_marco_run, read_run
 from raytriever.retrieval.runs import StoredRun
 from raytriever.retrieval.storage import Folder
 
@@ -90,9 +90,7 @@ def read_any_run(path: str) -> Run:
     if is_artifact(path):
         stored = StoredRun(path)
         return {query: {} for query in stored.query_ids()} | read_run(stored.path("run.trec"))
-    with Path(path).open("rb") as file:
-        columns = len(next((line for line in file if line.strip()), b"").split())
-    return read_ms_marco_run(Path(path)) if columns == 3 else read_run(Path(path))
+    return read_ms_marco_run(Path(path)) if count_columns(Path(path)) == 3 else read_run(Path(path))
 
 
 def judge_runs(

@@ -1,9 +1,10 @@
 """Is one system better than another? Tests over the values that both have on the same queries, paired but for one.
 
 Everywhere the difference is ``a - b``, and tests are two-sided unless said otherwise. **Constant
-differences** (all queries differ by the same amount c, up to rounding) have no variance to test against; they
-are defined as the limit: c = 0 gives t = 0, p = 1 and effect 0; another c gives t = ±inf, p = 0 and effect
-±inf.
+differences** (all queries differ by the same amount c, up to rounding) have no variance to test against. c = 0 gives
+t = 0, p = 1 and effect 0. Of another c, t and the effect are defined as the limit, ±inf; the limit of p would be 0,
+which two queries that both went from 0.5 to 1 can't show. So p is that of the exact randomisation of n signs, which
+needs no variance: all signs alike have probability 2^-n on either side.
 """
 
 import math
@@ -90,10 +91,13 @@ def compare(
 def paired_t_test(a: Values, b: Values) -> SignificanceTest:
     """Student's paired t-test that the mean difference is 0.
 
-    Raises ``UserError`` where the arrays differ in length, have fewer than 2 values, or hold NaN or infinity.
+    A constant difference of n queries that is not 0 gives p = 2^(1 - n). Raises ``UserError`` where the arrays differ
+    in length, have fewer than 2 values, or hold NaN or infinity.
     """
     difference = _difference(a, b)
     t = _t_statistic(difference, 0.0)
+    if math.isinf(t):
+        return SignificanceTest(t, 2 * _p_of_equal_signs(difference))
     return SignificanceTest(t, float(2 * stats.t.sf(abs(t), len(difference) - 1)))
 
 
@@ -101,8 +105,8 @@ def paired_tost(a: Values, b: Values, margin: float) -> SignificanceTest:
     """Two one-sided paired t-tests (Schuirmann, 1987) that the mean difference lies within ± ``margin``.
 
     ``margin``: in units of the measure. Equivalence is claimed at level α where p < α; the result is the
-    weaker of the two tests. A constant difference is within (p = 0) or it isn't (p = 1). Raises ``UserError``
-    for a margin that is not above 0, and as ``paired_t_test``.
+    weaker of the two tests. A constant difference of n queries is within (p = 2^-n) or it isn't (p = 1). Raises
+    ``UserError`` for a margin that is not above 0, and as ``paired_t_test``.
     """
     if not margin > 0:
         raise UserError(f"The equivalence margin is {margin}; it must be above 0, in units of the measure.")
@@ -110,12 +114,15 @@ def paired_tost(a: Values, b: Values, margin: float) -> SignificanceTest:
     freedom = len(difference) - 1
     above = _t_statistic(difference, -margin)
     below = _t_statistic(difference, margin)
+    if _is_constant(difference):
+        is_within = abs(difference[0]) < margin
+        return SignificanceTest(
+            below if difference[0] > 0 else above, _p_of_equal_signs(difference) if is_within else 1.0
+        )
     tests = [
         SignificanceTest(above, float(stats.t.sf(above, freedom))),
         SignificanceTest(below, float(stats.t.cdf(below, freedom))),
     ]
-    if _is_constant(difference) and abs(difference[0]) >= margin:
-        return SignificanceTest(below if difference[0] > 0 else above, 1.0)
     return max(tests, key=lambda test: test.p_value)
 
 
@@ -233,6 +240,11 @@ def _difference(a: Values, b: Values) -> Values:
         constant = difference.mean()
         return np.full_like(difference, constant if abs(constant) > rounding else 0.0)
     return difference
+
+
+def _p_of_equal_signs(difference: Values) -> float:
+    """The chance that random signs are all of the one given sign."""
+    return math.ldexp(1.0, -len(difference))
 
 
 def _is_constant(difference: Values) -> bool:

@@ -87,7 +87,7 @@ class Evaluate(Stage[EvaluateConfig]):
 
     command = "evaluate"
     kind = EVALUATION
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = EvaluateConfig
     unit = "runs"
 

@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from raytriever.retrieval.encoders.adapter import has_adapter
 from raytriever.retrieval.encoders.modules import CONTEXTUAL_FILE, ModuleSettings, read_json, read_modules
 from raytriever.retrieval.encoders.pretrained import locate_named
@@ -32,18 +30,6 @@ def folder_of(model: ModelSettings) -> Path:
     """Where the model's files are; a sweep's trials look for one and the same. Raises ``NotHere``."""
     with missing_here(by_driver=True):
         return locate_named(model).path
-
-
-def named_models(settings: BaseModel, prefix: str = "") -> dict[str, ModelSettings]:
-    """Every model that ``settings`` name, by its dotted key."""
-    found: dict[str, ModelSettings] = {}
-    for name in type(settings).model_fields:
-        value, key = getattr(settings, name), f"{prefix}{name}"
-        if isinstance(value, ModelSettings):
-            found[key] = value
-        if isinstance(value, BaseModel):
-            found |= named_models(value, f"{key}.")
-    return found
 
 
 def check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapping[str, int | None]) -> None:

@@ -7,7 +7,7 @@ some ten thousand candidates, so rows can be read in any order in little memory.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -108,18 +108,6 @@ def write_lists(
     pq.write_table(pa.table(arrays, schema=SCHEMA), path, compression="zstd", row_group_size=group_size)
 
 
-class CandidateList(NamedTuple):
-    """One query's candidates; ``scores``, ``ranks`` and ``relevance`` hold None as ``SCHEMA`` says."""
-
-    query_id: str
-    query_row: int
-    document_ids: list[str]
-    document_rows: list[int]
-    scores: list[float | None]
-    ranks: list[int | None]
-    relevance: list[int | None]
-
-
 class StoredCandidates(Artifact):
     """Opens a candidates artifact; lists are read by row group, never all at once."""
 
@@ -135,22 +123,6 @@ class StoredCandidates(Artifact):
     def tables(self, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
         """Row group after row group, in order."""
         return self._rows.tables(columns)
-
-    def take(self, rows: NDArray[np.int64], columns: Sequence[str] = SCHEMA.names) -> pa.Table:
-        """The lists of the given row numbers (of this artifact), in the given order."""
-        return self._rows.take(rows, columns)
-
-    def __iter__(self) -> Iterator[CandidateList]:
-        for table in self.tables():
-            for row in table.to_pylist():
-                yield CandidateList(**row)
-
-    def hard_negatives(self) -> Iterator[tuple[str, list[str]]]:
-        """(query id, ids of the documents that are no positives), in the order of the lists; either form has them."""
-        for table in self.tables(["query_id", "document_ids", "relevance"]):
-            for row in table.to_pylist():
-                judged = zip(row["document_ids"], row["relevance"], strict=True)
-                yield row["query_id"], [id_ for id_, grade in judged if grade is None or grade < self.minimum_relevance]
 
     def audit(self) -> dict[str, Any]:
         """What each rule dropped, with examples: ``audit.json``, as ``raytriever.retrieval.mining.audit`` describes."""

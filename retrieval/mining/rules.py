@@ -30,7 +30,7 @@ RULES = {
 KEPT, ABSENT = 254, 255  # beside the number of a rule: no rule drops it; the ranking ends before
 UNJUDGED = int(np.iinfo(np.int32).min)  # stands where a relevance would
 
-_PAIRS_AT_ONCE = 8192
+_PAIRS_AT_ONCE = 8192  # of one vector a document; of several, fewer
 _NUMBER_OF_RULE = {name: number for number, name in enumerate(RULES)}
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
@@ -222,8 +222,9 @@ def exact_scores(
     Of a document with several vectors the largest product counts, as in searching.
     """
     scores = np.empty(len(query_rows), dtype=np.float32)
-    for start in range(0, len(scores), _PAIRS_AT_ONCE):
-        pairs = slice(start, start + _PAIRS_AT_ONCE)
+    step = max(1, _PAIRS_AT_ONCE // documents.vectors_per_text)
+    for start in range(0, len(scores), step):
+        pairs = slice(start, start + step)
         distinct, place = np.unique(query_rows[pairs], return_inverse=True)
         left, right = queries.gather(distinct)[place], documents.gather(document_rows[pairs])
         several = right.reshape(len(right), -1, documents.dimension)

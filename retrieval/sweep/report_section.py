@@ -184,7 +184,10 @@ def sweep_section(swept: Swept) -> Section:
     """Plots, the table, each seed's trial, failures and the command's settings."""
     header, rows = _cells(swept)
     over_seeds = " Mean ± standard deviation (n - 1) over the seeds." if swept.seed_key else ""
-    times = " Training: the sum of its steps; total: all stages that the values change, with their start."
+    times = (
+        " Training: the sum of its steps; total: all stages that the values change, with their start. Where a trial was"
+        " cut off and went on, total counts the last attempt alone, training all of them."
+    )
     caption = f"Measures of {swept.systems()}; the highest is bold.{over_seeds}{times}"
     blocks: list[Block] = [*_plots(swept), Table(header, rows, caption, text_columns=len(swept.keys))]
     if _chooses_on_test(swept):

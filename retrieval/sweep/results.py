@@ -39,7 +39,8 @@ class Result:
     """One trial; times in seconds.
 
     Of all models that the swept values change: ``examples`` seen and ``training_seconds``, the sum of their steps; None
-    where there is no such model. ``seconds``: of all stages of its own, start-up included.
+    where there is no such model. ``seconds``: of all stages of its own, start-up included; of a stage that was cut off
+    and went on, those of its last attempt, while its steps are of all attempts.
     """
 
     name: str
@@ -161,5 +162,5 @@ def _seconds(artifact: Artifact) -> float:
 def _step_seconds(model: Artifact) -> float:
     if not model.folder.exists(LOG):
         return _seconds(model)
-    lines = model.folder.read_bytes(LOG).decode().splitlines()
-    return math.fsum(float(json.loads(line).get("seconds", 0)) for line in lines if line)
+    lines = [json.loads(line) for line in model.folder.read_bytes(LOG).decode().splitlines() if line]
+    return math.fsum(float(line["seconds"]) for line in lines if "loss" in line)  # evaluations have seconds too

@@ -1,6 +1,5 @@
 """Clustering a large domain on Ray: the same bytes for any number of workers, and when some of them die."""
 
-import hashlib
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -20,6 +19,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.stage import Resources, run_stage
 from raytriever.retrieval.vectors import StoredVectors
+from tests.cluster.stored_bytes import hashes
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
 from tests.unit.small_run import make
 
@@ -81,14 +81,6 @@ def test_the_clustering_does_not_depend_on_parts_and_workers(inputs, workers, ex
 
     for kind, values_expected in expected.items():
         assert values(clustered(stored(inputs), kind, split)) == values_expected, kind
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "run.json"
-    }
 
 
 def stage(inputs: dict[str, str], folder: Path) -> Cluster:

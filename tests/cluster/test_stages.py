@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,14 +9,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.cluster import RaySession
 from raytriever.retrieval.jobs.stage import Resources, run_stage
 from tests.cluster.stages import Count, CountConfig, CountWithState
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "run.json"
-    }
+from tests.cluster.stored_bytes import hashes
 
 
 @pytest.fixture(scope="module")

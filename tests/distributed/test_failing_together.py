@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from raytriever.retrieval.errors import StorageError, UserError
+from raytriever.trainers.agreement import failing_together, gather_lines
 from raytriever.trainers.jobs.train import Train, TrainConfig
 from raytriever.trainers.run import Watchers, run_training
 from raytriever.trainers.run_record import Heard
-from raytriever.trainers.validation.isolation import failing_together
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.triplet_batches import store_triplets
 
@@ -55,3 +55,13 @@ def test_what_the_first_rank_finds_ends_both(tmp_path: Path, tiny_encoder: Path)
 def test_storage_that_fails_is_left_to_its_rank() -> None:
     with pytest.raises(StorageError), failing_together(CPU):
         raise StorageError("s3://full: no room")
+
+
+def sent(rank: int, lines: list[str]) -> list[str]:
+    return gather_lines(lines[rank], CPU)
+
+
+def test_a_line_of_any_text_arrives_as_one() -> None:
+    """A path may hold bytes that are no text, and a document's id a separator of lines."""
+    first, second = run_in_processes(sent, 2, ["", "a\u2028b\x1c漢 \udcff"])
+    assert first == second == ["", "a\u2028b\x1c漢 \\udcff"]

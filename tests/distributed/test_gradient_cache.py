@@ -5,12 +5,16 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.trainers import collectives
-from raytriever.trainers.gradient_cache import encode_in_chunks
+from raytriever.trainers.gradient_cache import cut_by_length, encode_chunks
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.tiny import TinyEncoder, gradients_of, random_text
 
 RANKS = 2
 WRAPPERS = {"none": None, "plain": {}, "unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}
+
+
+def encoded(encode, features: dict[str, Tensor], chunk_size: int | None) -> Tensor:
+    return encode_chunks(encode, cut_by_length(features, chunk_size), cached=chunk_size is not None)
 
 
 class TwoStageContrast(nn.Module):
@@ -26,14 +30,14 @@ class TwoStageContrast(nn.Module):
     def forward(
         self, context: dict, queries: dict, documents: dict, first_chunk: int | None, chunk: int | None
     ) -> Tensor:
-        shared = encode_in_chunks(self.first, context, first_chunk)
+        shared = encoded(self.first, context, first_chunk)
 
         def encode(features) -> Tensor:
             vectors = self.second(features)
             return vectors + torch.softmax(vectors @ shared.T, dim=1) @ shared
 
-        query_vectors = encode_in_chunks(encode, queries, chunk)
-        document_vectors = collectives.gather(encode_in_chunks(encode, documents, chunk))
+        query_vectors = encoded(encode, queries, chunk)
+        document_vectors = collectives.gather(encoded(encode, documents, chunk))
         positives = torch.arange(len(query_vectors)) + collectives.rank() * len(query_vectors)
         return nn.functional.cross_entropy(query_vectors @ document_vectors.T, positives)
 

@@ -4,6 +4,7 @@ The recorded model is NomicBERT-like with what the released code adds (prompt ve
 behind the first stage); ``v_out_paper*`` are on the same weights without.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from raytriever.retrieval.encoders.contextual.form import RELEASED, ContextualFo
 from raytriever.retrieval.encoders.modules import DenseLayer
 from raytriever.retrieval.encoders.specification import EncoderContract
 from raytriever.retrieval.encoders.text_encoder import TextEncoder
-from raytriever.trainers.gradient_cache import cut_by_length, encode_chunks, encode_in_chunks
+from raytriever.trainers.gradient_cache import Encode, cut_by_length, encode_chunks
 from raytriever.trainers.objectives.contrastive import masked_contrastive_loss
 
 GOLDEN = np.load(Path(__file__).parent / "cde_case_a.npz")
@@ -156,24 +157,26 @@ def test_sequence_dropout_and_order(in_parts: bool) -> None:
     close(model.encode(features("d"), permuted), "v_out", 2e-6)
 
 
+def encoded(encode: Encode, texts: Mapping[str, Tensor], chunk_size: int | None) -> Tensor:
+    return encode_chunks(encode, cut_by_length(texts, chunk_size), cached=chunk_size is not None)
+
+
 def loss(model: ContextualEncoder, first: int | None, second: int | None, dropped: dict[str, Tensor]) -> Tensor:
     """That of the recorded batch, both stages in chunks of so many texts."""
-    context = encode_in_chunks(model.read_documents, features("ctx"), first).flatten(0, 1)
+    context = encoded(model.read_documents, features("ctx"), first).flatten(0, 1)
     prefix = model.read_context(context, droppable=bool(dropped))
 
-    def encode(of: dict[str, Tensor]) -> Tensor:
-        return model.encode(of, prefix, of.get("dropped"))
+    def vectors(side: str) -> Tensor:
+        texts = features(side)
+        row = torch.arange(len(texts["input_ids"]))[:, None]
 
-    vectors = []
-    for side in ("q", "d"):
-        texts = features(side) | ({"dropped": dropped[side]} if dropped else {})
-        if second is None or dropped:
-            encoded = encode_in_chunks(encode, texts, second)
-        else:
-            encoded = encode_chunks(encode, cut_by_length(texts, second), cached=True)
-        vectors.append(nn.functional.normalize(encoded, dim=-1))
+        def encode(of: Mapping[str, Tensor]) -> Tensor:
+            return model.encode(of, prefix, dropped[side][of["row"][:, 0]] if dropped else None)
+
+        return nn.functional.normalize(encoded(encode, texts | {"row": row}, second), dim=-1)
+
     mask = array("vi_mask")
-    return masked_contrastive_loss(vectors[0], vectors[1], mask, torch.arange(len(mask)), 0.02)
+    return masked_contrastive_loss(vectors("q"), vectors("d"), mask, torch.arange(len(mask)), 0.02)
 
 
 @pytest.mark.parametrize("chunks", [(None, None), (2, 2), (1, 1), (4, 3), (64, 64)])

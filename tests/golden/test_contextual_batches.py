@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from raytriever.pipelines.clustering.lloyd import lloyd
-from raytriever.pipelines.clustering.nearest_centroids import most_similar_centroids, nearest_centroids
+from raytriever.pipelines.clustering.nearest_centroids import CentroidSearch, nearest_centroids
 from raytriever.pipelines.clustering.pair_vectors import ArrayPairs, BothWays
 from raytriever.pipelines.clustering.parts import LocalParts
 from raytriever.pipelines.clustering.points import ConcatenatedPairs, concatenated, midpoints
@@ -26,19 +26,28 @@ def case() -> Case:
         return {name: arrays[name] for name in arrays.files if name.startswith(("i_", "ii_", "iv_"))}
 
 
+def most_similar(
+    points: NDArray[np.float32], centroids: NDArray[np.float32]
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """The centroid with the largest inner product with each point, and that product."""
+    search = CentroidSearch(centroids, euclidean=False)
+    assignments = search.assign(points)
+    return assignments, -search.costs(points, assignments)
+
+
 def test_concatenated_pairs_are_assigned_as_recorded(case: Case) -> None:
     points = concatenated(case["i_Q"], case["i_D"])
     for name in ("given", "author"):
-        assignments, similarities = most_similar_centroids(points, case[f"i_{name}_centroids"])
+        assignments, similarities = most_similar(points, case[f"i_{name}_centroids"])
         np.testing.assert_array_equal(assignments, case[f"i_{name}_assign"])
         np.testing.assert_allclose(similarities, case[f"i_{name}_ip"], atol=1e-5)
-    swapped, _ = most_similar_centroids(concatenated(case["i_D"], case["i_Q"]), case["i_author_centroids"])
+    swapped, _ = most_similar(concatenated(case["i_D"], case["i_Q"]), case["i_author_centroids"])
     np.testing.assert_array_equal(swapped, case["i_author_swapped_assign"])
 
 
 def test_squared_eq3_is_similarity_of_concatenations(case: Case) -> None:
     centroids = np.concatenate((case["i_eq3_mD"], case["i_eq3_mQ"]), axis=1)  # |d - mQ|² + |mD - q|²
-    assignments, similarities = most_similar_centroids(concatenated(case["i_Q"], case["i_D"]), centroids)
+    assignments, similarities = most_similar(concatenated(case["i_Q"], case["i_D"]), centroids)
     np.testing.assert_array_equal(assignments, case["i_eq3sq_assign"])
     assert np.sum(4 - 2 * np.sqrt(2) * similarities) == pytest.approx(float(case["i_eq3sq_objective"]), rel=1e-6)
 

@@ -1,7 +1,10 @@
-"""The rules of the three packages: which way imports go, where Ray and FAISS may be, how long things get."""
+"""The rules of the three packages: where imports go, where Ray and FAISS may be, how long things get, what is used."""
 
 import ast
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,12 +16,27 @@ VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 LINES_OF_A_FILE = 300
 LINES_OF_A_FUNCTION = 60
 
+USERS = sorted((ROOT / "benchmarks").rglob("*.py"))
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOR_TESTS = {"METRICS"}  # the list that the dashboard of Grafana is compared with
+
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_parsed() -> Iterator[None]:
+    yield
+    parsed.cache_clear()
 
 
 def imported_modules(path: Path) -> Iterator[str]:
     """Dotted names of all that a file imports, inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -57,9 +75,8 @@ def test_names_say_something(path: Path) -> None:
 
 @each_file
 def test_files_and_functions_are_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < LINES_OF_A_FILE
-    for node in ast.walk(ast.parse(text)):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < LINES_OF_A_FILE
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             lines = node.end_lineno - node.lineno + 1
@@ -70,3 +87,82 @@ def test_the_rules_see_imports_inside_functions(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text("def f():\n    import ray.data\n    from a.b import c, d\n")
     assert list(imported_modules(path)) == ["ray.data", "a.b.c", "a.b.d"]
+
+
+def defined_names(statement: ast.stmt) -> list[str]:
+    """What a statement of a module defines; but for commands, which are registered by their decorator."""
+    match statement:
+        case ast.FunctionDef(decorator_list=[*_, ast.Call(func=ast.Attribute(attr="command" | "callback"))]):
+            return []
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+    return []
+
+
+def mentions(statement: ast.stmt, path: Path) -> set[tuple[Path | str, str]]:
+    """Names in a statement, each with what it is a name in: its file, the module that it is imported from, or anything.
+
+    The last are attributes and words of strings, such as the classes of jobs; docstrings use nothing.
+    """
+    found: set[tuple[Path | str, str]] = set()
+    docstrings: set[ast.expr] = set()
+    for node in ast.walk(statement):  # parents before their children
+        if isinstance(node, ast.Name):
+            found.add((path, node.id))
+        elif isinstance(node, ast.Attribute):
+            found.add(("", node.attr))
+        elif isinstance(node, ast.ImportFrom):
+            found.update((node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Expr):
+            docstrings.add(node.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            found.update(("", word) for word in re.findall(r"\w+", node.value))
+    return found
+
+
+def unused_names(root: Path, files: Sequence[Path], users: Sequence[Path] = ()) -> list[str]:
+    """What modules define and nothing outside of its definition names: "file, line: name"."""
+    statements = [(path, node) for path in (*files, *users) for node in parsed(path).body]
+    users_of: dict[tuple[Path | str, str], set[int]] = defaultdict(set)
+    for number, (path, node) in enumerate(statements):
+        if "__all__" not in defined_names(node):
+            for mentioned in mentions(node, path):
+                users_of[mentioned].add(number)
+    unused = []
+    for number, (path, node) in enumerate(statements):
+        module = ".".join(["raytriever", *path.relative_to(root).with_suffix("").parts])
+        for name in [] if path in users else defined_names(node):
+            known = users_of[path, name] | users_of[module, name] | users_of["", name]
+            if known <= {number} and not name.startswith("__"):
+                unused.append(f"{path.relative_to(root)}, line {node.lineno}: {name}")
+    return unused
+
+
+def test_everything_is_used() -> None:
+    """By the packages, the benchmarks or the documentation: what tests alone use is proved for nobody."""
+    documented = {word for path in DOCUMENTS for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    unused = unused_names(ROOT, FILES, USERS)
+    assert [found for found in unused if found.split(": ")[1] not in documented | FOR_TESTS] == []
+
+
+def test_the_rule_sees_what_is_unused(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    one.write_text(
+        '"""Tells of _A, f and again."""\n'
+        "__all__ = ['f']\n"
+        "_A, _B = 1, 2\n"
+        "C: int = _B\n"
+        "def f(): 'again'\n"
+        "def again(): return again()\n"
+        "class Made:\n    def made(self) -> 'Made': return C\n"
+        "class Named: pass\n"
+        "@app.command()\ndef command(): pass\n"
+    )
+    two.write_text("from raytriever.one import Made\nfrom elsewhere import f\n_A = 'one.Named'\nprint(_A, Made, f)\n")
+    unused = ["one.py, line 3: _A", "one.py, line 5: f", "one.py, line 6: again"]
+    assert unused_names(tmp_path, [one, two]) == unused_names(tmp_path, [one], [two]) == unused
+    assert [found.split(": ")[1] for found in unused_names(tmp_path, [one])] == ["_A", "f", "again", "Made", "Named"]

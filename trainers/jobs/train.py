@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,11 +20,14 @@ from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig, storage_e
 from raytriever.retrieval.progress import ProgressLine, say
 from raytriever.retrieval.storage import Folder
 from raytriever.trainers import collectives
+from raytriever.trainers.agreement import failing_together
 from raytriever.trainers.curve import read_curve, without_times
 from raytriever.trainers.jobs.train_checks import (
+    batch_size_of,
     check_batches,
     check_models,
     check_packages,
+    check_slices,
     check_workers,
     require_epochs,
     validates_on_training_split,
@@ -33,10 +37,10 @@ from raytriever.trainers.model_card import Measured, model_card
 from raytriever.trainers.objective import Objective
 from raytriever.trainers.run import LocatedModels, RunSettings, Watchers, export, run_training, shaping
 from raytriever.trainers.run_record import Heard, RunRecord
+from raytriever.trainers.schedule import starts_anew_later
 from raytriever.trainers.sharding import whole_weights
 from raytriever.trainers.trackers import TrackingSettings
 from raytriever.trainers.training_report import EVALUATIONS, LEDGER, TRAINING
-from raytriever.trainers.validation.isolation import failing_together
 from raytriever.trainers.validation.opening import test_set_warning, training_set_warnings, training_split_warning
 from raytriever.trainers.validation.settings import RetrievalValidationSettings
 
@@ -97,14 +101,20 @@ class Train(Stage[TrainConfig]):
         return found
 
     def derivation(self) -> Derivation:
-        """The run's; one version higher where weight decay moved a learned temperature, which is exempt now."""
-        found, objective = super().derivation(), self.config.objective
-        decayed = self.config.training.optimizer.weight_decay > 0 and getattr(objective, "learn_temperature", False)
-        return replace(found, algorithm_version=found.algorithm_version + 1) if decayed else found
+        """The run's; a version higher for each of two mends that concerns it.
+
+        A learned temperature is exempt from weight decay now, and on a plateau each of two measures starts anew.
+        """
+        found, config = super().derivation(), self.config
+        higher = config.training.optimizer.weight_decay > 0 and getattr(config.objective, "learn_temperature", False)
+        criteria = 1 if getattr(config.validation, "then", None) is None else 2
+        version = found.algorithm_version + higher + starts_anew_later(config.training.schedule, criteria)
+        return replace(found, algorithm_version=version)
 
     def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:
         """Batches that won't fit, models and packages that can't be had, settings that don't fit the models."""
         check_batches(self.config, run)
+        self._check_slices(batch_size_of(self.config.batches, run), self.config.batches)
         if not is_artifact(self.config.output):  # one that is reused needs none
             check_packages(self.config.training.optimizer, self.config.tracking)
         check_models(self.config, run)
@@ -126,6 +136,7 @@ class Train(Stage[TrainConfig]):
         """The run; refuses more epochs than are stored, and to validate on what is trained on."""
         config, batches = self.config, BatchReader(self.config.batches)
         require_epochs(config.training.epochs, batches.epochs, batches.uri)
+        self._check_slices(batches.batch_size, batches.uri)
         for warning in training_set_warnings(config.validation, batches) if config.validation else ():
             say(f"  Warning: {warning}")
         for note in config.objective.notes(batches.batch_size):
@@ -133,6 +144,10 @@ class Train(Stage[TrainConfig]):
         precision = "bfloat16 autocast" if config.training.bf16 else "float32"
         say(f"  encoder: {config.encoder.model} from {self._located().query.origin}; {precision}")
         return [Shard("run")]
+
+    def _check_slices(self, batch_size: int | None, batches: str) -> None:
+        fewest, most = self.config.fewest_workers, self.config.resources.workers
+        check_slices(fewest, most, self.config.training.batches_per_step, batch_size, batches)
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Examples of all steps."""
@@ -157,19 +172,16 @@ class Train(Stage[TrainConfig]):
             if collectives.rank() == 0:
                 record = RunRecord(config.tracking, config.output, self.derivation(), device, heard)
         watchers = record.watchers if record else Watchers(on_checkpoint=heard.on_checkpoint, say=lambda _: None)
-        try:
+        with record or nullcontext():
             with storage_errors(config.output):  # trying again in vain would cost as many starts as failures_survived
                 objective, trained = run_training(config, located, config.output, device, watchers)
-        finally:
-            if record:
-                record.close()
-        with whole_weights(objective):
-            if record is None:
-                return None
-            output = Folder(self.config.output)
-            with output.scratch() as scratch:
-                writer = ShardWriter(output, "run", scratch, self.derivation().digest)
-                return self._export(objective, trained, record, writer)
+            with whole_weights(objective):
+                if record is None:
+                    return None
+                output = Folder(self.config.output)
+                with output.scratch() as scratch:
+                    writer = ShardWriter(output, "run", scratch, self.derivation().digest)
+                    return self._export(objective, trained, record, writer)
 
     def _export(
         self, objective: Objective[Any], trained: Trained, record: RunRecord, writer: ShardWriter
@@ -239,7 +251,8 @@ class Train(Stage[TrainConfig]):
         if best is None or best["start"] is None:
             return []
         change = best["value"] - best["start"]
-        if not (change < 0 if facts["criteria"][-1]["higher_is_better"] else change > 0):
+        of_best = next(criterion for criterion in facts["criteria"] if criterion["measure"] == best["measure"])
+        if not (change < 0 if of_best["higher_is_better"] else change > 0):
             return []
         return [
             "",

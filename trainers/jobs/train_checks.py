@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import is_artifact
+from raytriever.retrieval.artifacts import Artifact, is_artifact
 from raytriever.retrieval.configuration import input_paths
+from raytriever.retrieval.encoders.pretrained import named_models
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.before_run import NotHere, made_by, missing_here
-from raytriever.retrieval.jobs.model_checks import check_encoder, folder_of, is_made, named_models
+from raytriever.retrieval.jobs.model_checks import check_encoder, folder_of, is_made
 from raytriever.retrieval.jobs.stage import Stage
 from raytriever.retrieval.storage import absolute
 from raytriever.trainers.objectives.adaptive_margin import AdaptiveMarginSettings
@@ -47,12 +48,35 @@ def check_workers(fewest: int | None, workers: int | None, batches_per_step: int
         )
 
 
+def check_slices(
+    fewest: int | None, workers: int | None, batches_per_step: int, batch_size: int | None, batches: str
+) -> None:
+    """More workers than a step has batches cut each into slices, whatever the objective: the rows must divide evenly.
+
+    So they must for any number of workers that may be left. ``batch_size``: rows of every batch in ``batches``, None
+    where that isn't known yet.
+    """
+    most = workers or 1
+    for left in range(most if fewest is None else fewest, most + 1):
+        slices = left // batches_per_step
+        if batch_size is not None and slices > 1 and batch_size % slices:
+            which, remedy = " (resources.workers)", "a multiple of them"
+            if fewest is not None:
+                which = f", which may be left of {most} (fewest_workers is {fewest}),"
+                remedy = "a multiple of every number in between"
+            raise UserError(
+                f"Batches of {batch_size} rows ({batches}) can't be cut into {slices} equal slices, as {left}"
+                f" workers{which} would cut them with training.batches_per_step {batches_per_step}. Set that to"
+                f" {remedy}, or pack batches of a size that the slices divide."
+            )
+
+
 def require_epochs(wanted: int, stored: int, batches: str) -> None:
     """Raises ``UserError`` for more epochs than are packed."""
     if wanted > stored:
         raise UserError(
-            f"training.epochs is {wanted}, but {batches} holds batches for {stored}. Pack as many epochs, or train for"
-            " fewer."
+            f"training.epochs is {wanted}, but {batches} holds batches for {stored}. Pack as many (the"
+            " setting epochs of the stage that packs), or train for fewer."
         )
 
 
@@ -110,6 +134,22 @@ def _epochs_of(maker: Stage[Any], run: Run) -> int | None:
         return epochs if isinstance(epochs, int) else None
     packer = made_by(run, packing)
     return _epochs_of(packer, run) if packer is not None and packer is not maker else None
+
+
+def batch_size_of(path: str, run: Run) -> int | None:
+    """Rows of every batch at ``path``, by the stages that make them or as they are stored; None where unknown."""
+    maker = made_by(run, path)
+    if maker is None:
+        size = Artifact(path).shards[0].facts.get("batch_size") if is_artifact(path) else None
+        return size if isinstance(size, int) else None
+    packing = getattr(maker.config, "packing", None)
+    for settings in (maker.config, packing, getattr(maker.config, "grouping", None)):
+        size = getattr(settings, "batch_size", None)
+        if isinstance(size, int):
+            return size
+    followed = [packing] if isinstance(packing, str) else getattr(maker.config, "sources", {}).values()
+    sizes = (batch_size_of(source, run) for source in followed if made_by(run, source) is not maker)
+    return next((size for size in sizes if size is not None), None)  # batches that are mixed are of one size
 
 
 def validates_on_training_split(config: RunSettings, run: Run) -> bool:

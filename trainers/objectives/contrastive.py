@@ -6,12 +6,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from raytriever.retrieval.encoders.pooling import at_least_float32
 from raytriever.trainers.gradient_cache import Chunks, encode_chunks
 from raytriever.trainers.objective import Outcome
 from raytriever.trainers.objectives.batch_metrics import batch_metrics
 from raytriever.trainers.objectives.pair_batch import PairBatch
 from raytriever.trainers.objectives.pair_objective import Encoder, PairObjective, PairSettings
-from raytriever.trainers.precision import at_least_float32
 
 
 class ContrastiveSettings(PairSettings):

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
+from raytriever.retrieval.encoders.pooling import at_least_float32
 from raytriever.retrieval.encoders.towers import settle_form
 from raytriever.retrieval.encoders.vector_form import VectorForm
 from raytriever.retrieval.errors import UserError
@@ -23,7 +24,6 @@ from raytriever.trainers.objectives.batch_metrics import batch_metrics
 from raytriever.trainers.objectives.contrastive import contrastive_metrics, masked_contrastive_loss
 from raytriever.trainers.objectives.pair_batch import Columns, PairBatch
 from raytriever.trainers.objectives.pair_objective import Encoder, PairObjective, PairSettings
-from raytriever.trainers.precision import at_least_float32
 
 if TYPE_CHECKING:
     from raytriever.trainers.run import RunSettings

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.configuration import InputPath
+from raytriever.retrieval.encoders.pooling import at_least_float32
 from raytriever.trainers.language_model_scores import ScoreReader
 from raytriever.trainers.objective import Outcome
 from raytriever.trainers.objectives.chunk_objective import (
@@ -23,7 +24,6 @@ from raytriever.trainers.objectives.chunk_objective import (
     EncodedTwice,
     same_source_share,
 )
-from raytriever.trainers.precision import at_least_float32
 
 if TYPE_CHECKING:
     from raytriever.retrieval.encoders.text_encoder import TextEncoder

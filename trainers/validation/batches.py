@@ -9,11 +9,13 @@ import torch
 from raytriever.pipelines.batches import BatchReader
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers import collectives
+from raytriever.trainers.agreement import raise_together
 from raytriever.trainers.early_stopping import Criterion
 from raytriever.trainers.objective import Objective, to_device
 from raytriever.trainers.order import Piece, Step
+from raytriever.trainers.randomness import seed_generators
 from raytriever.trainers.reading import BatchSource, Reader, prefetched
-from raytriever.trainers.validation.isolation import isolated, naming_full_memory, raise_together, seed_all
+from raytriever.trainers.validation.isolation import isolated, naming_full_memory
 from raytriever.trainers.validation.settings import BatchValidationSettings
 
 _READ_AHEAD = 2
@@ -88,7 +90,7 @@ class BatchValidation:
             return reader.read_step(Step(number, 0, number, (number,), (Piece((number,)),), (0,)))[0]
 
         for number, batch in prefetched(collated, numbers, _READ_AHEAD):
-            seed_all(self._settings.seed, number)
+            seed_generators(self._settings.seed, number)  # the same at every evaluation, on any rank
             outcome = objective(to_device(batch, device))
             yield number, {"loss": float(outcome.loss)} | {name: float(v) for name, v in outcome.metrics.items()}
 

@@ -26,9 +26,10 @@ from raytriever.retrieval.rerank import rerank_lists
 from raytriever.retrieval.top_k import Ranking, merge_rankings
 from raytriever.retrieval.vectors import StoredVectors
 from raytriever.trainers import collectives
+from raytriever.trainers.agreement import raise_together
 from raytriever.trainers.early_stopping import Criterion
 from raytriever.trainers.objective import Objective
-from raytriever.trainers.validation.isolation import isolated, naming_full_memory, raise_together
+from raytriever.trainers.validation.isolation import isolated, naming_full_memory
 from raytriever.trainers.validation.ranking import merge_over_ranks, nothing_found, rerank_block, search_block
 from raytriever.trainers.validation.selection import select
 from raytriever.trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings

@@ -101,8 +101,9 @@ class RetrievalValidationSettings(EvaluationSettings):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all queries search all documents, so that the numbers may be told without saying how."""
-        return self.run is None and self.queries is None and self.documents is None
+        """Whether all queries search all documents, texts cut as in use: the numbers may be told without saying how."""
+        limits = (self.run, self.queries, self.documents, self.query_max_length, self.document_max_length)
+        return all(limit is None for limit in limits)
 
     @property
     def depth(self) -> int:
@@ -132,7 +133,7 @@ class LaterMeasure(Settings):
     def _check(self) -> Self:
         if (self.after_step is None) == (self.after_epoch is None):
             raise ValueError("another measure decides after either 'after_step' or 'after_epoch': give one of the two")
-        is_better(self.measure, self.better)
+        better_direction(self.measure, self.better)
         return self
 
     def start(self, epoch_ends: Sequence[int]) -> int:
@@ -166,7 +167,7 @@ class BatchValidationSettings(EvaluationSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        is_better(self.measure, self.better)
+        better_direction(self.measure, self.better)
         return self
 
     @property
@@ -177,7 +178,7 @@ class BatchValidationSettings(EvaluationSettings):
     @property
     def higher_is_better(self) -> bool:
         """Whether more of ``measure`` is better."""
-        return is_better(self.measure, self.better) == "higher"
+        return better_direction(self.measure, self.better) == "higher"
 
     def criteria(self, epoch_ends: Sequence[int]) -> tuple[Criterion, ...]:
         """What decides, from which step on; ``epoch_ends``: the steps done when each epoch of the run ends.
@@ -187,14 +188,14 @@ class BatchValidationSettings(EvaluationSettings):
         first = Criterion(self.measure, self.higher_is_better, minimum_change=self.minimum_change)
         if self.then is None:
             return (first,)
-        higher = is_better(self.then.measure, self.then.better) == "higher"
+        higher = better_direction(self.then.measure, self.then.better) == "higher"
         return first, Criterion(self.then.measure, higher, self.then.start(epoch_ends), self.then.minimum_change)
 
 
 ValidationSettings = Annotated[RetrievalValidationSettings | BatchValidationSettings, Field(discriminator="kind")]
 
 
-def is_better(measure: str, said: Better | None) -> Better:
+def better_direction(measure: str, said: Better | None) -> Better:
     """Which way is better of a metric of an objective: as ``said``, or as is known. ``ValueError`` where neither."""
     found = said or _BETTER.get(measure)
     if found is None:

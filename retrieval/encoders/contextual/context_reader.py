@@ -1,5 +1,6 @@
 """What a contextual encoder computes, whoever loads it: the second stage, behind the context in use."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -192,6 +193,11 @@ def own_weights(module: ContextReader) -> dict[str, nn.Parameter]:
     """By name what ``add_prefix`` made: the null vector, prompt vectors and head."""
     own = ("null", "prompts", "head")
     return {name: value for name, value in module.named_parameters() if name.split(".")[0] in own}
+
+
+def vectors_sha256(vectors: Tensor) -> str:
+    """Of a context's numbers: equal contexts of one model have equal ones, wherever they come from."""
+    return hashlib.sha256(vectors.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def require_no_empty(texts: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 This file and those that it imports are written into an exported folder, where no package of ours is needed.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from raytriever.retrieval.encoders.contextual.context_reader import (
     ContextReader,
     own_weights,
     require_no_empty,
+    vectors_sha256,
 )
 from raytriever.retrieval.encoders.contextual.drawing import drawn_rows
 from raytriever.retrieval.encoders.pooling import segment_means
@@ -210,8 +210,3 @@ class ContextualTransformer(ContextReader):
             save_file({"vectors": self.context_vectors.float().cpu().contiguous()}, folder / _VECTORS)
             said = json.dumps(self.context_description, indent=2, sort_keys=True)
             (folder / _CONTEXT).write_text(said + "\n", encoding="utf-8")
-
-
-def vectors_sha256(vectors: Tensor) -> str:
-    """Of a context's numbers: equal contexts of one model have equal ones, wherever they come from."""
-    return hashlib.sha256(vectors.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()

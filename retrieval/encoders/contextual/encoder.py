@@ -3,7 +3,6 @@
 Morris & Rush 2024, "Contextual Document Embeddings".
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ from raytriever.retrieval.encoders.contextual.context_reader import (
     Context,
     ContextReader,
     require_no_empty,
+    vectors_sha256,
 )
 from raytriever.retrieval.encoders.contextual.form import ContextualForm
 from raytriever.retrieval.encoders.contextual.second_stage import Prefix
@@ -115,8 +115,7 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         self.hold_context(context)
         name: str = self.context_mode
         if isinstance(context, Tensor):
-            numbers = context.detach().float().cpu().contiguous().numpy().tobytes()
-            name = fingerprint or hashlib.sha256(numbers).hexdigest()
+            name = fingerprint or vectors_sha256(context)
         self.contract = self.contract.model_copy(update={"context": name})
 
     def forget_context(self) -> None:
@@ -136,10 +135,7 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         ``dropped`` bool (n, J): where the null vector stands in for a text's context vector (for a ``droppable``
         prefix); ``hidden`` bool (n, J): where there is none, as if the context were smaller.
         """
-        vectors = self.pooled(features, prefix, self.contract.pooling, dropped, hidden)
-        for layer in self.dense:
-            vectors = layer(vectors)
-        return nn.functional.normalize(vectors, dim=-1) if self.contract.normalize else vectors
+        return self._finish(self.pooled(features, prefix, self.contract.pooling, dropped, hidden))
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Vectors (n, dimension) in float32 in the context in use. Raises ``UserError`` where none was set."""

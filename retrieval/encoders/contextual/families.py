@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.retrieval.encoders.contextual.backbones import UNPLACED, Backbone, Guide, Layer, Rotation
+from raytriever.retrieval.encoders.pooling import at_least_float32
 from raytriever.retrieval.errors import UserError
 
 
@@ -218,7 +219,7 @@ def rotated(heads: Tensor, rotation: Rotation | None, first_row: int = 0) -> Ten
     if rotation is None:
         return heads
     cosines, sines = (part[:, None, first_row:] for part in rotation)
-    wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
+    wide = at_least_float32(heads)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(heads.dtype)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from raytriever.retrieval.contexts import CorpusContext
-from raytriever.retrieval.encoders.contextual.contextual_transformer import vectors_sha256
+from raytriever.retrieval.encoders.contextual.context_reader import vectors_sha256
 from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
 from raytriever.retrieval.encoders.modules import CONTEXTUAL_TRANSFORMER
 

@@ -86,7 +86,7 @@ def test_similar_texts_share_a_bucket_as_often_as_the_formula_says(similarity: f
         words = [f"{pair}-{place}" for place in range(90)]
         changes = round(90 * (1 - similarity) / (1 + similarity))
         texts += [" ".join(words), variant(generator, words, changes)]
-        chances.append(SETTINGS.recall((90 - changes) / (90 + changes)))
+        chances.append(1 - (1 - ((90 - changes) / (90 + changes)) ** SETTINGS.rows) ** SETTINGS.bands)
     keys = band_keys(*shingle_hashes(texts, 1), SETTINGS)
     found = {tuple(pair) for pair in candidate_pairs(keys.T).tolist()}
     true = [(2 * pair, 2 * pair + 1) in found for pair in range(1500)]

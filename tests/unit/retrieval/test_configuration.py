@@ -1,5 +1,7 @@
 """Settings: what is read, how a mistake is named, how inputs are told from the rest."""
 
+import json
+import math
 from typing import Annotated, Literal
 
 import pytest
@@ -121,6 +123,8 @@ def test_settings_are_immutable_and_typed() -> None:
         ("", "f.yaml holds nothing; a mapping"),
         ("a: !!python/object/apply:os.system ['true']", "f.yaml, line 1 is not valid YAML: could not determine"),
         ("a: \x00", "f.yaml is not valid YAML: special characters are not allowed."),
+        ("a: 1\nruns: {{ runs }}\n", "f.yaml, line 2 is not valid YAML: a mapping or list in brackets stands where"),
+        ("a: 1\n\n[x, y]: 2\n", "f.yaml, line 3 is not valid YAML: a mapping or list in brackets stands where"),
     ],
 )
 def test_what_is_no_mapping_is_refused_with_its_line(text: str, message: str) -> None:
@@ -164,11 +168,47 @@ def test_overrides_are_laid_over_a_copy() -> None:
         ("=3", "'=3' is not of the form key=value"),
         ("a.b.c=3", "'a.b.c=3': a.b is 2 and has no settings below it"),
         ("a=[1", "'a=\\[1': the value is not valid YAML"),
+        ("a=2024-13-45", "the value is not valid YAML. If it is text, put it in quotes: --set 'a=\"2024-13-45\"'"),
+        ("a={{ runs }}", "the value is not valid YAML"),
+        (
+            "a=Find the C# or F # code",
+            "reads 'Find the C# or F' and drops the rest, .* in quotes: --set 'a=\"Find the C# or F # code\"'; else",
+        ),
+        ("a= x ", "reads 'x' and drops the rest, outer spaces.* in quotes: --set 'a=\" x \"'"),
+        ("a=query ", "in quotes: --set 'a=\"query \"'"),
+        ("a=one\n two", r"in quotes: --set 'a=\"one\\n two\"'"),
+        ("a=# nothing", "reads None and drops the rest"),
+        ("a= ", "reads None and drops the rest"),
     ],
 )
 def test_bad_overrides_are_refused(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         apply_overrides({"a": {"b": 2}}, [override])
+
+
+def test_quoted_text_keeps_what_yaml_would_cut() -> None:
+    texts = [" x ", "query: ", "Find the C# or F # code", "0123456", "# x", "it's"]
+    for text in texts:
+        assert apply_overrides({}, [f"key={json.dumps(text)}"]) == {"key": text}
+    assert apply_overrides({}, ["key=C# and F#", "other=[a, b] ", "number= 3", "tagged=!!str 5"]) == {
+        "key": "C# and F#",
+        "other": ["a", "b"],
+        "number": 3,
+        "tagged": "5",
+    }
+
+
+def test_a_leading_zero_makes_no_octal_number() -> None:
+    job = validate(Job, apply_overrides({}, ["output=0123456", "source={kind: generated, rows: 010}"]), "x")
+    assert job.output == "0123456"
+    assert job.source == Generated(rows=10)
+    assert parse_yaml("{a: 0, b: 10, c: -007, d: 0x10}", "f") == {"a": 0, "b": 10, "c": "-007", "d": 16}
+
+
+@pytest.mark.parametrize(("override", "shown"), [("output=query: ", "{'query': None}"), ("output=3", "3")])
+def test_what_is_no_text_is_shown_with_what_to_do(override: str, shown: str) -> None:
+    message = refusal(apply_overrides({}, [override]))
+    assert message.startswith(f"'output': Input should be a valid string (given: {shown}, as YAML reads it). Quote it")
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text()
@@ -177,7 +217,8 @@ PLAIN = st.none() | st.booleans() | st.integers() | st.text()
 @settings(max_examples=50)
 @given(st.recursive(PLAIN, lambda values: st.lists(values) | st.dictionaries(st.text(), values)))
 def test_any_value_survives_an_override(value: object) -> None:
-    text = yaml.safe_dump(value, default_flow_style=True)
+    # a text as it would be given: on one line, and without the mark by which PyYAML ends a document
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n").removesuffix("\n...")
     assert apply_overrides({}, [f"key={text}"])["key"] == value
 
 

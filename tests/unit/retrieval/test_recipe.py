@@ -45,6 +45,18 @@ def test_stages_keep_their_order_and_settings(recipe: str) -> None:
     assert loaded.folder("pairs") == "runs/mine/pairs"
 
 
+def test_a_stages_resources_are_laid_over_the_recipes_key_by_key(recipe: str) -> None:
+    shared = "resources={workers: 2, cpus_per_worker: 4}"
+    loaded = load_recipe(recipe, [shared, "pairs.resources.gpus_per_worker=1"])
+    assert loaded.stages["documents"]["resources"] == {"workers": 2, "cpus_per_worker": 4}
+    assert loaded.stages["pairs"]["resources"] == {"workers": 2, "cpus_per_worker": 4, "gpus_per_worker": 1}
+    assert loaded.stages["wide"]["resources"] == {"workers": 8, "cpus_per_worker": 4}
+    for wrong in ("3", "null"):
+        loaded = load_recipe(recipe, [shared, f"pairs.resources={wrong}", "resources.workers=1"])
+        assert loaded.stages["pairs"]["resources"] == (None if wrong == "null" else 3)  # for the job to refuse
+    assert load_recipe(recipe, ["resources=3"]).stages["pairs"]["resources"] == 3
+
+
 def test_an_output_given_by_the_command_wins(recipe: str) -> None:
     assert load_recipe(recipe, [], "s3://bucket/run/").folder("pairs") == "s3://bucket/run/pairs"
     assert load_recipe(recipe, ["output=elsewhere"]).folder("pairs") == "elsewhere/pairs"

@@ -1,7 +1,10 @@
 """TREC files: exact round trips, the format itself, and errors that name file and line."""
 
+import gzip
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.run_files import (
-    read_ms_marco_run,
-    read_qrels,
-    read_run,
-    require_names,
-    write_qrels,
-    write_run,
-)
+from raytriever.retrieval.run_files import count_columns, read_ms_marco_run, read_run, require_names, write_run
 from raytriever.retrieval.top_k import Ranking
 
 name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
@@ -66,22 +62,6 @@ def test_runs_come_back_as_the_same_float32(
         assert np.array(list(run[query].values()), dtype=np.float32).tobytes() == values.tobytes()
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    qrels=st.dictionaries(
-        name, st.dictionaries(name, st.integers(-3, 5), min_size=1, max_size=4), min_size=1, max_size=4
-    )
-)
-def test_qrels_come_back(tmp_path_factory: pytest.TempPathFactory, qrels: dict[str, dict[str, int]]) -> None:
-    path = tmp_path_factory.mktemp("qrels") / "qrels.txt"
-    write_qrels(path, qrels)
-    assert read_qrels(path) == qrels
-    lines = path.read_text(encoding="utf-8").split("\n")
-    query, judged = next(iter(qrels.items()))
-    document, grade = next(iter(judged.items()))
-    assert lines[0] == f"{query} 0 {document} {grade}"
-
-
 def test_files_of_other_tools(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_bytes(b"q1\tQ0\td1\t0\t1e2\tx\r\n\nq1   0 d\xc2\xa02 7 -3 x\nq0 Q0 d1 1 inf x")
@@ -94,11 +74,20 @@ def test_a_byte_order_mark_is_no_part_of_the_first_query(tmp_path: Path) -> None
     assert read_run(path) == {"q1": {"d1": 2.5}, "\ufeffq2": {"d1": 2.0}}  # a mark is one at the beginning alone
     path.write_bytes(mark + b"1\t2\t1\n")
     assert read_ms_marco_run(path) == {"1": {"2": -1.0}}
-    path.write_bytes(mark + b"q 0 d 1\n")
-    assert read_qrels(path) == {"q": {"d": 1}}
     for text in (mark, b""):
         path.write_bytes(text)
-        assert read_qrels(path) == {}
+        assert read_run(path) == read_ms_marco_run(path) == {}
+
+
+@pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".zst", pa.Codec("zstd").compress)])
+def test_compressed_runs(ending: str, compress: Callable[[bytes], Any], tmp_path: Path) -> None:
+    path = tmp_path / f"run.trec{ending}"
+    path.write_bytes(bytes(compress(b"q Q0 d\xc2\xa01 1 2.5 x\nq Q0 e 2 2 x\n")))
+    assert count_columns(path) == 6
+    assert read_run(path) == {"q": {"d\u00a01": 2.5, "e": 2.0}}
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"run\.trec.* can't be read: "):
+        read_run(path)
 
 
 @pytest.mark.parametrize(
@@ -154,24 +143,10 @@ def test_wrong_runs_of_ms_marco(text: bytes, message: str, tmp_path: Path) -> No
         read_ms_marco_run(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"query-id\tcorpus-id\tscore\n", "line 1 has 3 columns; 4 are needed: query 0 document relevance"),
-        (b"q 0 d 1\nq 0 e 1.5\n", r"line 2: column 4 \(relevance\) is '1.5', no number"),
-        (b"q 0 d 1\nq 0 d 0\n", "line 2 names document 'd' again"),
-    ],
-)
-def test_wrong_qrels(text: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "wrong.qrels"
-    path.write_bytes(text)
-    with pytest.raises(UserError, match=f"wrong.qrels, {message}"):
-        read_qrels(path)
-
-
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none.run can't be read: No such file"):
-        read_run(tmp_path / "none.run")
+    for read in (read_run, read_ms_marco_run, count_columns):
+        with pytest.raises(UserError, match=r"none.run can't be read: .*No such file"):
+            read(tmp_path / "none.run")
 
 
 @pytest.mark.parametrize("wrong", ["a b", "", "a\tb", "a\u2003b", " a"])
@@ -181,9 +156,6 @@ def test_ids_with_whitespace_are_refused_before_anything_is_written(wrong: str, 
     for queries, documents, tag in ([wrong], ["d"], "t"), (["q"], [wrong], "t"), (["q"], ["d"], wrong):
         with pytest.raises(UserError, match="can't be written"):
             write_run(path, queries, documents, ranking, tag)
-    for qrels in {wrong: {"d": 1}}, {"q": {wrong: 1}}:
-        with pytest.raises(UserError, match="can't be written"):
-            write_qrels(path, qrels)
     assert not path.exists()
     write_run(path, ["q"], ["d", wrong], ranking, "t")  # an id that the ranking doesn't name does no harm
 

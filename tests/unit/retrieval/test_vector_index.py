@@ -241,6 +241,32 @@ def test_indexes_by_other_distances_are_refused() -> None:
         index_factory.empty_index(DIMENSION, "LSH")
 
 
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (factory, f"'{factory}' gives vectors ids of their own.*Leave IDMap out")
+        for factory in ("IDMap,Flat", "Flat,IDMap")
+    ]
+    + [(factory, "Leave IDMap out") for factory in ("IDMap2,IVF16,Flat", "PCA16,IDMap,Flat", "IVF16,PQ8x4,RFlat,IDMap")]
+    + [(factory, "takes all vectors at once.*HNSW32") for factory in ("NSG8", "NSG8,Flat", "PCA16,NSG8")],
+)
+def test_indexes_that_cannot_be_built_here_are_refused_before_training(factory: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        index_factory.empty_index(DIMENSION, factory)
+
+
+def test_what_faiss_says_when_adding_is_explained(
+    vectors: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("Error in void add() at /project/faiss/IndexFlat.cpp:144: it is full")
+
+    trained = vector_index.train(vectors, "Flat", seed=0)
+    monkeypatch.setattr(index_factory.import_faiss().IndexFlat, "add", refuse, raising=False)
+    with pytest.raises(UserError, match=r"can't be added to the index 'Flat'\. FAISS says: it is full"):
+        vector_index.build_shard([vectors], "Flat", trained=trained)
+
+
 @pytest.mark.parametrize("factory", [*FACTORIES, "OPQ16,HNSW32_PQ16x6", "IVF16,PQ8x4,RFlat"])
 def test_bytes_of_a_vector_are_foretold(
     factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
@@ -264,6 +290,31 @@ def test_a_document_of_several_vectors_has_its_best_score(factory: str) -> None:
             expected = sorted(range(60), key=lambda row: (-scores[query, row], row))[:k]
             assert found.rows[query].tolist() == [100 + row for row in expected] + [-1] * (k - len(expected))
             np.testing.assert_array_equal(found.scores[query, : len(expected)], scores[query, expected])
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF1,Flat"])
+def test_vectors_of_documents_are_held_for_a_few_queries(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(9)
+    queries = generator.integers(-2, 3, size=(60, 4)).astype(np.float32)
+    index = built(generator.integers(-2, 3, size=(800, 4)).astype(np.float32), factory)
+    whole = {k: vector_index.search_shard(index, queries, k, vectors_per_document=8) for k in (10, 60, 1000)}
+    shapes: list[tuple[int, ...]] = []
+    reduce = vector_index.best_of_documents
+
+    def recorded(ranking: Ranking, vectors_per_document: int, k: int) -> Ranking:
+        shapes.append(ranking.rows.shape)
+        return reduce(ranking, vectors_per_document, k)
+
+    monkeypatch.setattr(vector_index, "best_of_documents", recorded)
+    monkeypatch.setattr(top_k, "_CANDIDATES_AT_ONCE", 2000)
+    for k, expected in whole.items():
+        shapes.clear()
+        found = vector_index.search_shard(index, queries, k, vectors_per_document=8)
+        assert len(shapes) > 1
+        assert all(count * width <= 2000 and width <= 800 for count, width in shapes)
+        assert found.rows.shape == (60, k)
+        np.testing.assert_array_equal(found.rows, expected.rows)
+        np.testing.assert_array_equal(found.scores, expected.scores)
 
 
 def test_many_ties_are_fetched_a_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

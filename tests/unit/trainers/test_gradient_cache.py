@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raytriever.trainers.gradient_cache import cut_by_length, encode_chunks, encode_in_chunks
+from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
 from tests.unit.trainers.tiny import TinyEncoder, gradients_of, random_text
 
 CHUNK_SIZES = [1, 3, 4, 100]
@@ -20,25 +20,27 @@ def contrast(vectors: Tensor) -> Tensor:
     return nn.functional.cross_entropy(queries @ documents.T * 20, torch.arange(len(queries)))
 
 
-def explicit_gradient_cache(encode, chunks, loss_of):
-    """GradCache (Gao et al. 2021) as its paper tells it: no graph, gradient at the vectors, each chunk once more."""
+def explicit_gradient_cache(encode, chunks: Chunks, loss_of):
+    """GradCache (Gao et al. 2021) as its paper tells it: no graph, gradient at the vectors, each chunk once more.
+
+    ``loss_of`` takes the vectors in the texts' order, and leaves their gradient behind if it calls backward itself.
+    """
     states, vectors = [], []
     with torch.no_grad():
-        for chunk in chunks:
+        for chunk in chunks.chunks:
             states.append(torch.get_rng_state())
             vectors.append(encode(chunk))
-    joined = torch.cat(vectors).requires_grad_()
-    loss = loss_of(joined)
-    loss.backward()
-    for chunk, state, gradient in zip(chunks, states, joined.grad.split([len(v) for v in vectors]), strict=True):
+    in_order = torch.cat(vectors)[chunks.order].requires_grad_()
+    loss = loss_of(in_order)
+    if loss.requires_grad:
+        loss.backward()
+    gradients = torch.empty_like(in_order)
+    gradients[chunks.order] = in_order.grad
+    pieces = gradients.split([len(v) for v in vectors])
+    for chunk, state, gradient in zip(chunks.chunks, states, pieces, strict=True):
         torch.set_rng_state(state)
         encode(chunk).backward(gradient)
     return loss.detach()
-
-
-def slices(features: dict[str, Tensor], size: int) -> list[dict[str, Tensor]]:
-    rows = len(features["input_ids"])
-    return [{k: v[i : i + size] for k, v in features.items()} for i in range(0, rows, size)]
 
 
 def assert_same_gradients(found, expected, tolerance=1e-12):
@@ -52,11 +54,11 @@ def assert_same_gradients(found, expected, tolerance=1e-12):
 def test_without_dropout_it_equals_encoding_everything_at_once(chunk_size):
     encoder = TinyEncoder().double()
     features = encoder.tokenize(texts(10), "query")
-    plain = contrast(encode_in_chunks(encoder, features, None))
+    plain = contrast(encoder(features))
     plain.backward()
     expected = gradients_of(encoder)
     encoder.zero_grad()
-    cached = contrast(encode_in_chunks(encoder, features, chunk_size))
+    cached = contrast(encode_chunks(encoder, cut_by_length(features, chunk_size), cached=True))
     cached.backward()
     assert cached.item() == pytest.approx(plain.item(), rel=1e-13)
     assert_same_gradients(gradients_of(encoder), expected)
@@ -65,13 +67,13 @@ def test_without_dropout_it_equals_encoding_everything_at_once(chunk_size):
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
 def test_with_dropout_it_equals_explicit_gradient_caching(chunk_size):
     encoder = TinyEncoder(dropout=0.3).double()
-    features = encoder.tokenize(texts(10), "query")
+    chunks = cut_by_length(encoder.tokenize(texts(10), "query"), chunk_size)
     torch.manual_seed(1)
-    expected_loss = explicit_gradient_cache(encoder, slices(features, chunk_size), contrast)
+    expected_loss = explicit_gradient_cache(encoder, chunks, contrast)
     expected = gradients_of(encoder)
     encoder.zero_grad()
     torch.manual_seed(1)
-    loss = contrast(encode_in_chunks(encoder, features, chunk_size))
+    loss = contrast(encode_chunks(encoder, chunks, cached=True))
     torch.rand(100)  # draws between the passes must not matter
     loss.backward()
     assert loss.item() == expected_loss.item()
@@ -98,13 +100,13 @@ def test_lora_over_a_frozen_transformer():
     def encode(features):
         return model(**features).last_hidden_state[:, 0]
 
-    features = TinyEncoder().tokenize(texts(10), "query")
+    chunks = cut_by_length(TinyEncoder().tokenize(texts(10), "query"), 3)
     torch.manual_seed(1)
-    explicit_gradient_cache(encode, slices(features, 3), contrast)
+    explicit_gradient_cache(encode, chunks, contrast)
     expected = gradients_of(model)
     model.zero_grad()
     torch.manual_seed(1)
-    contrast(encode_in_chunks(encode, features, 3)).backward()
+    contrast(encode_chunks(encode, chunks, cached=True)).backward()
     assert all("lora_" in name for name in expected)
     assert len(expected) == 8
     assert_same_gradients(gradients_of(model), expected)
@@ -127,41 +129,25 @@ class TwoStages(nn.Module):
 @pytest.mark.parametrize(("first_chunk", "second_chunk"), [(1, 4), (3, 3), (100, 1)])
 def test_two_stages_equal_explicit_two_stage_gradient_caching(first_chunk, second_chunk):
     model = TwoStages().double()
-    context_features = model.first.tokenize(texts(7, seed=1), "document")
-    features = model.second.tokenize(texts(10), "query")
+    context_chunks = cut_by_length(model.first.tokenize(texts(7, seed=1), "document"), first_chunk)
+    chunks = cut_by_length(model.second.tokenize(texts(10), "query"), second_chunk)
 
     torch.manual_seed(1)
 
     def second_stage(vectors: Tensor) -> Tensor:
-        return explicit_gradient_cache(
-            lambda chunk: model.condition(chunk, vectors), slices(features, second_chunk), contrast
-        )
+        return explicit_gradient_cache(lambda chunk: model.condition(chunk, vectors), chunks, contrast)
 
-    expected_loss = explicit_two_stages(model, slices(context_features, first_chunk), second_stage)
+    expected_loss = explicit_gradient_cache(model.first, context_chunks, second_stage)
     expected = gradients_of(model)
     model.zero_grad()
 
     torch.manual_seed(1)
-    context = encode_in_chunks(model.first, context_features, first_chunk)
-    vectors = encode_in_chunks(lambda chunk: model.condition(chunk, context), features, second_chunk)
+    context = encode_chunks(model.first, context_chunks, cached=True)
+    vectors = encode_chunks(lambda chunk: model.condition(chunk, context), chunks, cached=True)
     loss = contrast(vectors)
     loss.backward()
     assert loss.item() == expected_loss.item()
     assert_same_gradients(gradients_of(model), expected)
-
-
-def explicit_two_stages(model, chunks, second_stage):
-    states, vectors = [], []
-    with torch.no_grad():
-        for chunk in chunks:
-            states.append(torch.get_rng_state())
-            vectors.append(model.first(chunk))
-    context = torch.cat(vectors).requires_grad_()
-    loss = second_stage(context)  # leaves the context's gradient behind
-    for chunk, state, gradient in zip(chunks, states, context.grad.split([len(v) for v in vectors]), strict=True):
-        torch.set_rng_state(state)
-        model.first(chunk).backward(gradient)
-    return loss
 
 
 def test_bf16_autocast_gives_the_same_gradients_chunk_by_chunk():
@@ -214,10 +200,10 @@ def test_memory_is_that_of_one_chunk():
     encoder = TinyEncoder(width=64)
 
     def peak(count: int, chunk_size: int | None) -> int:
-        features = encoder.tokenize(["w1 w2 w3 w4 w5 w6 w7 w8"] * count, "query")
+        chunks = cut_by_length(encoder.tokenize(["w1 w2 w3 w4 w5 w6 w7 w8"] * count, "query"), chunk_size)
 
         def run():
-            encode_in_chunks(encoder, features, chunk_size).square().sum().backward()
+            encode_chunks(encoder, chunks, cached=chunk_size is not None).square().sum().backward()
             encoder.zero_grad()
 
         run()
@@ -233,9 +219,9 @@ def test_memory_is_that_of_one_chunk():
 
 def test_forward_keeps_no_activations():
     encoder = TinyEncoder()
-    features = encoder.tokenize(texts(64), "query")
+    chunks = cut_by_length(encoder.tokenize(texts(64), "query"), 8)
 
-    def kept(chunk_size: int | None) -> int:
+    def kept(cached: bool) -> int:
         sizes: list[int] = []
 
         def note(tensor: Tensor) -> Tensor:
@@ -243,11 +229,11 @@ def test_forward_keeps_no_activations():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            encode_in_chunks(encoder, features, chunk_size)
+            encode_chunks(encoder, chunks, cached=cached)
         return sum(sizes)
 
-    assert kept(None) > 64 * 12 * 4 * 10
-    assert kept(8) == 0
+    assert kept(False) > 64 * 12 * 4 * 10
+    assert kept(True) == chunks.order.nbytes
 
 
 @pytest.mark.gpu
@@ -255,14 +241,15 @@ def test_forward_keeps_no_activations():
 def test_dropout_on_a_gpu_is_drawn_again_exactly():
     encoder = TinyEncoder(dropout=0.3).double().cuda()
     features = {name: tensor.cuda() for name, tensor in encoder.tokenize(texts(10), "query").items()}
+    chunks = cut_by_length(features, 3)
     found = []
     for cached in (False, True):
         encoder.zero_grad()
         torch.manual_seed(3)
         if cached:
-            vectors = encode_in_chunks(encoder, features, 3)
+            vectors = encode_chunks(encoder, chunks, cached=True)
         else:
-            vectors = torch.cat([encoder(chunk) for chunk in slices(features, 3)])
+            vectors = torch.cat([encoder(chunk) for chunk in chunks.chunks])[chunks.order]
         contrast(vectors.cpu()).backward()
         found.append({name: p.grad.cpu().numpy() for name, p in encoder.named_parameters()})
     assert_same_gradients(found[1], found[0], tolerance=1e-10)

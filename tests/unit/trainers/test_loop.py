@@ -331,6 +331,20 @@ def test_a_run_whose_scalars_decayed_is_not_continued_without(tmp_path, monkeypa
         run_with_a_scalar(tmp_path / "0.1", 4, 0.1)
 
 
+class TwoCriteria(Scripted):
+    criteria: ClassVar = [*Scripted.criteria, Criterion("score", higher_is_better=True, start=5)]
+
+
+@pytest.mark.parametrize(
+    ("validation", "kind", "version"),
+    [(TwoCriteria, "plateau", 3), (TwoCriteria, "constant", 2), (Scripted, "plateau", 2)],
+)
+def test_a_plateau_of_two_criteria_is_of_a_newer_version(tmp_path, validation, kind, version):
+    run(of_length(2, schedule=ScheduleSettings(kind=kind)), tmp_path, batches=LONG, validation=validation(0.1, 0.2))
+    record = json.loads((tmp_path / "step-00000002" / "checkpoint.json").read_text())
+    assert record["derivation"]["algorithm_version"] == version
+
+
 def test_a_run_that_trains_as_ever_goes_on_from_older_checkpoints(tmp_path):
     run(tiny_settings(max_steps=3), tmp_path)
     record = json.loads((tmp_path / "step-00000003" / "checkpoint.json").read_text())

@@ -48,9 +48,8 @@ def test_the_hub_reads_the_measures() -> None:
 
 
 def test_the_text_says_data_measures_and_how_to_load() -> None:
-    text = card(measured=MEASURED, collection="NQ")
+    text = card(measured=MEASURED)
     assert f"| batches | `{'b' * 64}` |" in text
-    assert "| collection | NQ |" in text
     assert "| query prompt | `'query: '` |" in text
     assert "| document prompt | none |" in text
     assert "encode_query" in text

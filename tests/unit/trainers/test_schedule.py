@@ -1,10 +1,25 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from raytriever.retrieval.errors import UserError
-from raytriever.trainers.schedule import ScheduleSettings, learning_rate, require_room_for_warmup
+from raytriever.trainers.early_stopping import Criterion, DecidingValue, Evaluation, deciding_values
+from raytriever.trainers.schedule import (
+    ScheduleSettings,
+    learning_rate,
+    plateau_fraction,
+    require_room_for_warmup,
+    starts_anew_later,
+)
+
+SCORE, LOSS = Criterion("score", higher_is_better=True), Criterion("loss", higher_is_better=False)
+
+
+def decided(*values: tuple[int, float], by: Criterion = SCORE) -> list[DecidingValue]:
+    return [DecidingValue(step, value, by) for step, value in values]
 
 
 def rates(total: int, **settings) -> list[float]:
@@ -90,7 +105,7 @@ def test_plateau_equals_torchs(higher_is_better, patience, cooldown, threshold, 
     evaluations, seen = [], set()
     for number, value in enumerate(values):
         theirs.step(value)
-        evaluations.append((10 * number, value, higher_is_better))
+        evaluations += decided((10 * number, value), by=SCORE if higher_is_better else LOSS)
         found = learning_rate(10 * number + 3, 1000, 2.0, settings, evaluations)
         assert found == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
         seen.add(found)
@@ -100,23 +115,54 @@ def test_plateau_equals_torchs(higher_is_better, patience, cooldown, threshold, 
 
 def test_a_rate_on_a_plateau_knows_only_what_came_before_its_step():
     settings = ScheduleSettings(kind="plateau", patience=0, factor=0.1)
-    evaluations = [(0, 0.5, True), (4, 0.4, True), (8, 0.3, True)]
+    evaluations = decided((0, 0.5), (4, 0.4), (8, 0.3))
     found = [learning_rate(step, 100, 1.0, settings, evaluations) for step in range(10)]
     assert found == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01])
 
 
 def test_evaluations_of_the_warm_up_are_no_bad_ones():
     settings = ScheduleSettings(kind="plateau", patience=0, factor=0.1, warmup_steps=5)
-    evaluations = [(0, 0.5, True), (3, 0.4, True), (6, 0.45, True), (9, 0.6, True)]
+    evaluations = decided((0, 0.5), (3, 0.4), (6, 0.45), (9, 0.6))
     found = [learning_rate(step, 100, 1.0, settings, evaluations) for step in (3, 4, 5, 6, 9)]
     assert found == pytest.approx([0.8, 1, 1, 0.1, 0.1])
 
 
-def test_a_measure_of_another_direction_starts_anew():
+RANK = Criterion("positive_rank", higher_is_better=False, start=30)
+
+
+@pytest.mark.parametrize("later", [RANK, Criterion("score", higher_is_better=True, start=30)], ids=lambda c: c.measure)
+def test_under_a_later_criterion_the_best_and_the_bad_ones_start_anew(later):
     settings = ScheduleSettings(kind="plateau", patience=1, factor=0.1)
-    losses = [(0, 0.5, False), (1, 0.6, False)]
-    assert learning_rate(9, 10, 1.0, settings, [*losses, (2, 0.1, True), (3, 0.2, True)]) == 1.0
-    assert learning_rate(9, 10, 1.0, settings, [*losses, (2, 0.1, True), (3, 0.1, True), (4, 0.1, True)]) == 0.1
+    losses = decided((0, 0.5), (10, 0.6), by=LOSS)
+
+    def fraction(*values):
+        later_ones = decided(*((30 + 10 * number, value) for number, value in enumerate(values)), by=later)
+        return plateau_fraction([*losses, *later_ones], 0, settings)
+
+    assert fraction(40.0) == fraction(40.0, 40.0) == 1.0
+    assert fraction(40.0, 40.0, 40.0) == 0.1
+    assert fraction(np.nan) == 1.0  # a first bad one, whatever the losses were
+    assert fraction(np.nan, np.nan) == 0.1
+
+
+@given(
+    losses=st.lists(st.floats(0.01, 2), min_size=1, unique=True),
+    ranks=st.lists(st.floats(1, 500), min_size=1, unique=True),
+    patience=st.integers(0, 2),
+    cooldown=st.integers(0, 2),
+)
+def test_while_each_of_two_measures_improves_the_rate_stays(losses, ranks, patience, cooldown):
+    values = [*sorted(losses, reverse=True), *sorted(ranks, reverse=True)]
+    later = Criterion("positive_rank", higher_is_better=False, start=len(losses))
+    history = [Evaluation(step, {"loss": value, "positive_rank": value}) for step, value in enumerate(values)]
+    settings = ScheduleSettings(kind="plateau", patience=patience, cooldown=cooldown, threshold=0.0)
+    assert plateau_fraction(deciding_values(history, [LOSS, later]), 0, settings) == 1.0
+
+
+def test_which_runs_train_otherwise_since_each_criterion_starts_anew():
+    plateau, linear = ScheduleSettings(kind="plateau"), ScheduleSettings(kind="linear")
+    assert starts_anew_later(plateau, 2)
+    assert not any(starts_anew_later(settings, count) for settings, count in [(plateau, 1), (plateau, 0), (linear, 2)])
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():

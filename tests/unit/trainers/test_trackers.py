@@ -5,19 +5,21 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from raytriever.retrieval.artifacts import Derivation
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
 from raytriever.trainers import trackers
-from raytriever.trainers.run_record import tracked_training
+from raytriever.trainers.run_record import Heard, RunRecord, tracked_training
 from raytriever.trainers.tracker_kinds import TrackedTraining
 from raytriever.trainers.trackers import TrackingSettings, open_trackers, tracked_values, without_credentials
 
@@ -73,14 +75,16 @@ def install(monkeypatch: pytest.MonkeyPatch, stub: ModuleType, name: str) -> Non
     monkeypatch.setitem(sys.modules, name, stub)
 
 
-def track(name: str, folder: Path, said: list[str], digest: str = "a" * 64, **settings: Any) -> None:
+def track(
+    name: str, folder: Path, said: list[str], digest: str = "a" * 64, *, failed: bool = False, **settings: Any
+) -> None:
     """Two steps and an evaluation."""
     training = TrackedTraining(digest, folder, CONFIG)
     opened = open_trackers(TrackingSettings(trackers=(name,), **settings), training, said.append)
     opened.log(0, {"dev/nDCG@10": 0.3})
     opened.log_step(POINT)
     opened.log_step(POINT | {"step": 5})
-    opened.close()
+    opened.close(failed=failed)
 
 
 def test_a_step_is_told_with_its_rates() -> None:
@@ -99,11 +103,79 @@ def test_a_step_is_told_with_its_rates() -> None:
 def test_tensorboard_for_real(tmp_path: Path, said: list[str]) -> None:
     pytest.importorskip("tensorboardX")
     track("tensorboard", tmp_path, said, run_name="first")
-    (events,) = (tmp_path / "tensorboard" / "first").iterdir()
+    (events,) = (tmp_path / "tensorboard" / "first-aaaaaaaa").iterdir()
     data = events.read_bytes()
     for name in (b"train/loss", b"speed/examples_per_second", b"dev/nDCG_at_10", b"learning_rate"):
         assert name in data
     assert said == []
+
+
+def test_tensorboard_purges_the_steps_that_are_taken_again(tmp_path: Path, said: list[str]) -> None:
+    """As TensorBoard reads events of a version from 2 on: a start purges what has its step or a later one."""
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    def attempt(*steps: int, digest: str = "a" * 64) -> None:
+        training = TrackedTraining(digest, tmp_path, CONFIG)
+        opened = open_trackers(TrackingSettings(trackers=("tensorboard",)), training, said.append)
+        for step in steps:
+            opened.log_step(POINT | {"step": step})
+        opened.close(failed=True)
+        time.sleep(1.1)  # a file's name has the second in which it was begun, and they are read in that order
+
+    attempt(1, 2, 3, 4)  # the last checkpoint was written after step 2
+    attempt(3, 4, 5)
+    attempt(1, digest="b" * 64)
+    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["aaaaaaaa", "bbbbbbbb"]
+    kept: list[int] = []
+    for path in sorted((tmp_path / "tensorboard" / "aaaaaaaa").iterdir()):
+        for event in map(Event.FromString, records(path.read_bytes())):
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                kept = [step for step in kept if step < event.step]
+            kept += [event.step for value in event.summary.value if value.tag == "train/loss"]
+    assert kept == [1, 2, 3, 4, 5]
+    assert said == []
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """Of a TFRecord file: length (8 bytes), its checksum (4), the record, its checksum (4)."""
+    while data:
+        length = int.from_bytes(data[:8], "little")
+        yield data[12 : 12 + length]
+        data = data[16 + length :]
+
+
+@pytest.mark.parametrize(("failed", "code", "status"), [(False, 0, "FINISHED"), (True, 1, "FAILED")])
+def test_a_training_that_failed_is_shown_as_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str], failed: bool, code: int, status: str
+) -> None:
+    stub = Stub()
+    for name in ("wandb", "mlflow"):
+        install(monkeypatch, stub, name)
+        track(name, tmp_path, said, failed=failed)
+    assert stub.named("finish") == [((), {"exit_code": code})]
+    assert stub.named("set_terminated") == [(("run7",), {"status": status})]
+    assert stub.named("update_run") == []
+    track("mlflow", tmp_path, said)
+    assert stub.named("update_run") == [(("run7",), {"status": "RUNNING"})]  # it goes on
+    assert stub.named("set_terminated")[1] == (("run7",), {"status": "FINISHED"})
+    assert said == []
+
+
+@pytest.mark.parametrize("error", [None, UserError("the loss is nan"), KeyboardInterrupt()])
+def test_whatever_ends_a_run_the_trackers_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException | None
+) -> None:
+    stub = Stub()
+    install(monkeypatch, stub, "wandb")
+    derivation = Derivation("model", "train", 2, {}, {})
+    heard = Heard(on_line=lambda _: None, on_step=lambda _: None, on_checkpoint=lambda _: None)
+    tracking = TrackingSettings(trackers=("wandb",))
+    record = RunRecord(tracking, str(tmp_path / "model"), derivation, torch.device("cpu"), heard)
+    with suppress(UserError, KeyboardInterrupt), record:
+        if error is not None:
+            raise error
+    assert stub.named("finish") == [((), {"exit_code": 0 if error is None else 1})]
 
 
 def test_weights_and_biases_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]) -> None:
@@ -154,7 +226,7 @@ def test_trainings_that_share_a_folder_have_runs_of_their_own(
 
     def begin(**named: Any) -> Any:
         given.append(named["id"])
-        return SimpleNamespace(id=named["id"] or next(names), log=lambda *_, **__: None, finish=lambda: None)
+        return SimpleNamespace(id=named["id"] or next(names), log=lambda *_, **__: None, finish=lambda **_: None)
 
     stub = Stub()
     monkeypatch.setattr(stub, "init", begin, raising=False)

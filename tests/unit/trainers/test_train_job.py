@@ -2,6 +2,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from raytriever.retrieval.artifacts import Artifact, ShardWriter
 from raytriever.retrieval.configuration import validate
@@ -12,10 +14,10 @@ from raytriever.retrieval.storage import Folder
 from raytriever.trainers.checkpoint import State
 from raytriever.trainers.curve import Curve
 from raytriever.trainers.jobs.train import Train, TrainConfig, mean_loss
-from raytriever.trainers.jobs.train_checks import check_workers
+from raytriever.trainers.jobs.train_checks import check_slices, check_workers
 from raytriever.trainers.kinds import build_objective
 from raytriever.trainers.loop import Trained
-from raytriever.trainers.order import Order
+from raytriever.trainers.order import Order, can_share
 from raytriever.trainers.run import load_for_training
 from tests.unit.small_run import make_artifact
 
@@ -84,6 +86,17 @@ def test_models_whose_temperature_decayed_are_of_an_older_version(monkeypatch, k
     assert (made.stage, made.algorithm_version) == ("train", version)
 
 
+@pytest.mark.parametrize(
+    ("kind", "then", "version"), [("plateau", True, 3), ("plateau", False, 2), ("linear", True, 2)]
+)
+def test_models_of_a_plateau_of_two_measures_are_of_an_older_version(monkeypatch, kind, then, version):
+    monkeypatch.setattr(Train, "input_fingerprints", lambda _: {})
+    validation = {"kind": "batches", "batches": "run/held_out"}
+    later = {"then": {"measure": "positive_rank", "after_epoch": 1}} if then else {}
+    made = stage(validation=validation | later, training={"bf16": False, "schedule": {"kind": kind}}).derivation()
+    assert made.algorithm_version == version
+
+
 def test_a_language_models_memory_is_not_recorded():
     def of(again: bool) -> dict:
         model = {"model": "any", "activation_checkpointing": again}
@@ -106,6 +119,32 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step():
         check_workers(1, 4, 4)
     with pytest.raises(UserError, match=r"fewest_workers is 3, more than resources.workers, 2"):
         check_workers(3, 2, 4)
+
+
+def test_workers_that_may_be_left_must_be_able_to_cut_a_batch():
+    with pytest.raises(UserError, match=r"64 rows \(b\) can't be cut into 3 .* as 3 workers, which may be left of 4"):
+        check_slices(2, 4, 1, 64, "b")
+    with pytest.raises(UserError, match=r"into 3 equal slices, as 6 workers \(resources\.workers\) would"):
+        check_slices(None, 6, 2, 64, "b")
+    for fewest, workers, per_step, rows in [
+        (1, 4, 1, 60), (1, 2, 1, 64), (None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (1, 3, 6, 7), (2, 4, 1, None),
+    ]:  # fmt: skip
+        check_slices(fewest, workers, per_step, rows, "b")
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 24), st.integers(1, 8))
+def test_what_is_accepted_can_be_cut_by_any_number_of_workers(per_step, workers, rows, fewest):
+    """By the order and the reader themselves."""
+    fewest = min(fewest, workers)
+    counts = [left for left in range(fewest, workers + 1) if can_share(per_step, left)]
+    assume(len(counts) == workers + 1 - fewest)
+    slices = [piece.parts for left in counts for piece in next(Order([per_step], per_step, 0, left).steps()).pieces]
+    try:
+        check_slices(fewest, workers, per_step, rows, "b")
+    except UserError:
+        assert any(rows % parts for parts in slices)
+    else:
+        assert not any(rows % parts for parts in slices)
 
 
 def test_mean_losses_are_of_tenths_of_the_steps():
@@ -136,6 +175,20 @@ def test_an_encoder_that_training_made_worse_is_told(
         return
     assert f"RR@10 was {start:.4f} before it and is {value:.4f} at its best" in lines[-1]
     assert lines[-1].startswith(artifact.uri)
+
+
+def test_whether_it_is_worse_goes_by_the_measure_of_the_best(tmp_path: Path) -> None:
+    """The run ended before the second criterion decided, of which the other direction is better."""
+    criteria = [
+        {"measure": "loss", "higher_is_better": False, "start": 0, "minimum_change": 0.0},
+        {"measure": "accuracy", "higher_is_better": True, "start": 11, "minimum_change": 0.0},
+    ]
+    facts = {"best": {"step": 4, "measure": "loss", "value": 0.5, "start": 0.9}, "criteria": criteria}
+    better = Artifact(make_artifact(tmp_path / "better", "model", {}, facts, {"x": "1"}, 1))
+    assert stage().announce(better) == []
+    facts["best"] |= {"value": 1.0}
+    worse = Artifact(make_artifact(tmp_path / "worse", "model", {}, facts, {"x": "1"}, 1))
+    assert "loss was 0.9000 before it and is 1.0000 at its best" in stage().announce(worse)[-1]
 
 
 def test_replugs_scores_are_of_no_other_batches():

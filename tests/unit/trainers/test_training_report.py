@@ -151,7 +151,8 @@ def test_of_a_loss_less_is_better_and_other_measures_come_and_go(points: list[di
         Evaluation(40, {"loss": 0.8, "average_rank": 7.0}),
         Evaluation(60, {"loss": 1.0, "average_rank": 6.0}),
     ]
-    section = training_section(points, [], {}, evaluations=evaluations)
+    criteria = [Criterion("loss", higher_is_better=False)]
+    section = training_section(points, [], {}, evaluations=evaluations, criteria=criteria)
     assert section is not None
     rows = {str(row[0]): [text_of(cell) for cell in row[1:]] for row in tables_of(section)[0].rows}
     assert tables_of(section)[0].header[2] == "best (step 40)"

@@ -70,11 +70,6 @@ class DocumentVectors:
         places[here] = inverse
         return Pool(torch.from_numpy(distinct), torch.from_numpy(places))
 
-    @property
-    def is_resident(self) -> bool:
-        """Whether the vectors are on a device, so that ``gather`` belongs there and not in the reading thread."""
-        return self._resident is not None
-
     def load(self, device: torch.device) -> None:
         """Keeps the share's vectors in the memory of ``device`` from now on: 2 bytes a number."""
         if self._resident is None or self._resident.device != device:

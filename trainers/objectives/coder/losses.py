@@ -9,7 +9,7 @@ and no gradient. Nothing depends on how wide the padding is, but for the release
 import torch
 from torch import Tensor
 
-from raytriever.trainers.precision import at_least_float32
+from raytriever.retrieval.encoders.pooling import at_least_float32
 
 
 def list_net_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:

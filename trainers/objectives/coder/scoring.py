@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from raytriever.retrieval.configuration import Settings
 from raytriever.retrieval.encoders.list_scorer import ListScorer, ListScorerForm
-from raytriever.trainers.precision import at_least_float32
+from raytriever.retrieval.encoders.pooling import at_least_float32
 
 _SMALLEST_NORM = 1e-6
 

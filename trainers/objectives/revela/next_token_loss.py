@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from raytriever.retrieval.encoders.pooling import at_least_float32
 from raytriever.retrieval.errors import UserError
-from raytriever.trainers.precision import at_least_float32
 
 _LOGITS_AT_ONCE = 2**25  # 128 MiB in float32: 262 tokens of a vocabulary of 128,000
 

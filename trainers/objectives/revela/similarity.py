@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from raytriever.retrieval.encoders.pooling import at_least_float32
 from raytriever.retrieval.errors import UserError
-from raytriever.trainers.precision import at_least_float32
 
 Precision = Literal["float32", "bfloat16"]
 

@@ -87,9 +87,12 @@ def test_real_documents(corpus: str, kind: Kind) -> None:
 
 @real_data
 def test_sentences_of_real_articles_are_cut_only_where_they_are_too_long() -> None:
+    short = 0
     for _, text in real_texts("raw_wikipedia", 40):
         ends = set(chunk_text(text, ChunkingSettings()).ends)
         for sentence in get_sentence_boundaries("en", text):
             if count_words(sentence["text"]) <= 120:
+                short += 1
                 inside = range(sentence["start_index"] + 1, sentence["start_index"] + len(sentence["text"].rstrip()))
                 assert not ends.intersection(inside)
+    assert short > 1000

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from raytriever.pipelines.clustering import nearest_centroids as module
-from raytriever.pipelines.clustering.nearest_centroids import most_similar_centroids, nearest_centroids
+from raytriever.pipelines.clustering.nearest_centroids import nearest_centroids
 from raytriever.retrieval.errors import UserError
 
 RANDOM = np.random.default_rng(7)
@@ -46,9 +46,10 @@ def test_equal_to_the_literal_search(name: str) -> None:
     np.testing.assert_array_equal(assignments, distances.argmin(axis=1))
     np.testing.assert_allclose(costs, distances.min(axis=1), rtol=1e-12)
     products = (points[:, None].astype(np.float64) * centroids[None]).sum(axis=2)
-    assignments, similarities = most_similar_centroids(points, centroids)
+    search = module.CentroidSearch(centroids, euclidean=False)
+    assignments = search.assign(points)
     np.testing.assert_array_equal(assignments, products.argmax(axis=1))
-    np.testing.assert_allclose(similarities, products.max(axis=1), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(-search.costs(points, assignments), products.max(axis=1), rtol=1e-12, atol=1e-12)
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**32 - 1))

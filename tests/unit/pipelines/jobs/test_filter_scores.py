@@ -1,5 +1,6 @@
 """Teacher scores in stored batches: where they come from, what they are drawn by, and what is refused."""
 
+import gzip
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +150,17 @@ def test_ids_of_more_than_two_gigabytes(tmp_path: Path) -> None:
     path.write_text(f"q0 Q0 {letters[3]} 1 2.5 t\nq0 Q0 {letters[3][1:]} 2 1.5 t\n")
     pairs = [[column.tolist() for column in block] for block in filter_scores._of_run_file(path, collection)]
     assert pairs == [[[0], [3], [2.5]]]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_ascii_white_space_alone_separates_columns(ending: str, tmp_path: Path) -> None:
+    """As in every other reading of a run: an id may hold a no-break space."""
+    tables = {"queries": pa.table({"id": ["q\u00a00"]}), "documents": pa.table({"id": ["d", "d\u20031"]})}
+    collection: Any = SimpleNamespace(rows_of=lambda part: SimpleNamespace(read=lambda _: tables[part]))
+    path, lines = tmp_path / f"teacher.trec{ending}", "\ufeffq\u00a00\tQ0  d\u20031 1 2.5 t\r\n\nq\u00a00 Q0 d 2 1 t"
+    path.write_bytes(gzip.compress(lines.encode()) if ending else lines.encode())
+    pairs = filter_scores._of_run_file(path, collection)
+    assert [np.concatenate(column).tolist() for column in zip(*pairs, strict=True)] == [[0, 0], [1, 0], [2.5, 1.0]]
 
 
 def test_candidates_and_runs_say_the_same(world: World, tmp_path: Path) -> None:

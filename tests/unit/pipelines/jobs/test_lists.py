@@ -15,6 +15,7 @@ from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.mining.candidates import StoredCandidates
 from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates
 from tests.unit.pipelines.jobs.made_up import store
+from tests.unit.retrieval.mined_lists import mined_lists
 from tests.unit.small_run import make
 
 QUERIES = 23
@@ -54,7 +55,7 @@ def rows_of(reader: BatchReader, epoch: int) -> list[list[dict[str, Any]]]:
 @pytest.mark.parametrize("order", ["grouped", "random"])
 def test_lists_are_those_mined(collection: str, candidates: str, tmp_path: Path, order: str) -> None:
     reader = run(tmp_path / "b", collection, candidates, epochs=6, order=order)
-    mined = {found.query_id: found for found in StoredCandidates(candidates)}
+    mined = {found.query_id: found for found in mined_lists(StoredCandidates(candidates))}
     assert reader.layout == "candidates"
     seen: set[str] = set()
     mixed = 0

@@ -74,6 +74,15 @@ def test_what_gives_nothing_is_counted() -> None:
     }
 
 
+@pytest.mark.parametrize("levels", [1_500, 6_000])  # more than Python's stack holds, and more than its parser's
+def test_code_nested_too_deeply_does_not_parse(levels: int) -> None:
+    branches = "".join(f"    elif x == {level}:\n        return {level}\n" for level in range(levels))
+    code = f'def f(x):\n    """Gives what it is given."""\n    if x == -1:\n        return x\n{branches}'
+    made, dropped = examples(DocstringQueries(), source(code, id_="a.py"), source(PYTHON, id_="b.py"))
+    assert len(made) == 2
+    assert dropped == {"documents that do not parse": 1, "functions with a short documentation": 1}
+
+
 def test_an_unknown_language_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"'language': comments of this language aren't known\. Did you mean 'python'\?"

@@ -1,6 +1,7 @@
 import time
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,30 @@ def test_comments_in_fenced_code_are_no_headings() -> None:
     text = "# Use\n```sh\n# a comment\nrun\n```\n~~~~\n# another\n~~~\n# still inside\n~~~~\n#hashtag\n# End\nbye"
     inside = "```sh\n# a comment\nrun\n```\n~~~~\n# another\n~~~\n# still inside\n~~~~\n#hashtag"
     assert found(text) == [((), ""), (("Use",), inside), (("End",), "bye")]
+
+
+@pytest.mark.parametrize("line", ["```pip install foo``` installs it.", "``` a`b", "    ```", "``", "`~~"])
+def test_a_line_that_opens_no_fence_hides_no_headings(line: str) -> None:
+    sections_ = found(f"# Install\n{line}\n# Use\nCall it.")
+    assert sections_ == [((), ""), (("Install",), line.strip()), (("Use",), "Call it.")]
+
+
+@pytest.mark.parametrize(
+    ("opening", "inside", "closing"),
+    [
+        ("```", "```python", "```"),  # what has an info string closes nothing
+        ("```", "``` a`b", "   ```` \t\r"),
+        ("````", "```", "````"),
+        ("~~~ a`b", "~~~ more", "~~~~"),  # behind tildes an info string may hold backticks
+        ("```", "    ```", "```"),
+        ("```", "~~~", "```"),
+    ],
+)
+def test_a_fence_is_closed_by_nothing_but_as_many_of_its_characters(opening: str, inside: str, closing: str) -> None:
+    code = f"{opening}\n# a comment\n{inside}\n# another\n{closing}"
+    text = f"# A\n{code}\n# B\nb"
+    assert found(text) == [((), ""), (("A",), code.strip()), (("B",), "b")]
+    assert [section.path for section in sections(f"# A\n{opening}\n{inside}\n# B\n")] == [(), ("A",)]
 
 
 def test_only_headings_between_blank_lines() -> None:

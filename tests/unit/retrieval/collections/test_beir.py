@@ -366,6 +366,10 @@ def test_answers_are_read_from_metadata(tmp_path: Path) -> None:
     folder = write(tmp_path / "c", queries=asked)
     assert [row[3] for row in read(BeirFolder(path=str(folder)).open())[1]] == [[], [], ["Ada", "Grace"]]
     assert read(BeirFolder(path=str(folder), answers_key="other").open())[1][2][3] == ["x"]
+    refused(folder, r"answers_key is 'asnwers', but no query of .*queries\.jsonl has that key", answers_key="asnwers")
+    empty = [{"_id": "q1", "text": "x", "metadata": {"gold": []}}, {"_id": "q2", "text": "y", "metadata": "gold"}]
+    without = write(tmp_path / "e", queries=empty)
+    assert read(BeirFolder(path=str(without), answers_key="gold").open())[1][0][3] == []  # the key is there
     wrong = write(tmp_path / "d", queries=[*QUESTIONS, {"_id": "q3", "text": "who", "metadata": {"answers": "Ada"}}])
     refused(
         wrong, r"""queries\.jsonl, line 3: "answers" is 'Ada'\. It must be a list of strings; set answers_key to ''"""

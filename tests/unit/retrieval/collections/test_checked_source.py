@@ -1,5 +1,6 @@
 """What every format gets: unique ids, no empty records, no judgments of what is not there, bounded memory."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.retrieval.collections import checked_source, digests
+from raytriever.retrieval.collections import digests, judged_pairs, records
 from raytriever.retrieval.collections.checked_source import CheckedSource
 from raytriever.retrieval.collections.records import (
     CrossValidation,
@@ -150,10 +151,72 @@ def test_equal_records_of_a_format_that_repeats_are_one() -> None:
         ("q1", "d1", 0, "u"),
         ("q2", "d2", 0, "t"),
     ]
-    assert source.dropped == {"repeated_judgments": 2}
+    assert source.dropped == {"judgments_of_another_grade": 1, "repeated_judgments": 1}
 
 
-@pytest.mark.parametrize(("others", "times"), [([], 1), ([("q2", "d2", 0, "t")], 2)])
+REPEATED, OTHER = "repeated_judgments", "judgments_of_another_grade"
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+@pytest.mark.parametrize(
+    ("grades", "kept", "dropped"),
+    [
+        ((1, 3), 1, {OTHER: 1}),
+        ((3, 1, 3, 3), 3, {OTHER: 1, REPEATED: 2}),
+        ((1, 1, 1), 1, {REPEATED: 2}),
+        ((0, 2), 2, {OTHER: 1}),
+        ((2, 0, 0), 2, {OTHER: 2}),
+        ((-1, 0), 0, {OTHER: 1}),  # a hard negative stays one
+        ((0, -1, 0, -1), 0, {OTHER: 2, REPEATED: 1}),
+        ((-2, -1, -2), -2, {OTHER: 1, REPEATED: 1}),
+        ((-1, 0, 1), 1, {OTHER: 2}),
+    ],
+)
+def test_grades_that_differ_are_counted_apart_from_repetitions(
+    grades: tuple[int, ...], kept: int, dropped: dict[str, int], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_RECORDS_AT_ONCE", at_once)
+    judged = [("q1", "d1", grade, "t") for grade in grades]
+    # the same pair in another split, and other pairs, have grades of their own
+    beside = [("q1", "d1", 1, "u"), ("q2", "d1", 5, "t"), ("q2", "d2", -7, "t"), ("q1", "d2", 0, "t")]
+    source = CheckedSource(Listed(DOCUMENTS, QUERIES, [*judged, *beside], repeats=True), Policies())
+    found = read(source)[2]
+    assert sorted(found) == sorted([("q1", "d1", kept, "t"), *beside])
+    assert source.dropped == dropped
+
+
+def test_judgments_that_differ_in_nothing_keep_their_order() -> None:
+    judged = [("q1", "d1", -1, "t"), ("q1", "d2", 0, "t"), ("q2", "d1", 2, "t"), ("q2", "d2", -1, "t")]
+    source = CheckedSource(Listed(DOCUMENTS, QUERIES, judged, repeats=True), Policies())
+    assert read(source)[2] == [judged[2], judged[0], judged[1], judged[3]]
+    assert source.dropped == {}
+
+
+def test_only_unusual_grades_take_more_memory() -> None:
+    def stored(grades: list[int]) -> int:
+        made: list[digests.DigestSet] = []
+
+        class Counted(digests.DigestSet):
+            def __init__(self) -> None:
+                super().__init__()
+                made.append(self)
+
+        rows_read = [
+            JudgmentRecord(Place("/qrels", 1), f"q{number}", "d", grade, "t") for number, grade in enumerate(grades)
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(judged_pairs, "DigestSet", Counted)
+            assert sum(map(len, judged_pairs.distinct_judgments(lambda: iter(rows_read), Counter()))) == len(grades)
+        return sum(map(len, made))
+
+    assert stored([1, 0] * 100) == 200  # digests, of eight bytes each
+    assert stored([1, 3] * 100) == 200 + 2 * 100
+    assert stored([1, 0, -1] * 100) == 300 + 2 * 100 + 100
+
+
+@pytest.mark.parametrize(
+    ("others", "times"), [([], 1), ([("q2", "d2", 0, "t")], 2), ([("q2", "d2", 0, "t"), ("q2", "d1", -1, "t")], 3)]
+)
 def test_positives_alone_are_read_once(others: list[tuple[str, str, int, str]], times: int) -> None:
     format_ = Listed(DOCUMENTS, QUERIES, [("q1", "d1", 1, "t"), *others], repeats=True)
     read(CheckedSource(format_, Policies()))
@@ -213,7 +276,7 @@ def test_reading_twice_counts_once() -> None:
 
 
 def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked_source, "_CHARACTERS_AT_ONCE", 1000)
+    monkeypatch.setattr(records, "_CHARACTERS_AT_ONCE", 1000)
     given_out = 0
 
     class Endless(Listed):
@@ -223,13 +286,13 @@ def test_little_is_read_ahead_of_what_is_given(monkeypatch: pytest.MonkeyPatch) 
                 given_out += 1
                 yield DocumentRecord(Place("/docs", line), f"d{line}", "", "x" * 300)
 
-    records = CheckedSource(Endless([], [], None), Policies())._document_rows()
-    next(records)
+    endless = CheckedSource(Endless([], [], None), Policies())._document_rows()
+    next(endless)
     assert given_out == 4  # 1,000 characters
-    monkeypatch.setattr(checked_source, "_CHARACTERS_AT_ONCE", 1 << 30)
+    monkeypatch.setattr(records, "_CHARACTERS_AT_ONCE", 1 << 30)
     given_out = 0
     next(CheckedSource(Endless([], [], None), Policies())._document_rows())
-    assert given_out == checked_source._RECORDS_AT_ONCE
+    assert given_out == records._RECORDS_AT_ONCE
 
 
 names = st.sampled_from(["a", "b", "c", "d"])
@@ -246,12 +309,16 @@ def test_against_a_plain_reading(
     texts = {name: "" if name in empty else "x" for name in "abcd"}
     kept_documents = list(dict.fromkeys(name for name in documents if texts[name]))
     expected: dict[tuple[str, str, str], tuple[str, str, int, str]] = {}
+    best = {(split, query, document): 2 for query, document, _, split in judged}  # 0: positive, 1: zero, 2: below
+    for query, document, relevance, split in judged:
+        best[split, query, document] = min(best[split, query, document], (relevance <= 0) + (relevance < 0))
     for query, document, relevance, split in sorted(judged, key=lambda row: row[2] <= 0):
-        if document in kept_documents and query in queries:
+        is_best = best[split, query, document] == (relevance <= 0) + (relevance < 0)
+        if is_best and document in kept_documents and query in queries:
             expected.setdefault((split, query, document), (query, document, relevance, split))
     listed = Listed([(name, "", texts[name]) for name in documents], [(q, "x") for q in queries], judged, repeats=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checked_source, "_RECORDS_AT_ONCE", at_once)
+        patch.setattr(records, "_RECORDS_AT_ONCE", at_once)
         source = CheckedSource(listed, DROP)
         if not kept_documents or not expected:
             with pytest.raises(UserError, match=r"holds no documents|No judgments to keep"):
@@ -293,7 +360,7 @@ SHARED = [("q1", "d1", 1, "test"), ("q2", "d1", 1, "test"), ("q1", "d1", 1, "tra
 def test_splits_of_the_same_queries_are_not_cross_validated(
     order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checked_source, "_RECORDS_AT_ONCE", at_once)
+    monkeypatch.setattr(records, "_RECORDS_AT_ONCE", at_once)
     folded = Policies(cross_validation=CrossValidation(fold=0))
     message = r"/qrels, line \d judges query 'q1' in split '(test|train)', /qrels, line \d in '(?!\1)(test|train)'\."
     rows_read = [SHARED[place] for place in order]

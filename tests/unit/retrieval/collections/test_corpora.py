@@ -87,6 +87,16 @@ def test_the_passages_of_wikipedia_nq_corpus_one_by_one_or_as_articles(tmp_path:
     ]  # fmt: skip
 
 
+def test_what_rows_are_joined_by_may_be_zero_but_not_empty(tmp_path: Path) -> None:
+    rows = [
+        {"id": str(number), "text": f"w{number}", "art": art}
+        for number, art in enumerate([0, 0, 1, "", "", None, None])
+    ]
+    write_files(str(tmp_path), {"a.jsonl": lines(rows)})
+    joined = contents(source(tmp_path, {"table": "a.jsonl", "join_by": "art"})).documents
+    assert [row[2] for row in joined] == ["w0 w1", "w2", "w3", "w4", "w5", "w6"]
+
+
 def test_joining_by_the_wrong_column_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "_LONGEST_JOINED", 50)
     rows = [{"id": number, "text": "x" * 10, "language": "en"} for number in range(10)]

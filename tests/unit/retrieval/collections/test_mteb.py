@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from raytriever.retrieval.collections import tables
 from raytriever.retrieval.collections.mteb import MtebFolder, read_layout
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.storage import Folder
@@ -145,9 +146,16 @@ def test_queries_of_each_split_are_joined_but_corpora_are_not(tmp_path: Path) ->
     ("readme", "message"),
     [
         (
-            "---\nconfigs: [{config_name: corpus}]\n---\n",
+            "---\nconfigs: [{data_files: corpus.jsonl}]\n---\n",
             r"README\.md: the YAML at its head can't be understood \(KeyErr",
         ),
+        (
+            "---\nconfigs: [{config_name: no, data_files: x}]\n---\n",
+            r"reads a config_name of configs as False, which is",
+        ),
+        ("---\nconfigs: [{config_name: , data_files: x}]\n---\n", r"reads a config_name of configs as None"),
+        ("---\nconfigs: [{config_name: a, data_files: {on: x}}]\n---\n", r"a split of configs as True.*in quotes"),
+        ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be understood \(ValueError"),
         ("---\nconfigs: [{config_name: corpus, data_files: [{split: x}]}]\n---\n", r"KeyError: 'path'"),
         ("---\nconfigs: {a: 1}\n---\n", r"must be a list of entries with config_name and data_files"),
         ("---\na: [\n---\n", r"README\.md: the YAML at its head can't be understood \(ParserError"),
@@ -158,6 +166,51 @@ def test_a_readme_that_makes_no_sense_is_named(tmp_path: Path, readme: str, mess
     (tmp_path / "README.md").write_text(readme)
     with pytest.raises(UserError, match=message):
         read(tmp_path)
+
+
+def test_what_a_readme_may_say_otherwise(tmp_path: Path) -> None:
+    put(tmp_path, "c.jsonl", CORPUS)
+    put(tmp_path, "_q.jsonl", QUERIES)
+    put(tmp_path, "j/2020.jsonl", TEST)
+    put(tmp_path, "j/a.jsonl", TRAIN)
+    put(tmp_path, "j/b.jsonl", [{"query-id": "q2", "corpus-id": "d1", "score": 0}])
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n"
+        "- {config_name: more, data_dir: other}\n"
+        "- {config_name: 1, data_files: x}\n"
+        "- {config_name: corpus, data_files: ./c.jsonl}\n"
+        "- {config_name: queries, data_files: [{split: queries, path: ./_q.jsonl}]}\n"
+        "- {config_name: default, data_files: {2020: ./j/2020.jsonl, train: [j/a.jsonl, j/b.jsonl]}}\n"
+        "---\n"
+    )
+    found = read(tmp_path)
+    assert found[:2] == EXPECTED[:2]
+    judged = [(query, document, grade, split.replace("test", "2020")) for query, document, grade, split in EXPECTED[2]]
+    assert found.judgments == [*judged, ("q2", "d1", 0, "train")]
+    assert {row[3] for row in read(tmp_path, splits=("2020",)).judgments} == {"2020"}
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files: [{split: 2020, path: x}]\n---\n"
+    )
+    assert read_layout(Folder(str(tmp_path))) == {"default": {"2020": ("x",)}}
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_titles_domains_and_answers_are_read_wherever_they_are(
+    tmp_path: Path, files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_RECORDS_LOOKED_AT", 2)
+    corpus = [{"_id": f"d{number}", "text": "x"} for number in range(5)]
+    corpus[4] |= {"title": "Late", "domain": "pets"}
+    asked: list[dict[str, Any]] = [{"_id": f"q{number}", "text": "y"} for number in range(5)]
+    asked[4] |= {"answers": ["z"], "domain": "cats"}
+    cut = 4 if files == 2 else 5
+    for name, rows in (("corpus", corpus), ("queries", asked)):
+        for number, part in enumerate([rows[:cut], rows[cut:]][:files]):
+            put(tmp_path, f"{name}/{name}-{number:05d}-of-{files:05d}.jsonl", part)
+    put(tmp_path, "qrels/test.jsonl", [{"query-id": "q4", "corpus-id": "d4", "score": 1}])
+    found = read(tmp_path)
+    assert found.documents[3:] == [("d3", "", "x", ""), ("d4", "Late", "x", "pets")]
+    assert found.queries[3:] == [("q3", "y", "", []), ("q4", "y", "cats", ["z"])]
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

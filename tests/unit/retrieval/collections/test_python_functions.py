@@ -122,9 +122,12 @@ def test_held_out_modules_are_those_of_the_smallest_hashes() -> None:
 def test_what_does_not_parse_is_counted(tmp_path: Path) -> None:
     folder = library(tmp_path, {"bad.py": "def f(:\n", "good.py": function("f", "One two three.")})
     (folder / "coded.py").write_bytes(b"# coding: ascii\nx = '\xe9'\n")
+    for levels in (1_500, 6_000):  # more than Python's stack holds, and more than its parser's
+        branches = "".join(f"elif x == {level}:\n    pass\n" for level in range(levels))
+        (folder / f"deep{levels}.py").write_text(f"x = 1\nif x:\n    pass\n{branches}")
     source = PythonFunctionsSource(PythonFunctions(), folder)
     assert [row["id"] for row in read(source)[0]] == ["good.f"]
-    assert source.dropped == {"modules_that_do_not_parse": 2}
+    assert source.dropped == {"modules_that_do_not_parse": 4}
 
 
 def test_a_library_without_source_is_refused_with_its_path(tmp_path: Path) -> None:

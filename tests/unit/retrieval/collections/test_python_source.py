@@ -204,7 +204,14 @@ def test_source_is_decoded_as_the_interpreter_does(source: bytes, expected: str)
 
 @pytest.mark.parametrize(
     ("source", "error"),
-    [(b"# coding: no-such-encoding\n", SyntaxError), (b"\n\n\nx = '\xe9'\n", UnicodeDecodeError)],
+    [
+        (b"# coding: no-such-encoding\n", SyntaxError),
+        (b"\n\n\nx = '\xe9'\n", UnicodeDecodeError),
+        (b"# coding: undefined\n", UnicodeError),
+        (b"# coding: rot13\n", LookupError),
+        (b"# coding: utf-7\nx = '+2AA-'\n", UnicodeError),  # half a surrogate pair
+        (b"# coding: raw_unicode_escape\nx = '\\ud800'\n", UnicodeError),
+    ],
 )
 def test_source_in_no_or_another_encoding_is_an_error(source: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):

@@ -27,6 +27,9 @@ FILES: dict[str, str | bytes] = {
     "b/cut.c": b"int \xe4;\n",
     "b/strange.py": "# coding: nonsense\n",
     "b/rot.py": "# coding: rot13\n",
+    "b/half.py": "# coding: utf-7\nx = '+2AA-'\n",
+    "b/half_too.py": "# coding: raw_unicode_escape\nx = '\\ud800'\n",
+    "b/undefined.py": "# coding: undefined\n",
     "b/object.c": b"\x7fELF\0\0",
     "b/large.py": "x" * 2001,
     "b/notes.txt": "notes",
@@ -45,7 +48,7 @@ DOCUMENTS = [  # sorted folder by folder: a folder's name stands among those of 
 ]
 LEFT_OUT = {
     "binary_files": 1, "empty_files": 1, "files_of_no_known_language": 1, "files_too_large": 1,
-    "folders_of_packages_and_caches": 1, "hidden_files_and_folders": 2, "undecodable_files": 3,
+    "folders_of_packages_and_caches": 1, "hidden_files_and_folders": 2, "undecodable_files": 6,
 }  # fmt: skip
 
 

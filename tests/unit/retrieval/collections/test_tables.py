@@ -94,6 +94,8 @@ def test_rows_of_several_files_come_in_the_order_of_the_names(tmp_path: Path) ->
     assert found("b/[0-9].jsonl") == ["b/2.jsonl"]
     assert found("*/?.jsonl", "b/2.jsonl") == ["b/2.jsonl"]
     assert len(found(".")) == 4
+    assert found("./a.parquet", "./b/./2.jsonl", "a.parquet") == ["a.parquet", "b/2.jsonl"]
+    assert found("b/_SUCCESS.jsonl", "./b/.x.jsonl") == ["b/_SUCCESS.jsonl", "b/.x.jsonl"]  # who names them means them
     for missing in ("c", "b/*.parquet", "b/read.me"):
         with pytest.raises(UserError, match=rf"{re.escape(missing)}: there is no such table\. A table is a file, or"):
             found(missing)
@@ -145,6 +147,23 @@ def test_records_of_json_may_lack_an_optional_column_but_not_all_of_them(tmp_pat
     assert read(tmp_path, "empty.jsonl", "id", optional=["title"]) == []
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_a_column_that_a_table_may_lack_is_read_where_it_is_there(tmp_path: Path, ending: str) -> None:
+    def values(*names: str) -> list[tuple[Any, ...]]:
+        table = FileTables(Folder(str(tmp_path)), may_lack=("title",)).open(names)
+        return [row for _, row in table.rows(["id"], ["title", "text"])]
+
+    (tmp_path / f"a{ending}").write_bytes(encoded([{"id": "1", "text": "x"}], ending))
+    (tmp_path / f"b{ending}").write_bytes(encoded([{"id": "2", "text": "y", "title": "z"}], ending))
+    assert values(f"a{ending}") == [("1", None, "x")]
+    assert values(f"b{ending}") == [("2", "z", "y")]
+    if ending != ".parquet":  # whose files have one schema
+        assert values(f"a{ending}", f"b{ending}") == [("1", None, "x"), ("2", "z", "y")]
+    (tmp_path / f"c{ending}").write_bytes(encoded([{"id": "3"}], ending))
+    with pytest.raises(UserError, match=r"has no column 'text'\. Columns there: 'id'\. Name"):
+        values(f"c{ending}")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -177,7 +196,7 @@ def test_whether_quotes_of_tsv_are_text_is_asked(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text('id\ttext\n1\tx "y"\n2\t"a ""b"""\n')
     assert read(tmp_path, "a.tsv", quotes=False) == [("1", 'x "y"'), ("2", '"a ""b"""')]
     assert read(tmp_path, "a.tsv", quotes=True) == [("1", 'x "y"'), ("2", 'a "b"')]
-    with pytest.raises(UserError, match=r"a\.tsv, line 3: a field begins with a quote.*Set quotes to false where"):
+    with pytest.raises(UserError, match=r"a\.tsv, line 3: a field begins with a quote.*Set quotes .* to false where"):
         read(tmp_path, "a.tsv")
     (tmp_path / "a.tsv").write_text('id\ttext\n1\t"two\nlines\tand a tab"\n')
     assert read(tmp_path, "a.tsv", quotes=True) == [("1", "two\nlines\tand a tab")]

@@ -85,6 +85,14 @@ def test_damaged_compressed_files_are_named(tmp_path: Path, ending: str, damage:
         list(numbered_lines(Folder(str(tmp_path)), f"file{ending}"))
 
 
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_compressed_file_of_no_bytes_was_cut_off(place: str, ending: str) -> None:
+    folder = Folder(write_files(place, {f"cut{ending}": b"", "plain": b"", f"empty{ending}": packed(b"", ending)}))
+    with pytest.raises(UserError, match=rf"{re.escape(place)}/cut\{ending} has 0 bytes.*was cut off\. Fetch it again"):
+        list(numbered_lines(folder, f"cut{ending}"))
+    assert list(numbered_lines(folder, "plain")) == list(numbered_lines(folder, f"empty{ending}")) == []
+
+
 def test_errors_of_plain_files_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(numbered_lines(Folder(str(tmp_path)), "file"))

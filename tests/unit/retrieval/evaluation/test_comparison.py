@@ -1,6 +1,7 @@
 """`raytriever compare`, as typed: evaluations and runs, seeds, what is printed and written, every refusal."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,34 @@ def test_seeds_are_averaged_query_by_query(folder: Path) -> None:
     line = f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}   {min(values):.4f} to {max(values):.4f}"
     assert "ours: mean and standard deviation over 2 seeds" in text
     assert line in text
+
+
+def test_folders_of_a_sweep_are_compared(folder: Path, tmp_path: Path) -> None:
+    """Their names hold commas and equals signs."""
+    for trial in ("margin=0.1,seed=1", "margin=0.1,seed=2", "seed=3"):
+        shutil.copytree(folder / "second", tmp_path / trial / "evaluation")
+    first, second = (f"{tmp_path}/margin=0.1,seed={seed}/evaluation" for seed in (1, 2))
+    plain = folder / "second"
+    found = compare_sources(ComparisonSettings(systems=(f"base={plain}:e",), seeds=(f"m={first}:c,{second}:d",)))
+    expected = compare_sources(ComparisonSettings(systems=(f"base={plain}:e",), seeds=(f"m={plain}:c,{plain}:d",)))
+    assert found.seeds == expected.seeds
+    assert found.comparisons == expected.comparisons
+    systems = (f"{tmp_path}/seed=3/evaluation:c", f"named={first}:d", f"{tmp_path}/seed=3/evaluation:e")
+    assert list(compare_sources(ComparisonSettings(systems=systems)).metrics["means"]) == ["c", "named", "e"]
+    for seeds, message in (
+        (f"m={first}:c,{tmp_path}/margin=0.1,seed=9/evaluation:c", "seed=9/evaluation:c' neither is nor begins with"),
+        (f"m={first}:cc,{second}:c", "evaluation did not evaluate 'cc'. Did you mean 'c'?"),
+        (f"m={first},{second}:c", "seed=1/evaluation has 3 systems. Choose one"),
+        (f"m={first}:c,", "--seeds m: '' neither is nor begins with"),
+    ):
+        assert message in refused(folder, f"{plain}:c", "--seeds", seeds)
+
+
+def test_names_of_systems_may_hold_commas(folder: Path, tmp_path: Path) -> None:
+    runs = {"one, two": str(folder / "c.trec"), "three": str(folder / "d.trec")}
+    made = make(Evaluate(EvaluateConfig(qrels=str(folder / "qrels.txt"), runs=runs, output=str(tmp_path / "e"))))
+    found = compare_sources(ComparisonSettings(systems=(f"{made}:three",), seeds=(f"s={made}:one, two,{made}:three",)))
+    assert [len(values) for values in found.seeds["s"].values()] == [2] * len(found.seeds["s"])
 
 
 def test_queries_won_and_lost_most(folder: Path) -> None:

@@ -163,7 +163,7 @@ def test_effect_size() -> None:
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, -0.2])
-def test_constant_differences_are_the_limit_not_nan(constant: float) -> None:
+def test_constant_differences_are_tested_by_their_signs(constant: float) -> None:
     b = np.random.default_rng(0).random(30)
     a = b + constant  # rounding makes the differences unequal in the last bit
     with np.errstate(all="raise"):
@@ -171,11 +171,21 @@ def test_constant_differences_are_the_limit_not_nan(constant: float) -> None:
     sign = np.sign(constant)
     infinite = sign * np.inf if sign else 0.0
     assert result.t_test.statistic == result.effect_size == infinite
-    assert result.t_test.p_value == (0.0 if sign else 1.0)
+    assert result.t_test.p_value == (2.0**-29 if sign else 1.0)
     assert result.permutation.p_value == (pytest.approx(1 / 10_001) if sign else 1.0)
     assert result.interval == pytest.approx((constant, constant), abs=1e-12)
-    assert result.equivalence.p_value == (0.0 if abs(constant) < 0.15 else 1.0)
+    assert result.equivalence.p_value == (2.0**-30 if abs(constant) < 0.15 else 1.0)
     assert (result.wins, result.ties, result.losses) == {0: (0, 30, 0), 1: (30, 0, 0), -1: (0, 0, 30)}[int(sign)]
+
+
+@pytest.mark.parametrize("queries", [2, 3, 7, 12])
+def test_a_constant_difference_has_the_p_value_of_the_exact_permutation(queries: int) -> None:
+    a, b = np.ones(queries), np.full(queries, 0.5)
+    t_test = paired_t_test(a, b)
+    assert t_test == SignificanceTest(np.inf, 2.0 ** (1 - queries))
+    assert t_test.p_value == permutation_test(a, b, seed=0).p_value
+    assert paired_t_test(b, a) == SignificanceTest(-np.inf, 2.0 ** (1 - queries))
+    assert paired_tost(a, b, 0.6).p_value == paired_tost(b, a, 0.6).p_value == 2.0**-queries
 
 
 def test_a_constant_difference_at_the_margin_is_not_within() -> None:

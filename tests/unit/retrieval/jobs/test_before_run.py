@@ -115,7 +115,5 @@ def test_a_report_knows_which_systems_the_run_evaluates(tmp_path: Path) -> None:
     check("BM25")
     check(None)
     check("anything", str(tmp_path / "of another run"))
-    with pytest.raises(
-        UserError, match=r"'BM52', which .*evaluation does not evaluate\. Did you mean 'BM25'"
-    ):
+    with pytest.raises(UserError, match=r"'BM52', which .*evaluation does not evaluate\. Did you mean 'BM25'"):
         check("BM52")

@@ -9,14 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.retrieval.answers import has_answer
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.stored import StoredCollection
 from raytriever.retrieval.configuration import validate
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.mine import Mine, MineConfig
-from raytriever.retrieval.mining.candidates import CandidateList, StoredCandidates
+from raytriever.retrieval.mining.candidates import StoredCandidates
+from tests.unit.retrieval.mined_lists import MinedList, mined_lists
+from tests.unit.retrieval.test_answers import has_answer
 from tests.unit.small_run import make, make_artifact
 
 DOCUMENTS, QUERIES, DEPTH = 24, 12, 16
@@ -177,7 +178,7 @@ class LiteralQuery:
             return "answer"
         return None
 
-    def mine(self) -> tuple[CandidateList, dict[str, list[str]]]:
+    def mine(self) -> tuple[MinedList, dict[str, list[str]]]:
         """The list, and of each rule the documents that it drops."""
         left: list[str] = []
         dropped: dict[str, list[str]] = {}
@@ -190,7 +191,7 @@ class LiteralQuery:
             chosen = self.with_positives(chosen)
         rows = [self.rows[document] for document in chosen]
         columns = [[table.get(document) for document in chosen] for table in (self.scores, self.ranks, self.grades)]
-        return CandidateList(self.query["_id"], self.number, chosen, rows, *columns), dropped
+        return MinedList(self.query["_id"], self.number, chosen, rows, *columns), dropped
 
     def with_positives(self, chosen: list[str]) -> list[str]:
         by_grade = sorted(self.positives, key=lambda document: (-self.grades[document], self.rows[document]))
@@ -223,7 +224,7 @@ def test_what_is_mined_is_what_a_literal_miner_finds(world: World, tmp_path: Pat
     config = MineConfig(run="", collection="", output="", **chosen)
     queries = [LiteralQuery(world, config, number) for number in IN_RUN]
     mined = [query.mine() for query in queries if query.positives]
-    for made, (wanted, _) in zip(stored, mined, strict=True):
+    for made, (wanted, _) in zip(mined_lists(stored), mined, strict=True):
         assert made._replace(scores=[]) == wanted._replace(scores=[])
         assert [score is None for score in made.scores] == [score is None for score in wanted.scores]
         found, expected = ([score for score in one.scores if score is not None] for one in (made, wanted))
@@ -259,7 +260,7 @@ def check_audit(
     assert counts["queries"] == len(stored) == len(IN_RUN) - counts["queries_without_positive"]
     assert counts["candidates"] == counts["eligible"] + sum(map(len, dropped.values()))
     if config.form == "hard_negatives":
-        assert audit["chosen"]["candidates"] == sum(len(made.document_ids) for made in stored)
+        assert audit["chosen"]["candidates"] == sum(len(made.document_ids) for made in mined_lists(stored))
 
 
 def test_shards_change_nothing(world: World, tmp_path: Path) -> None:
@@ -268,7 +269,8 @@ def test_shards_change_nothing(world: World, tmp_path: Path) -> None:
         for size in (1, 33, 10_000)
     ]
     assert [len(one.names("candidates/")) for one in stored] == [11, 6, 1]
-    assert list(stored[0]) == list(stored[1]) == list(stored[2])
+    lists = [list(mined_lists(one)) for one in stored]
+    assert lists[0] == lists[1] == lists[2]
     audits = [one.path("audit.json").read_bytes() for one in stored]
     assert audits[0] == audits[1] == audits[2]
     again = mine(world, tmp_path / "again", rules={"relative_margin": 0.1}, candidates_per_shard=33)
@@ -276,11 +278,11 @@ def test_shards_change_nothing(world: World, tmp_path: Path) -> None:
 
 
 def test_a_sample_is_of_what_is_left(world: World, tmp_path: Path) -> None:
-    everything = {made.query_id: made.document_ids for made in mine(world, tmp_path / "all")}
+    everything = {made.query_id: made.document_ids for made in mined_lists(mine(world, tmp_path / "all"))}
     samples = [
         {
             made.query_id: made.document_ids
-            for made in mine(world, tmp_path / name, number=3, choose="sample", seed=seed)
+            for made in mined_lists(mine(world, tmp_path / name, number=3, choose="sample", seed=seed))
         }
         for name, seed in (("one", 0), ("two", 0), ("three", 1))
     ]

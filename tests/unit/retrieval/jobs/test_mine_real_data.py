@@ -8,6 +8,7 @@ import pytest
 
 from raytriever.retrieval.collections.beir import BeirFolder
 from raytriever.retrieval.collections.stored import StoredCollection
+from raytriever.retrieval.exports.mined_negatives import MinedNegatives
 from raytriever.retrieval.jobs.collect import Collect, CollectConfig
 from raytriever.retrieval.jobs.mine import Mine, MineConfig
 from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
@@ -35,7 +36,7 @@ def test_negatives_of_real_questions(tmp_path: Path) -> None:
     named = [{"_id": found["id"]} for found in documents]
     run = make_run(tmp_path / "run", uri, query_ids, named, ranking.rows, ranking.scores)
     config = MineConfig(run=run, collection=uri, split="dev", number=8, output=str(tmp_path / "mined"))
-    mined = dict(StoredCandidates(make(Mine(config))).hard_negatives())
+    mined = MinedNegatives(StoredCandidates(make(Mine(config))))
     assert list(mined) == query_ids
     same = total = 0
     for line in (folder / "dpr_ids/dev.jsonl").read_text(encoding="utf-8").splitlines():

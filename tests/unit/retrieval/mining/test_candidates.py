@@ -15,7 +15,6 @@ from raytriever.retrieval.collections.stored import ParquetRows
 from raytriever.retrieval.errors import UserError
 from raytriever.retrieval.mining.candidates import (
     SCHEMA,
-    CandidateList,
     CandidateLists,
     StoredCandidates,
     labelled_lists,
@@ -23,6 +22,7 @@ from raytriever.retrieval.mining.candidates import (
     write_lists,
 )
 from raytriever.retrieval.mining.rules import UNJUDGED, JudgedPairs, Positives
+from tests.unit.retrieval.mined_lists import MinedList, mined_lists
 from tests.unit.small_run import make_artifact
 
 DOCUMENTS = 12
@@ -128,13 +128,13 @@ def stored(tmp_path: Path, shards: list[CandidateLists], monkeypatch: pytest.Mon
     return write(tmp_path, shards)
 
 
-def expected_lists(shards: list[CandidateLists]) -> list[CandidateList]:
-    expected: list[CandidateList] = []
+def expected_lists(shards: list[CandidateLists]) -> list[MinedList]:
+    expected: list[MinedList] = []
     for lists in shards:
         for start, stop in pairwise(lists.offsets.tolist()):
             part = slice(start, stop)
             expected.append(
-                CandidateList(
+                MinedList(
                     f"q{len(expected)}",
                     len(expected) * 10,
                     [f"d{row}" for row in lists.rows[part]],
@@ -149,27 +149,10 @@ def expected_lists(shards: list[CandidateLists]) -> list[CandidateList]:
 
 def test_what_is_written_is_read(stored: StoredCandidates, shards: list[CandidateLists]) -> None:
     assert len(stored) == 8
-    assert list(stored) == expected_lists(shards)
+    assert list(mined_lists(stored)) == expected_lists(shards)
     for table in stored.tables():
         assert table.schema.equals(SCHEMA)
         assert len(table["document_ids"].combine_chunks().flatten()) <= 8
-
-
-def test_lists_are_read_in_any_order(stored: StoredCandidates, shards: list[CandidateLists]) -> None:
-    expected = expected_lists(shards)
-    wanted = [7, 0, 4, 4, 2]
-    found = stored.take(np.array(wanted), ["query_id", "document_rows"])
-    assert found["query_id"].to_pylist() == [expected[number].query_id for number in wanted]
-    assert found["document_rows"].to_pylist() == [expected[number].document_rows for number in wanted]
-
-
-def test_hard_negatives_are_all_but_the_positives(stored: StoredCandidates, shards: list[CandidateLists]) -> None:
-    expected = []
-    for found in expected_lists(shards):
-        judged = zip(found.document_ids, found.relevance, strict=True)
-        expected.append((found.query_id, [key for key, grade in judged if grade is None or grade < 1]))
-    assert list(stored.hard_negatives()) == expected
-    assert any(negatives for _, negatives in expected)
 
 
 def test_equal_lists_are_equal_bytes(tmp_path: Path, shards: list[CandidateLists]) -> None:

@@ -1,6 +1,5 @@
 """The rules against a literal reading of each, one candidate at a time."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -290,7 +289,13 @@ class Rows:
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.dimension = vectors.shape[-1]
-        self.gather: Callable[[np.ndarray], np.ndarray] = vectors.__getitem__
+        self.vectors_per_text = int(np.prod(vectors.shape[1:-1]))
+        self.gathered: list[int] = []
+        self._vectors = vectors
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        self.gathered.append(len(rows))
+        return self._vectors[rows]
 
 
 @pytest.mark.parametrize("per_document", [(), (1,), (3,)])
@@ -310,6 +315,15 @@ def test_scores_of_pairs_don_t_depend_on_their_neighbours(
     monkeypatch.setattr("raytriever.retrieval.mining.rules._PAIRS_AT_ONCE", 7)
     np.testing.assert_array_equal(exact_scores(*opened, left, right), scores)
     assert exact_scores(*opened, left[:0], right[:0]).shape == (0,)
+
+
+def test_as_many_vectors_are_gathered_at_once_however_many_a_document_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytriever.retrieval.mining.rules._PAIRS_AT_ONCE", 12)
+    queries, pairs = Rows(np.ones((1, 2), np.float32)), np.zeros(30, dtype=np.int64)
+    for vectors_per_text, expected in ((1, [12, 12, 6]), (4, [3] * 10), (20, [1] * 30)):
+        opened: Any = (queries, Rows(np.ones((1, vectors_per_text, 2), np.float32)))
+        exact_scores(*opened, pairs, pairs)
+        assert opened[1].gathered == expected
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from raytriever.retrieval.storage import Folder
 from raytriever.retrieval.sweep.grid import drawn, folder_name, grid, parse_axis
 from raytriever.retrieval.sweep.plots import Line, Ticks, sweep_curves, sweep_dots, sweep_map
+from raytriever.retrieval.sweep.portions import Trial
 from raytriever.retrieval.sweep.report_section import Swept, sweep_lines, sweep_section, write_sweep
-from raytriever.retrieval.sweep.results import Column, Failure, Result, best_row, rows_of
+from raytriever.retrieval.sweep.results import Column, Failure, Result, best_row, read_result, rows_of
+from tests.unit.small_run import make_artifact
 
 NDCG, RECALL = Column("evaluation", "trained", "nDCG@10"), Column("evaluation", "trained", "R@100")
 MARGIN, SEED = "model.objective.margin", "model.training.seed"
@@ -93,7 +96,8 @@ def test_the_page_and_the_json_hold_every_trial(place):
     written = write_sweep(swept(), place)
     assert written == [f"{place}/sweep.html", f"{place}/sweep.json"]
     page = Folder(place).read_bytes("sweep.html").decode()
-    for text in ("margin 0.5 has the highest nDCG@10 of &#x27;trained&#x27; in evaluation: 0.6250", "0.5000 ± 0.3536",
+    for text in ("total counts the last attempt alone, training all of them",
+                 "margin 0.5 has the highest nDCG@10 of &#x27;trained&#x27; in evaluation: 0.6250", "0.5000 ± 0.3536",
                  "margin=1,seed=2 failed", "&lt;deep&gt; &amp; down", "1 of 2", "<svg"):  # fmt: skip
         assert text in page
     stored = json.loads(Folder(place).read_bytes("sweep.json"))
@@ -105,6 +109,18 @@ def test_the_page_and_the_json_hold_every_trial(place):
     assert [trial["error"] for trial in stored["trials"]].count("the loss is not a number") == 3
     assert stored["trials"][0]["measures"][0]["value"] == 0.25
     assert stored["trials"][0]["values"] == {MARGIN: "0", SEED: "1"}
+
+
+def test_training_is_the_time_of_the_steps_alone(tmp_path):
+    """The log has the evaluations' seconds too, and lines without any."""
+    points = [{"step": step, "loss": 1.0, "seconds": 2.5} for step in (1, 2)]
+    lines = [*points, {"step": 2, "measures": {"loss": 1.0}, "seconds": 40.0}, {"throughput": {"seconds": 9.0}}]
+    uri = make_artifact(tmp_path / "model", "model", {}, {}, {"x": "1"}, 6400)
+    (tmp_path / "model" / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    stage = SimpleNamespace(config=SimpleNamespace(output=uri))
+    trial = Trial({MARGIN: "0"}, {"model": stage}, {"model": (MARGIN,)})
+    found = read_result(trial, "margin=0", [], "model")
+    assert (found.training_seconds, found.seconds, found.examples) == (5.0, 2.0, 6400)
 
 
 def section_of(texts: list[str], samples: int | None = None) -> str:

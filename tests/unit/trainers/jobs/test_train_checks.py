@@ -17,6 +17,7 @@ from raytriever.retrieval.jobs.collect import Collect
 from raytriever.retrieval.jobs.stage import Stage
 from raytriever.retrieval.recipe import load_recipe
 from raytriever.trainers.jobs.train import Train, TrainConfig
+from raytriever.trainers.jobs.train_checks import batch_size_of
 from tests.unit.small_run import make_artifact
 from tests.unit.trainers.pair_batches import pair, store_pairs
 
@@ -77,6 +78,8 @@ def test_what_would_run_is_not_refused(check) -> None:
         ("batches.judged_negatives=null", "adaptive_margin trains on triplets, and .* will have no hard negatives"),
         ("first.validation.batches=batches", "the very batches that are trained on"),
         ("first.resources.workers=3,first.training.batches_per_step=2", "batches_per_step 2 can't be shared by 3 work"),
+        ("first.resources.workers=3", r"Batches of 4 rows \(.*/batches\) can't be cut into 3 equal slices"),
+        ("first.resources.workers=4,first.fewest_workers=2", "as 3 workers, which may be left of 4"),
         ("first.training.optimizer.kind=adamw_8bit", "adamw_8bit, which comes with the package bitsandbytes"),
         ("first.tracking.trackers=[wandb]", "names wandb, whose package isn't installed"),
     ],
@@ -130,7 +133,7 @@ def test_lengths_and_layers_are_those_that_the_folder_states(check, tmp_path: Pa
     check(f"others.encoder.model={unknown}", form, "others.encoder.max_length=4000")
 
 
-def test_batches_that_are_there_already_tell_their_epochs(tmp_path: Path, tiny_encoder: Path) -> None:
+def test_batches_that_are_there_already_tell_their_epochs_and_their_size(tmp_path: Path, tiny_encoder: Path) -> None:
     batches = store_pairs(tmp_path / "batches", [[pair(0), pair(1)]])
     values = {
         "batches": batches, "output": str(tmp_path / "model"), "encoder": {"model": str(tiny_encoder)},
@@ -138,9 +141,31 @@ def test_batches_that_are_there_already_tell_their_epochs(tmp_path: Path, tiny_e
     }  # fmt: skip
     stage = Train(validate(TrainConfig, values, "model"))
     stage.check_before_run({"model": stage})
+    three = Train(validate(TrainConfig, values | {"resources": {"workers": 3}}, "model"))
+    for check in (lambda: three.check_before_run({"model": three}), three.plan):
+        with pytest.raises(UserError, match=rf"Batches of 2 rows \({batches}\) can't be cut into 3 equal slices"):
+            check()
     longer = Train(validate(TrainConfig, values | {"training": {"bf16": False, "epochs": 2}}, "model"))
     with pytest.raises(UserError, match=f"training.epochs is 2, but {batches} holds batches for 1"):
         longer.check_before_run({"model": longer})
+
+
+def test_the_size_of_batches_is_that_of_whatever_they_are_made_by(tmp_path: Path) -> None:
+    recipe = """
+stages:
+  pack: {job: pack, pairs: some/pairs, packing: {batch_size: 6, order: random}}
+  packed: {job: filter, packing: pack, pairs: some/pairs, collection: some/docs,
+           false_negatives: {surrogate_score: false}}
+  lists: {job: lists, candidates: some/candidates, collection: some/docs, batch_size: 9}
+  groups: {job: group, collection: some/docs, grouping: {batch_size: 12, documents_per_batch: 3}}
+  mixed: {job: mix, sources: {a: some/other, b: packed}}
+  unknown: {job: mix, sources: {a: some/other}}
+"""
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), [], str(tmp_path / "out")))
+    sizes = {name: batch_size_of(stage.config.output, stages) for name, stage in stages.items()}
+    assert sizes == {"pack": 6, "packed": 6, "lists": 9, "groups": 12, "mixed": 6, "unknown": None}
+    assert batch_size_of(store_pairs(tmp_path / "stored", [[pair(0), pair(1)]]), stages) == 2
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,23 @@ def test_refused(values, named):
         settings(**values)
 
 
+@pytest.mark.parametrize(
+    ("values", "complete"),
+    [
+        ({}, True),
+        ({"token_budget": 99, "others": ["R@500"]}, True),
+        ({"queries": 9}, False),
+        ({"documents": 9}, False),
+        ({"run": "r"}, False),
+        ({"query_max_length": 9}, False),
+        ({"document_max_length": 9}, False),
+    ],
+    ids=str,
+)
+def test_when_the_numbers_may_be_told_as_the_models_own(values, complete):
+    assert settings(**values).is_complete is complete
+
+
 def test_criteria_of_batches():
     assert settings("batches").criteria(EPOCH_ENDS) == (Criterion("loss", higher_is_better=False),)
     found = settings("batches", measure="margin", better="higher", minimum_change=0.1)
