@@ -63,10 +63,11 @@ class Collect(Stage[CollectConfig]):
         return records[0].facts
 
     def summary(self, artifact: Artifact) -> str:
-        """Documents, queries and judgments."""
+        """Documents, queries and judgments, and how much of the source is none of these."""
         stored = StoredCollection(artifact.uri)
         parts: list[str] = [f"{stored.count(part):,} {part}" for part in ("documents", "queries", "judgments")]
-        return ", ".join(parts)
+        left_out = sum(artifact.manifest["dropped"].values())
+        return ", ".join(parts) + (f" ({left_out:,} left out)" if left_out else "")
 
 
 def source_fingerprint(source: Source) -> str:
