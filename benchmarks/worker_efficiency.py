@@ -6,7 +6,7 @@
 Needs two cores that nothing else uses. Each stage runs through its job on a local Ray, with one and with two workers in
 turns that change their order. The efficiency is time with one worker over twice the time with two; start-up counts,
 but for training, where it is the median step that counts. k-means and packing are of --domains equal domains (one large
-enough is clustered by all workers), packing of two epochs; batches of a training step differ in length, and it waits
+enough is clustered by all workers), packing of --epochs; batches of a training step differ in length, and it waits
 for the longer of two workers' shares (--batches-per-step, --group-by-length).
 """
 
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1500)
     parser.add_argument("--pairs", type=int, default=LARGE_DOMAIN + 1, help="for k-means and packing")
     parser.add_argument("--domains", type=int, default=1, help="that the pairs are of")
+    parser.add_argument("--epochs", type=int, default=2, help="that are packed")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--batches-per-step", type=int, default=4)
     parser.add_argument("--group-by-length", action="store_true", help="steps of batches that take equally long")
@@ -77,7 +78,7 @@ def _measured(folder: Path, session: RaySession, arguments: argparse.Namespace) 
     if "embedding" in arguments.stages:
         measured["embedding"] = _embedding(folder, session, arguments)
     if {"k-means", "packing"} & set(arguments.stages):
-        found = _batch_construction(folder, session, arguments.pairs, arguments.domains)
+        found = _batch_construction(folder, session, arguments)
         measured |= {name: measure for name, measure in found.items() if name in arguments.stages}
     if "training" in arguments.stages:
         measured["training"] = _training(session, arguments)
@@ -100,7 +101,8 @@ def _embedding(folder: Path, session: RaySession, arguments: argparse.Namespace)
     )
 
 
-def _batch_construction(folder: Path, session: RaySession, count: int, domains: int) -> dict[str, Measured]:
+def _batch_construction(folder: Path, session: RaySession, arguments: argparse.Namespace) -> dict[str, Measured]:
+    count, domains = arguments.pairs, arguments.domains
     sizes = {"documents": count, "queries": count, "judgments": count}
     collection = make_collection(folder, session, **sizes, split="train", domains=domains)
     vectors = make_vectors(folder, collection, in_topics(count, DIMENSION))
@@ -113,7 +115,7 @@ def _batch_construction(folder: Path, session: RaySession, count: int, domains: 
         "pairs": pairs,
         "vectors": vectors,
         "packing": PackingSettings(batch_size=64, polish_sweeps=1),
-        "epochs": 2,
+        "epochs": arguments.epochs,
     }
     return {
         "k-means": lambda workers, output: _timed(
