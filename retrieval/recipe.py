@@ -12,6 +12,7 @@ from raytriever.retrieval.errors import UserError
 _KEYS = ("description", "output", "resources", "stages")
 _FILE_KEYS = (*_KEYS, "based_on", "set")
 _ENDINGS = (".yaml", ".yml")
+_OF_HUB = " A model of the hub is named with its owner (sentence-transformers/all-MiniLM-L6-v2)."
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Recipe:
         if "/" not in value and not Path(value).exists():
             raise UserError(
                 f"Recipe {self.name}: {stage}.{key} is '{value}', neither an earlier stage nor a path."
-                f"{did_you_mean(value, earlier)}"
+                f"{_OF_HUB if key.endswith('model') else ''}{did_you_mean(value, earlier)}"
             )
         return value
 

@@ -134,6 +134,8 @@ def test_inputs_are_earlier_stages_or_paths(recipe: str, tmp_path: Path, monkeyp
         with pytest.raises(UserError) as raised:
             loaded.resolve_input("pairs", "collection", value)
         assert message in str(raised.value)
+    with pytest.raises(UserError, match=r"nor a path\. A model of the hub is named with its owner \(sentence-transf"):
+        loaded.resolve_input("pairs", "encoder.model", "all-MiniLM-L6-v2")
 
 
 @pytest.mark.parametrize("name", recipe_names())
