@@ -65,6 +65,7 @@ def test_stages_are_shared_seeds_summarised_and_a_second_run_makes_nothing(tmp_p
         for name in ("found", "evaluation")
     }
     assert set(made) == once | by_k1 | trials
+    assert {json.loads(path.read_bytes())["recipe"] for path in Path(place).rglob("run.json")} == {"recipe"}
     assert "2 settings, 4 trials; measures of 'BM25'" in done.stdout
     assert "k1=0.5,top_k=2: evaluation: 1 run on 2 queries" in done.stderr  # what a trial says, from its process
     stored = json.loads(Folder(place).read_bytes("sweep.json"))

@@ -123,7 +123,7 @@ def run_sweep(sweep: Sweep) -> Swept:
 
                 stages = ", ".join(dict.fromkeys(name for portion in missing for name in portion.stages))
                 say(f"{counted(len(missing), 'setting')} of {stages} to make, {sweep.settings.concurrent} at a time")
-                failures |= make_portions(missing, sweep.settings.concurrent)
+                failures |= make_portions(missing, sweep.settings.concurrent, sweep.recipe.name)
     results = [_result(sweep, trial, failures) for trial in sweep.trials]
     settings = {key: value for key, value in sweep.settings.model_dump(mode="json").items() if value not in (None, [])}
     on_test = any(sweep.trials[0].stages[column.evaluation].config.split == "test" for column in sweep.columns)

@@ -76,8 +76,8 @@ class _Narrator(TrialProgressCallback):  # type: ignore[misc]
 # A task of its own, because Tune confines what a trial's own process starts to the resources that the trial reserved.
 # It takes no CPU from its stages, and its process serves the next trial, too.
 @ray.remote(num_cpus=0, scheduling_strategy="DEFAULT")  # type: ignore[untyped-decorator]
-def _make_portion(name: str, stages: Stages, board: Any, folder: str) -> Failure | None:
-    """Makes a portion's stages, as if in the driver's current ``folder``; what goes wrong is returned."""
+def _make_portion(name: str, stages: Stages, recipe: str, board: Any, folder: str) -> Failure | None:
+    """Makes a portion's stages of ``recipe``, as if in the driver's current ``folder``; what goes wrong is returned."""
     here = chdir(folder) if Path(folder).is_dir() else nullcontext()
 
     def post(line: str) -> None:
@@ -86,7 +86,7 @@ def _make_portion(name: str, stages: Stages, board: Any, folder: str) -> Failure
     with here, heard_by(post), RaySession() as session:
         try:
             for stage_name, stage in stages.items():
-                run_stage(stage, session, replace=True, label=stage_name)
+                run_stage(stage, session, replace=True, label=stage_name, recipe=recipe)
         except UserError as error:
             return Failure(str(error))
         except Exception as error:
@@ -95,8 +95,11 @@ def _make_portion(name: str, stages: Stages, board: Any, folder: str) -> Failure
     return None
 
 
-def make_portions(portions: Sequence[Portion], concurrent: int) -> dict[str, Failure]:
-    """Makes portions that don't need one another, ``concurrent`` at a time. Returns what failed, by name."""
+def make_portions(portions: Sequence[Portion], concurrent: int, recipe: str) -> dict[str, Failure]:
+    """Makes portions of ``recipe`` that don't need one another, ``concurrent`` at a time.
+
+    Returns what failed, by name.
+    """
     os.environ.update(_QUIET_ENVIRONMENT)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)  # it misses the files that its own loggers would have written
     narrator = _Narrator(_Board.remote())  # type: ignore[attr-defined]
@@ -104,7 +107,9 @@ def make_portions(portions: Sequence[Portion], concurrent: int) -> dict[str, Fai
     with tempfile.TemporaryDirectory(prefix="raytriever-sweep-") as folder:
         # Tune's own processes only watch: they stay on this machine, whose disk holds their notes
         here = tune.PlacementGroupFactory([{f"node:{ray.util.get_node_ip_address()}": 0.001}])
-        trainable = tune.with_parameters(_watch, by_name=by_name, board=narrator._board, folder=str(Path.cwd()))
+        trainable = tune.with_parameters(
+            _watch, by_name=by_name, recipe=recipe, board=narrator._board, folder=str(Path.cwd())
+        )
         tuner = tune.Tuner(
             tune.with_resources(trainable, here),
             param_space={"portion": tune.grid_search(list(by_name))},
@@ -125,9 +130,9 @@ def make_portions(portions: Sequence[Portion], concurrent: int) -> dict[str, Fai
     return failures
 
 
-def _watch(config: dict[str, Any], by_name: dict[str, Stages], board: Any, folder: str) -> None:
+def _watch(config: dict[str, Any], by_name: dict[str, Stages], recipe: str, board: Any, folder: str) -> None:
     name = config["portion"]
-    tune.report({"failure": ray.get(_make_portion.remote(name, by_name[name], board, folder))})
+    tune.report({"failure": ray.get(_make_portion.remote(name, by_name[name], recipe, board, folder))})
 
 
 def _sharing_cpus(stages: Stages, concurrent: int) -> Stages:
