@@ -44,14 +44,18 @@ def missing_here(*, by_driver: bool = False) -> Iterator[None]:
 
 def is_at(path: str, other: str) -> bool:
     """Whether both are the same folder."""
-    return absolute(path).rstrip("/") == absolute(other).rstrip("/")
+    return _folder(path) == _folder(other)
 
 
 def made_by(run: Mapping[str, Stage[Any]], path: str) -> Stage[Any] | None:
     """The stage of the run whose folder ``path`` is, or is in."""
-    here = absolute(path).rstrip("/")
+    here = _folder(path)
     for stage in run.values():
-        folder = absolute(stage.config.output).rstrip("/")
+        folder = _folder(stage.config.output)
         if here == folder or here.startswith(f"{folder}/"):
             return stage
     return None
+
+
+def _folder(path: str) -> str:
+    return absolute(path).rstrip("/")

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,8 @@ class Search(Stage[SearchConfig]):
     def check_made(self, path: str) -> None:
         """Ids that a run can't name, and a split that is not judged, as soon as the collection is there."""
         if is_at(path, self.config.collection):
-            require_names(id_blocks(StoredCollection(path), "documents/"), "A document id")
+            collection = StoredCollection(path)
+            _require_document_names(collection.uri, collection.fingerprint)
         if is_at(path, self.config.queries or self.config.collection):
             asked = self._asked()
             require_names([_ids_of(asked, searched_queries(asked, self.config.split))], "A query id")
@@ -163,6 +165,12 @@ class Search(Stage[SearchConfig]):
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The run file."""
         return ["run.trec"]
+
+
+@cache
+def _require_document_names(collection: str, fingerprint: str) -> None:  # noqa: ARG001
+    """Once for all searches of a run: it reads every id."""
+    require_names(id_blocks(StoredCollection(collection), "documents/"), "A document id")
 
 
 def searched_queries(collection: StoredCollection, split: str | None) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from raytriever.retrieval.configuration import input_paths
 from raytriever.retrieval.encoders.pretrained import named_models
 from raytriever.retrieval.encoders.specification import EncoderSettings
 from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.before_run import NotHere, made_by, missing_here
+from raytriever.retrieval.jobs.before_run import NotHere, is_at, made_by, missing_here
 from raytriever.retrieval.jobs.model_checks import check_encoder, folder_of, is_made
 from raytriever.retrieval.jobs.stage import Stage
 from raytriever.retrieval.storage import absolute
@@ -40,7 +40,7 @@ def check_workers(fewest: int | None, workers: int | None, batches_per_step: int
         return
     if fewest > most:
         raise UserError(f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise those.")
-    unfit = [workers for workers in range(fewest, most + 1) if not can_share(batches_per_step, workers)]
+    unfit = [left for left in range(fewest, most + 1) if not can_share(batches_per_step, left)]
     if unfit:
         raise UserError(
             f"batches_per_step {batches_per_step} can't be shared by {unfit[0]} workers, which may be left of {most}"
@@ -108,7 +108,7 @@ def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:
 def check_batches(config: RunSettings, run: Run) -> None:
     """Epochs that are not packed, negatives that are not there, validation on what is trained on: ``UserError``."""
     validation, maker = config.validation, made_by(run, config.batches)
-    if isinstance(validation, BatchValidationSettings) and absolute(validation.batches) == absolute(config.batches):
+    if isinstance(validation, BatchValidationSettings) and is_at(validation.batches, config.batches):
         raise UserError(same_batches(validation.batches))
     if maker is None:
         if is_artifact(config.batches):
