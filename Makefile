@@ -9,7 +9,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?=
 ARGS ?=
-TYPES := .types
 
 .PHONY: quickstart test lint audit install clean
 
@@ -22,12 +21,10 @@ test: $(VENV)/installed-dev
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p $(TYPES)/raytriever
-	ln -sfn ../../raytriever.py $(TYPES)/raytriever/__init__.py
-	for package in retrieval pipelines trainers; do ln -sfn ../../$$package $(TYPES)/raytriever/$$package; done
-	cd $(TYPES) && ../$(BIN)/mypy --config-file ../pyproject.toml -p raytriever
+	$(BIN)/mypy
+	$(BIN)/pyright
 
-# asks pypi.org which of the pinned releases have known vulnerabilities; one that it can't tell about is a failure too
+# asks which of the pinned releases have known vulnerabilities; one that it can't tell about is a failure too
 audit: $(BIN)/python
 	$(BIN)/python -m pip install -q pip-audit
 	$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
@@ -53,4 +50,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 
 # not runs: it is where every recipe puts what it has computed
 clean:
-	rm -rf $(VENV) $(TYPES) dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

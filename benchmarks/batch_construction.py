@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from benchmarks.made_up_artifacts import make_collection, make_vectors, shard_rows
 from benchmarks.process_memory import watched
-from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
-from raytriever.pipelines.jobs.filter import Filter, FilterConfig
-from raytriever.pipelines.jobs.pack import Pack, PackConfig
-from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.packing.pack import PackingSettings
-from raytriever.retrieval.artifacts import ShardRecord
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.stage import Shard, Stage, run_stage
+from pipelines.jobs.cluster import Cluster, ClusterConfig
+from pipelines.jobs.filter import Filter, FilterConfig
+from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.packing.pack import PackingSettings
+from raytriever.artifacts.artifact import ShardRecord
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Shard, Stage, run_stage
 
 _PAIRS_OF_A_TOPIC = 40
 

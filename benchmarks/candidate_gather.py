@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.made_up_artifacts import make_vectors
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Derivation
-from raytriever.retrieval.vectors import StoredVectors
-from raytriever.trainers.objectives.coder.documents import DocumentVectors
+from raytriever.artifacts.artifact import Derivation
+from raytriever.artifacts.writer import ArtifactWriter
+from retrieval.vectors import StoredVectors
+from trainers.objectives.coder.documents import DocumentVectors
 
 LISTS, LENGTH, DIMENSION = 32, 1_000, 768
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from sentencex import get_sentence_boundaries, segment
 
-from raytriever.pipelines.chunking.chunks import chunk_text
-from raytriever.pipelines.chunking.settings import ChunkingSettings
+from pipelines.chunking.chunks import chunk_text
+from pipelines.chunking.settings import ChunkingSettings
 
 SETTINGS = ChunkingSettings()
 

@@ -16,15 +16,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.made_up_artifacts import make_vectors
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Derivation
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.trainers.loop import StepReport, train
-from raytriever.trainers.objectives.coder.objective import CoderSettings
-from raytriever.trainers.objectives.coder.query_encoder import load_coder
-from raytriever.trainers.settings import TrainingSettings
+from raytriever.artifacts.artifact import Derivation
+from raytriever.artifacts.writer import ArtifactWriter
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
+from trainers.engine.loop import StepReport, train
+from trainers.engine.settings import TrainingSettings
+from trainers.objectives.coder.objective import CoderSettings
+from trainers.objectives.coder.query_encoder import load_coder
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 QUERIES, CANDIDATES, DIMENSION, ROWS_PER_SHARD = 32, 1_000, 384, 16_384

@@ -23,13 +23,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.training_pairs import MODEL, read_pairs
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.contextual.folder import contextual_from
-from raytriever.retrieval.encoders.contextual.form import ContextualForm
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings, Role
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
+from retrieval.encoders.contextual.encoder import ContextualEncoder, ContextualForm
+from retrieval.encoders.contextual.folder import contextual_from
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 
 CHUNK = 32
 

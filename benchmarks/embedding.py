@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.collection import passage_text
-from raytriever.retrieval.embedding import encode_texts, token_budget_batches
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings, resolve_dtype
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.retrieval.jobs.embed import ON_CPU
+from pipelines.formats.beir import BeirFolder
+from retrieval.collections.collection import passage_text
+from retrieval.embedding import encode_texts, token_budget_batches
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings, resolve_dtype
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.jobs.embed import ON_CPU
 
 TEXTS_PER_SHARD, TOKEN_BUDGET = ON_CPU["texts_per_shard"], ON_CPU["token_budget"]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"

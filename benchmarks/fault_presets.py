@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
 
 _FUNCTIONS = "{kind: python_functions, limit: 400, held_out: 0.2}"
 _ARTICLES = "{kind: python_functions, limit: 60, held_out: 0}"

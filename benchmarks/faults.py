@@ -33,11 +33,11 @@ from pathlib import Path
 from benchmarks.fault_presets import PRESETS, Preset
 from benchmarks.loopback_cluster import LoopbackCluster, kill
 from benchmarks.watched_command import Command, FolderWatch, Run
-from raytriever.retrieval.artifacts import MANIFEST
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.recipe import load_recipe
-from raytriever.retrieval.storage import sha256_of
-from raytriever.trainers.jobs.report import REPORT
+from raytriever.artifacts.artifact import MANIFEST
+from raytriever.artifacts.storage import sha256_of
+from raytriever.errors import UserError
+from raytriever.settings.recipe import load_recipe
+from trainers.jobs.report import REPORT
 
 ADDRESSES = ("127.0.0.84", "127.0.0.85", "127.0.0.86")
 KINDS = ("worker", "actor", "node", "driver")

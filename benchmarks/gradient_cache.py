@@ -24,13 +24,12 @@ import pyarrow as pa
 import torch
 
 from benchmarks.training_pairs import MODEL, read_pairs
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.trainers.objective import Objective
-from raytriever.trainers.objectives.contextual.objective import Contextual
-from raytriever.trainers.objectives.contextual.settings import ContextualSettings, contextual_encoder
-from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
+from trainers.objective import Objective
+from trainers.objectives.contextual import Contextual, ContextualSettings, contextual_encoder
+from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
 
 _PAIRS_READ = 5_000  # from which those with a document of their own are taken
 

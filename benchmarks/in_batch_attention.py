@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raytriever.trainers.objectives.revela.cross_attention import cross_document_attention, find_readers
-from raytriever.trainers.objectives.revela.language_model import InBatchLanguageModel
-from raytriever.trainers.objectives.revela.similarity import in_batch_similarity
+from trainers.objectives.revela.cross_attention import cross_document_attention, find_readers
+from trainers.objectives.revela.language_model import InBatchLanguageModel
+from trainers.objectives.revela.objective import in_batch_similarity
 
 DOCUMENTS, LENGTH = 16, 160
 HEADS, GROUPS, DIMENSION = 32, 8, 64

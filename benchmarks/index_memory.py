@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from benchmarks.made_up_artifacts import make_collection, make_vectors, shard_rows
 from benchmarks.process_memory import watched
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
-from raytriever.retrieval.jobs.search import Search, SearchConfig
-from raytriever.retrieval.jobs.stage import run_stage
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import run_stage
+from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
+from retrieval.jobs.search import Search, SearchConfig
 
 
 def main() -> None:

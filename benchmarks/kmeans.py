@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
-from raytriever.pipelines.packing.hardness import batch_hardness, pair_similarity
-from raytriever.pipelines.packing.pack import PackingSettings, pack
-from raytriever.retrieval.index_factory import import_faiss
+from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
+from pipelines.packing.pack import PackingSettings, pack
+from pipelines.reports.packings import batch_hardness, pair_similarity
+from retrieval.indexes.faiss_factory import import_faiss
 
 Vectors = NDArray[np.floating]
 Figures = dict[str, float]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.in_batch_attention import compare, kept_bytes
-from raytriever.retrieval.encoders.list_scorer import ListScorer, ListScorerForm
+from retrieval.encoders.list_scorer import ListScorer, ListScorerForm
 
 DIMENSION = 384
 

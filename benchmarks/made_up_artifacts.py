@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.stage import run_stage
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import run_stage
 
 ROWS_PER_SHARD = 100_000  # of vectors
 

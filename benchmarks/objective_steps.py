@@ -19,19 +19,19 @@ import pyarrow as pa
 import torch
 
 from benchmarks.training_pairs import MODEL, read_pairs
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.trainers.kinds import build_objective
-from raytriever.trainers.objective import Objective
-from raytriever.trainers.objectives.adaptive_margin import (
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import load_towers
+from trainers.objective import Objective
+from trainers.objectives.adaptive_margin import (
     AdaptiveMarginSettings,
     Vectors,
     distributed_residuals,
     mean_error,
 )
-from raytriever.trainers.objectives.multi_layer import MultiLayerSettings
-from raytriever.trainers.triplets import unit_vectors
+from trainers.objectives.kinds import build_objective
+from trainers.objectives.multi_layer import MultiLayerSettings
+from trainers.objectives.triplets import unit_vectors
 
 PADDED = {"query": 30, "document": 200, "negative": 200}
 

@@ -18,17 +18,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
-from raytriever.pipelines.filtering.false_negatives import score_mask
-from raytriever.pipelines.packing.hardness import batch_hardness
-from raytriever.pipelines.packing.neighbours import find_neighbours
-from raytriever.pipelines.packing.pack import PackingSettings, cut_into_batches, items_in_order, pack
-from raytriever.pipelines.packing.tour import greedy_tour
-from raytriever.retrieval.collections.collection import passage_text
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
+from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
+from pipelines.filtering.false_negatives import score_mask
+from pipelines.packing.neighbours import find_neighbours
+from pipelines.packing.pack import PackingSettings, cut_into_batches, items_in_order, pack
+from pipelines.packing.tour import greedy_tour
+from pipelines.reports.packings import batch_hardness
+from retrieval.collections.collection import passage_text
+from retrieval.embedding import encode_texts
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 AUTHORS = "authors' recipe"

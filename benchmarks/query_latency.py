@@ -19,17 +19,17 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.retrieval.jobs.index import INDEX, lexical_folder
-from raytriever.retrieval.jobs.search import searched_queries
-from raytriever.retrieval.lexical import LexicalIndex
-from raytriever.retrieval.rerank import rerank
-from raytriever.retrieval.vector_index import read_index, search_shard, set_threads
-from raytriever.retrieval.vectors import StoredVectors
+from raytriever.artifacts.artifact import Artifact
+from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.indexes.vector_index import read_index, search_shard, set_threads
+from retrieval.jobs.index import INDEX, lexical_folder
+from retrieval.jobs.search import searched_queries
+from retrieval.lexical import LexicalIndex
+from retrieval.rerank import rerank
+from retrieval.vectors import StoredVectors
 
 Result = TypeVar("Result")
 DEPTH = 1_000

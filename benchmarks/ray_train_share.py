@@ -4,7 +4,7 @@
     python -m benchmarks.ray_train_share runs/quickstart/batches --steps 12 --rounds 3
 
 A contrastive run of one worker on stored batches, in turns that change their order: the loop in this process without
-Ray, and `train` as users run it, with the C library set up alike (`raytriever.trainers.jobs.allocator`; `--plain`
+Ray, and `train` as users run it, with the C library set up alike (`trainers.jobs.allocator`; `--plain`
 leaves that out of the loop without Ray). Medians over the steps after the first two of each run; whole runs, which
 start and export too, are printed apart. Ray's own processes take a twentieth of a machine of two cores: `--threads 1`
 leaves them a core.
@@ -21,12 +21,12 @@ from statistics import median
 
 import torch
 
-from raytriever.retrieval.artifacts import LOG
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.stage import run_stage
-from raytriever.trainers.jobs.allocator import worker_environment
-from raytriever.trainers.jobs.train import Train, TrainConfig
-from raytriever.trainers.run_record import Heard
+from raytriever.artifacts.artifact import LOG
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import run_stage
+from trainers.jobs.allocator import worker_environment
+from trainers.jobs.train import Train, TrainConfig
+from trainers.record.run_record import Heard
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 UNCOUNTED = 2  # first steps: memory is being taken

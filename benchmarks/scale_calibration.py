@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import Any, Literal
 
-from raytriever.pipelines.jobs.cluster import LARGE_DOMAIN
-from raytriever.retrieval.errors import UserError
+from pipelines.jobs.cluster import LARGE_DOMAIN
+from raytriever.errors import UserError
 
 MeasuredJob = Literal["pairs", "cluster", "pack", "filter"]
 _ONE_TASK: dict[MeasuredJob, set[str]] = {  # kinds of tasks of which a job has one

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from benchmarks.scale_calibration import Calibration
 from benchmarks.stage_costs import Machines, Stage, Workload, stages
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.plain_text import counted
+from raytriever.errors import UserError
+from raytriever.reports.tables import counted
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from itertools import pairwise
 import faiss
 import numpy as np
 
-from raytriever.retrieval.top_k import Ranking, merge_rankings
-from raytriever.retrieval.vector_index import build_shard, search_shard, set_threads, train
+from retrieval.indexes.top_k import Ranking, merge_rankings
+from retrieval.indexes.vector_index import build_shard, search_shard, set_threads, train
 
 
 def main() -> None:

@@ -12,19 +12,18 @@ from math import ceil, exp, isqrt, log2, sqrt
 from statistics import NormalDist
 
 from benchmarks.scale_calibration import Calibration
-from raytriever.pipelines.clustering.kmeans import KMeansSettings, number_of_clusters
-from raytriever.pipelines.clustering.parts import PART_POINTS
-from raytriever.pipelines.clustering.two_levels import NEAR_CELLS, REFINEMENTS, cell_sample
-from raytriever.pipelines.jobs.chunk import ChunkConfig
-from raytriever.pipelines.jobs.cluster import LARGE_DOMAIN
-from raytriever.pipelines.jobs.epoch_parts import PART_PAIRS
-from raytriever.pipelines.jobs.filter import FilterConfig
-from raytriever.pipelines.jobs.pairs import PairsConfig
-from raytriever.pipelines.packing.neighbours import EXACT_UP_TO
-from raytriever.retrieval.jobs.collect import CollectConfig
-from raytriever.retrieval.jobs.embed import ON_GPU
-from raytriever.retrieval.jobs.index import VectorIndexSettings
-from raytriever.retrieval.jobs.search import SearchConfig
+from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
+from pipelines.clustering.points import PART_POINTS
+from pipelines.jobs.chunk import ChunkConfig
+from pipelines.jobs.cluster import LARGE_DOMAIN
+from pipelines.jobs.collect import CollectConfig
+from pipelines.jobs.filter import FilterConfig
+from pipelines.jobs.pack import PART_PAIRS
+from pipelines.jobs.pairs import PairsConfig
+from pipelines.packing.neighbours import EXACT_UP_TO
+from retrieval.jobs.embed import ON_GPU
+from retrieval.jobs.index import VectorIndexSettings
+from retrieval.jobs.search import SearchConfig
 
 # pairs of each domain: Contextual Document Embeddings (Morris & Rush 2024, arXiv 2410.02525), Table 5
 DOMAINS = (

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.collection import passage_text
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.retrieval.evaluation.measures import evaluate
-from raytriever.retrieval.exact_search import search_stored
+from pipelines.formats.beir import BeirFolder
+from retrieval.collections.collection import passage_text
+from retrieval.embedding import encode_texts
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
+from retrieval.evaluation.measures import evaluate
+from retrieval.indexes.top_k import search_stored
 
 MODEL, DEPTH = "sentence-transformers/all-MiniLM-L6-v2", 100
 MEASURES = ("nDCG@10", "R@100")

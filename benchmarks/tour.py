@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.pipelines.packing.neighbours import EXACT_UP_TO, find_neighbours
-from raytriever.pipelines.packing.tour import Tour, greedy_tour, tour_length
+from pipelines.packing.neighbours import EXACT_UP_TO, find_neighbours
+from pipelines.packing.tour import Tour, greedy_tour, tour_length
 
 CLUSTERS_OF_A_BLOB = 64
 

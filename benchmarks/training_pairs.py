@@ -19,16 +19,15 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.collection import passage_text
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.trainers.loop import train
-from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings
-from raytriever.trainers.optimization import OptimizerSettings
-from raytriever.trainers.schedule import ScheduleSettings
-from raytriever.trainers.settings import TrainingSettings
+from pipelines.formats.beir import BeirFolder
+from retrieval.collections.collection import passage_text
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
+from trainers.engine.loop import train
+from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
+from trainers.engine.settings import TrainingSettings
+from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 TEMPERATURE = 0.05

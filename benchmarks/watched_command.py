@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.loopback_cluster import ROOT, LoopbackCluster, kill
-from raytriever.retrieval.artifacts import MANIFEST
+from raytriever.artifacts.artifact import MANIFEST
 
 LONGEST_COMMAND_SECONDS = 900
 LOOK_EVERY_SECONDS = 0.02
@@ -75,7 +75,7 @@ class Command:
         self.failures: list[str] = []  # what it said last, each time
         self._cluster, self._watches = cluster, watches
         self._log = cluster.folder / "command.log"
-        self._line = [sys.executable, "raytriever.py", "run", run.recipe, "--output", str(output), "--until", until]
+        self._line = [sys.executable, "-m", "raytriever", "run", run.recipe, "--output", str(output), "--until", until]
         self._line += run.overrides
         self._give()
 

@@ -22,17 +22,17 @@ from typing import Any
 from benchmarks.batch_construction import in_topics
 from benchmarks.made_up_artifacts import make_collection, make_vectors
 from benchmarks.ray_train_share import MODEL, step_times
-from raytriever.pipelines.jobs.cluster import LARGE_DOMAIN, Cluster, ClusterConfig
-from raytriever.pipelines.jobs.pack import Pack, PackConfig
-from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.packing.pack import PackingSettings
-from raytriever.retrieval.artifacts import LOG
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
-from raytriever.retrieval.jobs.stage import Stage, run_stage
-from raytriever.trainers.jobs.train import Train, TrainConfig
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.cluster import LARGE_DOMAIN, Cluster, ClusterConfig
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.packing.pack import PackingSettings
+from raytriever.artifacts.artifact import LOG
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Stage, run_stage
+from retrieval.jobs.embed import Embed, EmbedConfig
+from trainers.jobs.train import Train, TrainConfig
 
 DIMENSION = 384
 STAGES = ["embedding", "k-means", "packing", "training"]

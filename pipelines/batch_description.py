@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from raytriever.pipelines.batches import BatchReader
+from pipelines.batches import BatchReader
 
 Row = dict[str, Any]
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.errors import UserError
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.errors import UserError
 
 BATCHES = "batches"
 Layout = Literal["pairs", "chunks", "candidates"]

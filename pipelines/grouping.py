@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from raytriever.retrieval.configuration import Settings
+from raytriever.settings.configuration import Settings
 
 _LOOKED_AT = 4  # stretches of a length, in search of one of another document
 

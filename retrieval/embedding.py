@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.retrieval.encoders.specification import Role
-from raytriever.retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.specification import Role
+from retrieval.encoders.text_encoder import TextEncoder
 
 # padded tokens in one forward pass that suit the processor
 TOKENS_ON_CPU = 2_048

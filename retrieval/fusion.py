@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.top_k import Ranking, best_candidates, check_same_queries, query_blocks
+from raytriever.errors import UserError
+from retrieval.indexes.top_k import Ranking, best_candidates, check_same_queries, query_blocks
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], k_constant: int = 60, depth: int = 200) -> Ranking:

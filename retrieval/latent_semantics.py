@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.lexical import BM25Settings, tokenizer_of
+from raytriever.errors import UserError
+from retrieval.lexical import BM25Settings, tokenizer_of
 
 Weights = Literal["tfidf", "bm25"]
 

@@ -19,10 +19,10 @@ from bm25s.tokenization import Tokenizer
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from raytriever.retrieval.configuration import Settings, validate
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.top_k import Ranking, check_k
-from raytriever.retrieval.word_splitting import SPLITTING, runs_of_word_characters, words_of
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings, validate
+from retrieval.indexes.top_k import Ranking, check_k
+from retrieval.words import SPLITTING, runs_of_word_characters, words_of
 
 StopWords = Literal[
     "chinese", "danish", "dutch", "english", "english_plus", "french", "german", "italian", "korean",

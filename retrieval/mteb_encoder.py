@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.pretrained import locate_named
-from raytriever.retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
-from raytriever.retrieval.encoders.towers import Towers, load_towers
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.pretrained import locate_named
+from retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
+from retrieval.encoders.towers import Towers, load_towers
 
 if TYPE_CHECKING:
     from mteb.models import ModelMeta

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raytriever.retrieval.encoders.list_scorer import ListScorer
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.top_k import Ranking, best_candidates
+from raytriever.errors import UserError
+from retrieval.encoders.list_scorer import ListScorer
+from retrieval.indexes.top_k import Ranking, best_candidates
 
 _BYTES_AT_ONCE = 256 << 20
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.retrieval.artifacts import Artifact, ShardFile
-from raytriever.retrieval.collections.stored import TextPart
-from raytriever.retrieval.encoders.specification import EncoderContract
-from raytriever.retrieval.errors import UserError
+from raytriever.artifacts.artifact import Artifact, ShardFile
+from raytriever.errors import UserError
+from retrieval.collections.collection import TextPart
+from retrieval.encoders.specification import EncoderContract
 
 VECTORS = "vectors"
 ROW = "row"

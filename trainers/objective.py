@@ -15,18 +15,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from raytriever.retrieval.configuration import Settings, without_inputs
-from raytriever.retrieval.encoders.specification import Role
-from raytriever.trainers import collectives
+from raytriever.settings.configuration import Settings, without_inputs
+from retrieval.encoders.specification import Role
+from trainers.engine import collectives
 
 if TYPE_CHECKING:
-    from raytriever.pipelines.batches import BatchReader
-    from raytriever.retrieval.encoders.list_scorer import ListScorer
-    from raytriever.retrieval.encoders.pretrained import LocatedModel
-    from raytriever.retrieval.encoders.text_encoder import TextEncoder
-    from raytriever.retrieval.encoders.towers import Towers
-    from raytriever.retrieval.vectors import StoredVectors
-    from raytriever.trainers.run import RunSettings
+    from pipelines.batches import BatchReader
+    from retrieval.encoders.list_scorer import ListScorer
+    from retrieval.encoders.pretrained import LocatedModel
+    from retrieval.encoders.text_encoder import TextEncoder
+    from retrieval.encoders.towers import Towers
+    from retrieval.vectors import StoredVectors
+    from trainers.run import RunSettings
 
 Batch = TypeVar("Batch")
 Value = TypeVar("Value")

@@ -8,33 +8,32 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field, model_validator
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.configuration import InputPath, Settings, without_inputs
-from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_models
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import Towers, load_towers, require_one_contract
-from raytriever.retrieval.encoders.transformer import checkpoint_activations, compile_blocks
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.progress import say
-from raytriever.trainers import collectives
-from raytriever.trainers.agreement import check_ranks_agree, failing_together
-from raytriever.trainers.checkpoint import Checkpoints
-from raytriever.trainers.early_stopping import Evaluation
-from raytriever.trainers.kinds import ObjectiveSettings, build_objective
-from raytriever.trainers.ledger import Ledger, measure_ledger, require_negatives
-from raytriever.trainers.loop import StepReport, Trained, run_order, train
-from raytriever.trainers.negatives import require_pools
-from raytriever.trainers.objective import Objective
-from raytriever.trainers.order import Order
-from raytriever.trainers.out_of_memory import out_of_memory_message
-from raytriever.trainers.precision import require_precision
-from raytriever.trainers.reading import Reader
-from raytriever.trainers.schedule import require_evaluations, require_room_for_warmup
-from raytriever.trainers.settings import TrainingSettings
-from raytriever.trainers.sharding import shard
-from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import ValidationSettings
+from pipelines.batches import BatchReader
+from raytriever.errors import UserError
+from raytriever.reports.progress import say
+from raytriever.settings.configuration import InputPath, Settings, without_inputs
+from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.pretrained import LocatedModel, locate_models
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import Towers, load_towers, require_one_contract
+from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
+from trainers.engine import collectives
+from trainers.engine.agreement import check_ranks_agree, failing_together
+from trainers.engine.checkpoint import Checkpoints
+from trainers.engine.device_limits import out_of_memory_message, require_precision
+from trainers.engine.early_stopping import Evaluation
+from trainers.engine.loop import StepReport, Trained, run_order, train
+from trainers.engine.optimization import require_evaluations, require_room_for_warmup
+from trainers.engine.order import Order
+from trainers.engine.reading import Reader
+from trainers.engine.settings import TrainingSettings
+from trainers.engine.sharding import shard
+from trainers.objective import Objective
+from trainers.objectives.kinds import ObjectiveSettings, build_objective
+from trainers.objectives.negatives import require_pools
+from trainers.record.ledger import Ledger, measure_ledger, require_negatives
+from trainers.validation.opening import open_validation
+from trainers.validation.settings import ValidationSettings
 
 
 class RunSettings(Settings):

@@ -4,13 +4,12 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from raytriever.pipelines.chunking.code import code_pieces
-from raytriever.pipelines.chunking.lines import line_pieces
-from raytriever.pipelines.chunking.markdown import markdown_pieces
-from raytriever.pipelines.chunking.pieces import Pieces, count_pieces, pack_pieces
-from raytriever.pipelines.chunking.sentences import sentence_ends
-from raytriever.pipelines.chunking.settings import ChunkingSettings
-from raytriever.pipelines.chunking.words import TextWords
+from pipelines.chunking.code import code_pieces
+from pipelines.chunking.markdown import markdown_pieces
+from pipelines.chunking.pieces import Pieces, count_pieces, line_pieces, pack_pieces
+from pipelines.chunking.sentences import sentence_ends
+from pipelines.chunking.settings import ChunkingSettings
+from pipelines.chunking.words import TextWords
 
 
 @dataclass(frozen=True)

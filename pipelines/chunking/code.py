@@ -17,17 +17,17 @@ import numpy as np
 from tree_sitter import Language as Grammar
 from tree_sitter import Node, Parser, Tree
 
-from raytriever.pipelines.chunking.lines import (
+from pipelines.chunking.pieces import (
     ANY,
+    Pieces,
     cut_rows,
     levels_by_blank_lines,
     row_starts,
     sealed_pieces,
     words_before,
 )
-from raytriever.pipelines.chunking.pieces import Pieces
-from raytriever.pipelines.chunking.settings import Language
-from raytriever.pipelines.chunking.words import TextWords
+from pipelines.chunking.settings import Language
+from pipelines.chunking.words import TextWords
 
 _DEEPEST = 64  # levels below are not told apart, so that time is linear in the rows
 _LARGEST = 1 << 20  # characters; larger files are generated or data

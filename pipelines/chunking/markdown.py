@@ -7,16 +7,16 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from raytriever.pipelines.chunking.lines import (
+from pipelines.chunking.pieces import (
+    Pieces,
     cut_rows,
     levels_by_blank_lines,
     row_starts,
     settle_at_lines,
     words_before,
 )
-from raytriever.pipelines.chunking.pieces import Pieces
-from raytriever.pipelines.chunking.sentences import sentence_ends
-from raytriever.pipelines.chunking.words import Offsets, TextWords
+from pipelines.chunking.sentences import sentence_ends
+from pipelines.chunking.words import Offsets, TextWords
 
 _FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,}|<pre\b)")
 _HEADING = re.compile(r" {0,3}#{1,6}(?:\s|$)")

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from raytriever.retrieval.configuration import Settings
+from raytriever.settings.configuration import Settings
 
 Kind = Literal["sentences", "markdown", "code", "lines", "auto"]
 Language = Literal[

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raytriever.retrieval.collections.digests import DigestSet
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from retrieval.collections.digests import DigestSet
 
 JOINER = " "
 _COLUMNS = ("id", "title", "text", "domain")

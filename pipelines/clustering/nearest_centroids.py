@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
 
 PRODUCTS_AT_ONCE = 1 << 20
 PAIRS_AT_ONCE = 1 << 12

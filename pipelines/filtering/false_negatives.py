@@ -6,9 +6,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.pipelines.clustering.nearest_centroids import PAIRS_AT_ONCE, inner_products
-from raytriever.retrieval.configuration import Settings
-from raytriever.retrieval.errors import UserError
+from pipelines.clustering.nearest_centroids import PAIRS_AT_ONCE, inner_products
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings
 
 MarginKind = Literal["absolute", "relative"]
 RULES = ("same document", "same text", "same query", "known positive", "surrogate score")

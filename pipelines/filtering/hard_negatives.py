@@ -1,17 +1,95 @@
 """Which of a query's hard negatives go into a batch: a fixed number for every example, drawn anew in every epoch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
-from raytriever.pipelines.filtering.balanced_margins import BalancedMarginSettings, draw_balanced
-from raytriever.pipelines.filtering.false_negatives import positives_of
-from raytriever.pipelines.filtering.teacher_scores import TeacherScores
-from raytriever.pipelines.mapped_rows import MappedRows
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.mining.rules import sampling_keys, sampling_priorities
+from pipelines.filtering.false_negatives import pair_keys, positives_of
+from pipelines.mapped_rows import MappedRows
+from pipelines.mining.rules import sampling_keys, sampling_priorities
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings
+
+# Balanced margins: hard negatives drawn evenly over how far, by a teacher, they are below the positive.
+#
+# Hofstätter, Lin, Yang, Lin and Hanbury 2021, "Efficiently Teaching an Effective Dense Retriever with Balanced Topic
+# Aware Sampling" (TAS-Balanced): most of a query's negatives are easy, and so is most of a plain sample.
+
+
+class BalancedMarginSettings(Settings):
+    """Into how many ``bins`` the range of an example's margins is cut, and how many of those are drawn from.
+
+    ``keep_bins``: the lowest ones, those of the hardest negatives (None: all). Leaving out the easy ones is what Wang
+    and Zuccon 2023 found to help, "Balanced Topic Aware Sampling for Effective Dense Retriever: A Reproducibility
+    Study".
+    """
+
+    bins: int = Field(default=10, ge=1)
+    keep_bins: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _some_are_kept(self) -> Self:
+        if self.keep_bins is not None and self.keep_bins > self.bins:
+            raise ValueError(f"keep_bins is {self.keep_bins}, but there are {self.bins} bins")
+        return self
+
+
+def margin_bins(margins: NDArray[np.float64], bins: int) -> NDArray[np.int64]:
+    """The bin of each margin (n,): their range in ``bins`` equal parts, 0 the lowest; all 0 where they are equal.
+
+    A bin holds its lower bound, the last one its upper bound too.
+    """
+    lowest, width = margins.min(), np.ptp(margins)
+    if width == 0:
+        return np.zeros(len(margins), dtype=np.int64)
+    return np.asarray(np.minimum((margins - lowest) / width * bins, bins - 1), dtype=np.int64)
+
+
+def draw_balanced(
+    margins: NDArray[np.float64], number: int, settings: BalancedMarginSettings, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Places in ``margins`` (n,), at most ``number``, each once: a bin that is not empty, then one of its margins.
+
+    Every choice is uniform: section 3.2 of the paper, with bins over the margins of one query's pairs.
+    """
+    if not len(margins):
+        return np.zeros(0, dtype=np.int64)
+    of_place = margin_bins(margins, settings.bins)
+    kept = range(settings.bins if settings.keep_bins is None else settings.keep_bins)
+    waiting = [places.tolist() for places in (np.flatnonzero(of_place == bin_) for bin_ in kept) if len(places)]
+    drawn: list[int] = []
+    while waiting and len(drawn) < number:
+        chosen = int(generator.integers(len(waiting)))
+        places = waiting[chosen]
+        drawn.append(places.pop(int(generator.integers(len(places)))))
+        if not places:
+            waiting.pop(chosen)
+    return np.array(drawn, dtype=np.int64)
+
+
+# What a teacher says of a query and a document: a score for each pair that it was asked about.
+
+
+@dataclass(frozen=True)
+class TeacherScores:
+    """``keys`` int64 (pairs,), ascending, as of ``pair_keys``; ``scores`` float32 (pairs,). May be memory-mapped."""
+
+    keys: NDArray[np.int64]
+    scores: NDArray[np.float32]
+
+    def of(self, query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The scores of pairs (n,), NaN where the teacher gave none."""
+        wanted = pair_keys(query_rows, document_rows)
+        found = np.full(len(wanted), np.nan, dtype=np.float32)
+        places = np.searchsorted(self.keys, wanted)
+        known = places < len(self.keys)
+        known[known] = self.keys[places[known]] == wanted[known]
+        found[known] = self.scores[places[known]]
+        return found
+
 
 Choice = Literal["sample", "first", "balanced_margins"]
 TooFew = Literal["refuse", "repeat", "random"]

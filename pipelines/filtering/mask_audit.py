@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raytriever.pipelines.filtering.false_negatives import RULES
-from raytriever.retrieval.plain_text import aligned
+from pipelines.filtering.false_negatives import RULES
+from raytriever.reports.tables import aligned
 
 EXAMPLES = 10  # of a rule
 _SHOWN_CHARACTERS = 240

@@ -8,18 +8,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raytriever.pipelines.filtering.false_negatives import (
+from pipelines.filtering.false_negatives import (
     FalseNegativeSettings,
     false_negatives,
     own_columns,
     to_columns,
 )
-from raytriever.pipelines.filtering.hard_negatives import NegativeDraw
-from raytriever.pipelines.filtering.mask_audit import AuditedBatch
-from raytriever.pipelines.filtering.teacher_scores import TeacherScores
-from raytriever.pipelines.mapped_rows import MappedRows
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.vectors import VectorRows
+from pipelines.filtering.hard_negatives import NegativeDraw, TeacherScores
+from pipelines.filtering.mask_audit import AuditedBatch
+from pipelines.mapped_rows import MappedRows
+from raytriever.errors import UserError
+from retrieval.vectors import VectorRows
 
 # of the texts of queries and documents, in row order; equal texts have equal keys
 TEXT_ROWS = pa.schema([("id", pa.string()), ("text", pa.string()), ("key", pa.uint64())])

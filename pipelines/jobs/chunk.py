@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from raytriever.pipelines.chunking.chunks import chunk_text
-from raytriever.pipelines.chunking.settings import ChunkingSettings
-from raytriever.pipelines.chunking.sources import (
+from pipelines.chunking.chunks import chunk_text
+from pipelines.chunking.settings import ChunkingSettings
+from pipelines.chunking.sources import (
     Place,
     SourceDocument,
     Stretch,
@@ -20,12 +20,11 @@ from raytriever.pipelines.chunking.sources import (
     stretches,
     titles_that_come_again,
 )
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, record_batches
-from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, record_batches
 
 CHUNKS = pa.schema(
     [

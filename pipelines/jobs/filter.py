@@ -8,14 +8,12 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from raytriever.pipelines.batches import BATCHES, BatchFile
-from raytriever.pipelines.candidate_lists import judged_lists, mined_lists
-from raytriever.pipelines.filtering.balanced_margins import BalancedMarginSettings
-from raytriever.pipelines.filtering.false_negatives import FalseNegativeSettings
-from raytriever.pipelines.filtering.hard_negatives import Choice, NegativeDraw, TooFew
-from raytriever.pipelines.filtering.mask_audit import MaskAudit, audit_lines, merge_audits
-from raytriever.pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
-from raytriever.pipelines.jobs.filter_lookups import (
+from pipelines.batches import BATCHES, BatchFile
+from pipelines.filtering.false_negatives import FalseNegativeSettings
+from pipelines.filtering.hard_negatives import BalancedMarginSettings, Choice, NegativeDraw, TooFew
+from pipelines.filtering.mask_audit import MaskAudit, audit_lines, merge_audits
+from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
+from pipelines.jobs.filter_lookups import (
     NEGATIVES_SHARD,
     PAIRS_SHARD,
     AskedNegatives,
@@ -25,24 +23,23 @@ from raytriever.pipelines.jobs.filter_lookups import (
     open_pairs,
     text_tables,
 )
-from raytriever.pipelines.jobs.filter_scores import (
+from pipelines.jobs.filter_scores import (
     SCORES_SHARD,
     check_scores,
     make_scores,
     open_scores,
     scores_fingerprint,
 )
-from raytriever.pipelines.jobs.lookups import open_parts, part_shards, write_part
-from raytriever.pipelines.jobs.pack import PACKING
-from raytriever.pipelines.pairs import PAIRS
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact, to_json
-from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.mining.candidates import StoredCandidates
-from raytriever.retrieval.vectors import StoredVectors, VectorRows
+from pipelines.jobs.lookups import open_parts, part_shards, write_part
+from pipelines.jobs.pack import PACKING
+from pipelines.mining.candidates import StoredCandidates, judged_lists, mined_lists
+from pipelines.pairs.pairs import PAIRS
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin, to_json
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import ParquetRows, StoredCollection
+from retrieval.vectors import StoredVectors, VectorRows
 
 
 class FilterConfig(StageConfig):

@@ -6,18 +6,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raytriever.pipelines.candidate_lists import NegativesOfQueries
-from raytriever.pipelines.filtering.false_negatives import pair_keys
-from raytriever.pipelines.filtering.hard_negatives import NegativeLists, TooFew, allowed_instead
-from raytriever.pipelines.filtering.pair_batches import TEXT_ROWS, Pairs
-from raytriever.pipelines.jobs.lookups import add_array, earlier_file, map_array
-from raytriever.pipelines.jobs.pair_rows import map_pair_rows, write_pair_rows
-from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
-from raytriever.pipelines.pairs import judged_pairs
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.mining.rules import text_keys
+from pipelines.filtering.false_negatives import pair_keys
+from pipelines.filtering.hard_negatives import NegativeLists, TooFew, allowed_instead
+from pipelines.filtering.pair_batches import TEXT_ROWS, Pairs
+from pipelines.jobs.lookups import add_array, earlier_file, map_array, map_pair_rows, write_pair_rows
+from pipelines.mapped_rows import MappedRows, write_mapped_rows
+from pipelines.mining.candidates import NegativesOfQueries
+from pipelines.mining.rules import text_keys
+from pipelines.pairs.pairs import judged_pairs
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.errors import UserError
+from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 
 PAIRS_SHARD, NEGATIVES_SHARD = "pairs", "negatives"
 

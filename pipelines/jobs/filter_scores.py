@@ -9,18 +9,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raytriever.pipelines.filtering.false_negatives import pair_keys
-from raytriever.pipelines.filtering.teacher_scores import TeacherScores
-from raytriever.pipelines.jobs.lookups import add_array, map_array
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
-from raytriever.retrieval.collections.stored import StoredCollection, TextPart
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.lineage import require_own_queries, require_same_origin
-from raytriever.retrieval.long_columns import places_among
-from raytriever.retrieval.mining.candidates import CANDIDATES, StoredCandidates
-from raytriever.retrieval.run_files import RUN_COLUMNS, run_lines, wrong_value
-from raytriever.retrieval.runs import RUN, StoredRun
-from raytriever.retrieval.storage import sha256_of
+from pipelines.filtering.false_negatives import pair_keys
+from pipelines.filtering.hard_negatives import TeacherScores
+from pipelines.jobs.lookups import add_array, map_array
+from pipelines.mining.candidates import CANDIDATES, StoredCandidates
+from raytriever.artifacts.artifact import (
+    Artifact,
+    ShardRecord,
+    ShardWriter,
+    is_artifact,
+    require_own_queries,
+    require_same_origin,
+)
+from raytriever.artifacts.long_columns import places_among
+from raytriever.artifacts.storage import sha256_of
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection, TextPart
+from retrieval.rankings import RUN, RUN_COLUMNS, StoredRun, run_lines, wrong_value
 
 SCORES_SHARD = "teacher-scores"
 

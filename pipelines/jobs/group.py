@@ -8,13 +8,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.pipelines.domains import DomainNumbers
-from raytriever.pipelines.grouping import GroupingSettings, Stretches
-from raytriever.pipelines.jobs.row_batches import RowBatches, RowBatchesConfig
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.errors import UserError
+from pipelines.grouping import GroupingSettings, Stretches
+from pipelines.jobs.row_batches import RowBatches, RowBatchesConfig
+from pipelines.pairs.pairs import DomainNumbers
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from retrieval.collections.collection import ParquetRows, StoredCollection
 
 _PLACES = ["source_id", "number", "domain"]
 

@@ -7,16 +7,14 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from raytriever.pipelines.candidate_lists import check_labelled
-from raytriever.pipelines.domains import DomainNumbers
-from raytriever.pipelines.grouping import GroupingSettings, Stretches, single_rows
-from raytriever.pipelines.jobs.row_batches import RowBatches, RowBatchesConfig
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.mining.candidates import StoredCandidates
+from pipelines.grouping import GroupingSettings, Stretches, single_rows
+from pipelines.jobs.row_batches import RowBatches, RowBatchesConfig
+from pipelines.mining.candidates import StoredCandidates, check_labelled
+from pipelines.pairs.pairs import DomainNumbers
+from raytriever.artifacts.artifact import Artifact, require_same_origin
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from retrieval.collections.collection import ParquetRows, StoredCollection
 
 _COLUMNS = ["query_id", "query_row", "document_ids", "document_rows", "scores", "relevance"]
 

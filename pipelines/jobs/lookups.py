@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
-from raytriever.retrieval.artifacts import RECORDS, Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.jobs.stage import Shard
-from raytriever.retrieval.storage import Folder
+from pipelines.mapped_rows import MappedRows, write_mapped_rows
+from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
+from raytriever.artifacts.storage import Folder
+from raytriever.stages.stage import Shard
+from retrieval.collections.collection import ParquetRows
 
 _ROWS_OF_A_PART = 1 << 19
 
@@ -76,3 +77,31 @@ def _shard(what: str, number: int) -> str:
 
 def _file(shard: str) -> str:
     return f"lookup/{shard}.arrow"
+
+
+# The query row and the document row of every pair as arrays, which all shards of a stage map instead of reading.
+
+_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy")
+
+
+def write_pair_rows(writer: ShardWriter, pairs: Artifact) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Query rows and document rows int64 (pairs,), written through memory maps and added to the shard."""
+    rows = ParquetRows(pairs, pairs.names("pairs/"))
+    queries, documents = (
+        np.lib.format.open_memmap(writer.path(name), mode="w+", dtype=np.int64, shape=(len(rows),)) for name in _FILES
+    )
+    start = 0
+    for table in rows.tables(["query_row", "document_row"]):
+        queries[start : start + len(table)] = table["query_row"].to_numpy()
+        documents[start : start + len(table)] = table["document_row"].to_numpy()
+        start += len(table)
+    for name, array in zip(_FILES, (queries, documents), strict=True):
+        array.flush()
+        writer.add(name)
+    return queries, documents
+
+
+def map_pair_rows(output: str, shard: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What ``write_pair_rows`` added to that shard of an earlier phase."""
+    queries, documents = (map_array(output, shard, name) for name in _FILES)
+    return queries, documents

@@ -1,6 +1,9 @@
 """`raytriever pack`: pairs to equal batches within one domain, a new packing for every epoch."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +13,78 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raytriever.pipelines.clusters import CLUSTERS, read_domain
-from raytriever.pipelines.domains import SmallDomains
-from raytriever.pipelines.jobs.epoch_parts import PackedDomains, add_part, join_parts, part_file, parts_of
-from raytriever.pipelines.jobs.lookups import add_array, map_array
-from raytriever.pipelines.jobs.pair_rows import map_pair_rows, write_pair_rows
-from raytriever.pipelines.packing.domains import NO_CLUSTER, PackedTogether, clustered, groups_of, mixed, unclustered
-from raytriever.pipelines.packing.facts import figures_of, packing_facts
-from raytriever.pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
-from raytriever.pipelines.packing.pack import PackingSettings, pack_group
-from raytriever.pipelines.packing.polish import VectorsOf
-from raytriever.pipelines.pairs import PAIRS
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.plain_text import counted
-from raytriever.retrieval.vector_index import set_threads
-from raytriever.retrieval.vectors import StoredVectors
+from pipelines.clustering.clusters import CLUSTERS, read_domain
+from pipelines.jobs.lookups import add_array, earlier_file, map_array, map_pair_rows, write_pair_rows
+from pipelines.packing.domains import NO_CLUSTER, PackedTogether, clustered, groups_of, mixed, unclustered
+from pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
+from pipelines.packing.pack import PackingSettings, figures_of, pack_group, packing_facts
+from pipelines.packing.polish import VectorsOf
+from pipelines.pairs.pairs import PAIRS, SmallDomains
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin, to_json
+from raytriever.errors import UserError
+from raytriever.reports.tables import counted
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.indexes.vector_index import set_threads
+from retrieval.vectors import StoredVectors
+
+# A large epoch of `pack` in parts, domains after one another in each, that are tasks of their own and joined again.
+#
+# Joined, they are byte for byte what one task would have written.
+
+PART_PAIRS = 1 << 20  # at least, in all parts but the last
+
+
+@dataclass(frozen=True)
+class PackedDomains:
+    """What was packed: ``rows`` examples, pairs ``left_out`` of all batches, ``figures`` of each domain, in order."""
+
+    rows: int
+    left_out: int
+    figures: list[dict[str, Any]]
+
+
+def parts_of(pairs_of_domains: Sequence[int]) -> list[tuple[int, int]]:
+    """The domains (first, and the one behind the last) of each part, for all domains in order."""
+    bounds, pairs = [0], 0
+    for number, size in enumerate(pairs_of_domains, start=1):
+        pairs += size
+        if pairs >= PART_PAIRS:
+            bounds.append(number)
+            pairs = 0
+    if pairs:
+        bounds.append(len(pairs_of_domains))
+    return list(pairwise(bounds))
+
+
+def part_file(shard: str) -> str:
+    """The file with a part's examples."""
+    return f"parts/{shard}.parquet"
+
+
+def add_part(writer: ShardWriter, shard: str, packed: PackedDomains) -> None:
+    """Adds a part, whose examples are written already, to its shard."""
+    writer.path(_figures_file(shard)).write_bytes(to_json(asdict(packed)))
+    writer.add(part_file(shard))
+    writer.add(_figures_file(shard))
+
+
+def join_parts(output: str, shards: Sequence[str], file: pq.ParquetWriter) -> PackedDomains:
+    """Writes the examples of all parts, row group after row group, and sums up what they say of themselves."""
+    rows = left_out = 0
+    figures: list[dict[str, Any]] = []
+    for shard in shards:
+        with pq.ParquetFile(earlier_file(output, shard, part_file(shard))) as part:
+            for group in range(part.num_row_groups):
+                file.write_table(part.read_row_group(group))
+        said = json.loads(earlier_file(output, shard, _figures_file(shard)).read_bytes())
+        rows, left_out, figures = rows + said["rows"], left_out + said["left_out"], figures + said["figures"]
+    return PackedDomains(rows, left_out, figures)
+
+
+def _figures_file(shard: str) -> str:
+    return f"parts/{shard}.json"
+
 
 PACKING = "packing"
 SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])

@@ -9,15 +9,24 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raytriever.pipelines.duplicates import PARTS, DuplicateSettings, NearTexts, near_repeats, near_texts, text_blocks
-from raytriever.pipelines.near_duplicates import band_keys, first_of_equal, shingle_hashes
-from raytriever.pipelines.pairs import PAIRS, judged_pairs, some_of_each_query
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import StoredCollection, TextPart
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.long_columns import take_rows
-from raytriever.retrieval.mining.rules import text_keys
+from pipelines.mining.rules import text_keys
+from pipelines.pairs.duplicates import (
+    PARTS,
+    DuplicateSettings,
+    NearTexts,
+    band_keys,
+    first_of_equal,
+    near_repeats,
+    near_texts,
+    shingle_hashes,
+    text_blocks,
+)
+from pipelines.pairs.pairs import PAIRS, judged_pairs, some_of_each_query
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.artifacts.long_columns import take_rows
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import StoredCollection, TextPart
 
 _ROW_COLUMNS: dict[TextPart, str] = {"queries": "query_row", "documents": "document_row"}
 _EXAMPLES = 5

@@ -9,17 +9,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raytriever.pipelines.batches import BatchReader, epoch_permutation
-from raytriever.pipelines.publishing.card import README, card, require_lineage
-from raytriever.pipelines.publishing.figures import Figures
-from raytriever.pipelines.publishing.formats import Batch, Published, PublishedFormat, epoch_folder
-from raytriever.pipelines.publishing.hugging_face import HuggingFace
-from raytriever.pipelines.publishing.json_lines import FlagEmbedding, Tevatron
-from raytriever.pipelines.publishing.sentence_transformers import SentenceTransformers
-from raytriever.retrieval.artifacts import RECORDS, Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.configuration import Input, InputPath
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from pipelines.batches import BatchReader, epoch_permutation
+from pipelines.formats.batch_formats import Batch, Figures, Published, PublishedFormat, epoch_folder
+from pipelines.formats.hugging_face import README, HuggingFace, card, require_lineage
+from pipelines.formats.json_lines import FlagEmbedding, Tevatron
+from pipelines.formats.sentence_transformers import SentenceTransformers
+from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Input, InputPath
+from raytriever.stages.stage import Shard, Stage, StageConfig
 
 PUBLISHED = "published"
 

@@ -9,19 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from raytriever.pipelines.queries.crops import CropQueries
-from raytriever.pipelines.queries.docstring import DocstringQueries
-from raytriever.pipelines.queries.headings import HeadingQueries
-from raytriever.pipelines.queries.inverse_cloze import InverseClozeQueries
-from raytriever.pipelines.queries.part_writer import PartWriter
-from raytriever.pipelines.queries.sources import CHUNKED, COLUMNS, QUERY, is_held_out, source_documents
-from raytriever.pipelines.queries.title import TitleQueries
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
-from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
+from pipelines.queries.functions import DocstringQueries
+from pipelines.queries.headings import HeadingQueries, TitleQueries
+from pipelines.queries.sources import CHUNKED, COLUMNS, QUERY, PartWriter, is_held_out, source_documents
+from pipelines.queries.spans import CropQueries, InverseClozeQueries
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
 
 _ROWS_AT_ONCE = 1_000
 HELD_OUT_SPLIT = "test"

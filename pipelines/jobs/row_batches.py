@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from raytriever.pipelines.batches import BATCHES, SCHEMAS, BatchFile, Layout
-from raytriever.pipelines.domains import SmallDomains, keep_domains
-from raytriever.pipelines.grouping import GroupingSettings, Stretches, group_batches
-from raytriever.pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards, write_part
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.plain_text import counted
+from pipelines.batches import BATCHES, SCHEMAS, BatchFile, Layout
+from pipelines.grouping import GroupingSettings, Stretches, group_batches
+from pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards, write_part
+from pipelines.pairs.pairs import SmallDomains, keep_domains
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.errors import UserError
+from raytriever.reports.tables import counted
+from raytriever.stages.stage import Shard, Stage, StageConfig
 
 _ROWS_AT_ONCE = 2048
 _STRETCHES = ("first", "lengths", "documents", "groups")

@@ -7,11 +7,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raytriever.pipelines.clusters import DomainClusters, read_domain
-from raytriever.pipelines.domains import DomainNumbers, SmallDomains, keep_domains
-from raytriever.pipelines.pairs import read_pairs
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.errors import UserError
+from pipelines.clustering.clusters import DomainClusters, read_domain
+from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains, read_pairs
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
 
 NO_CLUSTER = -1
 MERGED = "(merged)"

@@ -5,20 +5,46 @@ greedy tour over their centroids, and the list of their items is cut into batche
 joins small ones with near ones.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raytriever.pipelines.packing.neighbours import EXACT_UP_TO, Neighbours, find_neighbours
-from raytriever.pipelines.packing.polish import Polished, VectorsOf, polish_batches
-from raytriever.pipelines.packing.topics import topic_batches
-from raytriever.pipelines.packing.tour import greedy_tour, tour_length
-from raytriever.retrieval.configuration import Settings
-from raytriever.retrieval.errors import UserError
+from pipelines.packing.neighbours import EXACT_UP_TO, Neighbours, find_neighbours
+from pipelines.packing.polish import Polished, VectorsOf, polish_batches
+from pipelines.packing.tour import greedy_tour, tour_length
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings
+
+# Topic-aware sampling of queries, TAS-B (Hofstätter et al. 2021, arXiv:2104.06967, section 3.2).
+#
+# Queries are clustered once; every batch is composed of queries of one randomly chosen cluster.
+
+
+def topic_batches(
+    clusters: NDArray[np.integer], items: NDArray[np.int64], batch_size: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """``items``, a multiple of ``batch_size``, as batches (batches, batch_size), each item in one.
+
+    ``clusters[item]``: the cluster of each. A cluster's items are shuffled and cut into batches; what is left of each
+    is joined with that of other clusters, these in a random order. The batches then go in a random order, so that the
+    next one is of a cluster with a probability proportional to the whole batches that the cluster has left.
+    """
+    shuffled = generator.permutation(items)
+    shuffled = shuffled[np.argsort(clusters[shuffled], kind="stable")]
+    labels = clusters[shuffled]
+    starts = np.flatnonzero(np.diff(labels, prepend=-1))
+    sizes = np.diff(np.append(starts, len(labels)))
+    place = np.arange(len(labels)) - np.repeat(starts, sizes)
+    whole = place < np.repeat(sizes // batch_size * batch_size, sizes)
+    turn = np.repeat(generator.permutation(len(sizes)), sizes)  # of each cluster's rest among the rests
+    rest = shuffled[~whole][np.argsort(turn[~whole], kind="stable")]
+    batches = np.concatenate((shuffled[whole], rest)).reshape(-1, batch_size)
+    return batches[generator.permutation(len(batches))]
+
 
 Order = Literal["tour", "random", "topics"]
 _RANDOM_ORDER = 1  # tells the generator of the order that a tour is compared with from that of the packing
@@ -215,3 +241,44 @@ def _check_group(
             f"Item {item if names is None else names[item]} is in cluster {clusters[item]} of a domain with {count}"
             " clusters, counted from 0. The assignments and the centroids are not of one clustering."
         )
+
+
+# What a packing says of itself: deterministic figures of one epoch for the manifest and the report.
+
+_DIGITS = 6
+
+
+def figures_of(part: GroupPacking) -> dict[str, Any]:
+    """What a domain adds to its epoch's facts, as JSON values: those of its tour, and of its polished batches."""
+    figures: dict[str, Any] = {}
+    if part.tour:
+        figures["tour"] = asdict(part.tour)
+    if part.polished:
+        polished = part.polished
+        sums = {"before": polished.before, "after": polished.after, "swaps": list(polished.swaps)}
+        figures["polish"] = {"batches": len(polished.batches), **sums}
+    return figures
+
+
+def packing_facts(domains: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
+    """Of the figures of an epoch's domains. ``tour``: lengths (Euclidean, over the centroids of all domains) and what
+    the walks took; ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of each sweep.
+    Each only where it was done."""
+    facts: dict[str, Any] = {}
+    tours = [figures["tour"] for figures in domains if "tour" in figures]
+    if tours:
+        facts["tour"] = {name: sum(tour[name] for tour in tours) for name in tours[0]}
+        for name in ("length", "random_length"):
+            facts["tour"][name] = round(facts["tour"][name], _DIGITS)
+    polished = [figures["polish"] for figures in domains if "polish" in figures]
+    if polished:
+        cells = sum(part["batches"] for part in polished) * batch_size * (batch_size - 1)
+        sweeps = max(len(part["swaps"]) for part in polished)
+        facts["polish"] = {
+            "hardness_before": round(sum(part["before"] for part in polished) / cells, _DIGITS),
+            "hardness_after": round(sum(part["after"] for part in polished) / cells, _DIGITS),
+            "swaps": [
+                sum(part["swaps"][sweep] for part in polished if sweep < len(part["swaps"])) for sweep in range(sweeps)
+            ],
+        }
+    return facts

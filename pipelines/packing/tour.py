@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.pipelines.clustering.nearest_centroids import CACHED_ROWS, squared_distances
-from raytriever.pipelines.packing.neighbours import Neighbours
-from raytriever.retrieval.errors import UserError
+from pipelines.clustering.nearest_centroids import CACHED_ROWS, squared_distances
+from pipelines.packing.neighbours import Neighbours
+from raytriever.errors import UserError
 
 SURVIVORS_SEEN = 1 << 14  # at a dead end of approximate lists
 TINY = 1e-30  # squared differences of this size may be lost

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.pipelines.reports.texts import excerpt
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.plain_text import counted
-from raytriever.retrieval.plots import counted_bars
-from raytriever.retrieval.report import Block, Cell, Details, Plot, Section, Table
+from pipelines.reports.examples import excerpt
+from raytriever.reports.plots import counted_bars
+from raytriever.reports.report import Block, Cell, Details, Plot, Section, Table
+from raytriever.reports.tables import counted
+from retrieval.collections.collection import StoredCollection
 
 _CUT_AS = "sources_cut_as_"
 _EXAMPLES = 5  # chunks after one another

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.pipelines.clusters import read_domain
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.plain_text import counted
-from raytriever.retrieval.plots import histogram, overlaid_curves
-from raytriever.retrieval.report import Block, Plot, Section, Table
+from pipelines.clustering.clusters import read_domain
+from raytriever.artifacts.artifact import Artifact
+from raytriever.reports.plots import histogram, overlaid_curves
+from raytriever.reports.report import Block, Plot, Section, Table
+from raytriever.reports.tables import counted
 
 _DOMAINS_SHOWN = 12
 _CURVES = 6

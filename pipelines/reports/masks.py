@@ -7,15 +7,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.filtering.false_negatives import RULES, from_columns
-from raytriever.pipelines.reports.packings import Batches, PairVectors
-from raytriever.pipelines.reports.texts import excerpt
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.plain_text import counted
-from raytriever.retrieval.plots import histogram
-from raytriever.retrieval.provenance_report import folder_name
-from raytriever.retrieval.report import Block, Details, Plot, Table
+from pipelines.batches import BatchReader
+from pipelines.filtering.false_negatives import RULES, from_columns
+from pipelines.reports.examples import excerpt
+from pipelines.reports.packings import Batches, PairVectors
+from raytriever.artifacts.artifact import Artifact
+from raytriever.reports.plots import histogram
+from raytriever.reports.report import Block, Details, Plot, Table, folder_name
+from raytriever.reports.tables import counted
 
 _MASKED_BY = "masked by "
 _AUDIT = "audit.json"

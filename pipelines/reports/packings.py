@@ -1,20 +1,184 @@
 """How hard a packing's batches are beside other ways to batch the same pairs (Morris & Rush 2024, eq. 2)."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
-from raytriever.pipelines.clusters import DomainClusters
-from raytriever.pipelines.packing.hardness import batch_hardness
-from raytriever.pipelines.packing.pack import PackingSettings, pack
-from raytriever.pipelines.pairs import read_pairs
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.plots import BLUE, GREY, ORANGE, Distribution, ridgelines
-from raytriever.retrieval.provenance_report import folder_name
-from raytriever.retrieval.report import Block, Plot, Table
-from raytriever.retrieval.vectors import StoredVectors
+from pipelines.clustering.clusters import DomainClusters
+from pipelines.clustering.lloyd import cluster_sums
+from pipelines.clustering.points import BLOCK_ROWS
+from pipelines.packing.pack import PackingSettings, pack
+from pipelines.packing.tour import tour_length
+from pipelines.pairs.pairs import read_pairs
+from raytriever.artifacts.artifact import Artifact
+from raytriever.reports.plots import BLUE, GREY, ORANGE, Distribution, ridgelines
+from raytriever.reports.report import Block, Cell, Plot, Table, folder_name
+from raytriever.reports.tables import counted
+from retrieval.vectors import StoredVectors
+
+# What the report says of tours: how long they are beside a random order and a greedy walk taken literally.
+#
+# Also what the swaps after them gained.
+
+LITERAL_UP_TO = 2048  # clusters of a domain whose distances are all computed: 32 MiB
+_EPOCHS_SHOWN = 12
+
+
+def literal_tour(centroids: NDArray[np.floating], start: int) -> NDArray[np.int64]:
+    """The greedy tour as the paper has it, K steps that each look at all K clusters, int64 (K,).
+
+    Morris & Rush 2024 (arXiv:2410.02525), section 4.1: from each cluster to the nearest unvisited one; the lowest
+    index on ties. ``centroids`` (K, d).
+    """
+    points = np.asarray(centroids, dtype=np.float64)
+    distances = cdist(points, points, "sqeuclidean")
+    order = np.empty(len(points), dtype=np.int64)
+    order[0] = start
+    for step in range(1, len(points)):
+        distances[:, order[step - 1]] = np.inf
+        order[step] = distances[order[step - 1]].argmin()
+    return order
+
+
+def literal_length(packing: Artifact, domains: Sequence[DomainClusters], epoch: int) -> float | None:
+    """The length of all domains' literal tours from where those of the epoch start; None where it takes too long."""
+    if sum(len(domain.centroids) ** 2 for domain in domains) > LITERAL_UP_TO**2:
+        return None
+    seed, total = int(packing.config["seed"]), 0.0
+    for number, domain in enumerate(domains):
+        # the first draw of a domain's packing is where its tour starts
+        start = int(np.random.default_rng([seed, epoch, number]).integers(len(domain.centroids)))
+        total += tour_length(domain.centroids, literal_tour(domain.centroids, start))
+    return total
+
+
+def tour_blocks(packing: Artifact, domains: Sequence[DomainClusters] | None) -> list[Block]:
+    """Sentences and a table, epoch by epoch; empty where nothing was toured or polished."""
+    epochs = [shard.facts for shard in packing.shards]
+    blocks: list[Block] = []
+    if all("tour" in facts for facts in epochs):
+        literal = None if domains is None else literal_length(packing, domains, int(epochs[0]["epoch"]))
+        exact = packing.manifest["facts"].get("neighbours") == "exact"
+        blocks += [tour_sentence(epochs[0]["tour"], literal, exact=exact), _tour_table(epochs, literal)]
+    if all("polish" in facts for facts in epochs):
+        blocks += [polish_sentence(epochs[0]["polish"]), _polish_table(epochs)]
+    return blocks
+
+
+def tour_sentence(tour: dict[str, Any], literal: float | None, *, exact: bool) -> str:
+    """What the lengths of one epoch's tours say."""
+    steps = int(tour["steps"])
+    if not steps:
+        return "Every domain has one cluster, so there is no order to choose."
+    share = tour["length"] / tour["random_length"] if tour["random_length"] else 1.0
+    sentence = (
+        "Clusters that follow on one another fill batches together, so their order should lead from one to a near one."
+        f" The tours' {steps:,} steps add up to {tour['length']:,.2f}, {share:.0%} of what the same clusters in random"
+        " order give."
+    )
+    if literal is not None:
+        gap = tour["length"] / literal - 1 if literal else 0.0
+        same = "the same length" if abs(gap) < 1e-5 else f"{literal:,.2f} ({gap:+.2%} for the one stored)"
+        sentence += f" A greedy walk that looks at all clusters in every step, from the same starts, gives {same}."
+    elif exact:
+        sentence += " Neighbours were exact, so the order is that of a greedy walk over all clusters."
+    else:
+        sentence += " Neighbours were those of an HNSW graph, so a step may have missed the nearest cluster."
+    return sentence
+
+
+def _tour_table(epochs: Sequence[dict[str, Any]], literal: float | None) -> Table:
+    rows: list[Sequence[str | Cell]] = []
+    for place, facts in enumerate(epochs[:_EPOCHS_SHOWN]):
+        tour = facts["tour"]
+        share = tour["length"] / tour["random_length"] if tour["random_length"] else 1.0
+        row = [str(facts["epoch"]), f"{tour['length']:,.3f}", f"{tour['random_length']:,.3f}", f"{share:.1%}"]
+        row.append(f"{literal:,.3f}" if literal is not None and not place else "")
+        rows.append([*row, f"{tour['dead_ends']:,}", f"{tour['rows_scanned']:,}"])
+    header = ["epoch", "tour", "random order", "share", "literal greedy", "dead ends", "clusters scanned there"]
+    caption = (
+        "Lengths: Euclidean distances between the centroids of clusters that follow on one another, all domains. Dead"
+        " end: a step in which the list of near clusters was used up."
+    )
+    return Table(header, rows, caption + _more(epochs))
+
+
+def polish_sentence(polish: dict[str, Any]) -> str:
+    """What the swaps of one epoch gained."""
+    before, after, swaps = polish["hardness_before"], polish["hardness_after"], polish["swaps"]
+    gain = f" ({after / before - 1:+.1%})" if before > 0 else ""
+    return (
+        f"Swaps between batches near one another, {sum(swaps):,} in {counted(len(swaps), 'sweep')}, take the mean"
+        f" hardness from {before:.4f} to {after:.4f}{gain}."
+    )
+
+
+def _polish_table(epochs: Sequence[dict[str, Any]]) -> Table:
+    rows: list[Sequence[str | Cell]] = [
+        [
+            str(facts["epoch"]),
+            f"{facts['polish']['hardness_before']:.4f}",
+            f"{facts['polish']['hardness_after']:.4f}",
+            ", ".join(f"{number:,}" for number in facts["polish"]["swaps"]),
+        ]
+        for facts in epochs[:_EPOCHS_SHOWN]
+    ]
+    caption = "Mean hardness (eq. 2, over all batches of the epoch) before and after the swaps." + _more(epochs)
+    return Table(["epoch", "before", "after", "swaps of each sweep"], rows, caption)
+
+
+def _more(epochs: Sequence[dict[str, Any]]) -> str:
+    return f" The first {_EPOCHS_SHOWN} of {len(epochs):,} epochs." if len(epochs) > _EPOCHS_SHOWN else ""
+
+
+# How hard a batch is: the mean similarity between its queries and the documents of its other pairs.
+#
+# Contextual Document Embeddings (Morris & Rush 2024), eq. 2, over ordered pairs i != j of one batch.
+
+
+def batch_hardness(
+    query_vectors: NDArray[np.float32], document_vectors: NDArray[np.float32], mask: NDArray[np.bool_] | None = None
+) -> float:
+    """Mean of q_i · d_j over i != j of one batch (B, d), without the cells of ``mask`` (B, B); 0 where none is left.
+
+    Without a mask it is (S_q · S_d - sum_i q_i · d_i) / (B (B - 1)) with S the sums: no B x B matrix.
+    """
+    size = len(query_vectors)
+    if size < 2:
+        return 0.0
+    if mask is None:
+        queries, documents = query_vectors.astype(np.float64), document_vectors.astype(np.float64)
+        own = float(np.einsum("nd,nd->", queries, documents))
+        return (float(queries.sum(axis=0) @ documents.sum(axis=0)) - own) / (size * (size - 1))
+    counted = ~mask & ~np.eye(size, dtype=bool)
+    if not counted.any():
+        return 0.0
+    scores = query_vectors @ document_vectors.T
+    return float(scores[counted].mean(dtype=np.float64))
+
+
+def pair_similarity(
+    documents: NDArray[np.floating], queries: NDArray[np.floating], groups: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Eq. 2 of each group, float64 (groups,): the sum over i, j in it, i = j included, of d_i·q_j + d_j·q_i.
+
+    ``documents``, ``queries`` (N, d), may be memory-mapped; ``groups`` (N,): the group of each pair, from 0. Computed
+    as 2·S_D·S_Q with S the sums of a group's vectors: linear in N.
+    """
+    count = int(groups.max()) + 1
+    document_sums = np.zeros((count, documents.shape[1]))
+    query_sums = np.zeros_like(document_sums)
+    for begin in range(0, len(groups), BLOCK_ROWS):
+        part = slice(begin, begin + BLOCK_ROWS)
+        document_sums += cluster_sums(documents[part], groups[part], count)
+        query_sums += cluster_sums(queries[part], groups[part], count)
+    sums: NDArray[np.float64] = 2 * np.einsum("ij,ij->i", document_sums, query_sums)
+    return sums
+
 
 EPOCH = 0
 RANDOM = "random"

@@ -1,17 +1,19 @@
 """From a format's records to a collection: unique ids, no empty texts, no judgments of what is not there."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, passage_text, record_batches
-from raytriever.retrieval.collections.digests import DigestSet
-from raytriever.retrieval.collections.folds import JudgedQueries
-from raytriever.retrieval.collections.judged_pairs import distinct_judgments, judged_pair
-from raytriever.retrieval.collections.records import (
+from raytriever.errors import UserError
+from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, passage_text, record_batches
+from retrieval.collections.digests import DigestSet
+from retrieval.collections.records import (
+    CrossValidation,
     DocumentRecord,
     Format,
     JudgmentRecord,
@@ -19,7 +21,123 @@ from raytriever.retrieval.collections.records import (
     QueryRecord,
     in_chunks,
 )
-from raytriever.retrieval.errors import UserError
+
+# Judgments of training sets, which repeat: each pair of a query and a document once a split, with its best grade.
+
+REPEATED = "repeated_judgments"
+OTHERWISE_GRADED = "judgments_of_another_grade"
+
+
+def judged_pair(record: JudgmentRecord) -> str:
+    """Split, query and document in one string that no other three share."""
+    return f"{len(record.split)} {len(record.query_id)} {record.split}{record.query_id}{record.document_id}"
+
+
+def distinct_judgments(
+    read: Callable[[], Iterator[JudgmentRecord]], left_out: Counter[str]
+) -> Iterator[list[JudgmentRecord]]:
+    """The judgments that ``read`` gives, positives first, each pair once.
+
+    A pair that is a positive anywhere is one, and one that has grade 0 anywhere (a hard negative) has no lower grade (a
+    random one). Of several grades above 0, or below, the first stays. ``left_out`` counts what says the same again, and
+    what gives a pair another grade than the one that stays.
+
+    In memory are eight bytes for each pair, sixteen more where its grade is neither 1 nor 0, and eight more for pairs
+    of grade 0 where there are lower grades too.
+    """
+    positives, others = _GradedPairs(1), _GradedPairs(0)
+    signs = set[int]()  # of the grades that are not above 0
+    for chunk in in_chunks(_above_zero(read, signs)):
+        yield positives.distinct(chunk, left_out)
+    if not signs:  # sets of positives alone are not read again
+        return
+    zeros = DigestSet()
+    if len(signs) > 1:
+        for chunk in in_chunks(record for record in read() if record.relevance == 0):
+            zeros.add(list(map(judged_pair, chunk)))
+    for chunk in in_chunks(record for record in read() if record.relevance <= 0):
+        pairs = list(map(judged_pair, chunk))
+        better = positives.contain(pairs)
+        if len(zeros):
+            better |= zeros.contain(pairs) & (_grades(chunk) < 0)
+        left_out[OTHERWISE_GRADED] += int(better.sum())
+        yield others.distinct(list(compress(chunk, ~better)), left_out)
+
+
+def _above_zero(read: Callable[[], Iterator[JudgmentRecord]], signs: set[int]) -> Iterator[JudgmentRecord]:
+    for record in read():
+        if record.relevance > 0:
+            yield record
+        else:
+            signs.add(-1 if record.relevance < 0 else 0)
+
+
+def _grades(records: Sequence[JudgmentRecord]) -> NDArray[np.int64]:
+    return np.array([record.relevance for record in records], dtype=np.int64)
+
+
+class _GradedPairs:
+    """The pairs so far and their first grades; most of them have the ``usual`` one, which takes no memory."""
+
+    def __init__(self, usual: int) -> None:
+        self._usual = usual
+        self._all = DigestSet()
+        self._unusual = DigestSet()  # pairs of another grade
+        self._graded = DigestSet()  # the same with their grades
+
+    def contain(self, pairs: Sequence[str]) -> NDArray[np.bool_]:
+        """Says of each (n,) whether it is there."""
+        return self._all.contain(pairs)
+
+    def distinct(self, records: list[JudgmentRecord], left_out: Counter[str]) -> list[JudgmentRecord]:
+        """Adds all; returns those whose pair is new, and counts the others by whether they repeat its grade."""
+        pairs = list(map(judged_pair, records))
+        graded = [f"{record.relevance} {pair}" for record, pair in zip(records, pairs, strict=True)]
+        is_usual = _grades(records) == self._usual
+        new = self._all.add(pairs)
+        unusual = new & ~is_usual
+        self._unusual.add(list(compress(pairs, unusual)))
+        self._graded.add(list(compress(graded, unusual)))
+        again = list(compress(pairs, ~new))
+        same = np.where(
+            self._unusual.contain(again), self._graded.contain(list(compress(graded, ~new))), is_usual[~new]
+        )
+        left_out[REPEATED] += int(same.sum())
+        left_out[OTHERWISE_GRADED] += int((~same).sum())
+        return list(compress(records, new))
+
+
+# What cross-validation can't do without: no query that it shares out is judged in another split too.
+
+
+class JudgedQueries:
+    """The queries of the split that is shared out, and those of other splits: eight bytes each."""
+
+    def __init__(self, folds: CrossValidation) -> None:
+        self._split = folds.split
+        self._shared_out, self._others = DigestSet(), DigestSet()
+
+    def add(self, chunk: list[JudgmentRecord], read: Callable[[], Iterator[JudgmentRecord]]) -> None:
+        """Raises ``UserError`` for a query that is in both, with both places; ``read``: all judgments anew."""
+        shared_out = [record for record in chunk if record.split == self._split]
+        others = [record for record in chunk if record.split != self._split]
+        self._shared_out.add([record.query_id for record in shared_out])
+        self._others.add([record.query_id for record in others])
+        for records, elsewhere in ((shared_out, self._others), (others, self._shared_out)):
+            for record in compress(records, elsewhere.contain([record.query_id for record in records])):
+                self._refuse(record, read())
+
+    def _refuse(self, record: JudgmentRecord, judgments: Iterator[JudgmentRecord]) -> None:
+        split = self._split
+        for other in judgments:  # none where only the digests are equal
+            if other.query_id == record.query_id and (other.split == split) != (record.split == split):
+                raise UserError(
+                    f"{record.place} judges query {record.query_id!r} in split '{record.split}', {other.place} in"
+                    f" '{other.split}'. cross_validation shares out the queries of '{split}', so one that is tested"
+                    f" could be trained on too. Read split '{split}' alone (splits: [{split}], where the kind has that"
+                    " setting), or take the query out of the other split."
+                )
+
 
 Identified = TypeVar("Identified", DocumentRecord, QueryRecord)
 Row = tuple[Any, ...]

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from raytriever.retrieval.collections.text_lines import numbered_lines
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from retrieval.collections.text_lines import numbered_lines
 
 HEADER = "query-id\tcorpus-id\tscore"
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from raytriever.retrieval.configuration import Settings
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts.storage import Folder
+from raytriever.settings.configuration import Settings
 
 Policy = Literal["refuse", "drop"]
 

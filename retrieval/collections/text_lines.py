@@ -9,8 +9,8 @@ from typing import Annotated, Any, cast
 import pyarrow as pa
 from pydantic import BeforeValidator
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
 
 # what a setting that names files takes: one name or several, which may hold *
 FileNames = Annotated[tuple[str, ...], BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)]

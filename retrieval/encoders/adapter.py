@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from raytriever.retrieval.configuration import Settings
-from raytriever.retrieval.encoders.modules import read_json, read_modules, safe_weights
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings
+from retrieval.encoders.modules import read_json, read_modules, safe_weights
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raytriever.retrieval.encoders.adapter import merged_weights
-from raytriever.retrieval.encoders.modules import CONTEXTUAL_FILE, DOCUMENT_MODEL_FILE, LAYER_POOLING, SCORING_FILE
-from raytriever.retrieval.encoders.specification import EncoderContract, Pooling, Role
-from raytriever.retrieval.encoders.vector_form import FORM_FILE, VectorForm
+from retrieval.encoders.adapter import merged_weights
+from retrieval.encoders.modules import CONTEXTUAL_FILE, DOCUMENT_MODEL_FILE, LAYER_POOLING, SCORING_FILE
+from retrieval.encoders.pooling import FORM_FILE, VectorForm
+from retrieval.encoders.specification import EncoderContract, Pooling, Role
 
 if TYPE_CHECKING:
-    from raytriever.retrieval.encoders.text_encoder import TextEncoder
+    from retrieval.encoders.text_encoder import TextEncoder
 
 _Chain = list[tuple[str, Callable[[Path], None]]]
 

@@ -16,10 +16,10 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 
-from raytriever.retrieval.configuration import Settings
-from raytriever.retrieval.encoders.modules import SCORING_FILE, load_weights, read_json
-from raytriever.retrieval.encoders.pooling import at_least_float32
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings
+from retrieval.encoders.modules import SCORING_FILE, load_weights, read_json
+from retrieval.encoders.pooling import at_least_float32
 
 _WEIGHTS = "scoring.safetensors"
 

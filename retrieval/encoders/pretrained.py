@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from raytriever.retrieval.artifacts import Artifact, is_artifact
-from raytriever.retrieval.encoders.adapter import has_adapter, named_base
-from raytriever.retrieval.encoders.modules import FIRST_STAGE
-from raytriever.retrieval.encoders.specification import EncoderSettings, ModelSettings
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.storage import TEMPORARY_PREFIX, sha256_of
+from raytriever.artifacts.artifact import Artifact, is_artifact
+from raytriever.artifacts.storage import TEMPORARY_PREFIX, sha256_of
+from raytriever.errors import UserError
+from retrieval.encoders.adapter import has_adapter, named_base
+from retrieval.encoders.modules import FIRST_STAGE
+from retrieval.encoders.specification import EncoderSettings, ModelSettings
 
 
 @dataclass(frozen=True)

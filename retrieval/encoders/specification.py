@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from raytriever.retrieval.configuration import InputPath, Settings
-from raytriever.retrieval.encoders.vector_form import VectorForm
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath, Settings
+from retrieval.encoders.pooling import VectorForm
 
 Pooling = Literal["mean", "cls", "last_token"]
 Role = Literal["query", "document"]

@@ -7,15 +7,15 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.contextual.folder import is_contextual, load_contextual
-from raytriever.retrieval.encoders.export import write_form, write_routes, write_sentence_transformers_folder
-from raytriever.retrieval.encoders.modules import has_two_towers, read_json
-from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder
-from raytriever.retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.retrieval.encoders.vector_form import FORM_FILE, VectorForm
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.contextual.folder import is_contextual, load_contextual
+from retrieval.encoders.export import write_form, write_routes, write_sentence_transformers_folder
+from retrieval.encoders.modules import has_two_towers, read_json
+from retrieval.encoders.multi_vector import MultiVectorEncoder
+from retrieval.encoders.pooling import FORM_FILE, VectorForm
+from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 
 
 class Towers(nn.Module):

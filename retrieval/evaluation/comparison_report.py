@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.retrieval.evaluation.comparison import Compared, Extremes
-from raytriever.retrieval.evaluation.notes import note_lines
-from raytriever.retrieval.evaluation.report_section import Evaluated, result_section, signed
-from raytriever.retrieval.evaluation.systems import format_table, letters_of
-from raytriever.retrieval.report import Block, Details, Section, Table, render
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts.storage import Folder
+from raytriever.reports.report import Block, Details, Section, Table, render
+from retrieval.evaluation.comparison import Compared, Extremes
+from retrieval.evaluation.measures import note_lines
+from retrieval.evaluation.report_section import Evaluated, result_section, signed
+from retrieval.evaluation.systems import format_table, letters_of
 
 _COLUMNS = 100  # of a terminal
 _PAIR = 22

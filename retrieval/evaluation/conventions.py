@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from raytriever.retrieval.configuration import Settings
+from raytriever.settings.configuration import Settings
 
 Like = Literal["trec", "beir", "mteb", "coir"]
 Ties = Literal["document_id_descending", "document_id_ascending", "run_order"]

@@ -8,20 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.retrieval.answers import Match
-from raytriever.retrieval.artifacts import is_artifact
-from raytriever.retrieval.collections.qrels import read_qrels as beir
-from raytriever.retrieval.collections.qrels import read_trec_qrels as trec
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.collections.text_lines import numbered_lines
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.answer_accuracy import answer_accuracy, rows_by_id
-from raytriever.retrieval.evaluation.conventions import Conventions
-from raytriever.retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
-from raytriever.retrieval.lineage import require_own_queries, require_same_origin
-from raytriever.retrieval.run_files import count_columns, read_ms_marco_run, read_run
-from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts.artifact import is_artifact, require_own_queries, require_same_origin
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from retrieval.collections.qrels import read_qrels as beir
+from retrieval.collections.qrels import read_trec_qrels as trec
+from retrieval.collections.text_lines import numbered_lines
+from retrieval.evaluation.answers import Match, answer_accuracy, rows_by_id
+from retrieval.evaluation.conventions import Conventions
+from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
+from retrieval.rankings import StoredRun, count_columns, read_ms_marco_run, read_run
 
 Run = dict[str, dict[str, float]]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
 
 Values = NDArray[np.float64]
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.conventions import Conventions
-from raytriever.retrieval.evaluation.measures import PerQuery, parse_measure
-from raytriever.retrieval.evaluation.significance import bonferroni, compare, holm
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from retrieval.evaluation.conventions import Conventions
+from retrieval.evaluation.measures import PerQuery, parse_measure
+from retrieval.evaluation.significance import bonferroni, compare, holm
 
 EVALUATION = "evaluation"
 TESTS = ("t_test", "permutation", "equivalence", "two_proportions")

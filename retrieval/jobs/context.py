@@ -6,19 +6,19 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.contexts import CONTEXT, CorpusContext, count_documents, draw_documents
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.contextual.folder import is_contextual
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.model_stage import ModelStage
-from raytriever.retrieval.jobs.stage import Shard, StageConfig
-from raytriever.retrieval.plain_text import counted
-from raytriever.retrieval.progress import say
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.errors import UserError
+from raytriever.reports.progress import say
+from raytriever.reports.tables import counted
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, StageConfig
+from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.contextual.contexts import CONTEXT, CorpusContext, count_documents, draw_documents
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.contextual.folder import is_contextual
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import load_towers
+from retrieval.jobs.model_stage import ModelStage
 
 
 class ContextConfig(StageConfig):

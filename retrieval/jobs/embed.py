@@ -9,28 +9,27 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import StoredCollection, TextPart, text_columns, texts_of
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.contexts import CorpusContext
-from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.contextual.folder import is_contextual
-from raytriever.retrieval.encoders.modules import read_document_model
-from raytriever.retrieval.encoders.specification import (
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
+from raytriever.errors import UserError
+from raytriever.reports.progress import say
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, StageConfig
+from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
+from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
+from retrieval.encoders.contextual.contexts import CorpusContext
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.contextual.folder import is_contextual
+from retrieval.encoders.modules import read_document_model
+from retrieval.encoders.pooling import VectorForm
+from retrieval.encoders.specification import (
     EncoderContract,
     EncoderSettings,
     Role,
 )
-from raytriever.retrieval.encoders.towers import Towers, load_towers, settle_form
-from raytriever.retrieval.encoders.vector_form import VectorForm
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.model_stage import ModelStage
-from raytriever.retrieval.jobs.stage import Shard, StageConfig
-from raytriever.retrieval.lineage import require_own_queries, require_same_origin
-from raytriever.retrieval.progress import say
-from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.vectors import ROW, VECTORS
+from retrieval.encoders.towers import Towers, load_towers, settle_form
+from retrieval.jobs.model_stage import ModelStage
+from retrieval.rankings import StoredRun
+from retrieval.vectors import ROW, VECTORS
 
 ON_CPU = {"texts_per_shard": 1_024, "token_budget": TOKENS_ON_CPU}
 ON_GPU = {"texts_per_shard": 16_384, "token_budget": TOKENS_ON_GPU}

@@ -9,24 +9,28 @@ from typing import Annotated, Any, Self
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from raytriever.retrieval.answers import Match
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import Input, InputPath
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.by_domain import DOMAINS, domain_lines, domain_means, domains_of
-from raytriever.retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
-from raytriever.retrieval.evaluation.judging import (
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
+from raytriever.artifacts.storage import sha256_of
+from raytriever.errors import UserError
+from raytriever.reports.progress import say
+from raytriever.reports.tables import counted
+from raytriever.settings.configuration import Input, InputPath
+from raytriever.stages.preflight import is_at
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import StoredCollection
+from retrieval.evaluation.answers import Match
+from retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
+from retrieval.evaluation.judging import (
     Judgments,
     collection_judgments,
     file_judgments,
     judge_runs,
     made_with,
 )
-from raytriever.retrieval.evaluation.measures import at_levels
-from raytriever.retrieval.evaluation.notes import note_lines
-from raytriever.retrieval.evaluation.overview import overview_lines
-from raytriever.retrieval.evaluation.systems import (
+from retrieval.evaluation.measures import at_levels, note_lines
+from retrieval.evaluation.overview import overview_lines
+from retrieval.evaluation.report_section import DOMAINS, domain_lines, domain_means, domains_of
+from retrieval.evaluation.systems import (
     EVALUATION,
     compare_systems,
     format_table,
@@ -36,13 +40,7 @@ from raytriever.retrieval.evaluation.systems import (
     strict_json,
     testable_pairs,
 )
-from raytriever.retrieval.jobs.before_run import is_at
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.plain_text import counted
-from raytriever.retrieval.progress import say
-from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.storage import sha256_of
+from retrieval.rankings import StoredRun
 
 
 class EvaluateConfig(StageConfig):

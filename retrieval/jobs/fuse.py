@@ -4,14 +4,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.configuration import Input
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.fusion import reciprocal_rank_fusion
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import origin, require_same_origin
-from raytriever.retrieval.run_files import require_tag
-from raytriever.retrieval.runs import RUN, StoredRun, write_stored_run
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Input
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.fusion import reciprocal_rank_fusion
+from retrieval.rankings import RUN, StoredRun, require_tag, write_stored_run
 
 
 class FuseConfig(StageConfig):

@@ -11,19 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ByteSize, Field
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import StoredCollection, text_columns, texts_of
-from raytriever.retrieval.configuration import InputPath, Settings
-from raytriever.retrieval.contexts import CorpusContext
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.index_factory import bytes_per_vector
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
-from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.plain_text import counted
-from raytriever.retrieval.run_files import require_names
-from raytriever.retrieval.vector_index import build_shard, set_threads, train, write_index
-from raytriever.retrieval.vectors import StoredVectors, VectorRows
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.errors import UserError
+from raytriever.reports.tables import counted
+from raytriever.settings.configuration import InputPath, Settings
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import StoredCollection, text_columns, texts_of
+from retrieval.encoders.contextual.contexts import CorpusContext
+from retrieval.indexes.faiss_factory import bytes_per_vector
+from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
+from retrieval.lexical import BM25Settings, LexicalIndex
+from retrieval.rankings import require_names
+from retrieval.vectors import StoredVectors, VectorRows
 
 INDEX = "index"
 _TRAINED = "trained.faiss"

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.sparse import csr_array, vstack
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, to_json
-from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.encoders.specification import EncoderContract
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.latent_semantics import (
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, to_json
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
+from retrieval.encoders.specification import EncoderContract
+from retrieval.latent_semantics import (
     TermStatistics,
     TermWeighting,
     Weights,
@@ -29,8 +29,8 @@ from raytriever.retrieval.latent_semantics import (
     truncated_svd,
     unit_rows,
 )
-from raytriever.retrieval.lexical import BM25Settings
-from raytriever.retrieval.vectors import VECTORS
+from retrieval.lexical import BM25Settings
+from retrieval.vectors import VECTORS
 
 _COUNTED_IN_A_SHARD = 65_536  # documents
 _TEXTS_AT_ONCE = 4_096

@@ -18,22 +18,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.dataset_rows import DatasetRows, given_id, stored_id
-from raytriever.retrieval.collections.stored import TextPart
-from raytriever.retrieval.configuration import validate, without_inputs
-from raytriever.retrieval.encoders.contextual.folder import is_contextual
-from raytriever.retrieval.encoders.pretrained import locate_named
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.context import Context
-from raytriever.retrieval.jobs.embed import Embed
-from raytriever.retrieval.jobs.index import Index
-from raytriever.retrieval.jobs.search import Search
-from raytriever.retrieval.jobs.stage import Stage, run_stage
-from raytriever.retrieval.jobs.store_rows import StoreRows, StoreRowsConfig
-from raytriever.retrieval.mteb_encoder import (
+from pipelines.formats.dataset_rows import DatasetRows, given_id, stored_id
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate, without_inputs
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Stage, run_stage
+from retrieval.collections.collection import TextPart
+from retrieval.encoders.contextual.folder import is_contextual
+from retrieval.encoders.pretrained import locate_named
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.indexes.top_k import Ranking
+from retrieval.jobs.context import Context
+from retrieval.jobs.embed import Embed
+from retrieval.jobs.index import Index
+from retrieval.jobs.search import Search
+from retrieval.jobs.store_rows import StoreRows, StoreRowsConfig
+from retrieval.mteb_encoder import (
     described_model,
     import_mteb,
     load_described,
@@ -41,10 +42,9 @@ from raytriever.retrieval.mteb_encoder import (
     refuse_precision,
     result_name,
 )
-from raytriever.retrieval.rerank import rerank
-from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.top_k import Ranking
-from raytriever.retrieval.vectors import StoredVectors
+from retrieval.rankings import StoredRun
+from retrieval.rerank import rerank
+from retrieval.vectors import StoredVectors
 
 if TYPE_CHECKING:
     from datasets import Dataset

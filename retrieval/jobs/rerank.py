@@ -6,20 +6,18 @@ from typing import Any
 
 from pydantic import Field
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import InputPath, input_paths
-from raytriever.retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.search import read_ranking, write_ranking
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import require_own_queries, require_same_origin
-from raytriever.retrieval.rerank import rerank, rerank_lists
-from raytriever.retrieval.run_files import require_tag
-from raytriever.retrieval.runs import RUN, StoredRun, write_stored_run
-from raytriever.retrieval.top_k import Ranking
-from raytriever.retrieval.vectors import StoredVectors
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath, input_paths
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
+from retrieval.encoders.pretrained import LocatedModel, locate_model
+from retrieval.indexes.top_k import Ranking
+from retrieval.jobs.search import read_ranking, write_ranking
+from retrieval.rankings import RUN, StoredRun, require_tag, write_stored_run
+from retrieval.rerank import rerank, rerank_lists
+from retrieval.vectors import StoredVectors
 
 
 class RerankConfig(StageConfig):

@@ -11,21 +11,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.encoders.specification import EncoderContract
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.before_run import is_at
-from raytriever.retrieval.jobs.index import INDEX, id_blocks, index_ids, lexical_folder
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lexical import LexicalIndex
-from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.run_files import require_names, require_tag
-from raytriever.retrieval.runs import RUN, write_stored_run
-from raytriever.retrieval.top_k import Ranking, merge_rankings
-from raytriever.retrieval.vector_index import read_index, search_shard, set_search_parameters, set_threads
-from raytriever.retrieval.vectors import StoredVectors
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.preflight import is_at
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.specification import EncoderContract
+from retrieval.indexes.top_k import Ranking, merge_rankings
+from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
+from retrieval.jobs.index import INDEX, id_blocks, index_ids, lexical_folder
+from retrieval.lexical import LexicalIndex
+from retrieval.rankings import RUN, require_names, require_tag, write_stored_run
+from retrieval.vectors import StoredVectors
 
 
 class SearchConfig(StageConfig):

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.dataset_rows import DatasetRows
-from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.collect import source_fingerprint, write_collection
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.progress import ProgressLine
+from pipelines.formats.dataset_rows import DatasetRows
+from pipelines.jobs.collect import source_fingerprint, write_collection
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.reports.progress import ProgressLine
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import COLLECTION, StoredCollection
 
 
 class StoreRowsConfig(StageConfig):

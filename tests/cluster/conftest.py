@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raytriever.retrieval.jobs.cluster import RaySession
+from raytriever.stages.ray_session import RaySession
 
 
 @pytest.fixture(scope="package")

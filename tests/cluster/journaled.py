@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from raytriever.retrieval.artifacts import ShardRecord, ShardWriter
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig, run_stage
+from raytriever.artifacts.artifact import ShardRecord, ShardWriter
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Shard, Stage, StageConfig, run_stage
 
 
 class JournaledConfig(StageConfig):

@@ -4,11 +4,11 @@ import os
 import signal
 from pathlib import Path
 
-from raytriever.retrieval.artifacts import ShardRecord, ShardWriter
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.progress import say
+from raytriever.artifacts.artifact import ShardRecord, ShardWriter
+from raytriever.errors import UserError
+from raytriever.reports.progress import say
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, Stage, StageConfig
 
 
 class CountConfig(StageConfig):

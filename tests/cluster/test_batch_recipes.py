@@ -10,9 +10,9 @@ import pytest
 from datasets import load_dataset
 from typer.testing import CliRunner
 
-from raytriever import app
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.collections.stored import StoredCollection
+from pipelines.batches import BatchReader
+from raytriever.cli import app
+from retrieval.collections.collection import StoredCollection
 
 DATA = os.environ.get("RAYTRIEVER_TEST_DATA", "")
 pytestmark = [

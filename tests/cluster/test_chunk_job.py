@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from raytriever.pipelines.jobs.chunk import Chunk, ChunkConfig
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.stage import Resources, run_stage
+from pipelines.jobs.chunk import Chunk, ChunkConfig
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Resources, run_stage
 from tests.cluster.test_stages import hashes
 from tests.unit.pipelines.chunking.test_sources import passages, stored
 

@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.pipelines.clustering import parts
-from raytriever.pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts
-from raytriever.pipelines.clustering.pair_vectors import PairVectors
-from raytriever.pipelines.clustering.parts import LocalParts, Split
-from raytriever.pipelines.clustering.stored_pairs import StoredPairs
-from raytriever.pipelines.jobs import cluster as job
-from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.stage import Resources, run_stage
-from raytriever.retrieval.vectors import StoredVectors
+from pipelines.clustering import points as parts
+from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts
+from pipelines.clustering.pair_vectors import PairVectors, StoredPairs
+from pipelines.clustering.points import LocalParts, Split
+from pipelines.jobs import cluster as job
+from pipelines.jobs.cluster import Cluster, ClusterConfig
+from raytriever.errors import UserError
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Resources, run_stage
+from retrieval.vectors import StoredVectors
 from tests.cluster.stored_bytes import hashes
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
 from tests.unit.small_run import make
@@ -58,7 +57,7 @@ def values(clustering: Clustering) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def workers(session: RaySession) -> Iterator[Any]:  # noqa: ARG001
     """Four, which take long to start, for all tests that kill none."""
-    from raytriever.pipelines.jobs.part_workers import PartWorkers
+    from pipelines.jobs.cluster import PartWorkers
 
     with PartWorkers(Resources(workers=4, cpus_per_worker=0.25)) as workers:
         yield workers
@@ -71,7 +70,7 @@ def expected(inputs: dict[str, str]) -> dict[str, tuple[Any, ...]]:
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_the_clustering_does_not_depend_on_parts_and_workers(inputs, workers, expected, monkeypatch, number):
-    from raytriever.pipelines.jobs.part_workers import RayParts
+    from pipelines.jobs.cluster import RayParts
 
     monkeypatch.setattr(parts, "PART_POINTS", 128)
     splits = count(1000 * number)  # a number of its own for each, by which workers know what they hold
@@ -95,7 +94,7 @@ def stage(inputs: dict[str, str], folder: Path) -> Cluster:
 def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch):
     import ray
 
-    from raytriever.pipelines.jobs.part_workers import RayParts
+    from pipelines.jobs.cluster import RayParts
 
     make(stage(inputs, tmp_path / "in this process"))
     monkeypatch.setattr(job, "LARGE_DOMAIN", 500)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.vectors import StoredVectors
+from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import Artifact
+from retrieval.vectors import StoredVectors
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
@@ -34,7 +34,7 @@ def test_the_papers_comparison_is_one_recipe(tmp_path: Path, tiny_encoder: Path)
         settings |= {f"{stage}.encoder.{key}": value for key, value in _ENCODER.items()}
         settings[f"{stage}.encoder.model"] = str(tiny_encoder)
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = [sys.executable, str(ROOT / "raytriever.py"), "run", "coder", *overrides, "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "raytriever", "run", "coder", *overrides, "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "report" / "report.html").stat().st_size > 20_000

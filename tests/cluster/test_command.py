@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from raytriever import app
+from raytriever.cli import app
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -27,7 +27,7 @@ stages:
 
 
 def raytriever(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "raytriever.py"), *arguments]
+    command = [sys.executable, "-m", "raytriever", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder)
 
 
@@ -155,7 +155,7 @@ def test_a_defect_keeps_its_traceback_and_an_interrupt_says_how_to_go_on(monkeyp
         def fail(*_, error=error):
             raise error
 
-        monkeypatch.setattr("raytriever.retrieval.recipe.load_recipe", fail)
+        monkeypatch.setattr("raytriever.settings.recipe.load_recipe", fail)
         done = CliRunner().invoke(app, ["run", "quickstart"])
         assert done.exit_code == code
     assert "run the same command again" in done.stderr

@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from raytriever import app
-from raytriever.retrieval.jobs import doctor, node_facts
-from raytriever.retrieval.jobs.cluster_checks import Check, Cluster, Node, check_cluster
-from raytriever.retrieval.jobs.doctor import _clock_difference, examine, report
-from raytriever.retrieval.jobs.node_facts import NodeFacts, delete_probe, read_probes, write_probe
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts.storage import Folder
+from raytriever.cli import app
+from raytriever.cluster import doctor
+from raytriever.cluster import doctor as node_facts
+from raytriever.cluster.checks import (
+    Check,
+    Cluster,
+    Node,
+    NodeFacts,
+    check_cluster,
+    delete_probe,
+    read_probes,
+    write_probe,
+)
+from raytriever.cluster.doctor import _clock_difference, examine, report
 
 FACTS = NodeFacts(
     versions={"Python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0"},

@@ -24,15 +24,14 @@ import torch
 from ray.core.generated import ray_client_pb2, ray_client_pb2_grpc
 
 from benchmarks.loopback_cluster import ROOT, LoopbackCluster, kill
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.stage import run_stage
-from raytriever.retrieval.storage import Folder
-from raytriever.trainers.curve import read_curve
-from raytriever.trainers.jobs.train import Train, TrainConfig
-from raytriever.trainers.run_record import Heard
+from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.storage import Folder
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import run_stage
 from tests.cluster.journaled import KINDS, JournaledConfig, notes
 from tests.unit.small_run import make, make_run
+from trainers.jobs.train import Train, TrainConfig
+from trainers.record.run_record import Heard, read_curve
 
 Seen = TypeVar("Seen")
 HEAD, FIRST, SECOND = "127.0.0.81", "127.0.0.82", "127.0.0.83"  # loopback, and nobody else's
@@ -199,7 +198,7 @@ def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: 
     def worker() -> int:
         return next(process for process, title in cluster.workers().items() if "RayTrainWorker" in title)
 
-    program = ("raytriever.py", "train", str(tmp_path / "train.yaml"))
+    program = ("-m", "raytriever", "train", str(tmp_path / "train.yaml"))
     with Command(cluster, tmp_path, *program) as command:
         command.wait_for(lambda: reached(6))
         node = cluster.node_of(worker())
@@ -242,7 +241,7 @@ def test_elastic_training_goes_on_with_the_worker_that_is_left(
         return [process for process, title in cluster.workers().items() if "RayTrainWorker" in title]
 
     most = 0
-    with Command(cluster, tmp_path, "raytriever.py", "train", str(tmp_path / "train.yaml")) as command:
+    with Command(cluster, tmp_path, "-m", "raytriever", "train", str(tmp_path / "train.yaml")) as command:
 
         def reached() -> bool:
             nonlocal most

@@ -37,7 +37,8 @@ def command(encoder: Path, output: Path, *more: str) -> list[str]:
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     return [
         sys.executable,
-        str(ROOT / "raytriever.py"),
+        "-m",
+        "raytriever",
         "run",
         "quickstart",
         "--output",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.mteb_search import RaytrieverSearch
+from raytriever.stages.ray_session import RaySession
+from retrieval.jobs.mteb_search import RaytrieverSearch
 from tests.unit.retrieval.mteb_tasks import Flight, StoredEncoder, evaluate, save_encoder
 
 pytest.importorskip("faiss", reason="FAISS is not installed")

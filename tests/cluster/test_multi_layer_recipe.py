@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import Artifact
+from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import Artifact
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
@@ -34,7 +34,7 @@ def run(recipe: str, output: Path, encoder: Path, layered: list[str], others: li
         settings |= {f"{stage}.{key}": value for key, value in SMALL.items() if trains or "encoder" in key}
     settings |= {f"{stage}.encoder.form.layers": "[1, 2]" for stage in layered}
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = [sys.executable, str(ROOT / "raytriever.py"), "run", recipe, *overrides, "--output", str(output)]
+    command = [sys.executable, "-m", "raytriever", "run", recipe, *overrides, "--output", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (output / "report" / "report.html").stat().st_size > 20_000

@@ -7,11 +7,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from raytriever import app
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.vectors import StoredVectors
+from raytriever.artifacts.artifact import Artifact
+from raytriever.cli import app
+from raytriever.stages.ray_session import RaySession
+from retrieval.rankings import StoredRun
+from retrieval.vectors import StoredVectors
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from raytriever import app
-from raytriever.pipelines.batches import epoch_permutation
+from pipelines.batches import epoch_permutation
+from raytriever.cli import app
 from tests.unit.trainers.triplet_batches import store_triplets
 
 

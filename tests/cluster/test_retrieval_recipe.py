@@ -10,14 +10,13 @@ import pytest
 import pytrec_eval
 from typer.testing import CliRunner
 
-from raytriever import app
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.exact_search import search_stored
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.run_files import read_run
-from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.vectors import StoredVectors
+from raytriever.artifacts.artifact import Artifact
+from raytriever.cli import app
+from raytriever.stages.ray_session import RaySession
+from retrieval.collections.collection import StoredCollection
+from retrieval.indexes.top_k import search_stored
+from retrieval.rankings import StoredRun, read_run
+from retrieval.vectors import StoredVectors
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.stage import Resources, run_stage
+from raytriever.errors import UserError
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Resources, run_stage
 from tests.cluster.stages import Count, CountConfig, CountWithState
 from tests.cluster.stored_bytes import hashes
 

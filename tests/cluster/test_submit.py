@@ -21,12 +21,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.job_log import JobLog
-from raytriever.retrieval.jobs.job_server import JobServer
-from raytriever.retrieval.storage import Folder
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.storage import Folder
+from raytriever.cluster.job_server import JobServer
+from raytriever.cluster.submit import JobLog
 from tests.cluster.test_command import write_collection
 from tests.unit.small_run import make
 
@@ -41,7 +41,7 @@ class TokenCluster:
     folder: Path
 
     def run(self, *arguments: str, token: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "raytriever.py"), *arguments]
+        command = [sys.executable, "-m", "raytriever", *arguments]
         environment = outside() | {"RAY_API_SERVER_ADDRESS": self.address, "HOME": str(self.folder)} | variables
         if token:
             environment["RAY_AUTH_TOKEN_PATH"] = str(self.token_file)
@@ -247,7 +247,7 @@ def test_the_process_list_is_watched() -> None:
 
 
 def test_a_job_that_was_sent_no_folder_refuses_a_relative_output(cluster: TokenCluster, tmp_path: Path) -> None:
-    command = shlex.join([sys.executable, str(ROOT / "raytriever.py"), *collect(tmp_path, "runs/mine")])
+    command = shlex.join([sys.executable, "-m", "raytriever", *collect(tmp_path, "runs/mine")])
     server = JobServer(cluster.address, cluster.token_file.read_text())
     server.submit(command, "without-folder", {}, None)
     ended = JobLog(server, "without-folder", print).follow()

@@ -10,9 +10,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from raytriever import app
-from raytriever.retrieval.artifacts import Artifact, is_artifact
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts.artifact import Artifact, is_artifact
+from raytriever.artifacts.storage import Folder
+from raytriever.cli import app
 from tests.cluster.test_command import RECIPE, refused, write_collection
 
 LEXICAL = ("--grid", "lexical.index.bm25.k1=0.5:1:0.5", "--seeds", "found.top_k=1,2")

@@ -20,10 +20,10 @@ _PRELOADED = [
     "torch.distributed.fsdp",
     "transformers.models.bert.modeling_bert",
     "peft",
-    "raytriever.trainers.loop",
-    "raytriever.trainers.objectives.contrastive",
-    "raytriever.trainers.objectives.multi_layer",
-    "raytriever.trainers.validation.opening",
+    "trainers.engine.loop",
+    "trainers.objectives.contrastive",
+    "trainers.objectives.multi_layer",
+    "trainers.validation.opening",
 ]
 _TIMEOUT_SECONDS = 60
 

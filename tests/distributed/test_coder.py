@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.retrieval.vectors import StoredVectors
-from raytriever.trainers import collectives
-from raytriever.trainers.objective import to_device
-from raytriever.trainers.objectives.coder.objective import Coder, CoderSettings
+from retrieval.vectors import StoredVectors
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.candidate_batches import DOCUMENTS, candidate_batch, store_vectors
 from tests.unit.trainers.tiny import TinyEncoder
+from trainers.engine import collectives
+from trainers.objective import to_device
+from trainers.objectives.coder.objective import Coder, CoderSettings
 
 CASES = [
     {},

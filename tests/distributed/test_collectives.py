@@ -2,8 +2,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from raytriever.trainers import collectives
 from tests.distributed.processes import run_in_processes
+from trainers.engine import collectives
 
 ROWS = [3, 0, 2]  # of each rank
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.trainers import collectives
-from raytriever.trainers.objectives.contextual.objective import ContextualBatch
-from raytriever.trainers.run import export
-from raytriever.trainers.sharding import equal_passes, is_sharded, shard, whole, whole_weights
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import load_towers
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.objectives.contextual.made_up import objective_of, rows_of
 from tests.unit.trainers.tiny import gradients_of
+from trainers.engine import collectives
+from trainers.engine.sharding import equal_passes, is_sharded, shard, whole, whole_weights
+from trainers.objectives.contextual import ContextualBatch
+from trainers.run import export
 
 CASES: dict[str, dict[str, Any]] = {
     "fewer documents in the context": {"context_documents": 5},

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.retrieval.errors import StorageError, UserError
-from raytriever.trainers.agreement import failing_together, gather_lines
-from raytriever.trainers.jobs.train import Train, TrainConfig
-from raytriever.trainers.run import Watchers, run_training
-from raytriever.trainers.run_record import Heard
+from raytriever.errors import StorageError, UserError
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.triplet_batches import store_triplets
+from trainers.engine.agreement import failing_together, gather_lines
+from trainers.jobs.train import Train, TrainConfig
+from trainers.record.run_record import Heard
+from trainers.run import Watchers, run_training
 
 CPU = torch.device("cpu")
 

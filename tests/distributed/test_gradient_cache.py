@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raytriever.trainers import collectives
-from raytriever.trainers.gradient_cache import cut_by_length, encode_chunks
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.tiny import TinyEncoder, gradients_of, random_text
+from trainers.engine import collectives
+from trainers.engine.gradient_cache import cut_by_length, encode_chunks
 
 RANKS = 2
 WRAPPERS = {"none": None, "plain": {}, "unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.retrieval.encoders.transformer import checkpoint_activations
-from raytriever.trainers.sharding import shard, whole
+from retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
+from retrieval.encoders.transformer import checkpoint_activations
 from tests.distributed.processes import run_in_processes
+from trainers.engine.sharding import shard, whole
 
 TEXTS = ["import the first of the values", "yield", "a file is open"]
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raytriever.trainers import collectives
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.several_batches import as_one_batch, several_batches
 from tests.unit.trainers.tiny import gradients_of, tiny_objective
 from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
+from trainers.engine import collectives
 
 CHUNKS = {"chunk_size": 3, "gradient_cache": True}
 OBJECTIVES = {

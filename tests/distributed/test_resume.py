@@ -6,10 +6,10 @@ import signal
 import numpy as np
 import pytest
 
-from raytriever.trainers.checkpoint import Checkpoints
-from raytriever.trainers.loop import StepReport, train
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.tiny import TinyBatches, tiny_objective, tiny_settings, weights_of
+from trainers.engine.checkpoint import Checkpoints
+from trainers.engine.loop import StepReport, train
 
 
 def training(rank: int, folder: str, kill_at: int | None, dropout: float = 0.3):

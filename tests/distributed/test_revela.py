@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.trainers import collectives
-from raytriever.trainers.objectives.revela.objective import RevelaSettings, load_revela
-from raytriever.trainers.sharding import is_sharded, shard, whole
+from retrieval.encoders.pretrained import locate_model
 from tests.distributed.processes import run_in_processes
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table
+from trainers.engine import collectives
+from trainers.engine.sharding import is_sharded, shard, whole
+from trainers.objectives.revela.objective import RevelaSettings, load_revela
 
 CASES: list[dict[str, Any]] = [
     {},

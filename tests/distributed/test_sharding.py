@@ -9,20 +9,20 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import BertConfig, BertModel
 
-from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter, merged_weights
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.retrieval.encoders.transformer import checkpoint_activations
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers import collectives
-from raytriever.trainers.checkpoint import Checkpoints, State
-from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
-from raytriever.trainers.loop import train
-from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings
-from raytriever.trainers.optimization import OptimizerSettings, build_optimizer, trainable_parameters
-from raytriever.trainers.sharding import clip_gradients, equal_passes, is_sharded, like, shard, whole, whole_weights
+from raytriever.errors import UserError
+from retrieval.encoders.adapter import LoraSettings, add_adapter, merged_weights
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import load_towers
+from retrieval.encoders.transformer import checkpoint_activations
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.tiny import TinyBatches, tiny_settings
+from trainers.engine import collectives
+from trainers.engine.checkpoint import Checkpoints, State
+from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
+from trainers.engine.loop import train
+from trainers.engine.optimization import OptimizerSettings, build_optimizer, trainable_parameters
+from trainers.engine.sharding import clip_gradients, equal_passes, is_sharded, like, shard, whole, whole_weights
+from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
 
 RANKS = 2
 PIECES = 2  # forward and backward passes a step

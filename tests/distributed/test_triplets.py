@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.trainers.loop import train
-from raytriever.trainers.objectives.adaptive_margin import AdaptiveMargin, AdaptiveMarginSettings
-from raytriever.trainers.objectives.margin_mse import MarginMse, MarginMseSettings
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.tiny import TinyEncoder, gradients_of, tiny_settings
 from tests.unit.trainers.triplet_batches import TripletBatches
+from trainers.engine.loop import train
+from trainers.objectives.adaptive_margin import AdaptiveMargin, AdaptiveMarginSettings
+from trainers.objectives.margin_mse import MarginMse, MarginMseSettings
 
 FORMS = [
     {"target": "static", "margin": 0.3},

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder
-from raytriever.retrieval.encoders.specification import VectorForm
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.validation.batches import BatchValidation
-from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
+from raytriever.errors import UserError
+from retrieval.encoders.multi_vector import MultiVectorEncoder
+from retrieval.encoders.specification import VectorForm
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.validation.made_up import (
     MadeUpBatches,
@@ -22,6 +19,9 @@ from tests.unit.trainers.validation.made_up import (
     spread,
 )
 from tests.unit.trainers.validation.stages import searched_by_words
+from trainers.validation.batches import BatchValidation
+from trainers.validation.opening import open_validation
+from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
 
 
 @pytest.fixture(scope="module")

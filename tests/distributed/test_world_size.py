@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.checkpoint import Checkpoints
-from raytriever.trainers.loop import train
+from raytriever.errors import UserError
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.tiny import TinyBatches, gradients_of, tiny_objective, tiny_settings, weights_of
+from trainers.engine.checkpoint import Checkpoints
+from trainers.engine.loop import train
 
 
 def training(rank: int, batches_per_step: int, steps: int, dtype_name: str):  # noqa: ARG001

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.trainers.objectives.adaptive_margin import (
+from trainers.objectives.adaptive_margin import (
     Vectors,
     distributed_residuals,
     in_batch_residuals,
     mean_error,
     own_residuals,
 )
-from raytriever.trainers.triplets import unit_vectors
+from trainers.objectives.triplets import unit_vectors
 
 GOLDEN = np.load(Path(__file__).parent / "arm_case_a.npz")
 NAMES = ("query", "pos", "neg")

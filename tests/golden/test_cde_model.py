@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from transformers import NomicBertConfig, NomicBertModel
 
-from raytriever.retrieval.encoders.contextual.context_reader import Context
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.contextual.form import RELEASED, ContextualForm
-from raytriever.retrieval.encoders.modules import DenseLayer
-from raytriever.retrieval.encoders.specification import EncoderContract
-from raytriever.retrieval.encoders.text_encoder import TextEncoder
-from raytriever.trainers.gradient_cache import Encode, cut_by_length, encode_chunks
-from raytriever.trainers.objectives.contrastive import masked_contrastive_loss
+from retrieval.encoders.contextual.context_reader import Context
+from retrieval.encoders.contextual.encoder import RELEASED, ContextualEncoder, ContextualForm
+from retrieval.encoders.modules import DenseLayer
+from retrieval.encoders.specification import EncoderContract
+from retrieval.encoders.text_encoder import TextEncoder
+from trainers.engine.gradient_cache import Encode, cut_by_length, encode_chunks
+from trainers.objectives.contrastive import masked_contrastive_loss
 
 GOLDEN = np.load(Path(__file__).parent / "cde_case_a.npz")
 WIDTH, HEADS, J = GOLDEN["v_w/s1.word"].shape[1], int(GOLDEN["v_n_head"]), int(GOLDEN["v_J"])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.trainers.objectives.coder.labels import at_level, binary, normalized
-from raytriever.trainers.objectives.coder.losses import (
+from trainers.objectives.coder.labels import at_level, binary, normalized
+from trainers.objectives.coder.losses import (
     info_nce_loss,
     list_net_loss,
     max_margin_loss,

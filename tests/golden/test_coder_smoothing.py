@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.trainers.objectives.coder.smoothing import (
+from trainers.engine.optimization import OptimizerSettings, ScheduleSettings, build_optimizer, learning_rate
+from trainers.objectives.coder.labels import (
     SmoothingSettings,
     jaccard,
     mixed_similarities,
@@ -14,8 +15,6 @@ from raytriever.trainers.objectives.coder.smoothing import (
     neighbourhoods,
     smoothed_labels,
 )
-from raytriever.trainers.optimization import OptimizerSettings, build_optimizer
-from raytriever.trainers.schedule import ScheduleSettings, learning_rate
 
 FOLDER = Path(__file__).parent
 CASE = dict(np.load(FOLDER / "coder_rnn_case_a.npz", allow_pickle=False))

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raytriever.pipelines.clustering.lloyd import lloyd
-from raytriever.pipelines.clustering.nearest_centroids import CentroidSearch, nearest_centroids
-from raytriever.pipelines.clustering.pair_vectors import ArrayPairs, BothWays
-from raytriever.pipelines.clustering.parts import LocalParts
-from raytriever.pipelines.clustering.points import ConcatenatedPairs, concatenated, midpoints
-from raytriever.pipelines.filtering.false_negatives import score_mask
-from raytriever.pipelines.packing.hardness import pair_similarity
-from raytriever.pipelines.packing.neighbours import find_neighbours
-from raytriever.pipelines.packing.pack import cut_into_batches, items_in_order
-from raytriever.pipelines.packing.tour import greedy_tour
+from pipelines.clustering.lloyd import lloyd
+from pipelines.clustering.nearest_centroids import CentroidSearch, nearest_centroids
+from pipelines.clustering.pair_vectors import ArrayPairs, BothWays
+from pipelines.clustering.points import ConcatenatedPairs, LocalParts, concatenated, midpoints
+from pipelines.filtering.false_negatives import score_mask
+from pipelines.packing.neighbours import find_neighbours
+from pipelines.packing.pack import cut_into_batches, items_in_order
+from pipelines.packing.tour import greedy_tour
+from pipelines.reports.packings import pair_similarity
 
 Case = dict[str, NDArray[np.generic]]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from raytriever.retrieval.encoders.multi_vector import scalar_mix
-from raytriever.trainers.objectives.contrastive import masked_contrastive_loss
-from raytriever.trainers.objectives.multi_layer import (
+from retrieval.encoders.multi_vector import scalar_mix
+from trainers.objectives.contrastive import masked_contrastive_loss
+from trainers.objectives.multi_layer import (
     best_vector,
     max_similarity,
     multi_vector_loss,

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from raytriever.trainers.objectives.revela.cross_attention import cross_document_attention, find_readers
-from raytriever.trainers.objectives.revela.language_model import InBatchLanguageModel
-from raytriever.trainers.objectives.revela.similarity import in_batch_similarity
 from tests.unit.trainers.objectives.revela.equations import EPSILON, InBatchLlama, Llama, reading
 from tests.unit.trainers.objectives.revela.models import in_float64
+from trainers.objectives.revela.cross_attention import cross_document_attention, find_readers
+from trainers.objectives.revela.language_model import InBatchLanguageModel
+from trainers.objectives.revela.objective import in_batch_similarity
 
 FOLDER = Path(__file__).parent
 CASE = {name: torch.from_numpy(array) for name, array in np.load(FOLDER / "revela_case_a.npz").items()}

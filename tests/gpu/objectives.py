@@ -11,19 +11,19 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import Towers, load_towers
-from raytriever.trainers.kinds import ObjectiveSettings, build_objective
-from raytriever.trainers.language_model_scores import SCORES, score_table
-from raytriever.trainers.objective import Objective
-from raytriever.trainers.objectives.contextual.settings import ContextualSettings, contextual_encoder
+from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.pretrained import LocatedModel, locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import Towers, load_towers
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table
 from tests.unit.trainers.tiny import random_batch
 from tests.unit.trainers.triplet_batches import triplet_batch
+from trainers.objective import Objective
+from trainers.objectives.contextual import ContextualSettings, contextual_encoder
+from trainers.objectives.kinds import ObjectiveSettings, build_objective
+from trainers.objectives.language_models import SCORES, score_table
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 TOKENS = {"kind": "first_tokens", "tokens": 3}

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raytriever.trainers.objective import Objective
-from raytriever.trainers.objectives import multi_layer
-from raytriever.trainers.optimization import OptimizerSettings, build_optimizer
-from raytriever.trainers.order import Order
-from raytriever.trainers.settings import TrainingSettings
-from raytriever.trainers.step import Measured, compute_gradients
 from tests.gpu.objectives import KINDS, make_objective, make_rows
+from trainers.engine.optimization import OptimizerSettings, build_optimizer
+from trainers.engine.order import Order
+from trainers.engine.settings import TrainingSettings
+from trainers.engine.step import Measured, compute_gradients
+from trainers.objective import Objective
+from trainers.objectives import multi_layer
 
 PIECES = 2
 ROOT = Path(__file__).parents[2]

@@ -9,18 +9,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
-from raytriever.pipelines.jobs.filter import Filter, FilterConfig
-from raytriever.pipelines.jobs.pack import Pack, PackConfig
-from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.packing.pack import PackingSettings
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
-from raytriever.retrieval.jobs.stage import Stage
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.cluster import Cluster, ClusterConfig
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.filter import Filter, FilterConfig
+from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.packing.pack import PackingSettings
+from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.stages.stage import Stage
+from retrieval.collections.collection import StoredCollection
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 
 ODD_DOMAIN = '<script>alert("$x$")</script> & co'
 PAIRS = 48

@@ -5,7 +5,8 @@ import sys
 
 import typer
 
-from raytriever import JOBS, app
+from raytriever.cli import app
+from raytriever.jobs import JOBS
 
 HEAVY = ("numpy", "pyarrow", "pydantic", "ray", "rich", "torch", "yaml")
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-import raytriever
 from benchmarks.fault_presets import PRESETS, Preset, reading_presets
 from benchmarks.faults import digest, main
-from raytriever.retrieval.configuration import input_paths
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.recipe import load_recipe
+from raytriever.errors import UserError
+from raytriever.jobs import recipe_stages
+from raytriever.settings.configuration import input_paths
+from raytriever.settings.recipe import load_recipe
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 KINDS = {
@@ -36,7 +36,7 @@ def stages_of(preset: Preset, language_model: Path) -> dict[str, Any]:
     """The checked stages that run: those up to the last that is disturbed."""
     settings = preset.settings_with(language_model if preset.language_model else None)
     recipe = load_recipe(preset.recipe, settings)
-    stages = raytriever.recipe_stages(recipe)
+    stages = recipe_stages(recipe)
     return {name: stages[name] for name in recipe.names_until(preset.stages[-1] if preset.stages else None)}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raytriever.retrieval.jobs.metrics import METRICS, Metric
+from raytriever.stages.metrics import METRICS, Metric
 
 PATH = Path(__file__).parents[2] / "cluster_configs" / "grafana" / "raytriever.json"
 DASHBOARD: dict[str, Any] = json.loads(PATH.read_text())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.scale_calibration import Calibration
 from benchmarks.scale_model import forecasts, main, makespan, seconds_by_cause, total_hours
 from benchmarks.stage_costs import DOMAINS, Machines, Phase, Stage, Workload, stages
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
 
 TASKS = st.lists(st.floats(0.01, 100), min_size=1, max_size=40)
 FREE = replace(Calibration(), start_up=0, task=0)  # nothing but work

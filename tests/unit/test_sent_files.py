@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "cluster_configs"
 
-PROGRAM = {"raytriever.py", "retrieval", "pipelines", "trainers", "recipes"}
+PROGRAM = {"raytriever", "retrieval", "pipelines", "trainers", "recipes"}
 BUILD = {"py.typed", "pyproject.toml", "hatch_build.py", "README.md", "constraints.txt"}
 BESIDE_IT = (  # what must stay, wherever it lies
     "token", "auth_token", "two-nodes.token", "my_token.txt", ".env", ".env.local", "id.pem", "notes.txt",
@@ -46,7 +46,7 @@ def test_ray_sends_the_program_and_nothing_that_lies_beside_it(checkout: Path, t
     package = zipfile.ZipFile(path)
     names = set(package.namelist())
     assert {name.split("/")[0] for name in names} == PROGRAM | BUILD
-    assert names >= {"recipes/quickstart.yaml", "retrieval/jobs/tokens.py", "trainers/jobs/workers.py"}
+    assert names >= {"recipes/quickstart.yaml", "raytriever/cluster/tokens.py", "trainers/jobs/workers.py"}
     assert names.isdisjoint(BESIDE_IT)
     assert not any(package.read(name) == b"secret" for name in names)
     assert path.stat().st_size < 10_000_000  # Ray's dashboard takes 100 MiB at most
@@ -77,7 +77,7 @@ def test_what_the_image_copies_is_enough(checkout: Path, tmp_path: Path) -> None
     layout = re.findall(r'"([\w.]+)": "raytriever/', (image / "hatch_build.py").read_text())
     readme = re.findall(r'^readme = "(.+)"', (image / "pyproject.toml").read_text(), re.MULTILINE)
     assert all((image / name).exists() for name in [*layout, *readme])
-    asked = [sys.executable, "raytriever.py", "run", "quickstart", "--print-config"]
+    asked = [sys.executable, "-m", "raytriever", "run", "quickstart", "--print-config"]
     shown = subprocess.run(asked, cwd=image, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr
 

@@ -5,33 +5,29 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from raytriever.pipelines.batches import BATCHES, BatchReader
-from raytriever.pipelines.clusters import CLUSTERS
-from raytriever.pipelines.jobs.pack import PACKING
-from raytriever.pipelines.pairs import PAIRS
-from raytriever.pipelines.reports.batches import batches_section
-from raytriever.pipelines.reports.chunks import chunks_section
-from raytriever.pipelines.reports.clusters import clusters_section
-from raytriever.pipelines.reports.data import data_section
-from raytriever.pipelines.reports.left_out import left_out_section
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
-from raytriever.retrieval.configuration import InputPath, did_you_mean, input_paths
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.by_domain import DOMAINS
-from raytriever.retrieval.evaluation.report_section import Evaluated, result_section
-from raytriever.retrieval.evaluation.systems import EVALUATION
-from raytriever.retrieval.jobs.before_run import made_by
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig
-from raytriever.retrieval.lineage import origin, require_same_origin
-from raytriever.retrieval.mining.candidates import CANDIDATES, StoredCandidates
-from raytriever.retrieval.mining.report_section import mining_section
-from raytriever.retrieval.provenance_report import provenance_section
-from raytriever.retrieval.report import Section, render
-from raytriever.retrieval.storage import absolute
-from raytriever.retrieval.vectors import VECTORS, StoredVectors
-from raytriever.trainers.jobs.train import MODEL
-from raytriever.trainers.training_report import training_section_of
+from pipelines.batches import BATCHES, BatchReader
+from pipelines.clustering.clusters import CLUSTERS
+from pipelines.jobs.pack import PACKING
+from pipelines.mining.candidates import CANDIDATES, StoredCandidates
+from pipelines.pairs.pairs import PAIRS
+from pipelines.reports.batches import batches_section
+from pipelines.reports.chunks import chunks_section
+from pipelines.reports.clusters import clusters_section
+from pipelines.reports.data import data_section, left_out_section
+from pipelines.reports.mining import mining_section
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
+from raytriever.artifacts.storage import absolute
+from raytriever.errors import UserError
+from raytriever.reports.report import Section, provenance_section, render
+from raytriever.settings.configuration import InputPath, did_you_mean, input_paths
+from raytriever.stages.preflight import made_by
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import COLLECTION, StoredCollection
+from retrieval.evaluation.report_section import DOMAINS, Evaluated, result_section
+from retrieval.evaluation.systems import EVALUATION
+from retrieval.vectors import VECTORS, StoredVectors
+from trainers.jobs.train import MODEL
+from trainers.record.report_section import training_section_of
 
 REPORT = "report.html"
 

@@ -5,16 +5,22 @@ from typing import Any
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.encoders.structure import position_limit
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.model_stage import ModelStage
-from raytriever.retrieval.jobs.stage import Shard, StageConfig
-from raytriever.retrieval.progress import say
-from raytriever.trainers.language_model import ScoringModelSettings, load_language_model
-from raytriever.trainers.language_model_scores import SCHEMA, SCORES, conditional_likelihoods, score_table
+from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.errors import UserError
+from raytriever.reports.progress import say
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, StageConfig
+from retrieval.encoders.transformer import position_limit
+from retrieval.jobs.model_stage import ModelStage
+from trainers.objectives.language_models import (
+    SCHEMA,
+    SCORES,
+    ScoringModelSettings,
+    conditional_likelihoods,
+    load_language_model,
+    score_table,
+)
 
 _SEPARATOR_TOKENS = 8  # at most, of what stands between two chunks
 

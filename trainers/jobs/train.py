@@ -10,19 +10,21 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field, model_validator
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import LOG, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
-from raytriever.retrieval.configuration import input_paths
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.cluster import RaySession
-from raytriever.retrieval.jobs.evaluate import Evaluate
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig, storage_errors
-from raytriever.retrieval.progress import ProgressLine, say
-from raytriever.retrieval.storage import Folder
-from raytriever.trainers import collectives
-from raytriever.trainers.agreement import failing_together
-from raytriever.trainers.curve import read_curve, without_times
-from raytriever.trainers.jobs.train_checks import (
+from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import LOG, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from raytriever.reports.progress import ProgressLine, say
+from raytriever.settings.configuration import input_paths
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Shard, Stage, StageConfig, storage_errors
+from retrieval.jobs.evaluate import Evaluate
+from trainers.engine import collectives
+from trainers.engine.agreement import failing_together
+from trainers.engine.loop import Trained
+from trainers.engine.optimization import starts_anew_later
+from trainers.engine.sharding import whole_weights
+from trainers.jobs.train_checks import (
     batch_size_of,
     check_batches,
     check_models,
@@ -32,17 +34,14 @@ from raytriever.trainers.jobs.train_checks import (
     require_epochs,
     validates_on_training_split,
 )
-from raytriever.trainers.loop import Trained
-from raytriever.trainers.model_card import Measured, model_card
-from raytriever.trainers.objective import Objective
-from raytriever.trainers.run import LocatedModels, RunSettings, Watchers, export, run_training, shaping
-from raytriever.trainers.run_record import Heard, RunRecord
-from raytriever.trainers.schedule import starts_anew_later
-from raytriever.trainers.sharding import whole_weights
-from raytriever.trainers.trackers import TrackingSettings
-from raytriever.trainers.training_report import EVALUATIONS, LEDGER, TRAINING
-from raytriever.trainers.validation.opening import test_set_warning, training_set_warnings, training_split_warning
-from raytriever.trainers.validation.settings import RetrievalValidationSettings
+from trainers.objective import Objective
+from trainers.record.model_card import Measured, model_card
+from trainers.record.report_section import EVALUATIONS, LEDGER, TRAINING
+from trainers.record.run_record import Heard, RunRecord, read_curve, without_times
+from trainers.record.trackers import TrackingSettings
+from trainers.run import LocatedModels, RunSettings, Watchers, export, run_training, shaping
+from trainers.validation.opening import test_set_warning, training_set_warnings, training_split_warning
+from trainers.validation.settings import RetrievalValidationSettings
 
 MODEL = "model"
 _OTHER_INPUTS = ("validation.", "objective.")
@@ -160,7 +159,7 @@ class Train(Stage[TrainConfig]):
         if not pending:
             return
         session.start()
-        from raytriever.trainers.jobs.workers import fit
+        from trainers.jobs.workers import fit
 
         yield fit(self, progress)
 

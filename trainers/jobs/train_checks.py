@@ -4,24 +4,24 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import Artifact, is_artifact
-from raytriever.retrieval.configuration import input_paths
-from raytriever.retrieval.encoders.pretrained import named_models
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.before_run import NotHere, is_at, made_by, missing_here
-from raytriever.retrieval.jobs.model_checks import check_encoder, folder_of, is_made
-from raytriever.retrieval.jobs.stage import Stage
-from raytriever.retrieval.storage import absolute
-from raytriever.trainers.objectives.adaptive_margin import AdaptiveMarginSettings
-from raytriever.trainers.objectives.margin_mse import MarginMseSettings
-from raytriever.trainers.optimization import OptimizerSettings
-from raytriever.trainers.order import can_share
-from raytriever.trainers.run import RunSettings
-from raytriever.trainers.trackers import TrackingSettings, require_packages
-from raytriever.trainers.validation.opening import same_batches
-from raytriever.trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
+from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import Artifact, is_artifact
+from raytriever.artifacts.storage import absolute
+from raytriever.errors import UserError
+from raytriever.settings.configuration import input_paths
+from raytriever.stages.preflight import NotHere, is_at, made_by, missing_here
+from raytriever.stages.stage import Stage
+from retrieval.encoders.pretrained import named_models
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.jobs.model_stage import check_encoder, folder_of, is_made
+from trainers.engine.optimization import OptimizerSettings
+from trainers.engine.order import can_share
+from trainers.objectives.adaptive_margin import AdaptiveMarginSettings
+from trainers.objectives.margin_mse import MarginMseSettings
+from trainers.record.trackers import TrackingSettings, require_packages
+from trainers.run import RunSettings
+from trainers.validation.opening import same_batches
+from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
 
 Run = Mapping[str, Stage[Any]]
 

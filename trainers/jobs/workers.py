@@ -4,26 +4,123 @@ import json
 import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import ray
 import ray.train
 import torch
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytriever.retrieval.artifacts import ShardRecord
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.progress import ProgressLine, heard_by, say
-from raytriever.trainers.jobs.allocator import worker_environment
-from raytriever.trainers.jobs.board import Board, Step
-from raytriever.trainers.jobs.refusals import EndAtMistakes, refusal_of
-from raytriever.trainers.jobs.train import Train
-from raytriever.trainers.jobs.training_metrics import TrainingMetrics
-from raytriever.trainers.loop import StepReport
-from raytriever.trainers.run_record import Heard
+from raytriever.artifacts.artifact import ShardRecord
+from raytriever.errors import StorageError, UserError
+from raytriever.reports.progress import ProgressLine, heard_by, say
+from raytriever.stages.metrics import (
+    EXAMPLES,
+    LEARNING_RATE,
+    LOSS,
+    NEGATIVES,
+    SECONDS,
+    STEP_SECONDS,
+    TOKENS,
+    WAITING_SECONDS,
+    StageMetrics,
+)
+from trainers.engine.loop import StepReport
+from trainers.jobs.allocator import worker_environment
+from trainers.jobs.train import Train
+from trainers.record.ledger import Ledger
+from trainers.record.run_record import Heard
+
+# What a training run's first worker tells the driver while it runs.
+#
+# A module of its own, without torch: the board's process imports it while training starts.
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as the progress line shows it."""
+
+    number: int
+    examples: int
+    note: str
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)  # what it forgets was for the eye only
+class Board:
+    """Where the first worker posts its steps and lines and the driver reads them, maybe on different machines."""
+
+    def __init__(self) -> None:
+        self._posted: list[Step | str] = []
+
+    def post(self, item: "Step | str") -> None:
+        """Adds what the driver has not read yet."""
+        self._posted.append(item)
+
+    def take(self) -> "list[Step | str]":
+        """What was posted since the last call."""
+        posted, self._posted = self._posted, []
+        return posted
+
+
+# A mistake that one of several workers finds ends the run, in the worker's own words.
+#
+# A module of its own, without torch: Ray Train's controller imports it while training starts.
+
+
+class EndAtMistakes(UserCallback):  # type: ignore[misc]
+    """Ends the run where a worker raises a mistake; Ray Train by itself starts all workers again after any error.
+
+    A mistake is a ``UserError`` that the next attempt would only repeat. Storage that fails may be well again by then,
+    so a ``StorageError`` is none.
+    """
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
+        """Raises the mistake of the first rank that has one: what a callback raises, Ray Train doesn't try again."""
+        for _, error in sorted(worker_exceptions.items()):
+            if isinstance(error, UserError) and not isinstance(error, StorageError):
+                raise error
+
+
+def refusal_of(raised: BaseException | None) -> UserError | None:
+    """What a worker refused, as far as that is why Ray Train ended the run with ``raised``; else None."""
+    ended_by: list[Exception] = []
+    if isinstance(raised, ControllerError):
+        ended_by = [raised.controller_failure]
+    elif isinstance(raised, WorkerGroupError):
+        ended_by = [error for _, error in sorted(raised.worker_failures.items())]
+    return next((error for error in ended_by if isinstance(error, UserError)), None)
+
+
+# Ray's metrics of a training run, told step by step by its first rank.
+
+
+class TrainingMetrics:
+    """Tells of the run whose model goes to ``output``."""
+
+    def __init__(self, output: str) -> None:
+        self._metrics = StageMetrics(output)
+        self._negatives: float | None = None
+
+    def note_ledger(self, ledger: Ledger) -> None:
+        """What is constant over the run."""
+        self._negatives = ledger.negatives
+
+    def note_step(self, report: StepReport) -> None:
+        """One step. Gauges are set by every step, because Ray forgets one that is not set for some time."""
+        record = self._metrics.record
+        record(EXAMPLES, report.measured.examples)
+        record(TOKENS, report.measured.tokens)
+        record(SECONDS, report.seconds)
+        record(WAITING_SECONDS, report.waiting_seconds)
+        record(STEP_SECONDS, report.seconds)
+        record(LOSS, report.measured.loss)
+        record(LEARNING_RATE, report.learning_rate)
+        if self._negatives is not None:
+            record(NEGATIVES, self._negatives)
+
 
 _POLL_SECONDS = 0.5
 _ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one

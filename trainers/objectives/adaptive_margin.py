@@ -12,11 +12,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from raytriever.retrieval.encoders.pooling import at_least_float32
-from raytriever.retrieval.encoders.specification import Role
-from raytriever.trainers.objective import Comparisons, Objective, Outcome
-from raytriever.trainers.objectives.pair_objective import PairSettings
-from raytriever.trainers.triplets import (
+from retrieval.encoders.pooling import at_least_float32
+from retrieval.encoders.specification import Role
+from trainers.objective import Comparisons, Objective, Outcome
+from trainers.objectives.pair_objective import PairSettings
+from trainers.objectives.triplets import (
     TRIPLET_COLUMNS,
     Triplets,
     encode_triplets,
@@ -26,7 +26,7 @@ from raytriever.trainers.triplets import (
 )
 
 if TYPE_CHECKING:
-    from raytriever.trainers.run import RunSettings
+    from trainers.run import RunSettings
 
 Target = Literal["static", "adaptive", "distributed"]
 Pairing = Literal["paper", "released"]

@@ -17,15 +17,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from raytriever.retrieval.configuration import did_you_mean
-from raytriever.retrieval.encoders.specification import Role
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
-from raytriever.trainers.objective import Comparisons, KindSettings, Objective
+from raytriever.errors import UserError
+from raytriever.settings.configuration import did_you_mean
+from retrieval.encoders.specification import Role
+from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
+from trainers.objective import Comparisons, KindSettings, Objective
 
 if TYPE_CHECKING:
-    from raytriever.pipelines.batches import BatchReader
-    from raytriever.retrieval.encoders.text_encoder import TextEncoder
+    from pipelines.batches import BatchReader
+    from retrieval.encoders.text_encoder import TextEncoder
 
 Batch = TypeVar("Batch")
 

@@ -14,19 +14,17 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.retrieval.encoders.pooling import at_least_float32
-from raytriever.retrieval.encoders.towers import settle_form
-from raytriever.retrieval.encoders.vector_form import VectorForm
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.gradient_cache import encode_chunks, encode_several, pad_vectors
-from raytriever.trainers.objective import Outcome
-from raytriever.trainers.objectives.batch_metrics import batch_metrics
-from raytriever.trainers.objectives.contrastive import contrastive_metrics, masked_contrastive_loss
-from raytriever.trainers.objectives.pair_batch import Columns, PairBatch
-from raytriever.trainers.objectives.pair_objective import Encoder, PairObjective, PairSettings
+from raytriever.errors import UserError
+from retrieval.encoders.pooling import VectorForm, at_least_float32
+from retrieval.encoders.towers import settle_form
+from trainers.engine.gradient_cache import encode_chunks, encode_several, pad_vectors
+from trainers.objective import Outcome
+from trainers.objectives.contrastive import batch_metrics, contrastive_metrics, masked_contrastive_loss
+from trainers.objectives.pair_batch import Columns, PairBatch
+from trainers.objectives.pair_objective import Encoder, PairObjective, PairSettings
 
 if TYPE_CHECKING:
-    from raytriever.trainers.run import RunSettings
+    from trainers.run import RunSettings
 
 TrainingForm = Literal["multi_vector", "self_contrastive", "last_reg", "average", "scalar_mix", "dual_encoder"]
 Reduced = Literal[0, -1]

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.gradient_cache import Chunks, cut_by_length
-from raytriever.trainers.objective import Comparisons
+from raytriever.errors import UserError
+from trainers.engine.gradient_cache import Chunks, cut_by_length
+from trainers.objective import Comparisons
 
 Tokenize = Callable[[Sequence[str]], dict[str, Tensor]]
 Gather = Callable[[Tensor], Tensor]

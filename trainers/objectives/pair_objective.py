@@ -9,13 +9,13 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from raytriever.retrieval.encoders.specification import Role
-from raytriever.retrieval.encoders.towers import write_towers
-from raytriever.trainers.objective import Comparisons, KindSettings, Objective
-from raytriever.trainers.objectives.pair_batch import Columns, PairBatch, collate_pairs, compare_pairs, count_columns
+from retrieval.encoders.specification import Role
+from retrieval.encoders.towers import write_towers
+from trainers.objective import Comparisons, KindSettings, Objective
+from trainers.objectives.pair_batch import Columns, PairBatch, collate_pairs, compare_pairs, count_columns
 
 if TYPE_CHECKING:
-    from raytriever.retrieval.encoders.text_encoder import TextEncoder
+    from retrieval.encoders.text_encoder import TextEncoder
 
 
 class PairSettings(KindSettings):

@@ -13,21 +13,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.encoders.pooling import at_least_float32
-from raytriever.trainers.language_model_scores import ScoreReader
-from raytriever.trainers.objective import Outcome
-from raytriever.trainers.objectives.chunk_objective import (
+from pipelines.batches import BatchReader
+from raytriever.settings.configuration import InputPath
+from retrieval.encoders.pooling import at_least_float32
+from trainers.objective import Outcome
+from trainers.objectives.chunk_objective import (
     ChunkObjective,
     ChunkSettings,
     EncodedTwice,
     same_source_share,
 )
+from trainers.objectives.language_models import ScoreReader
 
 if TYPE_CHECKING:
-    from raytriever.retrieval.encoders.text_encoder import TextEncoder
-    from raytriever.trainers.run import RunSettings
+    from retrieval.encoders.text_encoder import TextEncoder
+    from trainers.run import RunSettings
 
 
 class ReplugSettings(ChunkSettings):

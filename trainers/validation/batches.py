@@ -1,22 +1,69 @@
 """Validation on stored batches that are not trained on: the objective's own loss and metrics."""
 
 import math
+import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers import collectives
-from raytriever.trainers.agreement import raise_together
-from raytriever.trainers.early_stopping import Criterion
-from raytriever.trainers.objective import Objective, to_device
-from raytriever.trainers.order import Piece, Step
-from raytriever.trainers.randomness import seed_generators
-from raytriever.trainers.reading import BatchSource, Reader, prefetched
-from raytriever.trainers.validation.isolation import isolated, naming_full_memory
-from raytriever.trainers.validation.settings import BatchValidationSettings
+from pipelines.batches import BatchReader
+from raytriever.errors import UserError
+from trainers.engine import collectives
+from trainers.engine.agreement import raise_together
+from trainers.engine.device_limits import asked_for
+from trainers.engine.early_stopping import Criterion
+from trainers.engine.order import Piece, Step, seed_generators
+from trainers.engine.reading import BatchSource, Reader, prefetched
+from trainers.objective import Objective, to_device
+from trainers.validation.settings import BatchValidationSettings
+
+# An evaluation leaves nothing behind: modes, gradients and random states are as before.
+
+
+@contextmanager
+def isolated(objective: Objective[Any], *, bf16: bool) -> Iterator[torch.device]:
+    """The objective in evaluation, each rank by itself, without gradients; gives its device.
+
+    Afterwards every module is in the mode it was in, and torch, NumPy and Python draw on as if nothing had happened.
+    Gradients are switched off by ``no_grad`` instead of inference mode, whose tensors could not be trained on where a
+    module keeps one (a rotary embedding's table, parameters that a sharded model has gathered).
+    """
+    device = next(objective.parameters()).device
+    modes = [(module, module.training) for module in objective.modules()]
+    group, states = objective.batch_group, (np.random.get_state(), random.getstate())
+    objective.eval()
+    objective.batch_group = None  # a batch is a whole one here, whatever it is in training
+    try:
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.no_grad(),
+            torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+        ):
+            yield device
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        objective.batch_group = group
+        np.random.set_state(states[0])
+        random.setstate(states[1])
+
+
+@contextmanager
+def naming_full_memory(advice: str) -> Iterator[None]:
+    """Around an evaluation: where the GPU's memory is full, a ``UserError`` with ``advice``: what saves memory there.
+
+    What saves it in training would not help: there are no gradients here, and other texts go through together. The
+    settings that do are part of what the model is made from, so the run begins anew with others.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        message = f"The GPU's memory is full in validation, not in training: {asked_for(error)}. {advice}"
+        raise UserError(f"{message} The run then begins anew, by --force or in another folder.") from error
+
 
 _READ_AHEAD = 2
 _LESS_MEMORY = (

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.lineage import origin
-from raytriever.trainers.validation.batches import BatchValidation
-from raytriever.trainers.validation.retrieval import RetrievalValidation
-from raytriever.trainers.validation.settings import BatchValidationSettings, ValidationSettings
+from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import Artifact, origin
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from trainers.validation.batches import BatchValidation
+from trainers.validation.retrieval import RetrievalValidation
+from trainers.validation.settings import BatchValidationSettings, ValidationSettings
 
 _SAMPLED_BATCHES = 8
 

@@ -12,28 +12,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.retrieval.collections.stored import StoredCollection, TextPart
-from raytriever.retrieval.contexts import draw_documents
-from raytriever.retrieval.embedding import TOKENS_ON_GPU
-from raytriever.retrieval.encoders.list_scorer import ListScorer
-from raytriever.retrieval.encoders.text_encoder import TextEncoder
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.answer_accuracy import answer_accuracy
-from raytriever.retrieval.evaluation.conventions import CONVENTIONS
-from raytriever.retrieval.evaluation.measures import evaluate, parse_measure
-from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.rerank import rerank_lists
-from raytriever.retrieval.top_k import Ranking, merge_rankings
-from raytriever.retrieval.vectors import StoredVectors
-from raytriever.trainers import collectives
-from raytriever.trainers.agreement import raise_together
-from raytriever.trainers.early_stopping import Criterion
-from raytriever.trainers.objective import Objective
-from raytriever.trainers.validation.isolation import isolated, naming_full_memory
-from raytriever.trainers.validation.ranking import merge_over_ranks, nothing_found, rerank_block, search_block
-from raytriever.trainers.validation.selection import select
-from raytriever.trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings
-from raytriever.trainers.validation.texts import SharedTexts, Vectors, stacked, stored_texts
+from raytriever.artifacts.artifact import require_same_origin
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection, TextPart
+from retrieval.embedding import TOKENS_ON_GPU
+from retrieval.encoders.contextual.contexts import draw_documents
+from retrieval.encoders.list_scorer import ListScorer
+from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.evaluation.answers import answer_accuracy
+from retrieval.evaluation.conventions import CONVENTIONS
+from retrieval.evaluation.measures import evaluate, parse_measure
+from retrieval.indexes.top_k import Ranking, merge_rankings
+from retrieval.rerank import rerank_lists
+from retrieval.vectors import StoredVectors
+from trainers.engine import collectives
+from trainers.engine.agreement import raise_together
+from trainers.engine.early_stopping import Criterion
+from trainers.objective import Objective
+from trainers.validation.batches import isolated, naming_full_memory
+from trainers.validation.selection import merge_over_ranks, nothing_found, rerank_block, search_block, select
+from trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings
+from trainers.validation.texts import SharedTexts, Vectors, stacked, stored_texts
 
 _VECTORS_AT_ONCE = 16_384  # of documents that are scored together
 

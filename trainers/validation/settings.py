@@ -5,11 +5,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from raytriever.retrieval.configuration import InputPath, Settings
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.conventions import Like
-from raytriever.retrieval.evaluation.measures import parse_measure
-from raytriever.trainers.early_stopping import Criterion
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath, Settings
+from retrieval.evaluation.conventions import Like
+from retrieval.evaluation.measures import parse_measure
+from trainers.engine.early_stopping import Criterion
 
 Better = Literal["higher", "lower"]
 

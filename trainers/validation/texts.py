@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raytriever.retrieval.collections.stored import StoredCollection, TextPart, text_columns, texts_of
-from raytriever.retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, token_budget_batches
-from raytriever.retrieval.encoders.specification import Role
-from raytriever.retrieval.encoders.text_encoder import TextEncoder
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers import collectives
-from raytriever.trainers.objective import to_device
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
+from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, token_budget_batches
+from retrieval.encoders.specification import Role
+from retrieval.encoders.text_encoder import TextEncoder
+from trainers.engine import collectives
+from trainers.objective import to_device
 
 _BATCHES_A_PIECE = 4
 _CHARACTERS_A_TOKEN = 4

@@ -7,16 +7,16 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from raytriever.retrieval.encoders.contextual.families import backbone_of
-from raytriever.retrieval.encoders.contextual.second_stage import (
+from raytriever.errors import UserError
+from retrieval.encoders.contextual.families import backbone_of
+from retrieval.encoders.contextual.second_stage import (
     Prefix,
     PrefixAttends,
     read_prefix,
     read_texts,
     unplaced,
 )
-from raytriever.retrieval.encoders.pooling import pool, weighted_mean
-from raytriever.retrieval.errors import UserError
+from retrieval.encoders.pooling import pool, weighted_mean
 
 Context = Tensor | Literal["null"] | None
 """Vectors (J, width) of a first stage; the null vector in the place of all of them; or nothing before a text."""

@@ -17,16 +17,16 @@ from sentence_transformers.util import load_dir_path
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-from raytriever.retrieval.encoders.contextual.context_reader import (
+from raytriever.errors import UserError
+from retrieval.encoders.contextual.context_reader import (
     Context,
     ContextReader,
     own_weights,
     require_no_empty,
     vectors_sha256,
 )
-from raytriever.retrieval.encoders.contextual.drawing import drawn_rows
-from raytriever.retrieval.encoders.pooling import segment_means
-from raytriever.retrieval.errors import UserError
+from retrieval.encoders.contextual.drawing import drawn_rows
+from retrieval.encoders.pooling import segment_means
 
 _SETTINGS = ("contextual.json", "1_Pooling/config.json", "sentence_bert_config.json")
 _WEIGHTS = "contextual.safetensors"

@@ -6,6 +6,7 @@ The folder is the second stage's, as sentence-transformers has it, with ``first_
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,22 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from raytriever.retrieval.encoders.contextual.context_reader import own_weights, perceptron
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder, shortened
-from raytriever.retrieval.encoders.contextual.form import ContextualForm
-from raytriever.retrieval.encoders.export import write_sentence_transformers_folder
-from raytriever.retrieval.encoders.layer_states import numbered_blocks
-from raytriever.retrieval.encoders.modules import CONTEXTUAL_FILE, FIRST_STAGE, DenseLayer, load_weights, read_json
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.encoders.contextual.context_reader import own_weights, perceptron, vectors_sha256
+from retrieval.encoders.contextual.contexts import CorpusContext
+from retrieval.encoders.contextual.encoder import ContextualEncoder, ContextualForm, shortened
+from retrieval.encoders.export import write_sentence_transformers_folder
+from retrieval.encoders.modules import (
+    CONTEXTUAL_FILE,
+    CONTEXTUAL_TRANSFORMER,
+    FIRST_STAGE,
+    DenseLayer,
+    load_weights,
+    read_json,
+)
+from retrieval.encoders.multi_vector import numbered_blocks
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 
 _WEIGHTS = "contextual.safetensors"
 
@@ -122,3 +130,62 @@ def _read_form(path: Path) -> ContextualForm:
         raise UserError(
             f"{path / CONTEXTUAL_FILE} describes no contextual encoder: {' '.join(str(error).split())}"
         ) from error
+
+
+# A contextual encoder as a sentence-transformers folder that brings its own module file, and its context.
+#
+# ``SentenceTransformer(folder, trust_remote_code=True)`` loads it where nothing of ours is installed: the code in the
+# folder is that of this package, its imports made relative. Without trust it isn't loaded at all; the folder that
+# ``ContextualEncoder.save`` writes is, as a plain encoder without context.
+
+_RETRIEVAL = Path(__file__).parents[2]
+_MODULE = "contextual_transformer"
+_SOURCES = (
+    "errors.py",
+    "encoders/structure.py",
+    "encoders/pooling.py",
+    "encoders/contextual/drawing.py",
+    "encoders/contextual/backbones.py",
+    "encoders/contextual/families.py",
+    "encoders/contextual/second_stage.py",
+    "encoders/contextual/context_reader.py",
+    f"encoders/contextual/{_MODULE}.py",
+)
+_OWN_IMPORT = re.compile(r"^from raytriever\.(?:\w+\.)*(\w+) import", re.MULTILINE)
+
+
+def write_module_folder(encoder: ContextualEncoder, folder: Path, context: CorpusContext | None = None) -> None:
+    """Writes ``encoder``, the code that runs it, and where there is one the context that it starts with.
+
+    Raises ``UserError`` for a context that leaves no room for texts.
+    """
+    if context is not None:
+        encoder.require_room(len(context.vectors), encoder.contract.max_length)
+    encoder.save(folder)
+    listing = folder / "modules.json"
+    modules = [each for each in json.loads(listing.read_text(encoding="utf-8")) if "Pooling" not in each["type"]]
+    modules[0]["type"] = f"{_MODULE}.{CONTEXTUAL_TRANSFORMER}"  # which pools too
+    for number, module in enumerate(modules):
+        module |= {"idx": number, "name": str(number)}
+    _write(listing, modules)
+    for source in _SOURCES:
+        text = (_RETRIEVAL / source).read_text(encoding="utf-8")
+        (folder / Path(source).name).write_text(_OWN_IMPORT.sub(r"from .\1 import", text), encoding="utf-8")
+    _write_context(context, folder)
+
+
+def _write_context(context: CorpusContext | None, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    vectors, description = folder / "context.safetensors", folder / "context.json"
+    if context is None:
+        vectors.unlink(missing_ok=True)  # of an encoder that was there before
+        description.unlink(missing_ok=True)
+    else:
+        held = torch.from_numpy(context.vectors).contiguous()
+        save_file({"vectors": held}, vectors)
+        _write(description, context.description.model_dump(mode="json") | {"vectors_sha256": vectors_sha256(held)})
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raytriever.retrieval.encoders.contextual.backbones import UNPLACED, Backbone, Guide, Layer
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.encoders.contextual.families import UNPLACED, Backbone, Guide, Layer
 
 PrefixAttends = Literal["all", "prefix"]
 Parts = tuple[Tensor, Tensor, Tensor]

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.pipelines.batch_description import describe_batch
-from raytriever.pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Derivation, ShardWriter
-from raytriever.retrieval.errors import UserError
+from pipelines.batch_description import describe_batch
+from pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout
+from raytriever.artifacts.artifact import Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.errors import UserError
 from tests.unit.small_run import make_artifact
 
 BATCHES_OF_SHARDS = {0: (2, 2, 1), 1: (3,)}  # epoch: batches of each shard
@@ -92,7 +92,7 @@ def test_batches_are_read_in_any_order(place: str, layout: Layout) -> None:
 
 
 def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.pipelines.batches._OPEN_FILES", 2)
+    monkeypatch.setattr("pipelines.batches._OPEN_FILES", 2)
     reader = make(str(tmp_path / "b"))
     for index in (0, 2, 4, 0, 4, 2):
         assert reader.read(0, index).equals(batch(0, index))

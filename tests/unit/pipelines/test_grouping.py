@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from raytriever.pipelines.grouping import (
+from pipelines.grouping import (
     GroupingSettings,
     Stretches,
     cut,

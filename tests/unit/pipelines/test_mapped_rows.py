@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.pipelines import mapped_rows
-from raytriever.pipelines.mapped_rows import MappedRows, write_mapped_rows
+from pipelines import mapped_rows
+from pipelines.mapped_rows import MappedRows, write_mapped_rows
 
 SCHEMA = pa.schema([("id", pa.string()), ("numbers", pa.list_(pa.int32())), ("score", pa.float32())])
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.runs import write_stored_run
-from raytriever.retrieval.top_k import Ranking
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
+from retrieval.indexes.top_k import Ranking
+from retrieval.rankings import write_stored_run
 from tests.unit.small_run import make
 
 Run = dict[str, dict[str, float]]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from raytriever.retrieval.mining.candidates import StoredCandidates
+from pipelines.mining.candidates import StoredCandidates
 
 
 class MinedList(NamedTuple):

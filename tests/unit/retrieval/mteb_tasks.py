@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.mteb_encoder import RaytrieverEncoder, load_described
-from raytriever.retrieval.vectors import StoredVectors
+from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.mteb_encoder import RaytrieverEncoder, load_described
+from retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 
 with warnings.catch_warnings():

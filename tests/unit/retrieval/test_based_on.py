@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.recipe import load_recipe, load_variants, recipes_folder
+from raytriever.errors import UserError
+from raytriever.settings.recipe import load_recipe, load_variants, recipes_folder
 
 BASE = """
 description: small

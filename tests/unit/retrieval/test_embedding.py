@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raytriever.retrieval.embedding import encode_texts, token_budget_batches
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings, Role
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.embedding import encode_texts, token_budget_batches
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 
 WORDS = ["import", "return", "class", "yield", "lambda", "with", "open", "file", "the", "an", "of", "index", "value"]
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raytriever.retrieval import exact_search, top_k
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.exact_search import search_stored
-from raytriever.retrieval.top_k import Ranking, exact_top_k, merge_rankings
+from raytriever.errors import UserError
+from retrieval.indexes import top_k
+from retrieval.indexes import top_k as exact_search
+from retrieval.indexes.top_k import Ranking, exact_top_k, merge_rankings, search_stored
 
 Search = Callable[[NDArray[np.float32], NDArray[np.float32], int], Ranking]
 pytestmark = pytest.mark.parametrize("search", [exact_top_k, search_stored])

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.retrieval import storage
-from raytriever.retrieval.artifacts import Artifact, ShardRecord, ShardWriter, is_artifact
-from raytriever.retrieval.collections.text_lines import numbered_lines
-from raytriever.retrieval.errors import StorageError, UserError
-from raytriever.retrieval.jobs.stage import Shard, Stage, StageConfig, run_stage
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts import storage
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import StorageError, UserError
+from raytriever.stages.stage import Shard, Stage, StageConfig, run_stage
+from retrieval.collections.text_lines import numbered_lines
 
 KIB = 1 << 10
 ROOM = 16 << 20  # more than enough

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.retrieval import top_k
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.fusion import reciprocal_rank_fusion
-from raytriever.retrieval.top_k import Ranking
+from raytriever.errors import UserError
+from retrieval.fusion import reciprocal_rank_fusion
+from retrieval.indexes import top_k
+from retrieval.indexes.top_k import Ranking
 
 
 def ranking(rows: list[list[int]]) -> Ranking:

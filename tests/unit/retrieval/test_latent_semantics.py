@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array, random_array
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.latent_semantics import (
+from raytriever.errors import UserError
+from retrieval.latent_semantics import (
     TermStatistics,
     TermWeighting,
     Weights,
@@ -22,7 +22,7 @@ from raytriever.retrieval.latent_semantics import (
     truncated_svd,
     unit_rows,
 )
-from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
+from retrieval.lexical import BM25Settings, LexicalIndex
 
 PLAIN = BM25Settings(stemmer=None, stop_words=None)
 TEXTS = [

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.measures import evaluate
-from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
+from raytriever.errors import UserError
+from retrieval.evaluation.measures import evaluate
+from retrieval.lexical import BM25Settings, LexicalIndex
 
 PLAIN = BM25Settings(stemmer=None, stop_words=None)
 TEXTS = [
@@ -122,7 +122,7 @@ def test_a_loaded_index_answers_alike(config: BM25Settings, tmp_path: Path) -> N
 
 def test_equal_texts_give_equal_bytes_in_another_process_and_nothing_is_pickled(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from raytriever.retrieval.lexical import *;"
+        "import sys; from pathlib import Path; from retrieval.lexical import *;"
         "LexicalIndex.build(sys.argv[2:], BM25Settings()).save(Path(sys.argv[1]))"
     )
     files = []

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-import raytriever
-from raytriever.retrieval.jobs.package import program_files
-from raytriever.retrieval.recipe import load_recipe, recipe_names
+from raytriever.cluster.package import program_files
+from raytriever.jobs import recipe_stages
+from raytriever.settings.recipe import load_recipe, recipe_names
 
 NAMES = recipe_names()
 PAPERS = [name for name in NAMES if name.startswith("papers/")]
@@ -15,7 +15,7 @@ Stages = dict[str, Any]
 
 
 def stages_of(name: str) -> Stages:
-    return raytriever.recipe_stages(load_recipe(name, []))
+    return recipe_stages(load_recipe(name, []))
 
 
 def value(stages: Stages, key: str) -> Any:

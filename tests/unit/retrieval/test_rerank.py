@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raytriever.retrieval import rerank as module
-from raytriever.retrieval.encoders.list_scorer import ListScorer, ListScorerForm
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.rerank import rerank, rerank_lists
-from raytriever.retrieval.top_k import Ranking, exact_top_k
+from raytriever.errors import UserError
+from retrieval import rerank as module
+from retrieval.encoders.list_scorer import ListScorer, ListScorerForm
+from retrieval.indexes.top_k import Ranking, exact_top_k
+from retrieval.rerank import rerank, rerank_lists
 
 
 @settings(max_examples=60, deadline=None)

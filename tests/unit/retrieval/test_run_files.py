@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.run_files import count_columns, read_ms_marco_run, read_run, require_names, write_run
-from raytriever.retrieval.top_k import Ranking
+from raytriever.errors import UserError
+from retrieval.indexes.top_k import Ranking
+from retrieval.rankings import count_columns, read_ms_marco_run, read_run, require_names, write_run
 
 name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
 

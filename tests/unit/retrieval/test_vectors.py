@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.vectors import StoredVectors, VectorRows
+from raytriever.errors import UserError
+from retrieval.vectors import StoredVectors, VectorRows
 from tests.unit.small_run import make_artifact
 
 CONTRACT = {
@@ -110,7 +110,7 @@ def test_encoders_that_differ_are_named(tmp_path: Path) -> None:
 def test_files_are_opened_for_rows_that_are_asked_for_and_few_stay_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raytriever.retrieval.vectors._MOST_MAPS", 2)
+    monkeypatch.setattr("retrieval.vectors._MOST_MAPS", 2)
     opened: list[str] = []
     load = np.load
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raytriever.retrieval.word_splitting import UNSPACED, runs_of_word_characters, words_of
+from retrieval.words import UNSPACED, runs_of_word_characters, words_of
 
 PLAIN = re.compile(r"\b\w\w+\b")
 LATIN = st.characters(max_codepoint=0x24F) | st.characters(min_codepoint=0x1E00, max_codepoint=0x1EFF)

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from raytriever.pipelines.batches import SCHEMAS
-from raytriever.retrieval.vectors import StoredVectors
-from raytriever.trainers.objectives.coder.objective import Coder, CoderSettings
+from pipelines.batches import SCHEMAS
+from retrieval.vectors import StoredVectors
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.trainers.tiny import TinyEncoder, random_text
+from trainers.objectives.coder.objective import Coder, CoderSettings
 
 DOCUMENTS, DIMENSION = 40, 6  # as wide as TinyEncoder's vectors
 FILES = (7, 1, 20, 12)  # documents of each

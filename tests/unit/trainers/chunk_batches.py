@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raytriever.pipelines.batches import SCHEMAS
+from pipelines.batches import SCHEMAS
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.retrieval.encoders.tiny_models import SENTENCES
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from raytriever.pipelines.batches import SCHEMAS, BatchFile
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Derivation, ShardWriter
+from pipelines.batches import SCHEMAS, BatchFile
+from raytriever.artifacts.artifact import Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
 
 
 def pair(number: int, hard_negatives: Sequence[str] = (), masked: Sequence[int] = (), query: str = "q") -> dict:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from raytriever.retrieval.encoders.list_scorer import ListScorer, ListScorerForm, save_list_scorer
-from raytriever.retrieval.encoders.modules import read_document_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.trainers.kinds import build_objective
-from raytriever.trainers.objective import Objective
-from raytriever.trainers.run import RunSettings, export, load_for_training
+from retrieval.encoders.list_scorer import ListScorer, ListScorerForm, save_list_scorer
+from retrieval.encoders.modules import read_document_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
+from retrieval.encoders.towers import load_towers
+from trainers.objective import Objective
+from trainers.objectives.kinds import build_objective
+from trainers.run import RunSettings, export, load_for_training
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 DOCUMENTS = "d" * 64  # the fingerprint of another encoder's contract

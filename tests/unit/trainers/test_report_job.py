@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from raytriever.pipelines.grouping import GroupingSettings
-from raytriever.pipelines.jobs.chunk import Chunk, ChunkConfig
-from raytriever.pipelines.jobs.group import Group, GroupConfig
-from raytriever.pipelines.jobs.mix import Mix, MixConfig
-from raytriever.pipelines.jobs.queries import Queries, QueriesConfig
-from raytriever.pipelines.queries.crops import CropQueries
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
-from raytriever.trainers.jobs.report import Report, ReportConfig
+from pipelines.grouping import GroupingSettings
+from pipelines.jobs.chunk import Chunk, ChunkConfig
+from pipelines.jobs.group import Group, GroupConfig
+from pipelines.jobs.mix import Mix, MixConfig
+from pipelines.jobs.queries import Queries, QueriesConfig
+from pipelines.queries.spans import CropQueries
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.small_run import ODD_DOMAIN, make, make_collection, make_run, make_vectors
+from trainers.jobs.report import Report, ReportConfig
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.encoders.text_encoder import TextEncoder
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers import run as run_module
-from raytriever.trainers.run import RunSettings, Watchers, run_training
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.encoders.text_encoder import TextEncoder
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.validation.made_up import make_collection
+from trainers import run as run_module
+from trainers.run import RunSettings, Watchers, run_training
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 79 GiB. X")

@@ -8,14 +8,14 @@ import pytest
 import torch
 import transformers
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.jobs.score import Score, ScoreConfig
-from raytriever.trainers.language_model_scores import ScoreReader
+from pipelines.batches import BatchReader
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
 from tests.unit.retrieval.encoders.tiny_models import DECODERS, edited, save_tiny_model
 from tests.unit.small_run import make
 from tests.unit.trainers.chunk_batches import store_chunk_batches
+from trainers.jobs.score import Score, ScoreConfig
+from trainers.objectives.language_models import ScoreReader
 
 
 def score(folder: Path, batches: str, model: Path, **settings: Any) -> str:

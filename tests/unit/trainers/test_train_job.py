@@ -5,21 +5,21 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from raytriever.retrieval.artifacts import Artifact, ShardWriter
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.encoders.specification import EncoderContract
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
-from raytriever.retrieval.storage import Folder
-from raytriever.trainers.checkpoint import State
-from raytriever.trainers.curve import Curve
-from raytriever.trainers.jobs.train import Train, TrainConfig, mean_loss
-from raytriever.trainers.jobs.train_checks import check_slices, check_workers
-from raytriever.trainers.kinds import build_objective
-from raytriever.trainers.loop import Trained
-from raytriever.trainers.order import Order, can_share
-from raytriever.trainers.run import load_for_training
+from raytriever.artifacts.artifact import Artifact, ShardWriter
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.encoders.specification import EncoderContract
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.small_run import make_artifact
+from trainers.engine.checkpoint import State
+from trainers.engine.loop import Trained
+from trainers.engine.order import Order, can_share
+from trainers.jobs.train import Train, TrainConfig, mean_loss
+from trainers.jobs.train_checks import check_slices, check_workers
+from trainers.objectives.kinds import build_objective
+from trainers.record.run_record import Curve
+from trainers.run import load_for_training
 
 SETTINGS = {
     "output": "run/model",

@@ -9,10 +9,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from raytriever.trainers.objectives.contrastive import Contrastive, ContrastiveSettings
-from raytriever.trainers.optimization import OptimizerSettings
-from raytriever.trainers.schedule import ScheduleSettings
-from raytriever.trainers.settings import TrainingSettings
+from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
+from trainers.engine.settings import TrainingSettings
+from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
 
 WORDS = 50
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raytriever.retrieval.encoders.multi_vector import scalar_mix
-from raytriever.retrieval.encoders.vector_form import VectorForm
-from raytriever.trainers.gradient_cache import pad_vectors
-from raytriever.trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings
+from retrieval.encoders.multi_vector import scalar_mix
+from retrieval.encoders.pooling import VectorForm
 from tests.unit.trainers.tiny import TinyEncoder
+from trainers.engine.gradient_cache import pad_vectors
+from trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings
 
 LAYERS = {"kind": "layers", "layers": (1, 2)}
 FIRST_TOKENS = {"kind": "first_tokens", "tokens": 4}

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from raytriever.pipelines.batches import SCHEMAS, BatchFile
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Derivation, ShardWriter
+from pipelines.batches import SCHEMAS, BatchFile
+from raytriever.artifacts.artifact import Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
 from tests.unit.trainers.tiny import TinyBatches, random_text
 
 

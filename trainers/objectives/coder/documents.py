@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.vectors import ROW, StoredVectors
+from raytriever.errors import UserError
+from retrieval.vectors import ROW, StoredVectors
 
 ABSENT = -1
 """In a table of candidates' rows: nothing is there."""

@@ -3,10 +3,17 @@
 ``labels`` (B, N): graded relevance, -inf where a candidate is not labelled or is padding; stays -inf in all of them.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
+
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings
+from retrieval.vectors import StoredVectors
 
 Normalization = Literal["none", "max", "max_min", "max_min_max", "max_min_batch_mean", "standard_deviation"]
 
@@ -49,3 +56,134 @@ def _standard_deviation(labels: Tensor, finite: Tensor) -> Tensor:
     kept = torch.where(finite, labels, 0.0)
     mean = kept.sum(dim=1, keepdim=True) / count
     return (torch.where(finite, labels - mean, 0.0).square().sum(dim=1, keepdim=True) / count).sqrt()
+
+
+# Labels for candidates that nobody judged, by how much their neighbourhoods overlap with those of the positives.
+#
+# The reciprocal neighbours and their extended Jaccard similarity are those of Zhong et al. 2017, "Re-ranking Person Re-
+# identification with k-reciprocal Encoding"; labels from them are the evidence-based smoothing of Zerveas et al. 2023,
+# "Enhancing the Ranking Context of Dense Retrieval through Reciprocal Nearest Neighbors". All are pure functions of m
+# items: ``similarities`` (m, m) of any float type, each item's with all.
+
+Weights = Literal["linear", "exponential"]
+Aggregation = Literal["mean", "sum", "max"]
+
+_OVERLAP = 2 / 3  # of a neighbour's own neighbours: more than this share in common, and they are taken in
+_EXPONENT = 2.4
+_KEPT_BY_POSITIVES = 0.8  # of 'fully'
+
+
+class SmoothingSettings(Settings):
+    """Which neighbours count, how similarities become labels, and how many candidates of a list get one.
+
+    ``depth``: the first so many beside the positives. ``mix``: the share of the plain similarity, the rest is the
+    neighbourhoods'. ``redistribution``: 'radically', labels are what the similarities give; 'fully', the positives keep
+    four fifths of their grades and the others share the rest. ``boost`` multiplies the positives' labels. ``minimum``:
+    labels below, after their normalisation, count as none. Defaults are those of the authors.
+    """
+
+    neighbours: int = Field(default=21, ge=1)
+    trust: float = Field(default=0.128, ge=0, le=1)  # of ``neighbours``, those of whom neighbours are taken over
+    expansion: int = Field(default=5, ge=1)  # nearest items over which a neighbourhood is averaged
+    weights: Weights = "linear"
+    mix: float = Field(default=0.469, ge=0, le=1)
+    aggregation: Aggregation = "mean"  # over the positives
+    redistribution: Literal["radically", "fully"] = "radically"
+    boost: float = Field(default=1.222, gt=0)
+    depth: int = Field(default=60, ge=1)
+    minimum: float = 0.1
+
+
+def nearest(similarities: Tensor, neighbours: int) -> Tensor:
+    """The most similar items of each, itself mostly among them, best first: int64 (m, neighbours + 1), m at most."""
+    ranked = torch.argsort(similarities, dim=1, descending=True, stable=True)
+    return ranked[:, : neighbours + 1]
+
+
+def reciprocal_neighbours(ranked: Tensor, width: int) -> Tensor:
+    """bool (m, m): whether two items are among each other's first ``width`` + 1 of ``ranked`` (m, k + 1)."""
+    among = torch.zeros(len(ranked), len(ranked), dtype=torch.bool, device=ranked.device)
+    among.scatter_(1, ranked[:, : width + 1], True)
+    return among & among.T
+
+
+def neighbourhoods(similarities: Tensor, neighbours: int, trust: float, weights: Weights) -> tuple[Tensor, Tensor]:
+    """Each item's members as weights that sum to 1, (m, m), and ``nearest``.
+
+    Members are the reciprocal neighbours, and the closer ones of each of these where most of those are members already.
+    """
+    ranked = nearest(similarities, neighbours)
+    width = ranked.shape[1] - 1
+    members = reciprocal_neighbours(ranked, width)
+    closer = reciprocal_neighbours(ranked, round(trust * (width + 1)) + 1)
+    common = members.to(similarities.dtype) @ closer.to(similarities.dtype).T
+    taken = members & (common > _OVERLAP * closer.sum(dim=1))
+    members = members | (taken.to(similarities.dtype) @ closer.to(similarities.dtype) > 0)
+    values = similarities if weights == "linear" else torch.exp(_EXPONENT * similarities) - 1
+    values = torch.where(members, values, 0.0)
+    return values / values.sum(dim=1, keepdim=True), ranked
+
+
+def jaccard(probes: Tensor, rows: Tensor) -> Tensor:
+    """Weighted Jaccard similarities (p, m) of ``probes`` (p, n) and ``rows`` (m, n)."""
+    return torch.stack([torch.minimum(row, rows).sum(dim=1) / torch.maximum(row, rows).sum(dim=1) for row in probes])
+
+
+def mixed_similarities(similarities: Tensor, probes: Tensor, settings: SmoothingSettings) -> Tensor:
+    """Of each of the items ``probes`` int64 (p,) with all: (p, m), part plain, part of neighbourhoods."""
+    weights, ranked = neighbourhoods(similarities, settings.neighbours, settings.trust, settings.weights)
+    expanded = weights[ranked[:, : settings.expansion]].mean(dim=1)
+    return settings.mix * similarities[probes] + (1 - settings.mix) * jaccard(expanded[probes], expanded)
+
+
+def smoothed_labels(similarities: Tensor, grades: Tensor, settings: SmoothingSettings) -> Tensor:
+    """Labels (m - 1,) of all candidates; items are the query, R positives with ``grades`` (R,), other candidates."""
+    positives = len(grades)
+    probes = torch.arange(1, positives + 1, device=similarities.device)
+    evidence = mixed_similarities(similarities, probes, settings)[:, 1:] * grades.unsqueeze(1)
+    labels = _aggregated(evidence, settings.aggregation)
+    if settings.redistribution == "fully":
+        others = labels[positives:]
+        shared = (1 - _KEPT_BY_POSITIVES) * grades.sum() * others / others.sum()
+        labels = torch.cat([_KEPT_BY_POSITIVES * grades, shared])
+    boost = torch.ones_like(labels)
+    boost[:positives] = settings.boost
+    return labels * boost
+
+
+def _aggregated(evidence: Tensor, aggregation: Aggregation) -> Tensor:
+    if aggregation == "max":
+        return evidence.amax(dim=0)
+    return evidence.mean(dim=0) if aggregation == "mean" else evidence.sum(dim=0)
+
+
+class LabelSmoother:
+    """Smooths the labels of whole batches by the vectors of their queries and documents as they were embedded."""
+
+    def __init__(self, vectors: StoredVectors, settings: SmoothingSettings) -> None:
+        self._uri, self._settings = vectors.uri, settings
+        self._queries = vectors.part("queries")
+        self._queries.require_all()
+        self._row_of = {name: row for row, name in enumerate(self._queries.ids().to_pylist())}
+
+    def smoothed(self, query_ids: Sequence[str], labels: Tensor, places: Tensor, documents: Tensor) -> Tensor:
+        """``labels`` (B, N), -inf where there is none, with those of the first unlabelled ones of each list filled in.
+
+        ``documents`` (M + 1, d) and ``places`` (B, N) as in ``Pool``. A query without a label stays so. Raises
+        ``UserError`` for one that was not embedded.
+        """
+        missing = [name for name in query_ids if name not in self._row_of]
+        if missing:
+            raise UserError(f"{self._uri} has no vector of query {missing[0]!r}. Embed the queries of the collection.")
+        queries = self._queries.gather(np.array([self._row_of[name] for name in query_ids]))
+        result = labels.clone()
+        for place, query in enumerate(torch.from_numpy(queries)):
+            is_labelled = labels[place].isfinite()
+            positives = is_labelled.nonzero().squeeze(1)
+            if not len(positives):
+                continue
+            others = (~is_labelled & (places[place] < len(documents) - 1)).nonzero().squeeze(1)
+            items = torch.cat([positives, others[: self._settings.depth]])
+            vectors = torch.cat([query.unsqueeze(0), documents[places[place, items]].float()])
+            result[place, items] = smoothed_labels(vectors @ vectors.T, labels[place, positives], self._settings)
+        return result

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raytriever.trainers.objectives.coder.documents import ABSENT
+from trainers.objectives.coder.documents import ABSENT
 
 Negatives = Literal["retrieved", "in_batch", "corpus"]
 

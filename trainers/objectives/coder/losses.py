@@ -9,7 +9,7 @@ and no gradient. Nothing depends on how wide the padding is, but for the release
 import torch
 from torch import Tensor
 
-from raytriever.retrieval.encoders.pooling import at_least_float32
+from retrieval.encoders.pooling import at_least_float32
 
 
 def list_net_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
@@ -77,3 +77,25 @@ def masked_log_softmax(values: Tensor, kept: Tensor) -> Tensor:
 
 def _of_labelled(losses: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     return torch.where(is_labelled(labels, present), losses, 0.0)
+
+
+# What is measured of ranked lists in training.
+
+
+@torch.no_grad()
+def list_metrics(scores: Tensor, labels: Tensor, present: Tensor) -> dict[str, Tensor]:
+    """How the lists are ranked, over the queries that have a label: scalars.
+
+    ``positive_rank``: place of the best ranked labelled candidate, from 1, behind unlabelled ones that equal it;
+    ``reciprocal_rank``: mean of its inverse. ``unlabelled``: share of queries without a label, which are left out;
+    ``list_length``: candidates a query. Shapes as in ``losses``.
+    """
+    labelled = present & labels.isfinite()
+    best = scores.masked_fill(~labelled, -torch.inf).amax(dim=1, keepdim=True)
+    ranks = 1.0 + ((scores >= best) & present & ~labelled).sum(dim=1)
+    return {
+        "reciprocal_rank": mean_over_labelled(1 / ranks, labels, present),
+        "positive_rank": mean_over_labelled(ranks, labels, present),
+        "unlabelled": 1 - is_labelled(labels, present).float().mean(),
+        "list_length": present.sum(dim=1).float().mean(),
+    }

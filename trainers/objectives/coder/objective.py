@@ -7,7 +7,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,39 +15,89 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.configuration import InputPath
-from raytriever.retrieval.encoders.list_scorer import save_list_scorer
-from raytriever.retrieval.encoders.specification import Role
-from raytriever.retrieval.lineage import require_same_origin
-from raytriever.retrieval.vectors import StoredVectors
-from raytriever.trainers import collectives
-from raytriever.trainers.gradient_cache import Chunks, cut_by_length, encode_chunks
-from raytriever.trainers.objective import Comparisons, KindSettings, Objective, Outcome
-from raytriever.trainers.objectives.coder.documents import ABSENT, DocumentVectors, Pool
-from raytriever.trainers.objectives.coder.labels import Normalization, at_level, binary, normalized
-from raytriever.trainers.objectives.coder.lists import CandidateList, Negatives, compose_lists, padded, stored_lists
-from raytriever.trainers.objectives.coder.losses import (
+from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import require_same_origin
+from raytriever.settings.configuration import InputPath, Settings
+from retrieval.encoders.list_scorer import ListScorer, ListScorerForm, save_list_scorer
+from retrieval.encoders.pooling import at_least_float32
+from retrieval.encoders.specification import Role
+from retrieval.vectors import StoredVectors
+from trainers.engine import collectives
+from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
+from trainers.objective import Comparisons, KindSettings, Objective, Outcome
+from trainers.objectives.coder.documents import ABSENT, DocumentVectors, Pool
+from trainers.objectives.coder.labels import (
+    LabelSmoother,
+    Normalization,
+    SmoothingSettings,
+    at_level,
+    binary,
+    normalized,
+)
+from trainers.objectives.coder.lists import CandidateList, Negatives, compose_lists, padded, stored_lists
+from trainers.objectives.coder.losses import (
     info_nce_loss,
+    list_metrics,
     list_net_loss,
     max_margin_loss,
     mean_over_labelled,
 )
-from raytriever.trainers.objectives.coder.metrics import list_metrics
-from raytriever.trainers.objectives.coder.scoring import (
-    ScoringSettings,
-    SimilarityScoring,
-    fresh_list_scorer,
-    list_similarities,
-)
-from raytriever.trainers.objectives.coder.smoothing import LabelSmoother, SmoothingSettings
-from raytriever.trainers.objectives.pair_objective import Encoder
-from raytriever.trainers.validation.settings import check_validation_of_lists
+from trainers.objectives.pair_objective import Encoder
+from trainers.validation.settings import check_validation_of_lists
 
 if TYPE_CHECKING:
-    from raytriever.retrieval.encoders.list_scorer import ListScorer
-    from raytriever.retrieval.encoders.text_encoder import TextEncoder
-    from raytriever.trainers.run import RunSettings
+    from retrieval.encoders.list_scorer import ListScorer
+    from retrieval.encoders.text_encoder import TextEncoder
+    from trainers.run import RunSettings
+
+
+# How CODER scores a query's candidates: each by itself, or all together by a transformer.
+
+_SMALLEST_NORM = 1e-6
+
+
+class SimilarityScoring(Settings):
+    """Each candidate by its similarity to the query (eq. 2): the encoder searches a whole index."""
+
+    kind: Literal["similarity"] = "similarity"
+    query_encoder: ClassVar[Literal["trained"]] = "trained"
+
+
+class TransformerScoring(ListScorerForm):
+    """All candidates together, by a module that is trained too and ranks candidates alone (appendix A.4).
+
+    ``query_encoder``: trained beside it, as in the paper, or 'frozen', so that the module alone learns.
+    """
+
+    kind: Literal["transformer"] = "transformer"
+    query_encoder: Literal["trained", "frozen"] = "trained"
+
+
+ScoringSettings = Annotated[SimilarityScoring | TransformerScoring, Field(discriminator="kind")]
+
+
+def fresh_list_scorer(settings: SimilarityScoring | TransformerScoring, dimension: int, seed: int) -> ListScorer | None:
+    """The module to train for vectors of ``dimension``; None where there is none."""
+    if isinstance(settings, SimilarityScoring):
+        return None
+    form = ListScorerForm.model_validate(settings.model_dump(include=set(ListScorerForm.model_fields)))
+    return ListScorer(form, dimension, seed)
+
+
+def list_similarities(queries: Tensor, documents: Tensor, places: Tensor, similarity: str) -> Tensor:
+    """Similarities of B queries with N candidates each, (B, N), in float32 (float64 for float64 queries).
+
+    ``queries`` (B, d); ``documents`` (M + 1, d), their last a zero vector; ``places`` int64 (B, N), each candidate's
+    among them. Whatever ``similarity`` is, a candidate that isn't there has 0.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        queries = at_least_float32(queries)
+        documents = documents.to(queries.dtype)
+        if similarity == "cosine":
+            queries = nn.functional.normalize(queries, dim=-1, eps=_SMALLEST_NORM)
+            documents = nn.functional.normalize(documents, dim=-1, eps=_SMALLEST_NORM)
+        # all with all: lists share documents, and up to d queries it takes no more memory than the documents themselves
+        return (queries @ documents.T).gather(1, places)
 
 
 class CoderSettings(KindSettings):

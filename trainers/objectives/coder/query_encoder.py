@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from raytriever.retrieval.encoders.modules import DenseLayer
-from raytriever.retrieval.encoders.text_encoder import TextEncoder
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.vectors import StoredVectors
-from raytriever.trainers.objectives.coder.objective import Coder, CoderSettings
+from raytriever.errors import UserError
+from retrieval.encoders.modules import DenseLayer
+from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.vectors import StoredVectors
+from trainers.objectives.coder.objective import Coder, CoderSettings
 
 _STANDARD_DEVIATION = 0.02
 

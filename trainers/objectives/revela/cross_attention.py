@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from raytriever.retrieval.encoders.pooling import at_least_float32
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.encoders.pooling import at_least_float32
 
 _EPSILON = 1e-6
 _ALIGNMENT = 8  # of a head's dimension, for the kernels of GPUs

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.pipelines.chunking import code
-from raytriever.pipelines.chunking.chunks import chunk_text
-from raytriever.pipelines.chunking.settings import ChunkingSettings, Language
-from raytriever.pipelines.chunking.words import count_words
+from pipelines.chunking import code
+from pipelines.chunking.chunks import chunk_text
+from pipelines.chunking.settings import ChunkingSettings, Language
+from pipelines.chunking.words import count_words
 from tests.unit.pipelines.chunking.texts import PARTS, cut, texts_of
 
 PYTHON = '''"""A module."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.pipelines.chunking.pieces import pack_pieces
+from pipelines.chunking.pieces import pack_pieces
 
 
 def packed(sizes: list[int], openings: list[int], most: int, least: int) -> list[list[int]]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from sentencex import get_sentence_boundaries
 
-from raytriever.pipelines.chunking.sentences import sentence_ends
-from raytriever.pipelines.chunking.words import TextWords
+from pipelines.chunking.sentences import sentence_ends
+from pipelines.chunking.words import TextWords
 from tests.unit.pipelines.chunking.texts import real_data, real_texts, texts
 
 

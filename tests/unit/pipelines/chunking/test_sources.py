@@ -9,17 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raytriever.pipelines.chunking import sources
-from raytriever.pipelines.chunking.sources import (
+from pipelines.chunking import sources
+from pipelines.chunking.sources import (
     SourceDocument,
     articles_of,
     documents_of,
     stretches,
     titles_that_come_again,
 )
-from raytriever.retrieval.collections.collection import DOCUMENTS
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from tests.unit.small_run import make_artifact
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from raytriever.pipelines.chunking.chunks import Chunks, chunk_text
-from raytriever.pipelines.chunking.settings import ChunkingSettings
+from pipelines.chunking.chunks import Chunks, chunk_text
+from pipelines.chunking.settings import ChunkingSettings
 
 PARTS = [
     *"aB1 .!?\n\r\t\"'()“”。中あ한กิ😀…:;-«»|~#`{}=é",

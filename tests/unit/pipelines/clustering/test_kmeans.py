@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from raytriever.pipelines.clustering import parts as parts_module
-from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
-from raytriever.pipelines.clustering.lloyd import assign, lloyd, objective, seed_centroids
-from raytriever.pipelines.clustering.pair_vectors import ArrayPairs
-from raytriever.pipelines.clustering.parts import LocalParts
-from raytriever.pipelines.clustering.points import MidPoints, midpoints
-from raytriever.pipelines.clustering.refilling import refill_empty
-from raytriever.pipelines.packing.hardness import pair_similarity
-from raytriever.retrieval.errors import UserError
+from pipelines.clustering import points as parts_module
+from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
+from pipelines.clustering.lloyd import assign, lloyd, objective, refill_empty, seed_centroids
+from pipelines.clustering.pair_vectors import ArrayPairs
+from pipelines.clustering.points import LocalParts, MidPoints, midpoints
+from pipelines.reports.packings import pair_similarity
+from raytriever.errors import UserError
 
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
 

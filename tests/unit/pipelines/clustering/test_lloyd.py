@@ -11,19 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raytriever.pipelines.clustering import parts as parts_module
-from raytriever.pipelines.clustering import refilling
-from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
-from raytriever.pipelines.clustering.lloyd import assign, cluster_sums, lloyd
-from raytriever.pipelines.clustering.pair_vectors import ArrayPairs, BothWays
-from raytriever.pipelines.clustering.parts import LocalParts, cut
-from raytriever.pipelines.clustering.points import (
+from pipelines.clustering import lloyd as refilling
+from pipelines.clustering import points as parts_module
+from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
+from pipelines.clustering.lloyd import assign, cluster_sums, lloyd
+from pipelines.clustering.pair_vectors import ArrayPairs, BothWays
+from pipelines.clustering.points import (
     ConcatenatedPairs,
     Frame,
+    LocalParts,
     MidPoints,
     Points,
     TiedPairs,
     concatenated,
+    cut,
     midpoints,
 )
 

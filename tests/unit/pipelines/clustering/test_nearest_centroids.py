@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raytriever.pipelines.clustering import nearest_centroids as module
-from raytriever.pipelines.clustering.nearest_centroids import nearest_centroids
-from raytriever.retrieval.errors import UserError
+from pipelines.clustering import nearest_centroids as module
+from pipelines.clustering.nearest_centroids import nearest_centroids
+from raytriever.errors import UserError
 
 RANDOM = np.random.default_rng(7)
 

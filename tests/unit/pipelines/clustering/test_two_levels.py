@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.pipelines.clustering import parts as parts_module
-from raytriever.pipelines.clustering import two_levels
-from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
-from raytriever.pipelines.clustering.points import midpoints
-from raytriever.pipelines.clustering.two_levels import apportion
+from pipelines.clustering import kmeans as two_levels
+from pipelines.clustering import points as parts_module
+from pipelines.clustering.kmeans import KMeansSettings, apportion, cluster_pairs
+from pipelines.clustering.points import midpoints
 from tests.unit.pipelines.clustering.test_kmeans import topics
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from raytriever.pipelines.filtering.balanced_margins import BalancedMarginSettings, draw_balanced, margin_bins
+from pipelines.filtering.hard_negatives import BalancedMarginSettings, draw_balanced, margin_bins
 
 
 def literal_bin(margin, margins, bins):

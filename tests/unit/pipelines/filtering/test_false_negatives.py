@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from raytriever.pipelines.filtering.false_negatives import (
+from pipelines.filtering.false_negatives import (
     RULES,
     FalseNegativeSettings,
     false_negatives,
@@ -20,7 +20,7 @@ from raytriever.pipelines.filtering.false_negatives import (
     score_mask,
     to_columns,
 )
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
 
 NONE = dict.fromkeys(("same_document", "same_text", "same_query", "known_positive", "surrogate_score"), False)
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raytriever.pipelines.pairs import SCHEMA as PAIRS_SCHEMA
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
-from raytriever.retrieval.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
+from pipelines.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
+from pipelines.pairs.pairs import SCHEMA as PAIRS_SCHEMA
+from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
 
 
 def artifact(

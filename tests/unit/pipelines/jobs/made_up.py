@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Derivation, ShardWriter
-from raytriever.retrieval.collections.collection import JUDGMENTS, QUERIES
+from raytriever.artifacts.artifact import Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
+from retrieval.collections.collection import JUDGMENTS, QUERIES
 
 Rows = list[tuple[Any, ...]]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raytriever.pipelines.pairs import SCHEMA
+from pipelines.pairs.pairs import SCHEMA
 from tests.unit.small_run import make_artifact
 
 COLLECTION = "0" * 64

@@ -8,15 +8,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.pipelines.jobs.chunk import CHUNKS, Chunk, ChunkConfig, upper_bounds
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.collection import QUERIES
-from raytriever.retrieval.collections.column_names import DocumentTable
-from raytriever.retrieval.collections.columns import ColumnFiles
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from pipelines.formats.columns import ColumnFiles, DocumentTable
+from pipelines.jobs.chunk import CHUNKS, Chunk, ChunkConfig, upper_bounds
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.collection import QUERIES, StoredCollection
 from tests.unit.pipelines.chunking.test_sources import passages, stored
 from tests.unit.pipelines.chunking.texts import real_data
 from tests.unit.small_run import make

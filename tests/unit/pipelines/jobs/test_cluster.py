@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
-from raytriever.pipelines.clusters import read_clusters, size_histogram
-from raytriever.pipelines.jobs import cluster as job
-from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
-from raytriever.pipelines.packing import domains
-from raytriever.pipelines.pairs import read_pairs
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.stage import Resources
+from pipelines.clustering.clusters import read_clusters, size_histogram
+from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
+from pipelines.jobs import cluster as job
+from pipelines.jobs.cluster import Cluster, ClusterConfig
+from pipelines.packing import domains
+from pipelines.pairs.pairs import read_pairs
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.stages.stage import Resources
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
 from tests.unit.small_run import make
 

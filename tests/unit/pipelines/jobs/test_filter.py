@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.filtering import pair_batches
-from raytriever.pipelines.jobs import lookups
-from raytriever.pipelines.jobs.filter import Filter, FilterConfig
-from raytriever.retrieval.collections.collection import DOCUMENTS
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
+from pipelines.batches import BatchReader
+from pipelines.filtering import pair_batches
+from pipelines.jobs import lookups
+from pipelines.jobs.filter import Filter, FilterConfig
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.collection import DOCUMENTS
 from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates, make_packing, make_pairs, make_vectors
 from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.small_run import make

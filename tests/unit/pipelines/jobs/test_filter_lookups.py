@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.pipelines.filtering.false_negatives import pair_keys
-from raytriever.pipelines.jobs.filter_lookups import PAIRS_SHARD, make_pairs, open_pairs
-from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.retrieval.artifacts import Artifact, ShardWriter
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.storage import Folder
+from pipelines.filtering.false_negatives import pair_keys
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.filter_lookups import PAIRS_SHARD, make_pairs, open_pairs
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from raytriever.artifacts.artifact import Artifact, ShardWriter
+from raytriever.artifacts.storage import Folder
+from retrieval.collections.collection import StoredCollection
 from tests.unit.small_run import make
 
 GRADES = {("q0", "d0"): 2, ("q0", "d1"): 1, ("q1", "d1"): 0, ("q1", "d2"): -1, ("q2", "d2"): 2}

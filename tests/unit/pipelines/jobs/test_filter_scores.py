@@ -12,17 +12,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.pipelines.batches import SCHEMAS, TEACHER_SCORES, BatchReader
-from raytriever.pipelines.jobs import filter_scores
-from raytriever.pipelines.jobs.filter import Filter, FilterConfig
-from raytriever.pipelines.jobs.mix import Mix, MixConfig
-from raytriever.pipelines.jobs.publish import Publish, PublishConfig
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.collection import DOCUMENTS
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
+from pipelines.batches import SCHEMAS, TEACHER_SCORES, BatchReader
+from pipelines.jobs import filter_scores
+from pipelines.jobs.filter import Filter, FilterConfig
+from pipelines.jobs.mix import Mix, MixConfig
+from pipelines.jobs.publish import Publish, PublishConfig
+from pipelines.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from tests.unit.pipelines.jobs.batch_inputs import artifact, contents, make_candidates, make_packing, make_pairs
 from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.small_run import make

@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.jobs import lookups, row_batches
-from raytriever.pipelines.jobs.group import Group, GroupConfig
-from raytriever.retrieval.collections.collection import DOCUMENTS
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
+from pipelines.batches import BatchReader
+from pipelines.jobs import lookups, row_batches
+from pipelines.jobs.group import Group, GroupConfig
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.collection import DOCUMENTS
 from tests.unit.pipelines.jobs.batch_inputs import contents
 from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.small_run import make

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.jobs.chunk import Chunk, ChunkConfig
-from raytriever.pipelines.jobs.group import Group, GroupConfig
-from raytriever.retrieval.collections.column_names import DocumentTable
-from raytriever.retrieval.collections.columns import ColumnFiles
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from pipelines.batches import BatchReader
+from pipelines.formats.columns import ColumnFiles, DocumentTable
+from pipelines.jobs.chunk import Chunk, ChunkConfig
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.group import Group, GroupConfig
 from tests.unit.small_run import make
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.jobs import lookups, row_batches
-from raytriever.pipelines.jobs.lists import Lists, ListsConfig
-from raytriever.retrieval.collections.collection import DOCUMENTS
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.mining.candidates import StoredCandidates
+from pipelines.batches import BatchReader
+from pipelines.jobs import lookups, row_batches
+from pipelines.jobs.lists import Lists, ListsConfig
+from pipelines.mining.candidates import StoredCandidates
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.collection import DOCUMENTS
 from tests.unit.pipelines.jobs.batch_inputs import contents, make_candidates
 from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.retrieval.mined_lists import mined_lists

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raytriever.pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout
-from raytriever.pipelines.jobs.mix import Mix, MixConfig
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Derivation, ShardWriter
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
+from pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout
+from pipelines.jobs.mix import Mix, MixConfig
+from raytriever.artifacts.artifact import Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
 from tests.unit.pipelines.jobs.batch_inputs import contents
 from tests.unit.small_run import make
 

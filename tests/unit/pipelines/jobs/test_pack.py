@@ -9,16 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.pipelines.jobs import pack as module
-from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
-from raytriever.pipelines.jobs.epoch_parts import parts_of
-from raytriever.pipelines.jobs.pack import Pack, PackConfig
-from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.packing.pack import PackingSettings
-from raytriever.pipelines.pairs import PAIRS, read_pairs
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.storage import Folder
+from pipelines.jobs import pack as module
+from pipelines.jobs.cluster import Cluster, ClusterConfig
+from pipelines.jobs.pack import Pack, PackConfig, parts_of
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.packing.pack import PackingSettings
+from pipelines.pairs.pairs import PAIRS, read_pairs
+from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
 from tests.unit import small_run
 
 SIZE = 4
@@ -174,7 +173,7 @@ def test_an_epoch_in_parts_is_what_one_task_makes(
 ) -> None:
     inputs = {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
     whole = packed(tmp_path / "whole", packing={"polish_sweeps": 1}, **inputs)
-    monkeypatch.setattr("raytriever.pipelines.jobs.epoch_parts.PART_PAIRS", 1)
+    monkeypatch.setattr("pipelines.jobs.pack.PART_PAIRS", 1)
     settings = {"packing": PackingSettings(batch_size=SIZE, polish_sweeps=1), "output": str(tmp_path / "parts")}
     planned = Pack(PackConfig.model_validate(inputs | settings)).plan()
     domains = len(Artifact(run["pairs_clusters"]).shards)
@@ -189,7 +188,7 @@ def test_an_epoch_in_parts_is_what_one_task_makes(
 
 
 def test_parts_have_domains_after_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.pipelines.jobs.epoch_parts.PART_PAIRS", 10)
+    monkeypatch.setattr("pipelines.jobs.pack.PART_PAIRS", 10)
     assert parts_of([3, 4, 3, 20, 9]) == [(0, 3), (3, 4), (4, 5)]
     assert parts_of([5]) == [(0, 1)]
     assert parts_of([12, 3]) == [(0, 1), (1, 2)]

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
-import raytriever
-from raytriever.pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout, epoch_permutation
-from raytriever.pipelines.jobs.publish import Publish, PublishConfig
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Artifact, Derivation, ShardWriter
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
+from pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout, epoch_permutation
+from pipelines.jobs.publish import Publish, PublishConfig
+from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.errors import UserError
+from raytriever.jobs import stage_class
+from raytriever.settings.configuration import validate
 from tests.unit.retrieval.encoders.tiny_models import save_sentence_transformer, save_tiny_model
 from tests.unit.small_run import make, make_artifact
 
@@ -276,7 +276,7 @@ def test_sentence_transformers_trains_on_the_stored_batches(tmp_path: Path, monk
     reader = stored(tmp_path / "b")
     made = publish(tmp_path / "p", reader, format="sentence_transformers")
     program = training_program(made.path("README.md"))
-    documented = training_program(Path(raytriever.__path__[0]) / "docs" / "batches.md")
+    documented = training_program(Path(__file__).parents[4] / "docs" / "batches.md")
     assert program == documented.replace("_batch_size=64", f"_batch_size={SIZE}")
     model = save_sentence_transformer(save_tiny_model("bert", tmp_path / "bert"), tmp_path / "model")
     program = program.replace("org/name", str(model)).replace("path/of/this/folder", made.uri)
@@ -301,4 +301,4 @@ def test_sentence_transformers_trains_on_the_stored_batches(tmp_path: Path, monk
 
 
 def test_the_command_has_it() -> None:
-    assert raytriever.stage_class("publish", "here") is Publish
+    assert stage_class("publish", "here") is Publish

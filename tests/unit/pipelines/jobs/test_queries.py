@@ -7,18 +7,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.jobs.queries import Queries, QueriesConfig
-from raytriever.pipelines.pairs import read_pairs
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.columns import ColumnFiles
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.conventions import CONVENTIONS
-from raytriever.retrieval.evaluation.measures import evaluate
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.stage import run_stage
+from pipelines.formats.columns import ColumnFiles
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.jobs.queries import Queries, QueriesConfig
+from pipelines.pairs.pairs import read_pairs
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from raytriever.stages.stage import run_stage
+from retrieval.collections.collection import StoredCollection
+from retrieval.evaluation.conventions import CONVENTIONS
+from retrieval.evaluation.measures import evaluate
 from tests.unit.pipelines.jobs.made_up import store
 from tests.unit.small_run import make
 

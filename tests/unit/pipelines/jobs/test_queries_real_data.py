@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.jobs.queries import Queries, QueriesConfig
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.columns import ColumnFiles
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from pipelines.formats.beir import BeirFolder
+from pipelines.formats.columns import ColumnFiles
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.jobs.queries import Queries, QueriesConfig
+from raytriever.artifacts.artifact import Artifact
+from retrieval.collections.collection import StoredCollection
 from tests.unit.small_run import make
 
 pytestmark = pytest.mark.skipif(

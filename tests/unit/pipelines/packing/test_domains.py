@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.pipelines.packing.domains import MERGED, group_domains
-from raytriever.retrieval.errors import UserError
+from pipelines.packing.domains import MERGED, group_domains
+from raytriever.errors import UserError
 
 DOMAINS = ["wiki"] * 10 + ["code"] * 3 + ["größe\0"] * 4 + ["größe"] * 9
 

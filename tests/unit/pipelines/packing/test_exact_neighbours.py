@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raytriever.pipelines.packing import exact_neighbours as module
-from raytriever.pipelines.packing.neighbours import Neighbours, find_neighbours
+from pipelines.packing import neighbours as module
+from pipelines.packing.neighbours import Neighbours, find_neighbours
 
 
 def true_nearness(centroids: NDArray[np.floating]) -> NDArray[np.float64]:

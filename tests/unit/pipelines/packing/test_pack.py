@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from raytriever.pipelines.packing.neighbours import find_neighbours
-from raytriever.pipelines.packing.pack import Packing, PackingSettings, pack
-from raytriever.pipelines.packing.topics import topic_batches
-from raytriever.pipelines.packing.tour import greedy_tour, tour_length
-from raytriever.retrieval.errors import UserError
+from pipelines.packing.neighbours import find_neighbours
+from pipelines.packing.pack import Packing, PackingSettings, pack, topic_batches
+from pipelines.packing.tour import greedy_tour, tour_length
+from raytriever.errors import UserError
 
 
 class Corpus:

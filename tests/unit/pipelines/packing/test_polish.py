@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raytriever.pipelines.packing import polish
-from raytriever.pipelines.packing.polish import affinities, polish_batches
+from pipelines.packing import polish
+from pipelines.packing.polish import affinities, polish_batches
 
 
 def polished(

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raytriever.pipelines.packing import exact_neighbours as module
-from raytriever.pipelines.packing import tour
-from raytriever.pipelines.packing.neighbours import find_neighbours
-from raytriever.pipelines.packing.tour import greedy_tour, tour_length
-from raytriever.retrieval.errors import UserError
+from pipelines.packing import neighbours as module
+from pipelines.packing import tour
+from pipelines.packing.neighbours import find_neighbours
+from pipelines.packing.tour import greedy_tour, tour_length
+from raytriever.errors import UserError
 
 RANDOM = np.random.default_rng(11)
 

@@ -2,7 +2,7 @@ import textwrap
 
 import pytest
 
-from raytriever.pipelines.queries.comments import Comments, commented_functions
+from pipelines.queries.functions import Comments, commented_functions
 
 
 def found(code: str, comments: Comments) -> list[tuple[str, str]]:

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.pipelines.queries.crops import CropQueries
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
+from pipelines.queries.spans import CropQueries
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
 from tests.unit.pipelines.queries.made_up import examples, source
 
 WORDS = [f"w{number}" for number in range(200)]

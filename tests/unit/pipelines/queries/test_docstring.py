@@ -1,8 +1,8 @@
 import pytest
 
-from raytriever.pipelines.queries.docstring import DocstringQueries
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
+from pipelines.queries.functions import DocstringQueries
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
 from tests.unit.pipelines.queries.made_up import chunks, examples, source
 
 PYTHON = '''

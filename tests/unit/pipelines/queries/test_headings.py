@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.pipelines.queries.headings import HeadingQueries, Section, sections
+from pipelines.queries.headings import HeadingQueries, Section, sections
 from tests.unit.pipelines.queries.made_up import chunks, examples, source
 
 ARTICLE = """The lobster is an animal.

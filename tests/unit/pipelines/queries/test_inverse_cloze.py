@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.pipelines.queries.inverse_cloze import InverseClozeQueries, without
-from raytriever.pipelines.queries.sentences import sentence_spans
+from pipelines.queries.spans import InverseClozeQueries, sentence_spans, without
 from tests.unit.pipelines.queries.made_up import examples, source
 
 SENTENCES = ["The lobster is an animal.", "It has two large claws.", "Most of them are blue.", "They live in the sea."]

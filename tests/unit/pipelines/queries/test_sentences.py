@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.pipelines.queries.sentences import sentence_spans
+from pipelines.queries.spans import sentence_spans
 
 PIECES = [
     "Dr. ",

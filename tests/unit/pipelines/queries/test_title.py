@@ -1,4 +1,4 @@
-from raytriever.pipelines.queries.title import TitleQueries
+from pipelines.queries.headings import TitleQueries
 from tests.unit.pipelines.queries.made_up import examples, source
 
 THREAD = "I was offered one made with citra hops.\n\nCitra hops have fairly high alpha acids.\n\nSee the article."

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.clusters import read_clusters
-from raytriever.pipelines.filtering.false_negatives import RULES
-from raytriever.pipelines.jobs.pack import Pack, PackConfig
-from raytriever.pipelines.packing.pack import PackingSettings
-from raytriever.pipelines.pairs import read_pairs
-from raytriever.pipelines.reports.batches import batches_section
-from raytriever.pipelines.reports.masks import mask_of, masked_sentence
-from raytriever.pipelines.reports.packings import (
+from pipelines.batches import BatchReader
+from pipelines.clustering.clusters import read_clusters
+from pipelines.filtering.false_negatives import RULES
+from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.packing.pack import PackingSettings
+from pipelines.pairs.pairs import read_pairs
+from pipelines.reports.batches import batches_section
+from pipelines.reports.examples import sample_of
+from pipelines.reports.masks import mask_of, masked_sentence
+from pipelines.reports.packings import (
     MASKED,
     RANDOM,
     RANDOM_CLUSTERS,
@@ -27,10 +28,9 @@ from raytriever.pipelines.reports.packings import (
     packed_name,
     packed_pairs,
 )
-from raytriever.pipelines.reports.sampling import sample_of
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.report import Details, Plot, Section, Table
-from raytriever.retrieval.vectors import StoredVectors
+from raytriever.artifacts.artifact import Artifact
+from raytriever.reports.report import Details, Plot, Section, Table
+from retrieval.vectors import StoredVectors
 from tests.unit.small_run import BATCH_SIZE, PAIRS, make, make_run
 
 

@@ -6,15 +6,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.pipelines.duplicates import DuplicateSettings
-from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.reports.clusters import clusters_section, objective_sentence
-from raytriever.pipelines.reports.data import data_section
-from raytriever.pipelines.reports.left_out import left_out_section
-from raytriever.pipelines.reports.pairs import duplicates_sentence
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.report import Details, Plot, Section, Table
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.pairs.duplicates import DuplicateSettings
+from pipelines.reports.clusters import clusters_section, objective_sentence
+from pipelines.reports.data import data_section, duplicates_sentence, left_out_section
+from raytriever.artifacts.artifact import Artifact
+from raytriever.reports.report import Details, Plot, Section, Table
+from retrieval.collections.collection import StoredCollection
 from tests.unit.pipelines.jobs.made_up import collection_of
 from tests.unit.small_run import BATCH_SIZE, ODD_DOMAIN, PAIRS, make, make_run
 

@@ -7,18 +7,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.chunking.settings import ChunkingSettings
-from raytriever.pipelines.jobs.chunk import Chunk, ChunkConfig
-from raytriever.pipelines.jobs.group import Group, GroupConfig
-from raytriever.pipelines.jobs.lists import Lists, ListsConfig
-from raytriever.pipelines.jobs.mix import Mix, MixConfig
-from raytriever.pipelines.reports.batches import batches_section
-from raytriever.pipelines.reports.chunks import chunks_section, length_sentence
-from raytriever.pipelines.reports.layouts import distinct_in_rows, domains_sentence, grades_sentence, share_beside
-from raytriever.pipelines.reports.texts import excerpt
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.report import Details, Plot, Section, Table
+from pipelines.batches import BatchReader
+from pipelines.chunking.settings import ChunkingSettings
+from pipelines.jobs.chunk import Chunk, ChunkConfig
+from pipelines.jobs.group import Group, GroupConfig
+from pipelines.jobs.lists import Lists, ListsConfig
+from pipelines.jobs.mix import Mix, MixConfig
+from pipelines.reports.batches import batches_section, distinct_in_rows, domains_sentence, grades_sentence, share_beside
+from pipelines.reports.chunks import chunks_section, length_sentence
+from pipelines.reports.examples import excerpt
+from raytriever.reports.report import Details, Plot, Section, Table
+from retrieval.collections.collection import StoredCollection
 from tests.unit.pipelines.jobs.batch_inputs import make_candidates
 from tests.unit.pipelines.jobs.made_up import collection_of, store
 from tests.unit.small_run import make

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.pipelines.clusters import DomainClusters, read_clusters
-from raytriever.pipelines.jobs.pack import Pack, PackConfig
-from raytriever.pipelines.packing.neighbours import EXACT_UP_TO, find_neighbours
-from raytriever.pipelines.packing.pack import PackingSettings
-from raytriever.pipelines.packing.tour import greedy_tour
-from raytriever.pipelines.reports.tours import literal_length, literal_tour, polish_sentence, tour_blocks, tour_sentence
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.report import Table
+from pipelines.clustering.clusters import DomainClusters, read_clusters
+from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.packing.neighbours import EXACT_UP_TO, find_neighbours
+from pipelines.packing.pack import PackingSettings
+from pipelines.packing.tour import greedy_tour
+from pipelines.reports.packings import literal_length, literal_tour, polish_sentence, tour_blocks, tour_sentence
+from raytriever.artifacts.artifact import Artifact
+from raytriever.reports.report import Table
 from tests.unit.small_run import BATCH_SIZE, make, make_run
 
 

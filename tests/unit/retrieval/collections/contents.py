@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from raytriever.retrieval.collections.collection import Source
+from retrieval.collections.collection import Source
 
 
 class Contents(NamedTuple):

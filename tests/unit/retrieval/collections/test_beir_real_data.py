@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.collection import passage_text
-from raytriever.retrieval.errors import UserError
+from pipelines.formats.beir import BeirFolder
+from raytriever.errors import UserError
+from retrieval.collections.collection import passage_text
 
 # documents, queries, judgments of each split
 COUNTS = {

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.retrieval.collections import digests, judged_pairs, records
-from raytriever.retrieval.collections.checked_source import CheckedSource
-from raytriever.retrieval.collections.records import (
+from raytriever.errors import UserError
+from retrieval.collections import checked_source as judged_pairs
+from retrieval.collections import digests, records
+from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.records import (
     CrossValidation,
     DocumentRecord,
     JudgmentRecord,
@@ -20,7 +22,6 @@ from raytriever.retrieval.collections.records import (
     Policies,
     QueryRecord,
 )
-from raytriever.retrieval.errors import UserError
 
 DROP = Policies(empty_documents="drop", empty_queries="drop", unknown_ids="drop")
 

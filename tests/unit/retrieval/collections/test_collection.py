@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.retrieval.collections import collection
-from raytriever.retrieval.collections.collection import (
+from retrieval.collections import collection
+from retrieval.collections.collection import (
     DOCUMENTS,
     JUDGMENTS,
     QUERIES,

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.retrieval.collections import columns, hub
-from raytriever.retrieval.collections.checked_source import CheckedSource
-from raytriever.retrieval.collections.columns import ColumnFiles
-from raytriever.retrieval.collections.hub import HubDataset
-from raytriever.retrieval.collections.records import text_id
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
+from pipelines.formats import columns, hub
+from pipelines.formats.columns import ColumnFiles
+from pipelines.formats.hub import HubDataset
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.records import text_id
 from tests.unit.retrieval.collections.contents import Contents, contents
 from tests.unit.retrieval.collections.packed_files import write_files
 

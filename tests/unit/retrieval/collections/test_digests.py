@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.retrieval.collections.digests import DigestSet
+from retrieval.collections.digests import DigestSet
 
 few = st.text(alphabet="ab\0ç", max_size=3)  # often the same again
 

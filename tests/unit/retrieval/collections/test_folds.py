@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.retrieval.collections import digests
-from raytriever.retrieval.collections.folds import JudgedQueries
-from raytriever.retrieval.collections.records import CrossValidation, JudgmentRecord, Place
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.collections import digests
+from retrieval.collections.checked_source import JudgedQueries
+from retrieval.collections.records import CrossValidation, JudgmentRecord, Place
 
 FOLDS = CrossValidation(fold=0, split="all")
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.retrieval.collections.qrels import HEADER, read_qrels, read_trec_qrels
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from retrieval.collections.qrels import HEADER, read_qrels, read_trec_qrels
 
 
 def judgments(folder: Path, text: str) -> list[tuple[int, str, str, int]]:

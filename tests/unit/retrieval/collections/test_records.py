@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.retrieval.collections.records import Place, describe_files, text_id
-from raytriever.retrieval.storage import Folder
+from raytriever.artifacts.storage import Folder
+from retrieval.collections.records import Place, describe_files, text_id
 
 
 def test_a_place_reads_as_in_a_message() -> None:

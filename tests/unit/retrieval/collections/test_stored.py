@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
-from raytriever.retrieval.collections.stored import ParquetRows, StoredCollection, texts_of
-from raytriever.retrieval.errors import UserError
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, ParquetRows, StoredCollection, texts_of
 from tests.unit.small_run import make_artifact
 
 ROWS_PER_FILE = (3, 1, 4)
@@ -111,7 +110,7 @@ def test_another_artifact_is_refused(tmp_path: Path) -> None:
 
 
 def test_few_files_stay_open(stored: StoredCollection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.retrieval.collections.stored._MOST_OPEN_FILES", 1)
+    monkeypatch.setattr("retrieval.collections.collection._MOST_OPEN_FILES", 1)
     rows = stored.rows_of("documents")
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     for wanted in ([7, 0, 3], [0], [5, 4]):

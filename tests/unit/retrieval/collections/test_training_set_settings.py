@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from raytriever.retrieval.configuration import parse_yaml, validate
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.settings.configuration import parse_yaml, validate
 
 DPR = """
 kind: dpr

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
+from retrieval.encoders.pretrained import locate_model
 from tests.unit.retrieval.encoders.tiny_models import (
     DECODERS,
     POSITIONS,

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers.base.modules import Dense, Normalize
 from transformers import AutoTokenizer
 
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.specification import Pooling
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
+from retrieval.encoders.specification import Pooling
 from tests.unit.retrieval.encoders.tiny_models import (
     ARCHITECTURES,
     DECODERS,

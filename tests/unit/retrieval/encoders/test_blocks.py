@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.structure import transformer_blocks
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.retrieval.encoders.transformer import checkpoint_activations, compile_blocks
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.gradient_cache import cut_by_length, encode_chunks
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.encoders.transformer import checkpoint_activations, compile_blocks, transformer_blocks
 from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, SENTENCES, TEXTS, load_tiny, save_tiny_model
+from trainers.engine.gradient_cache import cut_by_length, encode_chunks
 
 
 def trainable(folder: Path, dropout: float) -> TextEncoder:

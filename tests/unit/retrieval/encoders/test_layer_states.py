@@ -12,13 +12,13 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
-from raytriever.retrieval.encoders.layer_states import LayerStates
-from raytriever.retrieval.encoders.pooling import pool
-from raytriever.retrieval.encoders.specification import EncoderSettings, Pooling
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.retrieval.encoders.transformer import checkpoint_activations, compile_blocks
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.multi_vector import LayerStates
+from retrieval.encoders.pooling import pool
+from retrieval.encoders.specification import EncoderSettings, Pooling
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, TEXTS, load_tiny, save_tiny_model
 
 

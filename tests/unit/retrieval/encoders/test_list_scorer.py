@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from raytriever.retrieval.encoders.list_scorer import (
+from raytriever.errors import UserError
+from retrieval.encoders.list_scorer import (
     ListScorer,
     ListScorerForm,
     list_scorer_beside,
     load_list_scorer,
     save_list_scorer,
 )
-from raytriever.retrieval.errors import UserError
 
 DIMENSION, DOCUMENTS = 6, 20
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers.base.modules import Dense, Normalize
 
-from raytriever.retrieval.encoders.modules import read_modules
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.encoders.modules import read_modules
 from tests.unit.retrieval.encoders.tiny_models import (
     WIDTH,
     assert_sentence_transformers_agrees,

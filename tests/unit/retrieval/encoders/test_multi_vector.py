@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm, scalar_mix
-from raytriever.retrieval.encoders.text_encoder import TextEncoder
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.embedding import encode_texts
+from retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm, scalar_mix
+from retrieval.encoders.text_encoder import TextEncoder
 from tests.unit.retrieval.encoders.tiny_models import (
     TEXTS,
     WIDTH,

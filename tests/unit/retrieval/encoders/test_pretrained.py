@@ -12,8 +12,10 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
-from raytriever.retrieval.encoders import pretrained
-from raytriever.retrieval.encoders.pretrained import (
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from retrieval.encoders import pretrained
+from retrieval.encoders.pretrained import (
     PACKAGED_MODELS,
     PINNED_REVISIONS,
     PackagedModel,
@@ -21,10 +23,8 @@ from raytriever.retrieval.encoders.pretrained import (
     locate_model,
     locate_named,
 )
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.storage import Folder
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
 from tests.unit.retrieval.encoders.contextual.made_up import module_cache
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.small_run import make_artifact

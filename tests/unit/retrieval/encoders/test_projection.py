@@ -7,10 +7,10 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from tests.unit.retrieval.encoders.tiny_models import SENTENCES, save_tiny_model
 
 

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from raytriever.retrieval.encoders.specification import (
+from raytriever.errors import UserError
+from retrieval.encoders.specification import (
     EncoderContract,
     EncoderSettings,
     has_bfloat16,
     require_dtype,
     resolve_dtype,
 )
-from raytriever.retrieval.errors import UserError
 
 CONTRACT = EncoderContract(
     model="a" * 64,

@@ -15,11 +15,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.pooling import pool
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings, Role
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.embedding import encode_texts
+from retrieval.encoders.pooling import pool
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from tests.unit.retrieval.encoders.tiny_models import copy_without_weights, load_tiny
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"

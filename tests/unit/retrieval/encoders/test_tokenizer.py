@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.tiny_models import (
     ARCHITECTURES,
     POSITIONS,

@@ -9,13 +9,13 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.retrieval.encoders.towers import Towers, load_towers, write_towers
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
+from retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.encoders.towers import Towers, load_towers, write_towers
 from tests.unit.retrieval.encoders.tiny_models import TEXTS, WIDTH, edited, load_tiny, save_tiny_model
 
 SETTINGS = {"pooling": "cls", "normalize": True, "query_prompt": "query: ", "max_length": 20}

@@ -9,9 +9,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter, merged_weights
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
+from retrieval.encoders.adapter import LoraSettings, add_adapter, merged_weights
 from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, TEXTS, load_tiny, save_tiny_model
 
 ATTENTION = {  # its matrices in the first block

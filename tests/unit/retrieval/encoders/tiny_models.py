@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.embedding import encode_texts
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 
 SENTENCES = [
     "The index of a book lists its words and the pages that hold them.",

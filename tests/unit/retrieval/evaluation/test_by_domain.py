@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.retrieval.evaluation.by_domain import domain_lines, domain_means, domain_table
-from raytriever.retrieval.evaluation.measures import PerQuery
+from retrieval.evaluation.measures import PerQuery
+from retrieval.evaluation.report_section import domain_lines, domain_means, domain_table
 
 NAN = float("nan")
 

@@ -9,12 +9,11 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from raytriever import app
-from raytriever.retrieval.evaluation.comparison import compare_sources
-from raytriever.retrieval.evaluation.comparison_sources import ComparisonSettings
-from raytriever.retrieval.evaluation.conventions import CONVENTIONS
-from raytriever.retrieval.evaluation.judging import collection_judgments, judge_runs
-from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from raytriever.cli import app
+from retrieval.evaluation.comparison import ComparisonSettings, compare_sources
+from retrieval.evaluation.conventions import CONVENTIONS
+from retrieval.evaluation.judging import collection_judgments, judge_runs
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.retrieval.judged import DOCUMENTS, JUDGMENTS, make_collection, write_qrels_file, write_run_file
 from tests.unit.small_run import make
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.retrieval.evaluation.conventions import (
+from retrieval.evaluation.conventions import (
     CONVENTIONS,
     ConventionOverrides,
     Like,
@@ -17,8 +17,8 @@ from raytriever.retrieval.evaluation.conventions import (
     resolve,
     title_warning,
 )
-from raytriever.retrieval.evaluation.judging import file_judgments
-from raytriever.retrieval.evaluation.measures import evaluate
+from retrieval.evaluation.judging import file_judgments
+from retrieval.evaluation.measures import evaluate
 
 pytrec_eval = pytest.importorskip("pytrec_eval")
 

@@ -5,19 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import judging
-from raytriever.retrieval.evaluation.conventions import CONVENTIONS, ConventionOverrides, resolve
-from raytriever.retrieval.evaluation.judging import (
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from retrieval.evaluation import judging
+from retrieval.evaluation.conventions import CONVENTIONS, ConventionOverrides, resolve
+from retrieval.evaluation.judging import (
     collection_judgments,
     file_judgments,
     judge_runs,
     made_with,
     read_any_run,
 )
-from raytriever.retrieval.evaluation.notes import notes
-from raytriever.retrieval.evaluation.systems import how_it_was_measured, metrics_of
+from retrieval.evaluation.measures import notes
+from retrieval.evaluation.systems import how_it_was_measured, metrics_of
 from tests.unit.retrieval.judged import (
     DOCUMENTS,
     JUDGMENTS,

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import measures
-from raytriever.retrieval.evaluation.conventions import CONVENTIONS, ConventionOverrides, Ties, resolve
-from raytriever.retrieval.evaluation.measures import Measure, PerQuery, at_levels, evaluate, parse_measure
+from raytriever.errors import UserError
+from retrieval.evaluation import measures
+from retrieval.evaluation.conventions import CONVENTIONS, ConventionOverrides, Ties, resolve
+from retrieval.evaluation.measures import Measure, PerQuery, at_levels, evaluate, parse_measure
 
 Grades = dict[str, int]
 NAMES = ["nDCG@10", "nDCG", "RR@10", "RR", "AP", "AP@5", "R@20", "P@3", "Success@5", "Rprec", "Judged@10"]

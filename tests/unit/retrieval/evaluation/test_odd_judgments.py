@@ -6,10 +6,10 @@ from typing import Any
 import ir_measures
 import pytest
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import measures
-from raytriever.retrieval.evaluation.conventions import ConventionOverrides, resolve
-from raytriever.retrieval.evaluation.measures import evaluate
+from raytriever.errors import UserError
+from retrieval.evaluation import measures
+from retrieval.evaluation.conventions import ConventionOverrides, resolve
+from retrieval.evaluation.measures import evaluate
 
 NAMES = ["nDCG@10", "nDCG", "RR@10", "RR(rel=2)", "AP", "R@5", "P@1", "Success(rel=2)@5", "Rprec", "Judged@2"]
 

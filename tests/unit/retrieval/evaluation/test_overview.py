@@ -1,6 +1,6 @@
 """The table over several collections."""
 
-from raytriever.retrieval.evaluation.overview import overview_lines
+from retrieval.evaluation.overview import overview_lines
 
 
 def metrics(**means: dict[str, float]) -> dict[str, object]:

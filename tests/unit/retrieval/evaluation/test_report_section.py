@@ -5,12 +5,11 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from raytriever.retrieval.evaluation.by_domain import domain_means
-from raytriever.retrieval.evaluation.conventions import CONVENTIONS
-from raytriever.retrieval.evaluation.measures import PerQuery
-from raytriever.retrieval.evaluation.report_section import Evaluated, difference_from, result_section
-from raytriever.retrieval.evaluation.systems import compare_systems, how_it_was_measured, metrics_of
-from raytriever.retrieval.report import Cell, Details, Plot, Table
+from raytriever.reports.report import Cell, Details, Plot, Table
+from retrieval.evaluation.conventions import CONVENTIONS
+from retrieval.evaluation.measures import PerQuery
+from retrieval.evaluation.report_section import Evaluated, difference_from, domain_means, result_section
+from retrieval.evaluation.systems import compare_systems, how_it_was_measured, metrics_of
 
 QUERIES = 40
 

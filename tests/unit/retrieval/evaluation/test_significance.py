@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation import significance
-from raytriever.retrieval.evaluation.significance import (
+from raytriever.errors import UserError
+from retrieval.evaluation import significance
+from retrieval.evaluation.significance import (
     SignificanceTest,
     bonferroni,
     bootstrap_interval,

@@ -11,11 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.conventions import CONVENTIONS, Like
-from raytriever.retrieval.evaluation.measures import PerQuery
-from raytriever.retrieval.evaluation.notes import note_lines, notes
-from raytriever.retrieval.evaluation.systems import (
+from raytriever.errors import UserError
+from retrieval.evaluation.conventions import CONVENTIONS, Like
+from retrieval.evaluation.measures import PerQuery, note_lines, notes
+from retrieval.evaluation.systems import (
     TESTS,
     compare_systems,
     format_table,

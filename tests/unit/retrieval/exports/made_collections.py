@@ -5,10 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raytriever.retrieval.artifact_writer import ArtifactWriter
-from raytriever.retrieval.artifacts import Derivation, ShardWriter
-from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
-from raytriever.retrieval.collections.stored import COLLECTION, StoredCollection
+from raytriever.artifacts.artifact import Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
+from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
 from tests.unit.retrieval.collections.contents import Contents
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from raytriever.retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, passage_text
-from raytriever.retrieval.collections.stored import StoredCollection
+from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, passage_text
 from tests.unit.small_run import make_artifact
 
 Rows = list[dict[str, Any]]

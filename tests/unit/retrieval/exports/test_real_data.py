@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.columns import ColumnFiles
-from raytriever.retrieval.collections.mteb import MtebFolder
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.exports import beir, mteb
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from pipelines.formats import beir, mteb
+from pipelines.formats.beir import BeirFolder
+from pipelines.formats.columns import ColumnFiles
+from pipelines.formats.mteb import MtebFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from retrieval.collections.collection import StoredCollection
 from tests.unit.retrieval.collections.contents import contents
 from tests.unit.small_run import make
 

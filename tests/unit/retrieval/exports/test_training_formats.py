@@ -10,14 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from raytriever.retrieval.collections.collection import passage_text
-from raytriever.retrieval.collections.dpr import Dpr
-from raytriever.retrieval.collections.flag_embedding import FlagEmbedding
-from raytriever.retrieval.collections.records import text_id
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.collections.tevatron import Tevatron
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.exports import dpr, flag_embedding, sentence_transformers, tevatron
+from pipelines.formats import dpr, flag_embedding, sentence_transformers, tevatron
+from pipelines.formats.dpr import Dpr
+from pipelines.formats.flag_embedding import FlagEmbedding
+from pipelines.formats.tevatron import Tevatron
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection, passage_text
+from retrieval.collections.records import text_id
 from tests.unit.retrieval.collections.contents import contents
 from tests.unit.retrieval.exports.made_up import Rows, collections, stored
 

@@ -8,15 +8,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.collection import passage_text
-from raytriever.retrieval.collections.dpr import Dpr
-from raytriever.retrieval.collections.flag_embedding import FlagEmbedding
-from raytriever.retrieval.collections.records import text_id
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.collections.tevatron import Tevatron
-from raytriever.retrieval.exports import dpr, flag_embedding, sentence_transformers, tevatron
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
+from pipelines.formats import dpr, flag_embedding, sentence_transformers, tevatron
+from pipelines.formats.beir import BeirFolder
+from pipelines.formats.dpr import Dpr
+from pipelines.formats.flag_embedding import FlagEmbedding
+from pipelines.formats.tevatron import Tevatron
+from pipelines.jobs.collect import Collect, CollectConfig
+from retrieval.collections.collection import StoredCollection, passage_text
+from retrieval.collections.records import text_id
 from tests.unit.retrieval.collections.contents import Contents, contents
 from tests.unit.small_run import make
 

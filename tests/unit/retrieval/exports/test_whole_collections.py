@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.mteb import MtebFolder
-from raytriever.retrieval.collections.trec import TrecFiles
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.exports import beir, mteb, trec
+from pipelines.formats import beir, mteb, trec
+from pipelines.formats.beir import BeirFolder
+from pipelines.formats.mteb import MtebFolder
+from pipelines.formats.trec import TrecFiles
+from raytriever.errors import UserError
 from tests.unit.retrieval.collections.contents import Contents, contents
 from tests.unit.retrieval.exports.made_collections import stored
 

@@ -9,22 +9,22 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.contexts import CorpusContext, count_documents, draw_documents
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.contextual.drawing import drawn_rows
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.context import Context, ContextConfig
-from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
-from raytriever.retrieval.jobs.index import Index, IndexConfig
-from raytriever.retrieval.mteb_encoder import load_described
-from raytriever.retrieval.vectors import StoredVectors
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.collection import StoredCollection
+from retrieval.embedding import encode_texts
+from retrieval.encoders.contextual.contexts import CorpusContext, count_documents, draw_documents
+from retrieval.encoders.contextual.drawing import drawn_rows
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.jobs.context import Context, ContextConfig
+from retrieval.jobs.embed import Embed, EmbedConfig
+from retrieval.jobs.index import Index, IndexConfig
+from retrieval.mteb_encoder import load_described
+from retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.contextual.made_up import contextual, saved
 from tests.unit.small_run import ODD_DOMAIN, make, make_collection
 
@@ -106,7 +106,7 @@ def test_a_context_is_drawn_by_its_seed_alone(collection: str, model: Path, tmp_
 
 
 def test_a_context_is_of_its_domains_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.retrieval.jobs.collect._ROWS_PER_GROUP", 4)
+    monkeypatch.setattr("pipelines.jobs.collect._ROWS_PER_GROUP", 4)
     make_collection(tmp_path)
     source = BeirFolder(path=str(tmp_path / "source"))
     config = CollectConfig(source=source, rows_per_file=10, output=str(tmp_path / "in_pieces"))

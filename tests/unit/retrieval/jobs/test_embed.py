@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.retrieval.artifacts import Artifact, ShardRecord
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders import specification
-from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs import embed
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
-from raytriever.retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
-from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
-from raytriever.retrieval.jobs.search import Search, SearchConfig
-from raytriever.retrieval.jobs.stage import Resources, run_stage
-from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.vectors import StoredVectors
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact, ShardRecord
+from raytriever.errors import UserError
+from raytriever.stages.stage import Resources, run_stage
+from retrieval.collections.collection import StoredCollection
+from retrieval.embedding import encode_texts
+from retrieval.encoders import specification
+from retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.jobs import embed
+from retrieval.jobs.embed import Embed, EmbedConfig
+from retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
+from retrieval.jobs.rerank import Rerank, RerankConfig
+from retrieval.jobs.search import Search, SearchConfig
+from retrieval.rankings import StoredRun
+from retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.tiny_models import SENTENCES, load_tiny, save_tiny_model
 from tests.unit.small_run import make
 

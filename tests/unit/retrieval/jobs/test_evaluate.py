@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.evaluation.systems import stored_values
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.evaluation.systems import stored_values
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.retrieval.judged import RUN, make_collection, make_run_artifact, write_qrels_file, write_run_file
 from tests.unit.small_run import make
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.export import Export, ExportConfig
-from raytriever.retrieval.vectors import StoredVectors
+from pipelines.jobs.export import Export, ExportConfig
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.collection import StoredCollection
+from retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.contextual.made_up import contextual, module_cache, saved
 from tests.unit.retrieval.jobs.test_context import embed, fit
 from tests.unit.small_run import make, make_collection

@@ -8,25 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-import raytriever
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.jobs.cluster import Cluster, ClusterConfig
-from raytriever.pipelines.jobs.filter import Filter, FilterConfig
-from raytriever.pipelines.jobs.pack import Pack, PackConfig
-from raytriever.pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.pipelines.packing.pack import PackingSettings
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs import lsa
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
-from raytriever.retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
-from raytriever.retrieval.jobs.lsa import Lsa, LsaConfig
-from raytriever.retrieval.jobs.search import Search, SearchConfig
-from raytriever.retrieval.lexical import BM25Settings
-from raytriever.retrieval.runs import StoredRun
-from raytriever.retrieval.vectors import StoredVectors
+from pipelines.batches import BatchReader
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.cluster import Cluster, ClusterConfig
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.filter import Filter, FilterConfig
+from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from pipelines.packing.pack import PackingSettings
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.jobs import stage_class
+from retrieval.jobs import lsa
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
+from retrieval.jobs.lsa import Lsa, LsaConfig
+from retrieval.jobs.search import Search, SearchConfig
+from retrieval.lexical import BM25Settings
+from retrieval.rankings import StoredRun
+from retrieval.vectors import StoredVectors
 from tests.unit.retrieval.collections.contents import Contents
 from tests.unit.retrieval.exports.made_collections import stored
 from tests.unit.small_run import make
@@ -173,4 +173,4 @@ def test_latent_semantics_find_what_was_judged_relevant(tmp_path: Path) -> None:
 
 
 def test_the_command_has_it() -> None:
-    assert raytriever.stage_class("lsa", "here") is Lsa
+    assert stage_class("lsa", "here") is Lsa

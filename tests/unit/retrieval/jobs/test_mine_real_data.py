@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.exports.mined_negatives import MinedNegatives
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.mine import Mine, MineConfig
-from raytriever.retrieval.lexical import BM25Settings, LexicalIndex
-from raytriever.retrieval.mining.candidates import StoredCandidates
-from tests.unit.retrieval.jobs.test_mine import make_run
-from tests.unit.retrieval.test_answers import literal_has_answer
+from pipelines.formats.beir import BeirFolder
+from pipelines.formats.training_exports import MinedNegatives
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.mine import Mine, MineConfig
+from pipelines.mining.candidates import StoredCandidates
+from retrieval.collections.collection import StoredCollection
+from retrieval.lexical import BM25Settings, LexicalIndex
+from tests.unit.pipelines.jobs.test_mine import make_run
+from tests.unit.retrieval.evaluation.test_answers import literal_has_answer
 from tests.unit.small_run import make
 
 

@@ -9,13 +9,13 @@ import torch
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
-from raytriever.retrieval.contexts import CorpusContext
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.mteb_search import RaytrieverSearch
-from raytriever.retrieval.mteb_encoder import RaytrieverEncoder
-from raytriever.retrieval.vectors import StoredVectors
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
+from retrieval.encoders.contextual.contexts import CorpusContext
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.jobs.mteb_search import RaytrieverSearch
+from retrieval.mteb_encoder import RaytrieverEncoder
+from retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.contextual.made_up import contextual, saved
 from tests.unit.retrieval.jobs.test_mteb_search import _without_ray  # noqa: F401
 from tests.unit.retrieval.mteb_tasks import Flight, evaluate

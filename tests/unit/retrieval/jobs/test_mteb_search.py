@@ -11,13 +11,13 @@ import pytest
 import torch
 from datasets import Dataset
 
-from raytriever.retrieval.artifacts import ShardRecord
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.mteb_search import RaytrieverSearch, candidate_rows, scores_by_id
-from raytriever.retrieval.jobs.stage import Shard, Stage
-from raytriever.retrieval.mteb_encoder import RaytrieverEncoder, result_name
-from raytriever.retrieval.top_k import Ranking
+from raytriever.artifacts.artifact import ShardRecord
+from raytriever.errors import UserError
+from raytriever.stages.stage import Shard, Stage
+from retrieval.collections.collection import StoredCollection
+from retrieval.indexes.top_k import Ranking
+from retrieval.jobs.mteb_search import RaytrieverSearch, candidate_rows, scores_by_id
+from retrieval.mteb_encoder import RaytrieverEncoder, result_name
 from tests.unit.retrieval.mteb_tasks import (
     DOCUMENTS,
     QUERIES,

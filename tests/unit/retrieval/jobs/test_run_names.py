@@ -8,17 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs import index as index_job
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.fuse import Fuse, FuseConfig
-from raytriever.retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
-from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
-from raytriever.retrieval.jobs.search import Search, SearchConfig
-from raytriever.retrieval.jobs.stage import Stage
-from raytriever.retrieval.runs import StoredRun
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.errors import UserError
+from raytriever.stages.stage import Stage
+from retrieval.collections.collection import StoredCollection
+from retrieval.jobs import index as index_job
+from retrieval.jobs.fuse import Fuse, FuseConfig
+from retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
+from retrieval.jobs.rerank import Rerank, RerankConfig
+from retrieval.jobs.search import Search, SearchConfig
+from retrieval.rankings import StoredRun
 from tests.unit.small_run import make, make_artifact
 
 pytest.importorskip("faiss", reason="FAISS is not installed")

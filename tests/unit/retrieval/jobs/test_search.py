@@ -8,15 +8,16 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.exact_search import search_stored
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
-from raytriever.retrieval.jobs.fuse import Fuse, FuseConfig
-from raytriever.retrieval.jobs.index import (
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.mine import Mine, MineConfig
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from retrieval.indexes.top_k import search_stored
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from retrieval.jobs.fuse import Fuse, FuseConfig
+from retrieval.jobs.index import (
     Index,
     IndexConfig,
     LexicalIndexSettings,
@@ -24,11 +25,9 @@ from raytriever.retrieval.jobs.index import (
     index_ids,
     lexical_folder,
 )
-from raytriever.retrieval.jobs.mine import Mine, MineConfig
-from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
-from raytriever.retrieval.jobs.search import Search, SearchConfig
-from raytriever.retrieval.run_files import read_run
-from raytriever.retrieval.runs import StoredRun
+from retrieval.jobs.rerank import Rerank, RerankConfig
+from retrieval.jobs.search import Search, SearchConfig
+from retrieval.rankings import StoredRun, read_run
 from tests.unit.small_run import make, make_artifact
 
 pytest.importorskip("faiss", reason="FAISS is not installed")

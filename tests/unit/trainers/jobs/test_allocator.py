@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from raytriever.trainers.jobs.allocator import worker_environment
+from trainers.jobs.allocator import worker_environment
 
 FAULTS = """
 import resource, threading, torch

@@ -6,8 +6,8 @@ import pytest
 from ray.train import ControllerError, FailureConfig, WorkerGroupError
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 
-from raytriever.retrieval.errors import StorageError, UserError
-from raytriever.trainers.jobs.refusals import EndAtMistakes, refusal_of
+from raytriever.errors import StorageError, UserError
+from trainers.jobs.workers import EndAtMistakes, refusal_of
 
 MISTAKE, FULL, LOST = UserError("row 3 has no negative"), StorageError("s3://full: no room"), RuntimeError("closed")
 

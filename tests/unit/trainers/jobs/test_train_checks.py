@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from raytriever import recipe_stages
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs import before_run
-from raytriever.retrieval.jobs.before_run import NotHere, check_stage
-from raytriever.retrieval.jobs.collect import Collect
-from raytriever.retrieval.jobs.stage import Stage
-from raytriever.retrieval.recipe import load_recipe
-from raytriever.trainers.jobs.train import Train, TrainConfig
-from raytriever.trainers.jobs.train_checks import batch_size_of
+from pipelines.jobs.collect import Collect
+from raytriever.errors import UserError
+from raytriever.jobs import recipe_stages
+from raytriever.settings.configuration import validate
+from raytriever.settings.recipe import load_recipe
+from raytriever.stages import preflight as before_run
+from raytriever.stages.preflight import NotHere, check_stage
+from raytriever.stages.stage import Stage
 from tests.unit.small_run import make_artifact
 from tests.unit.trainers.pair_batches import pair, store_pairs
+from trainers.jobs.train import Train, TrainConfig
+from trainers.jobs.train_checks import batch_size_of
 
 RECIPE = """
 stages:

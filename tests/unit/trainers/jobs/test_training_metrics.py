@@ -2,12 +2,12 @@
 
 import pytest
 
-from raytriever.retrieval.jobs import metrics
-from raytriever.retrieval.jobs.metrics import METRICS, Metric
-from raytriever.trainers.jobs.training_metrics import TrainingMetrics
-from raytriever.trainers.loop import StepReport
-from raytriever.trainers.step import Measured
-from tests.unit.trainers.test_ledger import of_run
+from raytriever.stages import metrics
+from raytriever.stages.metrics import METRICS, Metric
+from tests.unit.trainers.record.test_ledger import of_run
+from trainers.engine.loop import StepReport
+from trainers.engine.step import Measured
+from trainers.jobs.workers import TrainingMetrics
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import ray
 import torch
 from ray.train import WorkerGroupError
 
-from raytriever.retrieval.errors import StorageError, UserError
-from raytriever.trainers.jobs import workers
-from raytriever.trainers.jobs.workers import NodeRoom, even_share
+from raytriever.errors import StorageError, UserError
+from trainers.jobs import workers
+from trainers.jobs.workers import NodeRoom, even_share
 
 
 @pytest.mark.parametrize(

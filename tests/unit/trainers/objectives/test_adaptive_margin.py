@@ -6,11 +6,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objective import to_device
-from raytriever.trainers.objectives.adaptive_margin import (
+from raytriever.errors import UserError
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
+from tests.unit.trainers.tiny import TinyEncoder, gradients_of
+from tests.unit.trainers.triplet_batches import triplet_batch
+from trainers.objective import to_device
+from trainers.objectives.adaptive_margin import (
     AdaptiveMargin,
     AdaptiveMarginSettings,
     Vectors,
@@ -19,10 +21,8 @@ from raytriever.trainers.objectives.adaptive_margin import (
     mean_error,
     own_residuals,
 )
-from raytriever.trainers.run import RunSettings
-from raytriever.trainers.triplets import unit_vectors
-from tests.unit.trainers.tiny import TinyEncoder, gradients_of
-from tests.unit.trainers.triplet_batches import triplet_batch
+from trainers.objectives.triplets import unit_vectors
+from trainers.run import RunSettings
 
 FORMS = [
     {"target": "static", "margin": 0.3},

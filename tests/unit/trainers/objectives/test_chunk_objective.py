@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raytriever.trainers.objectives.chunk_objective import ChunkSettings, first_half, same_source_share
+from trainers.objectives.chunk_objective import ChunkSettings, first_half, same_source_share
 
 
 @given(st.text())

@@ -7,14 +7,14 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objective import to_device
-from raytriever.trainers.objectives.contrastive import (
+from raytriever.errors import UserError
+from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
+from trainers.objective import to_device
+from trainers.objectives.contrastive import (
     ContrastiveSettings,
     contrastive_metrics,
     masked_contrastive_loss,
 )
-from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
 
 
 def random_problem(seed: int, queries: int = 5, documents: int = 9):

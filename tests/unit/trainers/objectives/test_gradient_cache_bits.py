@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from raytriever.retrieval.configuration import without_inputs
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import Towers, load_towers
-from raytriever.trainers.kinds import ObjectiveSettings, build_objective
-from raytriever.trainers.objective import Objective
-from raytriever.trainers.objectives import replug
-from raytriever.trainers.objectives.contextual.settings import ContextualSettings, contextual_encoder
-from raytriever.trainers.objectives.revela.objective import RevelaSettings
+from raytriever.settings.configuration import without_inputs
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import Towers, load_towers
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors
 from tests.unit.trainers.chunk_batches import chunk_table
 from tests.unit.trainers.objectives.contextual.made_up import rows_of
+from trainers.objective import Objective
+from trainers.objectives import replug
+from trainers.objectives.contextual import ContextualSettings, contextual_encoder
+from trainers.objectives.kinds import ObjectiveSettings, build_objective
+from trainers.objectives.revela.objective import RevelaSettings
 
 KINDS = {type_.model_fields["kind"].default: type_ for type_ in get_args(get_args(ObjectiveSettings)[0])}
 LAYERS = {"kind": "layers", "layers": [1, 2], "reduction": "last"}

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from raytriever.trainers.objectives.multi_layer import (
+from tests.unit.trainers.tiny import gradients_of, random_batch
+from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, COMBINATIONS, FORMS, LAYERS, SEVERAL, tiny_multi_layer
+from trainers.objectives.multi_layer import (
     best_vector,
     max_similarity,
     multi_vector_loss,
@@ -14,8 +16,6 @@ from raytriever.trainers.objectives.multi_layer import (
     self_contrastive_regulariser,
     vector_similarities,
 )
-from tests.unit.trainers.tiny import gradients_of, random_batch
-from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, COMBINATIONS, FORMS, LAYERS, SEVERAL, tiny_multi_layer
 
 
 def literal_loss(q, documents, mask, training_form, reduced, weight, temperature=1.0) -> float:

@@ -4,10 +4,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.retrieval.encoders.vector_form import VectorForm
-from raytriever.trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings
+from retrieval.encoders.pooling import VectorForm
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import load_towers
+from trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings
 
 LAYERS = {"kind": "layers", "layers": (1, 2)}
 CASES = {

@@ -1,10 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
-from raytriever.retrieval.encoders.vector_form import VectorForm
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objectives.multi_layer import MultiLayerSettings
+from raytriever.errors import UserError
+from retrieval.encoders.pooling import VectorForm
 from tests.unit.trainers.tiny_multi_vector import COMBINATIONS, FORMS
+from trainers.objectives.multi_layer import MultiLayerSettings
 
 
 @pytest.mark.parametrize(("form", "training_form"), [(None, "dual_encoder"), *COMBINATIONS])

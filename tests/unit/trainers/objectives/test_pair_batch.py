@@ -3,12 +3,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objective import Comparisons
-from raytriever.trainers.objectives.pair_batch import known_positives
+from raytriever.errors import UserError
 from tests.unit.trainers.several_batches import as_one_batch, several_batches
 from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
 from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
+from trainers.objective import Comparisons
+from trainers.objectives.pair_batch import known_positives
 
 OBJECTIVES = {
     "contrastive": lambda **settings: tiny_objective(dtype=torch.float64, **settings),

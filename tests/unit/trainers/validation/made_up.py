@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from raytriever.retrieval.collections.beir import BeirFolder
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.collect import Collect, CollectConfig
-from raytriever.trainers.objective import Comparisons, Objective, Outcome
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.errors import UserError
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from tests.unit.small_run import make
+from trainers.objective import Comparisons, Objective, Outcome
 
 WORDS = ["import", "return", "class", "yield", "lambda", "with", "open", "file", "the", "an", "of", "index", "value"]
 DOCUMENTS, QUERIES = 90, 12

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.jobs.embed import Embed, EmbedConfig
-from raytriever.retrieval.jobs.evaluate import Evaluate, EvaluateConfig
-from raytriever.retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
-from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
-from raytriever.retrieval.jobs.search import Search, SearchConfig
+from raytriever.artifacts.artifact import Artifact
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.jobs.embed import Embed, EmbedConfig
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
+from retrieval.jobs.rerank import Rerank, RerankConfig
+from retrieval.jobs.search import Search, SearchConfig
 from tests.unit.small_run import make
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.early_stopping import Criterion
-from raytriever.trainers.validation.batches import BatchValidation
-from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import BatchValidationSettings
+from raytriever.errors import UserError
 from tests.unit.trainers.validation.made_up import MadeUpBatches, PairObjective, encoder_settings, load
+from trainers.engine.early_stopping import Criterion
+from trainers.validation.batches import BatchValidation
+from trainers.validation.opening import open_validation
+from trainers.validation.settings import BatchValidationSettings
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import RetrievalValidationSettings
 from tests.unit.trainers.validation.made_up import PairObjective, encoder_settings, load, make_collection
+from trainers.validation.opening import open_validation
+from trainers.validation.settings import RetrievalValidationSettings
 
 pytestmark = [
     pytest.mark.gpu,

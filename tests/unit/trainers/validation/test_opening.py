@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.retrieval.configuration import validate
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.jobs import train
-from raytriever.trainers.jobs.train import Train, TrainConfig
-from raytriever.trainers.validation.opening import training_set_warnings
-from raytriever.trainers.validation.settings import ValidationSettings
+from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.validation.made_up import make_collection
+from trainers.jobs import train
+from trainers.jobs.train import Train, TrainConfig
+from trainers.validation.opening import training_set_warnings
+from trainers.validation.settings import ValidationSettings
 
 
 def validation(**values: Any) -> Any:

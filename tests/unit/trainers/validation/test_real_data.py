@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.retrieval.artifacts import Artifact
-from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import RetrievalValidationSettings
+from raytriever.artifacts.artifact import Artifact
 from tests.unit.trainers.validation.made_up import PairObjective, collect, encoder_settings, load
 from tests.unit.trainers.validation.stages import embedded, evaluated, reranked, searched, searched_by_words
+from trainers.validation.opening import open_validation
+from trainers.validation.settings import RetrievalValidationSettings
 
 pytestmark = pytest.mark.skipif(
     "RAYTRIEVER_TEST_DATA" not in os.environ,

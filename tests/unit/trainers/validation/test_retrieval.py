@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.encoders.multi_vector import MultiVectorEncoder
-from raytriever.retrieval.encoders.specification import VectorForm
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.run_files import read_run
-from raytriever.retrieval.runs import StoredRun
-from raytriever.trainers.validation import retrieval
-from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import RetrievalValidationSettings
-from raytriever.trainers.validation.texts import SharedTexts
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.multi_vector import MultiVectorEncoder
+from retrieval.encoders.specification import VectorForm
+from retrieval.rankings import StoredRun, read_run
 from tests.unit.trainers.validation.made_up import (
     DOCUMENTS,
     PairObjective,
@@ -29,6 +24,10 @@ from tests.unit.trainers.validation.made_up import (
     write_source,
 )
 from tests.unit.trainers.validation.stages import embedded, evaluated, reranked, searched, searched_by_words
+from trainers.validation import retrieval
+from trainers.validation.opening import open_validation
+from trainers.validation.settings import RetrievalValidationSettings
+from trainers.validation.texts import SharedTexts
 
 MEASURES = ["nDCG@10", "RR@10", "R@100", "AP", "Success@1"]
 

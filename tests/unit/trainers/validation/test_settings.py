@@ -1,9 +1,9 @@
 import pytest
 
-from raytriever.retrieval.configuration import Settings, input_paths, validate
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.early_stopping import Criterion, Evaluation, best_evaluation
-from raytriever.trainers.validation.settings import ValidationSettings
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings, input_paths, validate
+from trainers.engine.early_stopping import Criterion, Evaluation, best_evaluation
+from trainers.validation.settings import ValidationSettings
 
 EPOCH_ENDS = [10, 20, 30]
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.contextual.folder import contextual_from
-from raytriever.retrieval.encoders.contextual.form import ContextualForm
-from raytriever.retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.contextual.encoder import ContextualEncoder, ContextualForm
+from retrieval.encoders.contextual.folder import contextual_from
+from retrieval.encoders.text_encoder import TextEncoder
 from tests.unit.retrieval.encoders.tiny_models import SENTENCES, TEXTS, load_tiny, save_tiny_model
 
 FAMILIES = ("bert", "roberta", "mpnet", "nomic_bert", "modernbert")

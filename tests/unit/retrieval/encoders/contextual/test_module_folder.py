@@ -14,18 +14,16 @@ import torch
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 
-from raytriever.retrieval.contexts import CorpusContext
-from raytriever.retrieval.embedding import encode_texts
-from raytriever.retrieval.encoders.contextual.contextual_transformer import ContextualTransformer
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.contextual.folder import contextual_from
-from raytriever.retrieval.encoders.contextual.form import RELEASED, ContextualForm
-from raytriever.retrieval.encoders.contextual.module_folder import write_module_folder
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.encoders.specification import EncoderSettings, Role
-from raytriever.retrieval.encoders.text_encoder import load_encoder
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.retrieval.errors import UserError
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
+from retrieval.encoders.contextual.contexts import CorpusContext
+from retrieval.encoders.contextual.contextual_transformer import ContextualTransformer
+from retrieval.encoders.contextual.encoder import RELEASED, ContextualEncoder, ContextualForm
+from retrieval.encoders.contextual.folder import contextual_from, write_module_folder
+from retrieval.encoders.pretrained import locate_model
+from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.text_encoder import load_encoder
+from retrieval.encoders.towers import load_towers
 from tests.unit.retrieval.encoders.contextual.made_up import (
     BLOCKS,
     DOCUMENTS,

@@ -5,27 +5,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.jobs.lists import Lists, ListsConfig
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
-from raytriever.retrieval.jobs.mine import Mine, MineConfig
-from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
-from raytriever.retrieval.jobs.search import Search, SearchConfig
-from raytriever.retrieval.vectors import StoredVectors
-from raytriever.trainers.loop import train
-from raytriever.trainers.objectives.coder.objective import CoderSettings
-from raytriever.trainers.objectives.coder.query_encoder import fit_to_documents, load_coder
-from raytriever.trainers.objectives.coder.smoothing import SmoothingSettings
-from raytriever.trainers.optimization import OptimizerSettings
-from raytriever.trainers.run import LocatedModels, RunSettings, Watchers, run_training
-from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import RetrievalValidationSettings
+from pipelines.batches import BatchReader
+from pipelines.jobs.lists import Lists, ListsConfig
+from pipelines.jobs.mine import Mine, MineConfig
+from raytriever.errors import UserError
+from retrieval.encoders.pretrained import locate_model
+from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
+from retrieval.jobs.rerank import Rerank, RerankConfig
+from retrieval.jobs.search import Search, SearchConfig
+from retrieval.vectors import StoredVectors
 from tests.unit.small_run import make
 from tests.unit.trainers.tiny import tiny_settings
 from tests.unit.trainers.validation.made_up import DOCUMENTS, encoder_settings, load, make_collection
 from tests.unit.trainers.validation.stages import embedded, evaluated, searched_by_words
+from trainers.engine.loop import train
+from trainers.engine.optimization import OptimizerSettings
+from trainers.objectives.coder.labels import SmoothingSettings
+from trainers.objectives.coder.objective import CoderSettings
+from trainers.objectives.coder.query_encoder import fit_to_documents, load_coder
+from trainers.run import LocatedModels, RunSettings, Watchers, run_training
+from trainers.validation.opening import open_validation
+from trainers.validation.settings import RetrievalValidationSettings
 
 MEASURES = ["nDCG@10", "RR@10", "AP"]
 

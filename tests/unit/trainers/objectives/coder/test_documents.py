@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objectives.coder.documents import ABSENT, DocumentVectors
+from raytriever.errors import UserError
 from tests.unit.trainers.candidate_batches import DOCUMENTS, document_values, store_vectors
+from trainers.objectives.coder.documents import ABSENT, DocumentVectors
 
 LISTS = torch.tensor([[39, 0, 7, 8, ABSENT], [0, 27, 28, 7, 6], [ABSENT] * 5])
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from raytriever.trainers.objectives.coder.documents import ABSENT
-from raytriever.trainers.objectives.coder.lists import CandidateList, compose_lists, draw_others, padded, stored_lists
 from tests.unit.trainers.candidate_batches import DOCUMENTS, candidate_batch
+from trainers.objectives.coder.documents import ABSENT
+from trainers.objectives.coder.lists import CandidateList, compose_lists, draw_others, padded, stored_lists
 
 NAN = np.nan
 

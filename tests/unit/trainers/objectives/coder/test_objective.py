@@ -5,15 +5,14 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from raytriever.trainers.loop import train
-from raytriever.trainers.objectives.coder.metrics import list_metrics
-from raytriever.trainers.objectives.coder.objective import CoderSettings
-from raytriever.trainers.objectives.coder.scoring import list_similarities
-from raytriever.trainers.optimization import OptimizerSettings
-from raytriever.trainers.order import Piece
-from raytriever.trainers.reading import Reader
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors, tiny_coder
 from tests.unit.trainers.tiny import tiny_settings
+from trainers.engine.loop import train
+from trainers.engine.optimization import OptimizerSettings
+from trainers.engine.order import Piece
+from trainers.engine.reading import Reader
+from trainers.objectives.coder.losses import list_metrics
+from trainers.objectives.coder.objective import CoderSettings, list_similarities
 
 
 @pytest.fixture(scope="module")

@@ -7,28 +7,28 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.pipelines.jobs.lists import Lists, ListsConfig
-from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
-from raytriever.retrieval.encoders.list_scorer import load_list_scorer
-from raytriever.retrieval.encoders.pretrained import locate_model
-from raytriever.retrieval.errors import UserError
-from raytriever.retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
-from raytriever.retrieval.jobs.mine import Mine, MineConfig
-from raytriever.retrieval.jobs.rerank import Rerank, RerankConfig
-from raytriever.retrieval.jobs.search import Search, SearchConfig
-from raytriever.trainers.loop import train
-from raytriever.trainers.objectives.coder.objective import CoderSettings
-from raytriever.trainers.objectives.coder.query_encoder import load_coder
-from raytriever.trainers.optimization import OptimizerSettings
-from raytriever.trainers.run import LocatedModels, RunSettings, Watchers, run_training
-from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import RetrievalValidationSettings
+from pipelines.batches import BatchReader
+from pipelines.jobs.lists import Lists, ListsConfig
+from pipelines.jobs.mine import Mine, MineConfig
+from raytriever.errors import UserError
+from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.list_scorer import load_list_scorer
+from retrieval.encoders.pretrained import locate_model
+from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
+from retrieval.jobs.rerank import Rerank, RerankConfig
+from retrieval.jobs.search import Search, SearchConfig
 from tests.unit.small_run import make
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors, tiny_coder
 from tests.unit.trainers.tiny import tiny_settings
 from tests.unit.trainers.validation.made_up import encoder_settings, load
 from tests.unit.trainers.validation.stages import embedded, evaluated, searched_by_words
+from trainers.engine.loop import train
+from trainers.engine.optimization import OptimizerSettings
+from trainers.objectives.coder.objective import CoderSettings
+from trainers.objectives.coder.query_encoder import load_coder
+from trainers.run import LocatedModels, RunSettings, Watchers, run_training
+from trainers.validation.opening import open_validation
+from trainers.validation.settings import RetrievalValidationSettings
 
 TRANSFORMER = {"kind": "transformer", "layers": 1, "heads": 2, "dropout": 0.0}
 MEASURES = ["nDCG@10", "RR@10", "AP"]

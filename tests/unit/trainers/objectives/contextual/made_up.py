@@ -5,10 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.trainers.objectives.contextual.objective import Contextual
-from raytriever.trainers.objectives.contextual.settings import ContextualSettings, contextual_encoder
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import load_towers
+from trainers.objectives.contextual import Contextual, ContextualSettings, contextual_encoder
 
 FUNCTIONS = [
     ("open a file for reading", "def open(path):\n    return io.open(path, 'r')"),

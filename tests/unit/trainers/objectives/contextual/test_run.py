@@ -8,24 +8,24 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from raytriever.retrieval.collections.stored import StoredCollection
-from raytriever.retrieval.encoders.contextual.encoder import ContextualEncoder
-from raytriever.retrieval.encoders.pretrained import locate_models
-from raytriever.retrieval.encoders.specification import EncoderSettings
-from raytriever.retrieval.encoders.towers import load_towers
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.checkpoint import Checkpoints
-from raytriever.trainers.kinds import build_objective
-from raytriever.trainers.loop import train
-from raytriever.trainers.model_card import model_card
-from raytriever.trainers.objectives.contextual.settings import ContextualSettings
-from raytriever.trainers.run import LocatedModels, RunSettings, export, load_for_training
-from raytriever.trainers.validation.opening import open_validation
-from raytriever.trainers.validation.settings import RetrievalValidationSettings
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.pretrained import locate_models
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import load_towers
 from tests.unit.trainers.objectives.contextual.made_up import objective_of
 from tests.unit.trainers.tiny import TinyBatches, tiny_settings
 from tests.unit.trainers.validation.made_up import DOCUMENTS, write_source
 from tests.unit.trainers.validation.made_up import collect as collect_source
+from trainers.engine.checkpoint import Checkpoints
+from trainers.engine.loop import train
+from trainers.objectives.contextual import ContextualSettings
+from trainers.objectives.kinds import build_objective
+from trainers.record.model_card import model_card
+from trainers.run import LocatedModels, RunSettings, export, load_for_training
+from trainers.validation.opening import open_validation
+from trainers.validation.settings import RetrievalValidationSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

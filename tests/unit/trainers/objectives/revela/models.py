@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raytriever.trainers.objectives.revela.language_model import InBatchLanguageModel
+from trainers.objectives.revela.language_model import InBatchLanguageModel
 
 VOCABULARY = 50
 SIZES = {

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objectives.revela import cross_attention
-from raytriever.trainers.objectives.revela.cross_attention import find_readers
-from raytriever.trainers.objectives.revela.similarity import in_batch_similarity
+from raytriever.errors import UserError
 from tests.unit.trainers.objectives.revela import equations
+from trainers.objectives.revela import cross_attention
+from trainers.objectives.revela.cross_attention import find_readers
+from trainers.objectives.revela.objective import in_batch_similarity
 
 DOCUMENTS, HEADS, GROUPS, LENGTH, DIMENSION = 5, 6, 2, 9, 8
 LENGTHS = [9, 3, 1, 6, 9]

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objectives.revela.families import FAMILIES, decoder_parts
-from raytriever.trainers.objectives.revela.language_model import InBatchLanguageModel
+from raytriever.errors import UserError
 from tests.unit.trainers.objectives.revela.models import batch, causal_model
+from trainers.objectives.revela.decoder_layer import FAMILIES, decoder_parts
+from trainers.objectives.revela.language_model import InBatchLanguageModel
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from raytriever.retrieval.encoders.adapter import LoraSettings, add_adapter
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objectives.revela.language_model import InBatchLanguageModel
-from raytriever.trainers.objectives.revela.similarity import in_batch_similarity
+from raytriever.errors import UserError
+from retrieval.encoders.adapter import LoraSettings, add_adapter
 from tests.unit.trainers.objectives.revela.equations import InBatchLlama, Llama
 from tests.unit.trainers.objectives.revela.models import SIZES, batch, causal_model, in_float64
+from trainers.objectives.revela.language_model import InBatchLanguageModel
+from trainers.objectives.revela.objective import in_batch_similarity
 
 LORA = LoraSettings(rank=256, alpha=64, dropout=0.1, targets="all_linear")
 

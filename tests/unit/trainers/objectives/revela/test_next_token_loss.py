@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objectives.revela import next_token_loss as module
-from raytriever.trainers.objectives.revela.next_token_loss import next_token_loss
+from raytriever.errors import UserError
+from trainers.objectives.revela import language_model as module
+from trainers.objectives.revela.language_model import next_token_loss
 
 LENGTHS = (7, 1, 4)
 

@@ -8,14 +8,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from raytriever.pipelines.batches import BatchReader
-from raytriever.retrieval.encoders.adapter import LoraSettings
-from raytriever.retrieval.encoders.pretrained import LocatedModel, locate_model
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.language_model import TrainedModelSettings
-from raytriever.trainers.objectives.revela.objective import Revela, RevelaSettings, load_revela
+from pipelines.batches import BatchReader
+from raytriever.errors import UserError
+from retrieval.encoders.adapter import LoraSettings
+from retrieval.encoders.pretrained import LocatedModel, locate_model
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table, store_chunk_batches
+from trainers.objectives.language_models import TrainedModelSettings
+from trainers.objectives.revela.objective import Revela, RevelaSettings, load_revela
 
 WARM = 0.1  # a temperature at which every row passes a gradient on
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from raytriever.retrieval.errors import UserError
-from raytriever.trainers.objectives.revela.similarity import in_batch_similarity, live_row_share, row_entropy
+from raytriever.errors import UserError
+from trainers.objectives.revela.objective import in_batch_similarity, live_row_share, row_entropy
 
 
 def vectors(seed: int, documents: int = 6) -> torch.Tensor:

@@ -1,0 +1,45 @@
+"""Clusters as an artifact: for each domain, the cluster of every pair and the centroids."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raytriever.artifacts.artifact import Artifact
+
+CLUSTERS = "clusters"
+
+
+@dataclass(frozen=True)
+class DomainClusters:
+    """One domain: its name, its pairs (numbers in the pairs artifact), the cluster of each, the centroids (K, d)."""
+
+    name: str
+    pairs: NDArray[np.int64]
+    clusters: NDArray[np.int32]
+    centroids: NDArray[np.float32]
+
+
+def read_domain(artifact: Artifact, number: int) -> DomainClusters:
+    """One domain of a clusters artifact; the centroids are memory-mapped."""
+    shard = artifact.shards[number]
+    table = pq.read_table(artifact.path(shard.files[0].name))
+    return DomainClusters(
+        str(shard.facts["domain"]),
+        table["pair"].to_numpy(),
+        table["cluster"].to_numpy(),
+        np.load(artifact.path(shard.files[1].name), mmap_mode="r"),
+    )
+
+
+def read_clusters(artifact: Artifact) -> list[DomainClusters]:
+    """Every domain of a clusters artifact, in order."""
+    return [read_domain(artifact, number) for number in range(len(artifact.shards))]
+
+
+def size_histogram(clusters: NDArray[np.int32]) -> list[int]:
+    """How many clusters have 1, 2–3, 4–7, 8–15, … pairs: entry i counts those with 2^i to 2^(i+1) - 1."""
+    sizes = np.bincount(clusters)
+    powers = np.frexp(sizes[sizes > 0])[1] - 1
+    return [int(count) for count in np.bincount(powers)]

@@ -1,0 +1,190 @@
+"""What a format of published batches is."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.batches import Layout
+
+# What a published set of batches holds, counted batch by batch: the figures of its card.
+
+
+@dataclass
+class Figures:
+    """Counts over batches, and examples of each domain."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    domains: Counter[str] = field(default_factory=Counter)
+
+    def add(self, batch: pa.Table, layout: Layout) -> None:
+        """Counts one batch."""
+        self.counts.update({"batches": 1, "examples": len(batch), "bytes in memory": batch.nbytes})
+        self.counts.update(_COUNTED[layout](batch))
+        domains = pc.value_counts(batch["domain"].combine_chunks())
+        self.domains.update({item["values"]: item["counts"] for item in domains.to_pylist()})
+
+
+def _count_pairs(batch: pa.Table) -> Mapping[str, int]:
+    lengths = pc.list_value_length(batch["hard_negative_ids"])
+    hard_negatives = _sum(lengths)
+    return {
+        "hard negatives": hard_negatives,
+        "examples without a hard negative": _sum(pc.equal(lengths, 0)),
+        "negatives": len(batch) * (len(batch) - 1 + hard_negatives),  # of all rows: the other documents of the batch
+        "masked": _sum(pc.list_value_length(batch["masked"])),
+        "query characters": _sum(pc.utf8_length(batch["query"])),
+        "document characters": _sum(pc.utf8_length(batch["document"])),
+    }
+
+
+def _count_chunks(batch: pa.Table) -> Mapping[str, int]:
+    return {
+        "sources of batches": pc.count_distinct(batch["source_id"]).as_py(),
+        "document characters": _sum(pc.utf8_length(batch["document"])),
+    }
+
+
+def _count_candidates(batch: pa.Table) -> Mapping[str, int]:
+    relevance = pc.list_flatten(batch["candidate_relevance"])
+    return {
+        "candidates": _sum(pc.list_value_length(batch["candidate_ids"])),
+        "relevant candidates": _sum(pc.greater(relevance, 0)),
+        "query characters": _sum(pc.utf8_length(batch["query"])),
+    }
+
+
+def _sum(values: pa.ChunkedArray) -> int:
+    return int(pc.sum(values).as_py() or 0)
+
+
+_COUNTED = {"pairs": _count_pairs, "chunks": _count_chunks, "candidates": _count_candidates}
+
+
+def figure_rows(figures: Figures, epochs: int, batch_size: int) -> list[tuple[str, str]]:
+    """Names and values for a person, what doesn't apply left out."""
+    counts = figures.counts
+    examples = max(1, counts["examples"])
+    rows = [
+        ("epochs", f"{epochs:,}"),
+        ("batches", f"{counts['batches']:,}"),
+        ("examples of a batch", f"{batch_size:,}"),
+        ("examples", f"{counts['examples']:,}"),
+    ]
+    if counts["negatives"]:
+        rows += [
+            ("hard negatives of an example", f"{counts['hard negatives'] / examples:.2f} on average"),
+            ("negatives masked as false", f"{counts['masked']:,} of {counts['negatives']:,}, {_share(counts)}"),
+        ]
+    if counts["sources of batches"]:
+        rows.append(
+            ("sources in a batch", f"{counts['sources of batches'] / max(1, counts['batches']):.2f} on average")
+        )
+    if counts["candidates"]:
+        rows += [
+            ("candidates of a query", f"{counts['candidates'] / examples:.2f} on average"),
+            ("of which relevant", f"{counts['relevant candidates'] / examples:.2f} on average"),
+        ]
+    for name in ("query", "document"):
+        if counts[f"{name} characters"]:
+            rows.append((f"characters of a {name}", f"{counts[f'{name} characters'] / examples:.0f} on average"))
+    return rows
+
+
+def _share(counts: Mapping[str, int]) -> str:
+    return f"{counts['masked'] / counts['negatives']:.2%}"
+
+
+class Batch(NamedTuple):
+    """One stored batch and its place."""
+
+    epoch: int
+    number: int
+    rows: pa.Table
+
+
+class Column(NamedTuple):
+    """A column of the published files, for the card."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was written: what a card is about. ``figures``: of all epochs, ``of_epochs`` of each."""
+
+    layout: Layout
+    batch_size: int
+    figures: Figures
+    of_epochs: tuple[Figures, ...]
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs."""
+        return len(self.of_epochs)
+
+    @property
+    def configurations(self) -> dict[str, Figures]:
+        """By the names that the hub shows: ``default``, all epochs in order, and each one where there are several."""
+        alone = {f"epoch-{epoch:05d}": figures for epoch, figures in enumerate(self.of_epochs)}
+        return {"default": self.figures} | (alone if self.epochs > 1 else {})
+
+    @property
+    def negatives(self) -> int:
+        """Hard negatives of an example, on average, rounded down."""
+        return self.figures.counts["hard negatives"] // max(1, self.figures.counts["examples"])
+
+
+class PublishedFormat(Protocol):
+    """One tool's files. ``layouts``: those that it can hold; ``ending``: of its files' names."""
+
+    layouts: tuple[Layout, ...]
+    ending: str
+
+    def write(self, path: Path, batches: Iterable[Batch]) -> None:
+        """Writes one file of consecutive batches of an epoch, in order; one batch is in memory."""
+
+    def columns(self, layout: Layout) -> list[Column]:
+        """The columns, or keys, of the files."""
+
+    def front_matter(self, published: Published) -> dict[str, Any]:
+        """What the hub reads at the head of the card, beside title, licence and tags."""
+
+    def usage(self, published: Published) -> str:
+        """Markdown: how the tool reads the files in order, and what it can't express."""
+
+
+def epoch_folder(epoch: int) -> str:
+    """Folder of an epoch's files."""
+    return f"data/epoch-{epoch:05d}"
+
+
+def data_files(published: Published, ending: str) -> list[dict[str, Any]]:
+    """The files of each configuration, as the hub reads them."""
+    return [
+        {
+            "config_name": name,
+            "data_files": [
+                {"split": "train", "path": f"data/{'epoch-*' if name == 'default' else name}/batches-*.{ending}"}
+            ],
+        }
+        for name in published.configurations
+    ]
+
+
+def masks_left_out(published: Published, tool: str, instead: str) -> str:
+    """A paragraph on the masks that the format has no place for; '' where nothing was masked."""
+    counts = published.figures.counts
+    if not counts["masked"]:
+        return ""
+    return (
+        f"\n{tool} has no place for masks: {counts['masked']:,} negatives that the batches mask as false"
+        f" ({counts['masked'] / counts['negatives']:.2%}) are trained on as negatives here. No example was left out for"
+        f" it. {instead}\n"
+    )

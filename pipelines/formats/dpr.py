@@ -1,0 +1,224 @@
+"""DPR's files (Karpukhin et al. 2020): training examples, and the passages and questions of open-domain evaluation."""
+
+import ast
+import csv
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipelines.formats.json_records import identifier, json_records, optional_string, required, string
+from pipelines.formats.tables import FileTable
+from pipelines.formats.training_examples import (
+    HARD_NEGATIVE,
+    POSITIVE,
+    RANDOM_NEGATIVE,
+    Example,
+    ExampleFormat,
+    example_of,
+    files_of_splits,
+    first_of_each_id,
+    objects,
+    texts,
+)
+from pipelines.formats.training_exports import Document, TrainingExamples
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.collection import StoredCollection
+from retrieval.collections.records import (
+    DocumentRecord,
+    Place,
+    Policies,
+    QueryRecord,
+    describe_files,
+    text_id,
+)
+from retrieval.collections.text_lines import FileNames, find_files, numbered_lines, plain_name
+
+_RELEVANCE = {
+    "positive_ctxs": POSITIVE,
+    "hard_negative_ctxs": HARD_NEGATIVE,
+    "negative_ctxs": RANDOM_NEGATIVE,
+}
+_ID_KEYS = ("passage_id", "psg_id")  # Natural Questions; the other sets
+
+
+class Dpr(Policies):
+    """Settings: names of the files in a folder, local or in an object store.
+
+    A file may be plain, .gz or .zst; a name may hold ``*``.
+    """
+
+    kind: Literal["dpr"] = "dpr"
+    path: InputPath
+    examples: dict[str, FileNames] = Field(default={})  # split: file or files with training examples
+    passages: FileNames = ()  # psgs_w100.tsv: columns id, text and title, their names in the first line
+    # split: file or files with questions and answers (*.qa.csv, or JSON); they have no judgments
+    questions: dict[str, FileNames] = Field(default={})
+    # of passages with one id; "first": the one read first, from ``passages`` where it is there
+    differing_texts: Literal["refuse", "first"] = "refuse"
+
+    @model_validator(mode="after")
+    def _check_given(self) -> Self:
+        if not self.examples and not (self.passages and self.questions):
+            raise ValueError("give examples, or passages and questions")
+        return self
+
+    def open(self) -> CheckedSource:
+        """The collection. Raises ``UserError`` where a file is missing."""
+        return CheckedSource(DprFormat(self), self)
+
+
+class DprFormat(ExampleFormat):
+    """Reads what is there: passages and then those of the examples; questions and then those of the examples.
+
+    Of an example, ``positive_ctxs`` have relevance 1, ``hard_negative_ctxs`` 0, ``negative_ctxs`` (random ones) -1. A
+    passage without an id gets one made from title and text; a question's is made from the question and its answers.
+    """
+
+    def __init__(self, config: Dpr) -> None:
+        folder = Folder(config.path)
+        super().__init__(folder, files_of_splits(folder, config.examples, "examples"))
+        self._passages = find_files(folder, config.passages, "passages")
+        self._questions = list(chain.from_iterable(files_of_splits(folder, config.questions, "questions").values()))
+        self._differing_texts = config.differing_texts
+        self.documents_name = ", ".join(filter(None, [*map(folder.describe, self._passages), self.judgments_name]))
+        self.queries_name = ", ".join(filter(None, [*map(folder.describe, self._questions), self.judgments_name]))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Name, bytes and SHA-256 of each file that is read."""
+        others = describe_files([(self.folder, name) for name in (*self._passages, *self._questions)])["files"]
+        return {"files": others + super().fingerprint()["files"]}
+
+    def documents(self) -> Iterator[DocumentRecord]:
+        """The passages, then those of every example."""
+        documents = chain(self._read_passages(), super().documents())
+        return first_of_each_id(documents) if self._differing_texts == "first" else documents
+
+    def queries(self) -> Iterator[QueryRecord]:
+        """The questions, then that of every example."""
+        for name in self._questions:
+            is_json = plain_name(name).endswith((".json", ".jsonl"))
+            yield from _json_questions(self.folder, name) if is_json else _csv_questions(self.folder, name)
+        yield from super().queries()
+
+    def examples(self) -> Iterator[Example]:
+        """The examples by split, then in the order of its files."""
+        for split, names in self.files.items():
+            for name in names:
+                for place, record in json_records(self.folder, name):
+                    required(record, "positive_ctxs", place)
+                    passages = [
+                        (_passage(passage, place), relevance)
+                        for key, relevance in _RELEVANCE.items()
+                        for passage in objects(record.get(key), key, place)
+                    ]
+                    yield example_of(_question(record, place), split, passages)
+
+    def _read_passages(self) -> Iterator[DocumentRecord]:
+        if not self._passages:
+            return
+        table = FileTable(self.folder, self._passages, quotes=True)
+        columns = ("id", "text", "title")
+        for place, values in table.rows(columns):
+            record = dict(zip(columns, values, strict=True))
+            title, text = optional_string(record, "title", place), string(record, "text", place)
+            yield DocumentRecord(place, identifier(record, "id", place), title, text)
+
+
+def _passage(record: dict[str, Any], place: Place) -> DocumentRecord:
+    title, text = optional_string(record, "title", place), string(record, "text", place)
+    id_key = next((key for key in _ID_KEYS if record.get(key) is not None), None)
+    return DocumentRecord(place, identifier(record, id_key, place) if id_key else text_id(title, text), title, text)
+
+
+def _question(record: dict[str, Any], place: Place) -> QueryRecord:
+    return _with_answers(string(record, "question", place), texts(record.get("answers"), "answers", place), place)
+
+
+def _with_answers(question: str, answers: list[str], place: Place) -> QueryRecord:
+    return QueryRecord(place, text_id(question, *answers), question, answers=tuple(answers))
+
+
+def _json_questions(folder: Folder, name: str) -> Iterator[QueryRecord]:
+    for place, record in json_records(folder, name):
+        required(record, "answers", place)
+        yield _question(record, place)
+
+
+def _csv_questions(folder: Folder, name: str) -> Iterator[QueryRecord]:
+    """Lines with a question, a tab and its answers as Python writes a list; quoted as in CSV where need be."""
+    file = folder.describe(name)
+    for line, text in numbered_lines(folder, name):
+        if not text.strip():
+            continue
+        place = Place(file, line)
+        try:
+            fields = next(csv.reader([text], delimiter="\t", strict=True))
+        except csv.Error as error:
+            raise UserError(
+                f"{place} is {text!r:.80}, which is not valid CSV ({error}). A field that begins with a quote must be"
+                ' written between quotes, each quote in it as "".'
+            ) from error
+        if len(fields) != 2:
+            raise UserError(
+                f"{place} has {len(fields)} tab-separated fields: {text!r:.80}. It must have 2: the question and a list"
+                " of answers such as ['one', 'another']."
+            )
+        yield _with_answers(fields[0], _answers(fields[1], place), place)
+
+
+def _answers(literal: str, place: Place) -> list[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # answers that are regular expressions hold escapes unknown to Python
+            answers = texts(ast.literal_eval(literal), "answers", place)
+        "".join(answers).encode()  # half a surrogate pair is no text
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise UserError(
+            f"{place}: the answers are {literal!r:.60}. They must be a list of strings such as ['one', 'another']."
+        ) from error
+    return answers
+
+
+# Training examples in DPR's form (Karpukhin et al. 2020).
+
+
+def write(
+    collection: StoredCollection,
+    split: str,
+    folder: Path,
+    hard_negatives: Mapping[str, Sequence[str]] | None = None,
+) -> list[str]:
+    """Writes ``<split>.json``, a list with one example a line; returns its name.
+
+    ``positive_ctxs`` are the positives, the highest grade first, as DPR trains on the first; ``hard_negative_ctxs``
+    the judgments of 0, or ``hard_negatives`` in their place; ``negative_ctxs`` judgments below 0. A passage keeps its
+    id, as ``passage_id``; a question has none. Raises what ``TrainingExamples`` does.
+    """
+    name = f"{split}.json"
+    examples = TrainingExamples(collection, split, hard_negatives, folder)
+    with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+        opening = "[\n"
+        for example in examples:
+            record = {
+                "question": example.query,
+                "answers": example.answers,
+                "positive_ctxs": list(map(_written_passage, example.positives)),
+                "negative_ctxs": list(map(_written_passage, example.other_negatives)),
+                "hard_negative_ctxs": list(map(_written_passage, example.hard_negatives)),
+            }
+            file.write(opening + json.dumps(record, ensure_ascii=False))
+            opening = ",\n"
+        file.write("\n]\n")
+    return [name]
+
+
+def _written_passage(document: Document) -> dict[str, str]:
+    return {"title": document["title"], "text": document["text"], "passage_id": document["id"]}

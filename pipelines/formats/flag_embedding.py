@@ -1,0 +1,111 @@
+"""Training sets in FlagEmbedding's form (the BGE models): JSON lines with a query and lists of texts."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipelines.formats.json_records import optional_string, required, string
+from pipelines.formats.training_examples import (
+    HARD_NEGATIVE,
+    POSITIVE,
+    Example,
+    ExampleFormat,
+    example_of,
+    files_of_splits,
+    texts,
+)
+from pipelines.formats.training_exports import Document, TrainingExamples
+from raytriever.artifacts.storage import Folder
+from raytriever.settings.configuration import InputPath
+from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.collection import StoredCollection, passage_text
+from retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, text_id
+from retrieval.collections.text_lines import FileNames, json_objects, plain_name
+
+
+class FlagEmbedding(Policies):
+    """Settings: the files of each split below a folder, local or in an object store.
+
+    A file may be plain, .gz or .zst; a name may hold ``*``.
+    """
+
+    kind: Literal["flag_embedding"] = "flag_embedding"
+    path: InputPath
+    examples: dict[str, FileNames] = Field(min_length=1)  # split: file or files
+    domain: Literal["", "file", "type", "prompt"] = ""  # the file's name without endings, or what is under that key
+
+    def open(self) -> CheckedSource:
+        """The collection. Raises ``UserError`` where a file is missing."""
+        return CheckedSource(FlagEmbeddingFormat(self), self)
+
+
+class FlagEmbeddingFormat(ExampleFormat):
+    """Reads {"query", "pos": […], "neg": […]}: texts of ``pos`` have relevance 1, those of ``neg`` 0.
+
+    A text's id is made from the text and its domain: one that occurs in two domains is a document of each. Not kept:
+    ``pos_scores`` and ``neg_scores``, a teacher's and no judgments; ``prompt``, unless it is the domain.
+    """
+
+    def __init__(self, config: FlagEmbedding) -> None:
+        folder = Folder(config.path)
+        super().__init__(folder, files_of_splits(folder, config.examples, "examples"))
+        self._domain = config.domain
+
+    def examples(self) -> Iterator[Example]:
+        """The examples by split, then in the order of its files."""
+        for split, names in self.files.items():
+            for name in names:
+                file = self.folder.describe(name)
+                for line, record in json_objects(self.folder, name):
+                    place = Place(file, line)
+                    domain = self._domain_of(record, name, place)
+                    query = string(record, "query", place)
+                    required(record, "pos", place)
+                    documents = [
+                        (DocumentRecord(place, text_id(domain, text), "", text, domain), relevance)
+                        for key, relevance in (("pos", POSITIVE), ("neg", HARD_NEGATIVE))
+                        for text in texts(record.get(key), key, place)
+                    ]
+                    yield example_of(QueryRecord(place, text_id(domain, query), query, domain), split, documents)
+
+    def _domain_of(self, record: dict[str, Any], name: str, place: Place) -> str:
+        if self._domain == "file":
+            return plain_name(name).rpartition("/")[2].rpartition(".")[0]
+        return optional_string(record, self._domain, place) if self._domain else ""
+
+
+# Training examples in FlagEmbedding's form (the BGE models).
+
+
+def write(
+    collection: StoredCollection,
+    split: str,
+    folder: Path,
+    hard_negatives: Mapping[str, Sequence[str]] | None = None,
+) -> list[str]:
+    """Writes ``<split>.jsonl``, lines of {"query", "pos": […], "neg": […]}; returns its name.
+
+    A document is its title and text in one string. ``neg`` are the judgments of 0, or ``hard_negatives`` in their
+    place; it may be empty, but FlagEmbedding trains on examples with at least one. Raises what ``TrainingExamples``
+    does.
+    """
+    name = f"{split}.jsonl"
+    examples = TrainingExamples(collection, split, hard_negatives, folder)
+    with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+        for example in examples:
+            positives, negatives = map(_text, example.positives), map(_text, example.hard_negatives)
+            record = training_record(example.query, list(positives), list(negatives))
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return [name]
+
+
+def training_record(query: str, positives: list[str], negatives: list[str]) -> dict[str, Any]:
+    """One example."""
+    return {"query": query, "pos": positives, "neg": negatives}
+
+
+def _text(document: Document) -> str:
+    return passage_text(document["title"], document["text"])

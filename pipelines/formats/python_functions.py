@@ -1,0 +1,306 @@
+"""The documented functions of the interpreter's own standard library: a collection that needs no download.
+
+Query: the first paragraph of a function's docstring. Document: the function's source without docstrings. As
+in CodeSearchNet (Husain et al. 2019, §2), a pair whose query has fewer than three words is left out.
+"""
+
+import ast
+import hashlib
+import io
+import os
+import platform
+import re
+import sysconfig
+import tokenize
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import Field
+
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings
+from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, record_batches
+
+# Documented functions out of Python source text.
+
+# where statements, and so functions, sit in a node: in source order
+_STATEMENT_LISTS = ("body", "handlers", "orelse", "finalbody", "cases")
+
+_LONE_RETURN = re.compile(r"\r(?!\n)")
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True)
+class Function:
+    """A documented function.
+
+    ``id`` is module and qualified name, with ``#2`` and on for later definitions of the same name; ``query``
+    the first paragraph of its docstring; ``source`` its source without docstrings, its own and nested ones.
+    """
+
+    id: str
+    module: str
+    query: str
+    source: str
+
+    @property
+    def domain(self) -> str:
+        """The top-level module."""
+        return self.module.partition(".")[0]
+
+
+def decode_source(source: bytes) -> str:
+    """Source text as the interpreter reads it: byte order mark, encoding cookie, any line ending.
+
+    Raises ``SyntaxError`` for an unknown encoding, ``LookupError`` for one that is not of texts, ``UnicodeError`` for
+    bytes that are not in it or, as UTF-7 can, spell half a surrogate pair, which no file can hold.
+    """
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    text = io.TextIOWrapper(io.BytesIO(source), encoding).read()
+    text.encode()
+    return text
+
+
+def documented_functions(source: str, module: str, definitions: Counter[str]) -> list[Function]:
+    """Functions and methods with a docstring, nested and asynchronous ones too, in source order.
+
+    ``definitions`` counts the definitions of each name so far and is added to. Raises ``SyntaxError`` or
+    ``ValueError`` where the source does not parse, and where it is nested too deeply for that.
+    """
+    source = _LONE_RETURN.sub("\n", source)  # which ends a line of Python, so that its line numbers count it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes and the like are not the reader's business
+            tree = ast.parse(source)
+        defined = list(_definitions(tree, f"{module}."))
+    except (MemoryError, RecursionError) as error:  # the parser's stack is full, or Python's: an elif is a level too
+        raise SyntaxError("nested too deeply") from error
+    lines: list[str | None] = list(source.split("\n"))  # not splitlines: a form feed ends no line of Python
+    found: list[tuple[Function, ast.FunctionDef | ast.AsyncFunctionDef]] = []
+    for name, node in defined:
+        docstring = ast.get_docstring(node)
+        if docstring is not None:
+            _cut(lines, node.body[0])
+        if isinstance(node, ast.ClassDef):
+            continue
+        definitions[name] += 1
+        query = first_paragraph(docstring or "")
+        if query:
+            number = definitions[name]
+            found.append((Function(name if number == 1 else f"{name}#{number}", module, query, ""), node))
+    # nested docstrings are cut too, else an outer function would hold the very text of another's query
+    return [replace(function, source=_source_lines(lines, node)) for function, node in found]
+
+
+def first_paragraph(docstring: str) -> str:
+    """The text up to the first blank line, with white space collapsed."""
+    words: list[str] = []
+    # an escape may spell half a surrogate pair, which no file can hold
+    text = docstring.encode(errors="replace").decode()
+    for line in text.strip().splitlines():
+        if not line.strip():
+            break
+        words += line.split()
+    return " ".join(words)
+
+
+def _definitions(parent: ast.AST, prefix: str) -> Iterator[tuple[str, _Definition]]:
+    """Functions and classes below ``parent`` with their qualified names, in source order."""
+    for field in _STATEMENT_LISTS:
+        statements: Sequence[ast.AST] = getattr(parent, field, ())
+        for statement in statements:
+            if isinstance(statement, ast.ClassDef):
+                yield prefix + statement.name, statement
+                yield from _definitions(statement, f"{prefix}{statement.name}.")
+            elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield prefix + statement.name, statement
+                yield from _definitions(statement, f"{prefix}{statement.name}.<locals>.")
+            else:
+                yield from _definitions(statement, prefix)
+
+
+def _cut(lines: list[str | None], docstring: ast.stmt) -> None:
+    """Takes a docstring out of the lines of its file; what shares its first or last line stays."""
+    first, last = docstring.lineno - 1, (docstring.end_lineno or docstring.lineno) - 1
+    before = _line(lines, first).encode()[: docstring.col_offset].decode()  # offsets count bytes of UTF-8
+    after = _line(lines, last).encode()[docstring.end_col_offset :].decode().strip().lstrip(";").lstrip()
+    lines[first : last + 1] = [None] * (last + 1 - first)
+    if before.strip():
+        lines[first] = f"{before.rstrip()} {after}".rstrip()
+    elif after:
+        lines[first] = before + after
+    else:
+        for blank in range(last + 1, len(lines)):
+            if _line(lines, blank).strip():
+                break
+            lines[blank] = None
+
+
+def _line(lines: list[str | None], index: int) -> str:
+    return lines[index] or ""
+
+
+def _source_lines(lines: list[str | None], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """The lines of a function, decorators included, moved left by its indentation."""
+    start = node.decorator_list[0].lineno - 1 if node.decorator_list else node.lineno - 1
+    indentation = _line(lines, node.lineno - 1)[: node.col_offset]
+    own = [line for line in lines[start : node.end_lineno] if line is not None]
+    # a line of a string may begin left of the function: it stays as it is
+    return "\n".join(line.removeprefix(indentation) for line in own).rstrip()
+
+
+# third-party packages are someone else's; tests and demonstrations are no library code
+_PACKAGES = {"site-packages", "dist-packages"}
+_LEFT_OUT_FOLDERS = _PACKAGES | {"__pycache__", "test", "tests", "idle_test", "turtledemo"}
+
+
+class PythonFunctions(Settings):
+    """Settings of the collection; ``held_out`` is the share of modules whose functions are for testing.
+
+    A module is held out by a hash of its own dotted name, so a package's modules may be on both sides.
+    """
+
+    kind: Literal["python_functions"] = "python_functions"
+    held_out: float = Field(default=0.2, ge=0, le=1)
+    minimum_query_words: int = Field(default=3, ge=1)
+    # how many functions to keep, chosen by a hash of their id; None: all
+    limit: int | None = Field(default=None, ge=1)
+
+    def open(self) -> "PythonFunctionsSource":
+        """The running interpreter's collection. Raises ``UserError`` where its library has no source."""
+        return PythonFunctionsSource(self)
+
+
+class PythonFunctionsSource:
+    """Reads the library at folder ``library`` (default: the interpreter's own); a ``collection.Source``.
+
+    Functions with equal queries share one query with several positives; its domain is that of the first. A
+    query with a positive in a held-out module is a test query with all its judgments, so that training sees
+    neither a held-out module's pair nor a test query. Raises ``UserError`` where the folder has no source.
+    """
+
+    def __init__(self, config: PythonFunctions, library: Path | None = None) -> None:
+        self._config = config
+        library = library or Path(sysconfig.get_path("stdlib"))
+        self._modules = library_modules(library)
+        if not self._modules:
+            raise UserError(
+                f"The standard library of this interpreter has no source files ({library}). The collection"
+                " 'python_functions' is made from them: use a Python that comes with its sources, or another"
+                " collection."
+            )
+        self.facts = {"python": platform.python_version(), "implementation": platform.python_implementation()}
+        self.counts: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Version, implementation and a SHA-256 over names and bytes of all modules that are read."""
+        digest = hashlib.sha256()
+        for module, path in self._modules:
+            source = path.read_bytes()
+            digest.update(f"{module}\0{len(source)}\0".encode())
+            digest.update(source)
+        return self.facts | {"sha256": digest.hexdigest()}
+
+    def documents(self) -> Iterator[pa.RecordBatch]:
+        """One document for each function, by module and position; the title is empty."""
+        rows = ((function.id, "", function.source, function.domain) for function in self._functions)
+        return record_batches(rows, DOCUMENTS)
+
+    def queries(self) -> Iterator[pa.RecordBatch]:
+        """One query for each distinct text, by its first function; the id is a hash of the text."""
+        no_answers: list[str] = []
+        rows = ((query_id(text), text, found[0].domain, no_answers) for text, found in self._positives.items())
+        return record_batches(rows, QUERIES)
+
+    def judgments(self) -> Iterator[pa.RecordBatch]:
+        """Each function is relevant (1) to its query, in split ``train`` or ``test``."""
+        return record_batches(self._judgment_rows(), JUDGMENTS)
+
+    def _judgment_rows(self) -> Iterator[tuple[str | int, ...]]:
+        train_module_pairs_in_test = 0
+        for text, positives in self._positives.items():
+            held_out = [is_held_out(function.module, self._config.held_out) for function in positives]
+            if any(held_out):
+                train_module_pairs_in_test += held_out.count(False)
+            split = "test" if any(held_out) else "train"
+            for function in positives:
+                yield query_id(text), function.id, 1, split
+        self.counts["train_module_pairs_in_test"] = train_module_pairs_in_test
+
+    @cached_property
+    def _positives(self) -> dict[str, list[Function]]:
+        positives: dict[str, list[Function]] = {}
+        for function in self._functions:
+            positives.setdefault(function.query, []).append(function)
+        return positives
+
+    @cached_property
+    def _functions(self) -> list[Function]:
+        documented = list(self._read_functions())
+        shortest = self._config.minimum_query_words
+        functions = [function for function in documented if len(function.query.split()) >= shortest]
+        self._drop("functions_with_a_short_query", len(documented) - len(functions))
+        limit = self._config.limit
+        if limit is not None and limit < len(functions):
+            ranked = sorted(functions, key=lambda function: _hash(function.id))
+            kept = {function.id for function in ranked[:limit]}
+            self._drop("functions_beyond_the_limit", len(functions) - limit)
+            functions = [function for function in functions if function.id in kept]
+        modules = {function.module for function in functions}
+        held_out = [module for module in modules if is_held_out(module, self._config.held_out)]
+        self.counts |= {"modules": len(modules), "held_out_modules": len(held_out)}
+        return functions
+
+    def _read_functions(self) -> Iterator[Function]:
+        definitions: Counter[str] = Counter()
+        unparsed = 0
+        for module, path in self._modules:
+            try:
+                source = decode_source(path.read_bytes())
+                functions = documented_functions(source, module, definitions)
+            except (SyntaxError, ValueError):  # ValueError: bytes that are not in the declared encoding
+                unparsed += 1
+                continue
+            yield from functions
+        self._drop("modules_that_do_not_parse", unparsed)
+
+    def _drop(self, reason: str, number: int) -> None:
+        if number:
+            self.dropped[reason] = number
+
+
+def library_modules(library: Path) -> list[tuple[str, Path]]:
+    """Dotted name and path of every module below ``library`` that is library code, by name."""
+    modules = []
+    for folder, subfolders, files in os.walk(library):
+        subfolders[:] = [name for name in subfolders if name.isidentifier() and name not in _LEFT_OUT_FOLDERS]
+        packages = Path(folder).relative_to(library).parts
+        for file in files:
+            stem, extension = os.path.splitext(file)  # noqa: PTH122
+            # the build's own settings hold paths of the machine and no functions
+            if extension == ".py" and stem.isidentifier() and not stem.startswith("_sysconfigdata"):
+                name = ".".join(packages if stem == "__init__" else (*packages, stem))
+                modules.append((name, Path(folder, file)))
+    return sorted(modules)
+
+
+def is_held_out(module: str, share: float) -> bool:
+    """Whether the module is for testing: by its name alone, so it holds across versions and limits."""
+    return int(_hash(module)[:8], 16) < share * 16**8
+
+
+def query_id(text: str) -> str:
+    """The first 16 hexadecimal digits of the text's SHA-256."""
+    return _hash(text)[:16]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

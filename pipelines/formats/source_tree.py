@@ -1,0 +1,255 @@
+"""The files of a source tree, in any language: one document a file."""
+
+import codecs
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipelines.formats.python_functions import decode_source
+from pipelines.formats.tables import matches
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord
+from retrieval.collections.text_lines import FileNames
+
+# Programming languages by the endings of their files.
+
+_ENDINGS = {
+    "assembly": ".s .asm",
+    "bash": ".sh .bash .zsh",
+    "c": ".c .h",
+    "c++": ".cc .cpp .cxx .hh .hpp .hxx",
+    "c#": ".cs",
+    "clojure": ".clj .cljs .cljc",
+    "cmake": ".cmake",
+    "css": ".css .scss .less",
+    "cuda": ".cu .cuh",
+    "dart": ".dart",
+    "elixir": ".ex .exs",
+    "erlang": ".erl .hrl",
+    "f#": ".fs .fsx",
+    "fortran": ".f .f90 .f95 .f03",
+    "go": ".go",
+    "graphql": ".graphql",
+    "groovy": ".groovy .gradle",
+    "haskell": ".hs",
+    "html": ".html .htm",
+    "java": ".java",
+    "javascript": ".js .jsx .mjs .cjs",
+    "julia": ".jl",
+    "kotlin": ".kt .kts",
+    "lisp": ".lisp .el .scm .rkt",
+    "lua": ".lua",
+    "markdown": ".md .markdown",
+    "matlab": ".m",
+    "nim": ".nim",
+    "ocaml": ".ml .mli",
+    "pascal": ".pas",
+    "perl": ".pl .pm",
+    "php": ".php",
+    "powershell": ".ps1 .psm1",
+    "protobuf": ".proto",
+    "python": ".py .pyi .pyx",
+    "r": ".r",
+    "restructuredtext": ".rst",
+    "ruby": ".rb",
+    "rust": ".rs",
+    "scala": ".scala .sc",
+    "solidity": ".sol",
+    "sql": ".sql",
+    "swift": ".swift",
+    "tcl": ".tcl",
+    "terraform": ".tf",
+    "typescript": ".ts .tsx",
+    "verilog": ".v .sv",
+    "vhdl": ".vhd .vhdl",
+    "vue": ".vue",
+    "zig": ".zig",
+}
+_LANGUAGES = {ending: language for language, endings in _ENDINGS.items() for ending in endings.split()}
+_NAMES = {"makefile": "make", "dockerfile": "docker", "cmakelists.txt": "cmake"}
+
+
+def language_of(path: str) -> str:
+    """The language of a file by its name, whatever its case; '' where the name tells none."""
+    name = path.rpartition("/")[2].lower()
+    stem, dot, ending = name.rpartition(".")
+    return _NAMES.get(name) or (_LANGUAGES.get(dot + ending, "") if stem else "")
+
+
+# what tools put beside sources: packages of others, what was built
+_NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+class SourceTree(Policies):
+    """Settings: a folder, local or in an object store, and which of its files are documents.
+
+    ``include`` and ``exclude`` are globs of paths below the folder (``*``, ``**``, ``?``, ``[…]``).
+    """
+
+    kind: Literal["source_tree"] = "source_tree"
+    path: InputPath
+    include: FileNames | None = Field(default=None, min_length=1)  # None: files whose name tells a known language
+    exclude: FileNames = ()
+    domain: Literal["folder", "language", "none"] = "folder"  # the folder below path, '' for files in path itself
+    maximum_bytes: int = Field(default=1_000_000, ge=1)  # of a file: larger ones are often generated
+
+    def open(self) -> CheckedSource:
+        """The collection. Raises ``UserError`` where the folder holds no such file."""
+        tree = SourceTreeFormat(self)
+        return CheckedSource(tree, self, tree.left_out)
+
+
+class SourceTreeFormat:
+    """Reads files in the order of their paths, folder by folder; a ``records.Format``.
+
+    Id and title are the path below the folder, with ``/``; line ends become ``\\n``. What is no document is counted in
+    ``left_out``. Links are not followed: what one inside the tree leads to is read under its own name. In memory are
+    one file and the names of the folders on the way to it.
+    """
+
+    repeats = False
+    queries_name = judgments_name = ""
+
+    def __init__(self, config: SourceTree) -> None:
+        self._config = config
+        self._folder = Folder(config.path)
+        self.documents_name = self._folder.uri
+        self.left_out: dict[str, int] = {}
+        if self._folder.is_local and not Path(config.path).expanduser().is_dir():
+            raise UserError(f"path: {config.path} is no folder. Give the folder that the source tree is in.")
+        if next(self._files(Counter()), None) is None:
+            wanted = ", ".join(config.include) if config.include else "whose name tells a language"
+            raise UserError(f"{self._folder.uri} holds no files {wanted}. Is path right, do include and exclude fit?")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """One SHA-256 over the names and bytes of all files, and how many names were left out why."""
+        digest, files, skipped = hashlib.sha256(), 0, Counter[str]()
+        for name, size in self._files(skipped):
+            files += 1
+            digest.update(f"{name}\0{size}\0".encode())
+            if size <= self._config.maximum_bytes:
+                digest.update(self._folder.read_bytes(name))
+        return {"files": files, "left_out": dict(sorted(skipped.items())), "sha256": digest.hexdigest()}
+
+    def documents(self) -> Iterator[DocumentRecord]:
+        """One document a file."""
+        skipped = Counter[str]()
+        for name, size in self._files(skipped):
+            reason, text = ("files_too_large", "") if size > self._config.maximum_bytes else self._read(name)
+            if reason:
+                skipped[reason] += 1
+            else:
+                yield DocumentRecord(Place(self._folder.describe(name), 1), name, name, text, self._domain_of(name))
+        self.left_out.clear()
+        self.left_out |= sorted(skipped.items())
+
+    def queries(self) -> Iterator[QueryRecord]:
+        """None."""
+        return iter(())
+
+    def judgments(self) -> None:
+        """A bare corpus has none."""
+        return
+
+    def _domain_of(self, name: str) -> str:
+        if self._config.domain == "language":
+            return language_of(name)
+        return name.partition("/")[0] if self._config.domain == "folder" and "/" in name else ""
+
+    def _read(self, name: str) -> tuple[str, str]:
+        """Why the file is no document, '' where it is one; and its text."""
+        data = self._folder.read_bytes(name)
+        is_utf_16 = data.startswith(_UTF_16)
+        if not is_utf_16 and b"\0" in data:
+            return "binary_files", ""
+        try:
+            if is_utf_16:
+                text = data.decode("utf-16")
+            else:
+                text = decode_source(data) if language_of(name) == "python" else data.decode("utf-8-sig")
+        except (UnicodeError, SyntaxError, LookupError):  # the last two: of the encoding that the file names
+            return "undecodable_files", ""
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        return ("", text) if text.strip() else ("empty_files", "")
+
+    def _files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
+        """Name and bytes of every file that is wanted, sorted folder by folder; counts the others."""
+        for name, size in self._local_files(skipped) if self._folder.is_local else self._stored_files(skipped):
+            if any(matches(name, pattern) for pattern in self._config.exclude):
+                skipped["excluded_files"] += 1
+            elif self._is_wanted(name):
+                yield name, size
+            else:
+                skipped["files_not_included" if self._config.include else "files_of_no_known_language"] += 1
+
+    def _is_wanted(self, name: str) -> bool:
+        if self._config.include is None:
+            return bool(language_of(name))
+        return any(matches(name, pattern) for pattern in self._config.include)
+
+    def _stored_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
+        for name, size in sorted(self._folder.files().items(), key=lambda file: file[0].split("/")):
+            reason = next(filter(None, map(_reason_of_name, name.split("/"))), "")
+            if reason:
+                skipped[reason] += 1
+            else:
+                yield name, size
+
+    def _local_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
+        root = os.path.realpath(Path(self._config.path).expanduser())
+        pending = [_entries(root)]
+        while pending:
+            entry = next(pending[-1], None)
+            if entry is None:
+                pending.pop()
+                continue
+            reason = _reason_of_name(entry.name) or _reason_of_kind(entry, root)
+            if reason:
+                skipped[reason] += 1
+            elif entry.is_dir():
+                pending.append(_entries(entry.path))
+            else:
+                yield Path(entry.path).relative_to(root).as_posix(), entry.stat().st_size
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return iter(sorted(entries, key=lambda entry: entry.name))
+
+
+def _reason_of_name(name: str) -> str:
+    """Why a file or folder of this name is not looked at; '' where it is."""
+    if name.startswith("."):
+        return "hidden_files_and_folders"
+    if name in _NOT_SOURCES:
+        return "folders_of_packages_and_caches"
+    return "" if _is_text(name) else "undecodable_names"
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # bytes of a name that are not UTF-8
+        return False
+    return True
+
+
+def _reason_of_kind(entry: os.DirEntry[str], root: str) -> str:
+    """Why an entry is neither a folder nor a file of the tree; '' where it is one."""
+    if not entry.is_symlink():
+        return "" if entry.is_file() or entry.is_dir() else "special_files"
+    try:
+        target = os.path.realpath(entry.path, strict=True)
+    except OSError:  # its target is absent, or it leads to itself
+        return "broken_links"
+    inside = target == root or target.startswith(root.rstrip("/") + "/")
+    return "links_within_the_tree" if inside else "links_out_of_the_tree"

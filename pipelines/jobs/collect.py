@@ -1,0 +1,117 @@
+"""`raytriever collect`: reads a source once and stores it as a collection of documents, queries and judgments."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from pipelines.formats.sources import AnySource
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, Source, StoredCollection
+
+_ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
+
+
+class CollectConfig(StageConfig):
+    """Which source becomes the collection."""
+
+    source: AnySource
+    rows_per_file: int = Field(default=50_000, gt=0)
+
+
+class Collect(Stage[CollectConfig]):
+    """One pass over the source, in its order, with bounded memory."""
+
+    command = "collect"
+    kind = COLLECTION
+    config_class = CollectConfig
+    unit = "documents"
+
+    def source(self) -> Source:
+        """The reader of the configured source."""
+        return self.config.source.open()
+
+    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:  # noqa: ARG002
+        """Opens the source, which names a missing folder, file or split."""
+        if not is_artifact(self.config.output):
+            self.source()
+
+    def resolved(self) -> dict[str, Any]:
+        """Without ``cross_validation`` where there is none."""
+        values = super().resolved()
+        if values["source"].get("cross_validation", ...) is None:
+            del values["source"]["cross_validation"]
+        return values
+
+    def input_fingerprints(self) -> dict[str, str]:
+        """One hash over what the source says of its own bytes."""
+        return {"source": source_fingerprint(self.source())}
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+        """Writes documents, queries, judgments, and what the source says of itself."""
+        return write_collection(self.source(), writer, self.config.rows_per_file)
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
+        """What the source says of itself (the interpreter's version, say)."""
+        return records[0].facts
+
+    def summary(self, artifact: Artifact) -> str:
+        """Documents, queries and judgments, and how much of the source is none of these."""
+        stored = StoredCollection(artifact.uri)
+        parts: list[str] = [f"{stored.count(part):,} {part}" for part in ("documents", "queries", "judgments")]
+        left_out = sum(artifact.manifest["dropped"].values())
+        return ", ".join(parts) + (f" ({left_out:,} left out)" if left_out else "")
+
+
+def source_fingerprint(source: Source) -> str:
+    """A SHA-256 over what the source says of its own bytes."""
+    return hashlib.sha256(json.dumps(source.fingerprint(), sort_keys=True).encode()).hexdigest()
+
+
+def write_collection(source: Source, writer: ShardWriter, rows_per_file: int) -> ShardRecord:
+    """Reads the source once, with bounded memory, and commits all that a collection consists of as one shard."""
+    counts: dict[str, int] = {
+        "documents": _write_part(writer, "documents", DOCUMENTS, source.documents(), rows_per_file),
+        "queries": _write_part(writer, "queries", QUERIES, source.queries(), rows_per_file),
+        "judgments": _write_part(writer, "judgments", JUDGMENTS, source.judgments(), rows_per_file),
+    }
+    counts |= source.counts
+    return writer.commit(counts["documents"], counts=counts, dropped=source.dropped, facts=source.facts)
+
+
+def _write_part(
+    writer: ShardWriter, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows_per_file: int
+) -> int:
+    rows, number, room, file = 0, -1, 0, None
+    name = ""
+    for batch in batches:
+        start = 0
+        while start < len(batch):
+            if file is None:
+                number, room = number + 1, rows_per_file
+                name = f"{part}/{number:05d}.parquet"
+                file = _open(writer.path(name), schema)
+            piece = batch.slice(start, min(room, len(batch) - start))
+            file.write_batch(piece, row_group_size=_ROWS_PER_GROUP)
+            rows, room, start = rows + len(piece), room - len(piece), start + len(piece)
+            if not room:
+                file.close()
+                writer.add(name)
+                file = None
+    if file is None and number < 0:
+        name = f"{part}/00000.parquet"
+        file = _open(writer.path(name), schema)
+    if file is not None:
+        file.close()
+        writer.add(name)
+    return rows
+
+
+def _open(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["domain", "split"])

@@ -1,0 +1,216 @@
+"""`raytriever mine`: the documents that a run ranks for a split's queries, as hard negatives or labelled lists."""
+
+import io
+import json
+from typing import Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import Field, model_validator
+
+from pipelines.mining.audit import audit_lines, block_audit, merge_audits
+from pipelines.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
+from pipelines.mining.inputs import (
+    MiningInputs,
+    document_text_keys,
+    judged_table,
+    query_table,
+)
+from pipelines.mining.rules import KEPT, MiningRules, apply_rules, choose, sampling_keys, sampling_priorities
+from raytriever.artifacts.artifact import (
+    Artifact,
+    ShardRecord,
+    ShardWriter,
+    require_own_queries,
+    require_same_origin,
+    to_json,
+)
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import StoredCollection
+from retrieval.rankings import StoredRun
+from retrieval.vectors import StoredVectors
+
+_DOCUMENTS_OF_A_KEYS_SHARD = 1 << 20
+
+
+class MineConfig(StageConfig):
+    """Which run is mined, what is dropped, and how many candidates of a query are written in which form.
+
+    ``vectors`` (of documents and queries, by any encoder) score positives and candidates; without them the scores are
+    the run's.
+    """
+
+    run: InputPath
+    collection: InputPath
+    vectors: InputPath | None = None
+    split: str = "train"
+    form: Form = "hard_negatives"
+    positives: Literal["first", "in_place"] = "first"  # where labelled lists have them
+    rules: MiningRules = MiningRules()
+    number: int | None = Field(default=None, gt=0)  # candidates of a query beside its positives; None: all
+    choose: Literal["first", "sample"] = "first"
+    seed: int = Field(default=0, ge=0)  # of the sample
+    candidates_per_shard: int = Field(default=1 << 21, gt=0)
+
+    @model_validator(mode="after")
+    def _a_sample_has_a_size(self) -> Self:
+        if self.choose == "sample" and self.number is None:
+            raise ValueError("'choose: sample' needs 'number', the candidates to draw for each query")
+        return self
+
+
+class Mine(Stage[MineConfig]):
+    """First what all queries need (judgments by row, a key for each text), then block after block of queries."""
+
+    command = "mine"
+    kind = CANDIDATES
+    config_class = MineConfig
+    unit = "queries"
+
+    def plan(self) -> list[Shard]:
+        """Three phases; refuses inputs that don't belong together and settings that leave nothing."""
+        config, run, collection = self.config, StoredRun(self.config.run), StoredCollection(self.config.collection)
+        require_same_origin("collection", collection, run)
+        require_own_queries(collection, run)
+        collection.query_rows(run.query_ids())  # refused here where one is not there
+        if config.vectors:
+            vectors = StoredVectors(config.vectors)
+            require_same_origin("collection", collection, vectors)
+            vectors.part("documents").require_all()
+            if vectors.part("queries").vectors_per_text > 1:
+                raise UserError(f"{vectors.uri} has several vectors of a query; give vectors with one of each.")
+        judgments, minimum = collection.judgments(config.split), config.rules.minimum_relevance
+        relevant = judgments.filter(pc.greater_equal(judgments["relevance"], minimum))
+        query_ids = run.query_ids()
+        if set(query_ids).isdisjoint(relevant["query_id"].to_pylist()):
+            raise UserError(
+                f"No query of {run.uri} has a document of relevance {minimum} or more in split '{config.split}'. Search"
+                " with the queries of that split, or lower rules.minimum_relevance."
+            )
+        self._check_ranks(run)
+        keys = [
+            Shard(f"keys-{number:05d}", {"make": "keys", "start": start}, intermediate=True)
+            for number, start in enumerate(_parts(collection))
+        ]
+        starts = self._blocks(run)
+        blocks = [
+            Shard(f"{number:05d}", {"make": "lists", "start": start, "queries": starts.step}, phase=1)
+            for number, start in enumerate(starts)
+        ]
+        judged = Shard("judged", {"make": "judged"}, intermediate=True)
+        return [judged, *keys, *blocks, Shard("audit", {"make": "audit"}, phase=2)]
+
+    def _check_ranks(self, run: StoredRun) -> None:
+        rules, number, ranks = self.config.rules, self.config.number, self._width(run)
+        if rules.skip_first >= ranks:
+            raise UserError(
+                f"rules.skip_first is {rules.skip_first}, but only the first {ranks} ranks of {run.uri} are read, so"
+                " nothing is left. Lower it, or search with a larger top_k (and raise rules.depth)."
+            )
+        if number is not None and number > ranks - rules.skip_first:
+            raise UserError(
+                f"number is {number}, but at most {ranks - rules.skip_first} candidates of a query are read: ranks"
+                f" {rules.skip_first + 1} to {ranks} of {run.uri}. Lower it, or search with a larger top_k."
+            )
+
+    def _width(self, run: StoredRun) -> int:
+        """The last rank that is read."""
+        ranks = int(run.ranking().rows.shape[1])
+        return min(ranks, self.config.rules.depth or ranks)
+
+    def _blocks(self, run: StoredRun) -> range:
+        """The first query of each shard."""
+        queries = len(run.ranking().rows)
+        return range(0, queries, max(1, self.config.candidates_per_shard // self._width(run)))
+
+    def total_rows(self, shards: list[Shard]) -> int | None:  # noqa: ARG002
+        """The queries of the run."""
+        return len(StoredRun(self.config.run).ranking().rows)
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """One of the shards that ``plan`` lists."""
+        collection, run = StoredCollection(self.config.collection), StoredRun(self.config.run)
+        match shard.description["make"]:
+            case "judged":
+                return self._make_judged(collection, run, writer)
+            case "keys":
+                return self._make_keys(collection, shard.description["start"], writer)
+            case "lists":
+                return self._make_lists(self._open_inputs(collection, run, writer), shard, writer)
+        audits = [json.loads(writer.read(f"audits/{number:05d}.json")) for number in range(len(self._blocks(run)))]
+        writer.path("audit.json").write_bytes(to_json(merge_audits(audits)))
+        writer.add("audit.json")
+        return writer.commit(0)
+
+    def _make_judged(self, collection: StoredCollection, run: StoredRun, writer: ShardWriter) -> ShardRecord:
+        tables = {
+            "lookup/queries.parquet": query_table(collection, run),
+            "lookup/judged.parquet": judged_table(collection, run, self.config.split),
+        }
+        for name, table in tables.items():
+            pq.write_table(table, writer.path(name))
+            writer.add(name)
+        return writer.commit(0)
+
+    def _make_keys(self, collection: StoredCollection, start: int, writer: ShardWriter) -> ShardRecord:
+        documents, name = collection.rows_of("documents"), f"lookup/keys-{start}.npy"
+        stop = min(start + _DOCUMENTS_OF_A_KEYS_SHARD, len(documents))
+        keys = document_text_keys(documents, start, stop, with_title=self.config.rules.with_title)
+        np.save(writer.path(name), keys)
+        writer.add(name)
+        return writer.commit(0)
+
+    def _open_inputs(self, collection: StoredCollection, run: StoredRun, writer: ShardWriter) -> MiningInputs:
+        queries, judged = (
+            pq.read_table(pa.BufferReader(writer.read(f"lookup/{name}.parquet"))) for name in ("queries", "judged")
+        )
+        keys = [np.load(io.BytesIO(writer.read(f"lookup/keys-{start}.npy"))) for start in _parts(collection)]
+        vectors = StoredVectors(self.config.vectors) if self.config.vectors else None
+        return MiningInputs(self.config.rules, collection, run, vectors, queries, judged, np.concatenate(keys))
+
+    def _make_lists(self, inputs: MiningInputs, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """``candidates/<name>.parquet`` and ``audits/<name>.json`` of one block of queries."""
+        start, rules = shard.description["start"], self.config.rules
+        queries = inputs.block(start, start + shard.description["queries"])
+        block = queries.candidates
+        charged = apply_rules(rules, block, lambda rows: inputs.contain_answer(rows, queries.answers))
+        priorities = None
+        if self.config.choose == "sample":
+            priorities = sampling_priorities(sampling_keys(self.config.seed, queries.query_ids), block.rows)
+        chosen = choose(charged == KEPT, self.config.number, priorities)
+        lists = negative_lists(chosen, block.rows, block.scores, block.relevance)
+        if self.config.form == "labelled_lists":
+            lists = labelled_lists(lists, block.positives, self.config.positives)
+        names = f"candidates/{shard.name}.parquet", f"audits/{shard.name}.json"
+        write_lists(writer.path(names[0]), queries.query_ids, queries.query_rows, lists, inputs.documents)
+        audit = block_audit(rules, queries, charged, chosen, self.config.number, inputs.describe)
+        writer.path(names[1]).write_bytes(to_json(audit))
+        for name in names:
+            writer.add(name)
+        dropped = {name: group["candidates"] for name, group in audit["rules"].items()}
+        return writer.commit(len(queries.query_ids), counts={"candidates": len(lists.rows)}, dropped=dropped)
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
+        """What produced the run."""
+        return {"system": StoredRun(self.config.run).system}
+
+    def summary(self, artifact: Artifact) -> str:
+        """Candidates and queries."""
+        return f"{artifact.manifest['counts']['candidates']:,} candidates of {artifact.rows:,} queries"
+
+    def announce(self, artifact: Artifact) -> list[str]:
+        """The audit's table."""
+        return ["", *audit_lines(artifact.read_json("audit.json"))]
+
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The audit with its examples."""
+        return ["audit.json"]
+
+
+def _parts(collection: StoredCollection) -> range:
+    """The first document of each shard of keys."""
+    return range(0, collection.count("documents"), _DOCUMENTS_OF_A_KEYS_SHARD)

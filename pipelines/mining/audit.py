@@ -1,0 +1,142 @@
+"""What mining kept and what each rule dropped, with examples: counted block by block, then added up.
+
+An audit is plain JSON::
+
+    {"counts": {"queries": …, "candidates": …, …},           as in ``COUNTS``
+     "rules": {"duplicate": {"candidates": …, "queries": …, "examples": [{"query_id", "query", "document_id",
+               "document", "rank", "score"}, …]}, …},         the rules that were asked
+     "chosen": {"candidates": …, "queries": …, "examples": …}}
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.mining.inputs import QueryBlock
+from pipelines.mining.rules import ABSENT, KEPT, RULES, MiningRules, reference_scores, sampling_keys
+from raytriever.reports.tables import aligned
+
+EXAMPLES = 20  # at most, each of another query
+_SHOWN_CHARACTERS = 240
+
+Audit = dict[str, Any]
+# of query rows (n,) and document rows (n,) of the collection: query_id, query, document_id, document
+Describe = Callable[[NDArray[np.int64], NDArray[np.int64]], list[dict[str, str]]]
+
+COUNTS = {
+    "queries": "queries with a judged positive",
+    "queries_without_positive": "queries left out, having none",
+    "positives": "judged positives",
+    "positives_retrieved": "judged positives in the run",
+    "candidates": "candidates read",
+    "eligible": "candidates that no rule drops",
+    "queries_with_fewer": "queries with fewer candidates than asked for",
+    "queries_with_none": "queries with no candidate at all",
+    "queries_without_answers": "queries that have no answers to match",
+    "queries_without_positive_score": "queries without a scored positive, as margins need (vectors would score it)",
+}
+
+
+def block_audit(
+    rules: MiningRules,
+    queries: QueryBlock,
+    charged: NDArray[np.uint8],
+    chosen: NDArray[np.bool_],
+    number: int | None,
+    describe: Describe,
+) -> Audit:
+    """What the rules did to one block; ``charged`` and ``chosen`` (queries, k) are their outcome."""
+    masks = {name: charged == list(RULES).index(name) for name in rules.active()} | {"chosen": chosen}
+    keys, block = sampling_keys(0, queries.query_ids), queries.candidates
+    examples = {name: _pick(mask, keys) for name, mask in masks.items()}
+    owners, places = (np.concatenate([found[axis] for found in examples.values()]) for axis in (0, 1))
+    described = iter(describe(queries.query_rows[owners], block.rows[owners, places]))
+    groups = {}
+    for name, mask in masks.items():
+        shown = [
+            {key: text[:_SHOWN_CHARACTERS] for key, text in next(described).items()}
+            | {"rank": rank + 1, "score": round(float(block.scores[query, rank]), 6), "order": int(keys[query])}
+            for query, rank in zip(*(axis.tolist() for axis in examples[name]), strict=True)
+        ]
+        groups[name] = {"candidates": int(mask.sum()), "queries": int(mask.any(axis=1).sum()), "examples": shown}
+    made = groups.pop("chosen")
+    return {"counts": _counts(rules, queries, charged, chosen, number), "rules": groups, "chosen": made}
+
+
+def _counts(
+    rules: MiningRules,
+    queries: QueryBlock,
+    charged: NDArray[np.uint8],
+    chosen: NDArray[np.bool_],
+    number: int | None,
+) -> dict[str, int]:
+    found, block = chosen.sum(axis=1), queries.candidates
+    reference = reference_scores(len(found), block.positives, rules.margin_reference)
+    return {
+        "queries": len(found),
+        "queries_without_positive": queries.left_out,
+        "positives": len(block.positives.ranks),
+        "positives_retrieved": int((block.positives.ranks > 0).sum()),
+        "candidates": int((charged != ABSENT).sum()),
+        "eligible": int((charged == KEPT).sum()),
+        "queries_with_fewer": 0 if number is None else int((found < number).sum()),
+        "queries_with_none": int((found == 0).sum()),
+        "queries_without_answers": 0 if rules.answers == "ignore" else sum(not found for found in queries.answers),
+        "queries_without_positive_score": int(np.isnan(reference).sum()) if rules.has_margin else 0,
+    }
+
+
+def _pick(mask: NDArray[np.bool_], keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The best-ranked candidate under the mask, of the queries of least key: (query, place) of each."""
+    queries = np.flatnonzero(mask.any(axis=1))
+    queries = queries[np.argsort(keys[queries], kind="stable")[:EXAMPLES]]
+    return queries, mask[queries].argmax(axis=1)
+
+
+def merge_audits(audits: Sequence[Audit]) -> Audit:
+    """One audit of all blocks: sums, and the examples that one block of all queries would have."""
+    first = audits[0]
+    counts = {name: sum(audit["counts"].get(name, 0) for audit in audits) for name in COUNTS}
+    rules = {name: _merge([audit["rules"][name] for audit in audits]) for name in first["rules"]}
+    return {"counts": counts, "rules": rules, "chosen": _merge([audit["chosen"] for audit in audits])}
+
+
+def _merge(groups: Sequence[Any]) -> Audit:
+    examples = sorted((example for group in groups for example in group["examples"]), key=lambda found: found["order"])
+    return {
+        "candidates": sum(group["candidates"] for group in groups),
+        "queries": sum(group["queries"] for group in groups),
+        "examples": [{key: value for key, value in e.items() if key != "order"} for e in examples[:EXAMPLES]],
+    }
+
+
+def audit_lines(audit: Audit) -> list[str]:
+    """A plain-text table: each rule with what it dropped, then what is left, then what a user should know."""
+    counts, total = audit["counts"], audit["counts"]["candidates"]
+    rows = [("rule", "candidates", "share", "queries", "dropped")]
+    rows += [_row(name, group, total, RULES[name]) for name, group in rules_of(audit).items()]
+    rows += [_row("chosen", audit["chosen"], total, f"of {counts['eligible']:,} that no rule drops")]
+    lines = [f"  {line}" for line in aligned(rows, "<>>><")]
+    told = [f"  {count:,} {COUNTS[name]}" for name, count in noteworthy(audit).items()]
+    return [f"{total:,} candidates of {counts['queries']:,} queries", "", *lines, "", *told, *([""] if told else [])]
+
+
+def rules_of(audit: Audit) -> dict[str, Any]:
+    """What each rule that was asked did, in the order of asking (which JSON doesn't keep)."""
+    return {name: audit["rules"][name] for name in RULES if name in audit["rules"]}
+
+
+def noteworthy(audit: Audit) -> dict[str, int]:
+    """The counts of queries that a user should know of; answers are no matter where no query has any."""
+    counts = audit["counts"]
+    shown = [name for name in COUNTS if name.startswith("queries_") and counts[name]]
+    return {
+        name: counts[name] for name in shown if name != "queries_without_answers" or counts[name] < counts["queries"]
+    }
+
+
+def _row(name: str, group: Audit, total: int, meaning: str) -> tuple[str, str, str, str, str]:
+    share = f"{group['candidates'] / total:.1%}" if total else "-"
+    return name, f"{group['candidates']:,}", share, f"{group['queries']:,}", meaning

@@ -1,0 +1,203 @@
+"""Mined candidates as an artifact: of each query some documents with scores, ranks and judgments, in parquet.
+
+One row is one query, in the order of the run that was mined; the lists of a row are of one length. Row groups hold
+some ten thousand candidates, so rows can be read in any order in little memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.mining.rules import UNJUDGED, Positives
+from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.long_columns import places_among
+from raytriever.errors import UserError
+from retrieval.collections.collection import ParquetRows, StoredCollection
+
+CANDIDATES = "candidates"
+Form = Literal["hard_negatives", "labelled_lists"]
+
+SCHEMA = pa.schema(
+    [
+        pa.field("query_id", pa.string(), nullable=False),
+        pa.field("query_row", pa.int64(), nullable=False),  # in the collection, as document_rows
+        pa.field("document_ids", pa.list_(pa.string()), nullable=False),
+        pa.field("document_rows", pa.list_(pa.int64()), nullable=False),
+        pa.field("scores", pa.list_(pa.float32()), nullable=False),  # null: a positive without a known score
+        pa.field("ranks", pa.list_(pa.int32()), nullable=False),  # in the run, from 1; null: not retrieved
+        pa.field("relevance", pa.list_(pa.int32()), nullable=False),  # null: not judged
+    ]
+)
+
+_CANDIDATES_OF_A_ROW_GROUP = 1 << 16
+
+
+@dataclass(frozen=True)
+class CandidateLists:
+    """The lists of several queries end to end, each from ``offsets[i]`` to ``offsets[i + 1]``.
+
+    ``rows`` int64; ``scores`` float32, NaN where unknown; ``ranks`` int32, 0 where not retrieved; ``relevance`` int32,
+    ``UNJUDGED`` where not judged.
+    """
+
+    offsets: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    ranks: NDArray[np.int32]
+    relevance: NDArray[np.int32]
+
+
+def negative_lists(
+    chosen: NDArray[np.bool_], rows: NDArray[np.int64], scores: NDArray[np.float32], relevance: NDArray[np.int32]
+) -> CandidateLists:
+    """The chosen ones of candidates (queries, k), best first."""
+    lengths = chosen.sum(axis=1)
+    ranks = (np.nonzero(chosen)[1] + 1).astype(np.int32)
+    return CandidateLists(_offsets(lengths), rows[chosen], scores[chosen], ranks, relevance[chosen])
+
+
+def labelled_lists(
+    negatives: CandidateLists, positives: Positives, place: Literal["first", "in_place"]
+) -> CandidateLists:
+    """The lists with every positive of the query in them.
+
+    "first" puts all positives before the others, most relevant first; "in_place" puts those that were retrieved where
+    their rank is, and the others, most relevant first, at the end.
+    """
+    queries = len(negatives.offsets) - 1
+    owners = np.concatenate([np.repeat(np.arange(queries), np.diff(negatives.offsets)), positives.pairs.queries])
+    rows = np.concatenate([negatives.rows, positives.pairs.rows])
+    ranks = np.concatenate([negatives.ranks, positives.ranks])
+    relevance = np.concatenate([negatives.relevance, positives.pairs.relevance])
+    is_positive = np.arange(len(rows)) >= len(negatives.rows)
+    by_relevance = is_positive if place == "first" else ranks == 0
+    group = ~is_positive if place == "first" else by_relevance
+    within = np.where(by_relevance, -relevance.astype(np.int64), ranks)
+    order = np.lexsort((within, group, owners))  # stable: equally relevant ones stay in row order
+    scores = np.concatenate([negatives.scores, positives.scores])
+    lengths = np.bincount(owners, minlength=queries)
+    return CandidateLists(_offsets(lengths), rows[order], scores[order], ranks[order], relevance[order])
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def write_lists(
+    path: Path, query_ids: Sequence[str], query_rows: NDArray[np.int64], lists: CandidateLists, documents: ParquetRows
+) -> None:
+    """Writes one parquet file of ``SCHEMA``; ``documents`` are those of the collection."""
+    distinct, place = np.unique(lists.rows, return_inverse=True)
+    ids = documents.take(distinct, ["id"])["id"].combine_chunks().take(pa.array(place))
+    columns = [
+        ids,
+        pa.array(lists.rows),
+        pa.array(lists.scores, mask=np.isnan(lists.scores)),
+        pa.array(lists.ranks, mask=lists.ranks == 0),
+        pa.array(lists.relevance, mask=lists.relevance == UNJUDGED),
+    ]
+    offsets = pa.array(lists.offsets.astype(np.int32))
+    arrays = [pa.array(list(query_ids), pa.string()), pa.array(query_rows)]
+    arrays += [pa.ListArray.from_arrays(offsets, column) for column in columns]
+    longest = int(np.diff(lists.offsets).max(initial=1))
+    group_size = max(1, _CANDIDATES_OF_A_ROW_GROUP // max(1, longest))
+    pq.write_table(pa.table(arrays, schema=SCHEMA), path, compression="zstd", row_group_size=group_size)
+
+
+class StoredCandidates(Artifact):
+    """Opens a candidates artifact; lists are read by row group, never all at once."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, CANDIDATES)
+        self.form: Form = self.config["form"]
+        self.minimum_relevance: int = self.config["rules"]["minimum_relevance"]
+        self._rows = ParquetRows(self, self.names("candidates/"))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def tables(self, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
+        """Row group after row group, in order."""
+        return self._rows.tables(columns)
+
+    def audit(self) -> dict[str, Any]:
+        """What each rule dropped, with examples: ``audit.json``, as ``pipelines.mining.audit`` describes."""
+        found: dict[str, Any] = self.read_json("audit.json")
+        return found
+
+
+# Mined or judged candidates as batches want them: hard negatives by query, lists that are whole.
+
+# query rows (n,), and a list of document rows for each
+NegativesOfQueries = tuple[NDArray[np.int64], pa.ListArray]
+
+
+def mined_lists(candidates: StoredCandidates) -> Iterator[NegativesOfQueries]:
+    """Of each query its candidates that are no positives, in their order.
+
+    Raises ``UserError`` where a list has a document twice.
+    """
+    for table in candidates.tables(["query_id", "query_row", "document_rows", "relevance"]):
+        lists = table["document_rows"].combine_chunks()
+        owners, rows = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists).to_numpy()
+        _refuse_repeats(candidates, table["query_id"], owners, rows)
+        relevance = pc.list_flatten(table["relevance"].combine_chunks())
+        negative = pc.less(relevance, candidates.minimum_relevance).fill_null(True).to_numpy(zero_copy_only=False)
+        yield table["query_row"].to_numpy(), _as_lists(owners[negative], rows[negative], len(table))
+
+
+def judged_lists(collection: StoredCollection, split: str) -> Iterator[NegativesOfQueries]:
+    """Of each query the documents that the split judges as not relevant (0 or less), in the order of the judgments."""
+    judgments = collection.judgments(split)
+    judgments = judgments.filter(pc.less_equal(judgments["relevance"], 0))
+    if not len(judgments):
+        raise UserError(
+            f"Split '{split}' of {collection.uri} judges no document with a relevance of 0 or less, so it has no hard"
+            " negatives. Mine some from a run and name them as 'negatives'."
+        )
+    queries = collection.query_rows(judgments["query_id"])
+    documents = places_among(judgments["document_id"], collection.rows_of("documents").read(["id"])["id"])
+    order = np.argsort(queries, kind="stable")
+    distinct, owners = np.unique(queries[order], return_inverse=True)
+    yield distinct, _as_lists(owners, documents[order], len(distinct))
+
+
+def _as_lists(owners: NDArray[np.int64], rows: NDArray[np.int64], number: int) -> pa.ListArray:
+    """``rows`` (n,) as ``number`` lists; ``owners`` (n,), ascending, are the lists' places."""
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=number))])
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(rows))
+
+
+def check_labelled(table: pa.Table, candidates: StoredCandidates) -> None:
+    """Raises ``UserError`` naming a query whose list has no relevant document, or has one document twice.
+
+    ``table``: some rows of ``candidates``.
+    """
+    lists = table["document_rows"].combine_chunks()
+    owners = pc.list_parent_indices(lists).to_numpy()
+    relevance = pc.list_flatten(table["relevance"].combine_chunks()).fill_null(0).to_numpy()
+    positives = np.bincount(owners[relevance >= candidates.minimum_relevance], minlength=len(table))
+    if not positives.all():
+        query = table["query_id"][int(np.argmin(positives))].as_py()
+        raise UserError(
+            f"{candidates.uri} lists no document of relevance {candidates.minimum_relevance} or more for query"
+            f" {query!r}. Mine the candidates again."
+        )
+    _refuse_repeats(candidates, table["query_id"], owners, pc.list_flatten(lists).to_numpy())
+
+
+def _refuse_repeats(
+    candidates: StoredCandidates, query_ids: pa.ChunkedArray, owners: NDArray[np.int64], rows: NDArray[np.int64]
+) -> None:
+    order = np.lexsort((rows, owners))
+    again = (np.diff(owners[order]) == 0) & (np.diff(rows[order]) == 0)
+    if again.any():
+        query = query_ids[int(owners[order][int(np.argmax(again))])].as_py()
+        raise UserError(f"{candidates.uri} lists a document twice for query {query!r}. Mine the candidates again.")

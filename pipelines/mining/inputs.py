@@ -1,0 +1,151 @@
+"""What mining reads, block of queries by block of queries: a run, the judgments, texts and vectors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.mining.rules import (
+    Block,
+    JudgedPairs,
+    MiningRules,
+    Positives,
+    exact_scores,
+    match_judgments,
+    text_keys,
+)
+from raytriever.artifacts.long_columns import places_among
+from retrieval.collections.collection import ParquetRows, StoredCollection, text_columns, texts_of
+from retrieval.evaluation.answers import Match, ranking_hits
+from retrieval.rankings import StoredRun
+from retrieval.vectors import StoredVectors
+
+_DOCUMENTS_AT_ONCE = 8192
+
+
+def query_table(collection: StoredCollection, run: StoredRun) -> pa.Table:
+    """Of each query of the run, in its order: its ``row`` in the collection and the ``own_row`` of the document that
+    has the same id (-1: none), both int64."""
+    ids = run.query_ids()
+    documents = collection.rows_of("documents").read(["id"])["id"]
+    own_rows = places_among(pa.array(ids, pa.string()), documents)
+    return pa.table({"row": collection.query_rows(ids), "own_row": own_rows})
+
+
+def judged_table(collection: StoredCollection, run: StoredRun, split: str) -> pa.Table:
+    """The split's judgments of the run's queries: ``query`` (its number in the run) and document ``row``, by which
+    they are sorted, and ``relevance``."""
+    judgments = collection.judgments(split)
+    queries = places_among(judgments["query_id"], pq.read_table(run.path("queries.parquet"))["id"])
+    rows = places_among(judgments["document_id"], collection.rows_of("documents").read(["id"])["id"])
+    table = pa.table({"query": queries, "row": rows, "relevance": judgments["relevance"]})
+    return table.filter((queries >= 0) & (rows >= 0)).sort_by([("query", "ascending"), ("row", "ascending")])
+
+
+def document_text_keys(documents: ParquetRows, start: int, stop: int, *, with_title: bool) -> NDArray[np.uint64]:
+    """``text_keys`` of the documents of rows ``start`` to ``stop``, read a few thousand at a time."""
+    keys = np.empty(stop - start, dtype=np.uint64)
+    for first in range(start, stop, _DOCUMENTS_AT_ONCE):
+        rows = np.arange(first, min(first + _DOCUMENTS_AT_ONCE, stop))
+        texts = texts_of(documents.take(rows, text_columns("documents")), "documents", with_title=with_title)
+        keys[rows - start] = text_keys(texts)
+    return keys
+
+
+@dataclass(frozen=True)
+class QueryBlock:
+    """Some queries of the run, in its order, with their candidates; ``left_out``: how many have no positive."""
+
+    query_ids: list[str]
+    query_rows: NDArray[np.int64]
+    answers: list[list[str]]
+    candidates: Block
+    left_out: int
+
+
+class MiningInputs:
+    """Opens what mining reads. ``queries``, ``judged`` and ``keys`` are from the functions above."""
+
+    def __init__(
+        self,
+        rules: MiningRules,
+        collection: StoredCollection,
+        run: StoredRun,
+        vectors: StoredVectors | None,
+        queries: pa.Table,
+        judged: pa.Table,
+        keys: NDArray[np.uint64],
+    ) -> None:
+        self.documents = collection.rows_of("documents")
+        self._rules = rules
+        self._queries = collection.rows_of("queries")
+        self._run_ids = pq.read_table(run.path("queries.parquet"))["id"]
+        self._ranking = run.ranking()  # memory-mapped
+        self._vectors = (vectors.part("queries"), vectors.part("documents")) if vectors else None
+        self._query_rows, self._own_rows = (queries[name].to_numpy() for name in ("row", "own_row"))
+        self._judged = JudgedPairs(*(judged[name].to_numpy() for name in ("query", "row", "relevance")))
+        self._keys = keys
+
+    def block(self, start: int, stop: int) -> QueryBlock:
+        """The queries ``start`` to ``stop`` of the run that have a positive."""
+        judged = self._judged.where((self._judged.queries >= start) & (self._judged.queries < stop))
+        numbers = np.unique(judged.queries[judged.relevance >= self._rules.minimum_relevance])
+        judged = judged.where(np.isin(judged.queries, numbers))
+        judged = JudgedPairs(np.searchsorted(numbers, judged.queries), judged.rows, judged.relevance)
+        table = self._queries.take(self._query_rows[numbers], ["text", "answers"])
+        return QueryBlock(
+            query_ids=self._run_ids.take(pa.array(numbers)).to_pylist(),
+            query_rows=self._query_rows[numbers],
+            answers=table["answers"].to_pylist(),
+            candidates=self._candidates(numbers, judged, table["text"].to_pylist()),
+            left_out=min(stop, len(self._ranking.rows)) - start - len(numbers),
+        )
+
+    def _candidates(self, numbers: NDArray[np.int64], judged: JudgedPairs, query_texts: Sequence[str]) -> Block:
+        rows, scores = self._ranking.rows[numbers], self._ranking.scores[numbers]
+        relevance, ranks, positive_scores = match_judgments(rows, scores, judged)
+        depth = self._rules.depth  # None: all
+        rows, scores, relevance = rows[:, :depth], scores[:, :depth], relevance[:, :depth]
+        is_positive = judged.relevance >= self._rules.minimum_relevance
+        pairs = judged.where(is_positive)
+        positive_scores = positive_scores[is_positive]
+        if self._vectors:
+            found = np.full(rows.shape, -np.inf, dtype=np.float32)
+            queries, places = np.nonzero(rows >= 0)
+            query_rows = self._query_rows[numbers]
+            found[queries, places] = exact_scores(*self._vectors, query_rows[queries], rows[queries, places])
+            scores = found
+            positive_scores = exact_scores(*self._vectors, query_rows[pairs.queries], pairs.rows)
+        return Block(
+            rows=rows,
+            scores=scores,
+            relevance=relevance,
+            text_keys=np.where(rows >= 0, self._keys[rows], np.uint64(0)),
+            own_rows=self._own_rows[numbers],
+            query_text_keys=text_keys(query_texts),
+            positives=Positives(pairs, positive_scores, ranks[is_positive], self._keys[pairs.rows]),
+        )
+
+    def contain_answer(self, rows: NDArray[np.int64], answers: Sequence[Sequence[str]]) -> NDArray[np.bool_]:
+        """Whether the documents of ``rows`` (queries, k; -1: none) hold an answer to their query."""
+        match: Match = "regex" if self._rules.answers == "regex" else "string"
+        return ranking_hits(rows, answers, self._document_texts, match)
+
+    def _document_texts(self, rows: NDArray[np.int64]) -> list[str]:
+        table = self.documents.take(rows, text_columns("documents"))
+        return texts_of(table, "documents", with_title=self._rules.with_title)
+
+    def describe(self, query_rows: NDArray[np.int64], rows: NDArray[np.int64]) -> list[dict[str, str]]:
+        """Ids and texts of pairs (n,) of a query and a document, for a person to read."""
+        queries = self._queries.take(query_rows, ["id", "text"])
+        documents = self.documents.take(rows, ["id", *text_columns("documents")])
+        columns = {
+            "query_id": queries["id"].to_pylist(),
+            "query": queries["text"].to_pylist(),
+            "document_id": documents["id"].to_pylist(),
+            "document": texts_of(documents, "documents"),
+        }
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -1,0 +1,275 @@
+"""Mining: which of a query's ranked documents are fit to train against, rule by rule.
+
+A rule is a function of arrays that says of every candidate (queries, k) whether it stays. The rules are asked in the
+order of ``RULES``, and a candidate is charged to the first one that drops it.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, FiniteFloat
+
+from raytriever.settings.configuration import Settings
+from retrieval.vectors import VectorRows
+
+RULES = {
+    "positive": "a judged positive of the query",
+    "self": "the query itself: its id or its text",
+    "judged_negative": "judged, but not relevant enough for a positive",
+    "duplicate": "the text of a positive or of a better ranked candidate",
+    "rank": "among the first skip_first ranks",
+    "maximum_score": "above maximum_score",
+    "absolute_margin": "not absolute_margin below the positive's score",
+    "relative_margin": "not that share of the positive's score below it",
+    "answer": "holds an answer to the query",
+}
+KEPT, ABSENT = 254, 255  # beside the number of a rule: no rule drops it; the ranking ends before
+UNJUDGED = int(np.iinfo(np.int32).min)  # stands where a relevance would
+
+_PAIRS_AT_ONCE = 8192  # of one vector a document; of several, fewer
+_NUMBER_OF_RULE = {name: number for number, name in enumerate(RULES)}
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+
+
+class MiningRules(Settings):
+    """What is dropped. Positives, the query itself and repeated texts always are.
+
+    A margin is that of the candidate's score to the query's lowest- or highest-scored positive. Scores are inner
+    products of the vectors where vectors are given; else they are the run's, a positive that was not retrieved has
+    none, and of a query without any the margins drop all candidates or none (``without_positive_score``).
+    """
+
+    minimum_relevance: int = Field(default=1, gt=0)  # from which a judged document is a positive
+    judged_negatives: Literal["keep", "drop"] = "keep"
+    skip_first: int = Field(default=0, ge=0)  # ranks
+    depth: int | None = Field(default=None, gt=0)  # the last rank that is read; None: all
+    maximum_score: FiniteFloat | None = None
+    absolute_margin: FiniteFloat | None = None
+    relative_margin: FiniteFloat | None = None
+    margin_reference: Literal["lowest", "highest"] = "lowest"
+    without_positive_score: Literal["drop", "keep"] = "drop"
+    answers: Literal["string", "regex", "ignore"] = "string"
+    with_title: bool = True  # whether a title is part of the text that is compared and searched for answers
+
+    @property
+    def has_margin(self) -> bool:
+        """Whether scores of positives are needed."""
+        return self.absolute_margin is not None or self.relative_margin is not None
+
+    def active(self) -> list[str]:
+        """The rules that are asked, in order."""
+        asked = {
+            "judged_negative": self.judged_negatives == "drop",
+            "rank": self.skip_first > 0,
+            "maximum_score": self.maximum_score is not None,
+            "absolute_margin": self.absolute_margin is not None,
+            "relative_margin": self.relative_margin is not None,
+            "answer": self.answers != "ignore",
+        }
+        return [name for name in RULES if asked.get(name, True)]
+
+
+@dataclass(frozen=True)
+class JudgedPairs:
+    """Judgments in (query, row) order: ``queries`` int64 counted from the block's first, ``rows`` int64 of
+    documents, ``relevance`` int32, each (pairs,)."""
+
+    queries: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    relevance: NDArray[np.int32]
+
+    def where(self, chosen: NDArray[np.bool_]) -> "JudgedPairs":
+        """Some of the pairs."""
+        return JudgedPairs(self.queries[chosen], self.rows[chosen], self.relevance[chosen])
+
+
+@dataclass(frozen=True)
+class Positives:
+    """The positives of a block: ``pairs``, and of each (pairs,) what is known.
+
+    ``scores`` float32, NaN where unknown; ``ranks`` int32 from 1, 0 where not retrieved; ``text_keys`` uint64.
+    """
+
+    pairs: JudgedPairs
+    scores: NDArray[np.float32]
+    ranks: NDArray[np.int32]
+    text_keys: NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What the rules see of some queries and their candidates, best first.
+
+    (queries, k): ``rows`` int64, -1 for none; ``scores`` float32; ``relevance`` int32, ``UNJUDGED`` where not judged;
+    ``text_keys`` uint64. (queries,): ``own_rows`` int64, the document that has the query's id, or -1;
+    ``query_text_keys`` uint64.
+    """
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    relevance: NDArray[np.int32]
+    text_keys: NDArray[np.uint64]
+    own_rows: NDArray[np.int64]
+    query_text_keys: NDArray[np.uint64]
+    positives: Positives
+
+
+def apply_rules(
+    rules: MiningRules, block: Block, contain_answer: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+) -> NDArray[np.uint8]:
+    """The number of the rule that drops each candidate, ``KEPT`` or ``ABSENT``, (queries, k).
+
+    ``contain_answer`` is asked last, as it reads texts: of rows (queries, k), with -1 where it doesn't matter.
+    """
+    charged = np.where(block.rows >= 0, KEPT, ABSENT).astype(np.uint8)
+    asked = rules.active()
+
+    def ask(name: str, rule: Callable[[], NDArray[np.bool_]]) -> None:
+        if name in asked:
+            charged[(charged == KEPT) & ~rule()] = _NUMBER_OF_RULE[name]
+
+    minimum, scores = rules.minimum_relevance, block.scores
+    reference = reference_scores(len(scores), block.positives, rules.margin_reference)
+    keep_unknown = rules.without_positive_score == "keep"
+    ask("positive", lambda: block.relevance < minimum)
+    ask("self", lambda: is_not_query(block))
+    ask("judged_negative", lambda: (block.relevance == UNJUDGED) | (block.relevance >= minimum))
+    ask("duplicate", lambda: is_first_of_text(block))
+    ask("rank", lambda: np.broadcast_to(np.arange(scores.shape[1]) >= rules.skip_first, scores.shape))
+    ask("maximum_score", lambda: scores <= (rules.maximum_score or 0.0))
+    ask("absolute_margin", lambda: is_at_most(scores, reference - (rules.absolute_margin or 0.0), keep_unknown))
+    share = rules.relative_margin or 0.0
+    # of its size, so that a margin below a negative score is below it too
+    ask("relative_margin", lambda: is_at_most(scores, reference - share * np.abs(reference), keep_unknown))
+    ask("answer", lambda: ~contain_answer(np.where(charged == KEPT, block.rows, -1)))
+    return charged
+
+
+def is_not_query(block: Block) -> NDArray[np.bool_]:
+    """Whether a candidate has neither the query's id nor its text."""
+    other_id = np.not_equal(block.rows, block.own_rows[:, None])
+    other_text = np.not_equal(block.text_keys, block.query_text_keys[:, None])
+    return np.asarray(other_id & other_text)
+
+
+def is_first_of_text(block: Block) -> NDArray[np.bool_]:
+    """Whether a candidate's text is that of no positive and of no candidate before it, kept or not."""
+    queries, k = block.rows.shape
+    positives = block.positives
+    # (query, text) as one number; positives come first, so a candidate that is the first of its number is new
+    keys = np.concatenate([positives.text_keys, block.text_keys.ravel()])
+    distinct, texts = np.unique(keys, return_inverse=True)
+    owners = np.concatenate([positives.pairs.queries, np.repeat(np.arange(queries), k)])
+    _, first = np.unique(owners * len(distinct) + texts, return_index=True)
+    is_first = np.zeros(len(keys), dtype=bool)
+    is_first[first] = True
+    return is_first[len(positives.text_keys) :].reshape(queries, k)
+
+
+def is_at_most(scores: Floats, limits: NDArray[np.float64], keep_unknown: bool) -> NDArray[np.bool_]:
+    """Whether scores (queries, k) are at most each query's limit (queries,); NaN there: ``keep_unknown`` says."""
+    unknown = np.isnan(limits)[:, None]
+    return np.where(unknown, keep_unknown, scores <= limits[:, None])
+
+
+def reference_scores(
+    queries: int, positives: Positives, reference: Literal["lowest", "highest"]
+) -> NDArray[np.float64]:
+    """The lowest or highest known score of each query's positives, (queries,); NaN where none is known."""
+    known = ~np.isnan(positives.scores)
+    found = np.full(queries, np.inf if reference == "lowest" else -np.inf)
+    best = np.minimum if reference == "lowest" else np.maximum
+    best.at(found, positives.pairs.queries[known], positives.scores[known].astype(np.float64))
+    found[np.isinf(found)] = np.nan
+    return found
+
+
+def match_judgments(
+    rows: NDArray[np.int64], scores: NDArray[np.float32], judged: JudgedPairs
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+    """Looks up candidates (queries, k) among the judgments of a block, and the other way round.
+
+    Returns the relevance of each candidate (queries, k), ``UNJUDGED`` where it has none, and of each judgment the rank
+    (pairs,) from 1, 0 where it was not retrieved, with the score there, else NaN.
+    """
+    relevance = np.full(rows.shape, UNJUDGED, dtype=np.int32)
+    ranks = np.zeros(len(judged.rows), dtype=np.int32)
+    found_scores = np.full(len(judged.rows), np.nan, dtype=np.float32)
+    if not len(judged.rows) or not rows.size:
+        return relevance, ranks, found_scores
+    width = int(max(judged.rows.max(), rows.max())) + 1  # (query, row) as one number
+    wanted = np.arange(len(rows))[:, None] * width + rows
+    known = judged.queries * width + judged.rows
+    pairs = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    queries, places = np.nonzero((known[pairs] == wanted) & (rows >= 0))
+    pairs = pairs[queries, places]
+    relevance[queries, places] = judged.relevance[pairs]
+    ranks[pairs] = places + 1
+    found_scores[pairs] = scores[queries, places]
+    return relevance, ranks, found_scores
+
+
+def exact_scores(
+    queries: VectorRows, documents: VectorRows, query_rows: NDArray[np.int64], document_rows: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Inner products of pairs (n,); a pair's score depends on its own vectors alone.
+
+    Of a document with several vectors the largest product counts, as in searching.
+    """
+    scores = np.empty(len(query_rows), dtype=np.float32)
+    step = max(1, _PAIRS_AT_ONCE // documents.vectors_per_text)
+    for start in range(0, len(scores), step):
+        pairs = slice(start, start + step)
+        distinct, place = np.unique(query_rows[pairs], return_inverse=True)
+        left, right = queries.gather(distinct)[place], documents.gather(document_rows[pairs])
+        several = right.reshape(len(right), -1, documents.dimension)
+        scores[pairs] = np.einsum("nd,nmd->nm", left, several).max(axis=1)
+    return scores
+
+
+def choose(
+    eligible: NDArray[np.bool_], number: int | None, priorities: NDArray[np.uint64] | None = None
+) -> NDArray[np.bool_]:
+    """At most ``number`` of each query's eligible candidates (None: all): the first, or those of least priority."""
+    if number is None:
+        return eligible
+    if priorities is None:
+        return eligible & (np.cumsum(eligible, axis=1) <= number)
+    order = np.lexsort((priorities, ~eligible), axis=1)[:, :number]
+    chosen = np.zeros_like(eligible)
+    np.put_along_axis(chosen, order, values=True, axis=1)
+    return chosen & eligible
+
+
+def sampling_keys(seed: int, query_ids: Iterable[str]) -> NDArray[np.uint64]:
+    """A pseudo-random number for each query, a function of seed and id alone; (queries,)."""
+    return _digests(f"{seed}\0{query_id}" for query_id in query_ids)
+
+
+def sampling_priorities(keys: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A pseudo-random number for each candidate (queries, k), a function of its query's key and its row alone.
+
+    Neighbouring numbers are scattered by the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+    """
+    mixed = keys[:, None] + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
+def text_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """A number for each text, equal for texts that differ only in case and white space; (texts,).
+
+    Two of n different texts share one with probability n² / 2⁶⁵, three in a million for ten million.
+    """
+    return _digests(" ".join(text.casefold().split()) for text in texts)
+
+
+def _digests(texts: Iterable[str]) -> NDArray[np.uint64]:
+    encoded = (text.encode("utf-8", "surrogatepass") for text in texts)
+    return np.frombuffer(b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in encoded), dtype="<u8")

@@ -1,0 +1,164 @@
+"""Training pairs: a query and a document that answers it, by row number in their collection."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.mining.rules import sampling_keys
+from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.long_columns import places_among, take_texts
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+
+PAIRS = "pairs"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("query_id", pa.string(), nullable=False),
+        pa.field("document_id", pa.string(), nullable=False),
+        pa.field("domain", pa.string(), nullable=False),
+        pa.field("query_row", pa.int64(), nullable=False),
+        pa.field("document_row", pa.int64(), nullable=False),
+    ]
+)
+
+
+def judged_pairs(collection: StoredCollection, splits: Iterable[str], minimum_relevance: int) -> pa.Table:
+    """``pairs_from_judgments`` of these splits of a collection. Raises ``UserError`` for a split that isn't there."""
+    documents = collection.rows_of("documents").read(["id", "domain"])
+    return pairs_from_judgments(
+        pa.concat_tables(collection.judgments(split) for split in splits),
+        collection.rows_of("queries").read(["id"])["id"],
+        documents["id"],
+        documents["domain"],
+        minimum_relevance,
+    )
+
+
+def pairs_from_judgments(
+    judgments: pa.Table,
+    query_ids: pa.ChunkedArray,
+    document_ids: pa.ChunkedArray,
+    domains: pa.ChunkedArray,
+    minimum_relevance: int,
+) -> pa.Table:
+    """One pair for every judgment of at least ``minimum_relevance``, in (query row, document row) order.
+
+    ``judgments``: columns query_id, document_id, relevance. ``query_ids``, ``document_ids``: the collection's ids in
+    row order; ``domains``: the domain of each document. Raises ``UserError`` where no judgment is relevant enough or
+    one names an unknown id.
+    """
+    relevant = judgments.filter(pc.greater_equal(judgments["relevance"], minimum_relevance))
+    if not len(relevant):
+        raise UserError(
+            f"No judgment has a relevance of {minimum_relevance} or more, so there are no pairs. Lower"
+            " minimum_relevance or choose another split."
+        )
+    query_rows = _rows_of(relevant["query_id"], query_ids, "query")
+    document_rows = _rows_of(relevant["document_id"], document_ids, "document")
+    order = np.lexsort((document_rows, query_rows))
+    columns = [
+        take_texts(relevant["query_id"], order),
+        take_texts(relevant["document_id"], order),
+        take_texts(domains, document_rows[order]),
+        query_rows[order],
+        document_rows[order],
+    ]
+    return pa.table(columns, schema=SCHEMA)
+
+
+def _rows_of(ids: pa.ChunkedArray, known: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
+    rows = places_among(ids, known)
+    unknown = np.flatnonzero(rows < 0)
+    if len(unknown):
+        raise UserError(
+            f"{len(unknown)} judgments name a {what} that the collection lacks, the first"
+            f" {ids[int(unknown[0])].as_py()!r}."
+        )
+    return rows
+
+
+def some_of_each_query(pairs: pa.Table, number: int) -> NDArray[np.bool_]:
+    """Whether a pair is one of at most ``number`` of its query, drawn by a hash of both ids; (pairs,)."""
+    query_rows = pairs["query_row"].to_numpy()
+    _, query, counts = np.unique(query_rows, return_inverse=True, return_counts=True)
+    chosen = counts[query] <= number
+    crowded = np.flatnonzero(~chosen)
+    ids = zip(*(take_texts(pairs[name], crowded).to_pylist() for name in ("query_id", "document_id")), strict=True)
+    keys = sampling_keys(0, ("\0".join(pair) for pair in ids))
+    order = np.lexsort((keys, query[crowded]))
+    first = np.searchsorted(query[crowded[order]], query[crowded[order]])
+    chosen[crowded[order[np.arange(len(order)) - first < number]]] = True
+    return chosen
+
+
+def read_pairs(artifact: Artifact, columns: list[str]) -> pa.Table:
+    """Columns of a pairs artifact, in pair order (a pair's number is its row here)."""
+    return pa.concat_tables(pq.read_table(artifact.path(name), columns=columns) for name in artifact.names("pairs/"))
+
+
+# Domains: as numbers, a column of names after another in little memory, and what becomes of small ones.
+
+SmallDomains = Literal["refuse", "merge", "drop"]
+_NAMED = 8
+
+
+class DomainNumbers:
+    """Numbers domains in the order in which they first come."""
+
+    def __init__(self) -> None:
+        self._number_of: dict[str, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The domains, by number."""
+        return list(self._number_of)
+
+    def of(self, column: pa.ChunkedArray) -> NDArray[np.int64]:
+        """The number of each name, (n,)."""
+        found = [np.empty(0, dtype=np.int64)]
+        for chunk in column.chunks:  # one by one: together they may be longer than Arrow's strings can be
+            encoded = chunk.dictionary_encode()
+            numbers = [
+                self._number_of.setdefault(name, len(self._number_of)) for name in encoded.dictionary.to_pylist()
+            ]
+            found.append(np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()])
+        return np.concatenate(found)
+
+
+def keep_domains(
+    names: Sequence[str],
+    counts: NDArray[np.int64],
+    smallest: int,
+    small_domains: SmallDomains,
+    what: str,
+    limit: str = "the batch size",
+) -> NDArray[np.int64]:
+    """The group of each domain, int64 (domains,), in the order given, the merged one last; -1 where it is dropped.
+
+    ``counts``: how many rows, in words ``what``, each domain has. Of those with fewer than ``smallest``, "merge" makes
+    one group, dropped where even that is too small, "drop" none; "refuse" raises a ``UserError`` that names them. One
+    is raised, too, where nothing is left. ``limit``: what a user may lower, in words.
+    """
+    small = counts < smallest
+    if small.any() and small_domains == "refuse":
+        listed = [f"{names[at] or '(none)'} ({counts[at]})" for at in np.flatnonzero(small)[:_NAMED]]
+        raise UserError(
+            f"{int(small.sum())} domains have fewer than {smallest} {what}, so they can't fill a batch:"
+            f" {', '.join(listed)}{', …' if small.sum() > _NAMED else ''}. Set small_domains to merge (batch them"
+            f" together) or drop, or lower {limit}."
+        )
+    groups = np.where(small, -1, np.cumsum(~small) - 1)
+    if small_domains == "merge" and counts[small].sum() >= smallest:
+        groups[small] = (~small).sum()
+    if not (groups >= 0).any():
+        raise UserError(
+            f"No domain has {smallest} {what}, nor have all together ({int(counts.sum())}): there is not one batch."
+            f" Lower {limit}, or bring more {what}."
+        )
+    return groups.astype(np.int64)

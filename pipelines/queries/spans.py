@@ -1,0 +1,123 @@
+"""The inverse cloze task (Lee, Chang and Toutanova, 2019, section 4): a sentence finds the passage it is from."""
+
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from pipelines.chunking.sentences import sentence_ends
+from pipelines.chunking.words import Offsets, TextWords
+from pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument, draws
+from raytriever.settings.configuration import Settings
+
+# Independent cropping (Contriever; Izacard et al., 2022, section 3.2): two random spans of a text find each other.
+
+
+class CropQueries(Settings):
+    """Query and document are two spans of words of the same passage, drawn independently, so they may overlap.
+    Made for passages (256 tokens in the paper): chunk long documents before.
+
+    A span's length is uniform between two shares of the passage's words, 5 % and 50 % by default, and each of its
+    words is left out with a probability of 10 %, as the paper has it for tokens.
+    """
+
+    kind: Literal["crops"] = "crops"
+    minimum_share: float = Field(default=0.05, gt=0, le=1)
+    maximum_share: float = Field(default=0.5, gt=0, le=1)
+    word_deletion: float = Field(default=0.1, ge=0, lt=1)
+    minimum_words: int = Field(default=4, ge=1)  # of a span before deletion; a passage with fewer is dropped
+    per_passage: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _shares_are_in_order(self) -> Self:
+        if self.minimum_share > self.maximum_share:
+            raise ValueError(
+                f"minimum_share ({self.minimum_share}) is above maximum_share ({self.maximum_share}); lower it"
+            )
+        return self
+
+    def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:
+        """``per_passage`` examples a passage; ``dropped`` counts passages that are too short."""
+        for passage in source.passages:
+            text = source.text_of(passage)
+            words = TextWords(text).word_starts(np.empty(0, np.int64))
+            if len(words) < self.minimum_words:
+                dropped["passages too short"] += 1
+                continue
+            random = draws(seed, self.kind, passage.id)
+            for number in range(self.per_passage):
+                query, document = self._crop(text, words, random), self._crop(text, words, random)
+                made = MadeDocument(f"{passage.id}#{number}", "", document)
+                yield Example(QUERY + made.id, query, (made,))
+
+    def _crop(self, text: str, words: Offsets, random: Random) -> str:
+        share = self.minimum_share + random.random() * (self.maximum_share - self.minimum_share)
+        length = max(self.minimum_words, round(share * len(words)))
+        first = int(random.random() * (len(words) - length + 1))
+        last = first + length
+        kept = [place for place in range(first, last) if random.random() >= self.word_deletion] or [first]
+        bounds = [*words[first : last + 1].tolist(), len(text)]  # a word goes with the white space behind it
+        return "".join(text[bounds[place - first] : bounds[place - first + 1]] for place in kept).strip()
+
+
+# Sentences as stretches of a text without the white space around them.
+
+
+def sentence_spans(text: str, language: str = "en") -> list[tuple[int, int]]:
+    """Start and end of every sentence, in characters; none is empty. Where sentencex fails, a paragraph is one."""
+    spans: list[tuple[int, int]] = []
+    start = 0
+    ends, _ = sentence_ends(text, TextWords(text), language)
+    for end in ends.tolist():
+        sentence = text[start:end]
+        if sentence.strip():
+            spans.append((start + len(sentence) - len(sentence.lstrip()), end - len(sentence) + len(sentence.rstrip())))
+        start = end
+    return spans
+
+
+class InverseClozeQueries(Settings):
+    """The query is a random sentence of a passage, the document is the passage, mostly without that sentence.
+
+    Made for passages of a few sentences: chunk long documents before. Where the sentence stays, exact words are learnt
+    too (the paper's rate of removal is 0.9). The document keeps its title.
+    """
+
+    kind: Literal["inverse_cloze"] = "inverse_cloze"
+    removal: float = Field(default=0.9, ge=0, le=1)
+    minimum_words: int = Field(default=4, ge=1)  # of the query, and of what is left of the passage without it
+    per_passage: int = Field(default=1, ge=1)  # different sentences of one passage
+    language: str = "en"  # ISO 639-1, of the rules that find sentences
+
+    def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:
+        """``per_passage`` examples a passage, or as many as it has sentences; ``dropped`` counts passages."""
+        for passage in source.passages:
+            text = source.text_of(passage)
+            usable = self._usable(text)
+            if not usable:
+                dropped["passages without a sentence to take out"] += 1
+            random = draws(seed, self.kind, passage.id)
+            for number in range(min(self.per_passage, len(usable))):
+                start, end = usable.pop(int(random.random() * len(usable)))
+                rest = without(text, start, end) if random.random() < self.removal else text
+                made = MadeDocument(f"{passage.id}#{number}", source.title, rest)
+                yield Example(QUERY + made.id, text[start:end], (made,))
+
+    def _usable(self, text: str) -> list[tuple[int, int]]:
+        """Sentences that are long enough and leave enough."""
+        spans = sentence_spans(text, self.language)
+        words = TextWords(text).word_starts(np.empty(0, np.int64))
+        lengths = np.diff(np.searchsorted(words, np.array(spans).reshape(-1, 2))).ravel()
+        longest = len(words) - self.minimum_words
+        return [span for span, length in zip(spans, lengths, strict=True) if self.minimum_words <= length <= longest]
+
+
+def without(text: str, start: int, end: int) -> str:
+    """The text without a stretch of it and without the white space behind that, if there is some before."""
+    before, after = text[:start], text[end:]
+    if not before or before[-1].isspace():
+        after = after.lstrip()
+    return (before + after).strip()

@@ -1,0 +1,331 @@
+"""Artifacts: a folder of shards and the manifest that makes it complete.
+
+``manifest.json`` is written last, so its presence means complete. It holds deterministic facts only: what the
+artifact is derived from (configuration, fingerprints of inputs, algorithm version) and what it consists of (shards
+with their hashes). Its own SHA-256 is the artifact's fingerprint. ``run.json`` beside it holds times and machines.
+
+While an artifact is being made, ``building.json`` names its derivation and ``shards/<name>.json`` each finished shard,
+with the digest of the derivation that it was made by, so that a restart makes only what is missing.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from raytriever.artifacts.storage import Folder, is_sha256, require_inside, sha256_of
+from raytriever.errors import UserError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+BUILDING = "building.json"
+RUN = "run.json"
+LOG = "log.jsonl"  # times and rates of long work; like run.json it is no part of what the artifact is
+RECORDS = "shards/"
+_TELLING = ("kind", "stage")  # where these differ, so does all the rest
+DERIVATION = "derivation"  # in a shard's record, not in the manifest
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """Everything that an artifact's bytes are a function of."""
+
+    kind: str
+    stage: str
+    algorithm_version: int
+    config: dict[str, Any]
+    inputs: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal SHA-256 of all of it."""
+        return hashlib.sha256(to_json(asdict(self))).hexdigest()
+
+    def differences(self, other: Mapping[str, Any]) -> list[str]:
+        """Dotted names of the fields in which ``other``, as stored, differs, kinds first, with both values."""
+        mine, theirs = _flatten(asdict(self)), _flatten(other)
+        lines = []
+        for key in sorted(mine.keys() | theirs.keys(), key=lambda key: (key not in _TELLING, key)):
+            before, now = theirs.get(key, "(absent)"), mine.get(key, "(absent)")
+            if before != now:
+                shorten = key.startswith("inputs.")
+                lines.append(f"{key}: {_short(before, shorten)} there, {_short(now, shorten)} now")
+        return lines
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _short(value: Any, is_fingerprint: bool) -> str:
+    return str(value)[:12] if is_fingerprint else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One file of a shard, ``name`` relative to the artifact's folder.
+
+    Raises ``ValueError`` for a name that leads out of the folder, and for a hash that is none.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        require_inside(self.name)
+        if not is_sha256(self.sha256):
+            raise ValueError(f"{self.name}: {self.sha256!r} is no SHA-256")
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What a finished shard says of itself: deterministic, so it goes into the manifest as it is.
+
+    Raises ``ValueError`` for a name that could be no file's.
+    """
+
+    name: str
+    rows: int
+    files: tuple[ShardFile, ...]
+    counts: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_inside(self.name)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> "ShardRecord":
+        """The inverse of ``dataclasses.asdict``; a stored record's digest is left out."""
+        files = tuple(ShardFile(**item) for item in value["files"])
+        return ShardRecord(**{key: item for key, item in value.items() if key != DERIVATION} | {"files": files})
+
+
+class Artifact:
+    """A complete artifact, opened for reading.
+
+    Raises ``UserError`` where the folder has no manifest, an unreadable one, one of a later schema, or where ``kind``
+    is given and the artifact is another one.
+    """
+
+    def __init__(self, uri: str, kind: str | None = None) -> None:
+        self.folder = Folder(uri)
+        try:
+            text = self.folder.read_bytes(MANIFEST)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise UserError(_absent(self.folder, kind)) from error
+        try:
+            self.manifest: dict[str, Any] = json.loads(text)
+            if self.manifest["schema_version"] > SCHEMA_VERSION:
+                raise UserError(
+                    f"{self.folder.uri} was written with schema {self.manifest['schema_version']}, this version reads"
+                    f" up to {SCHEMA_VERSION}. Update Raytriever."
+                )
+            self.kind: str = self.manifest["kind"]
+            self.shards = tuple(ShardRecord.from_json(shard) for shard in self.manifest["shards"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self.folder.describe(MANIFEST)} is damaged ({error}). Remove the folder and make it again."
+            ) from error
+        if kind is not None and self.kind != kind:
+            raise UserError(
+                f"{self.folder.uri} holds an artifact of kind '{self.kind}', one of kind '{kind}' is needed."
+            )
+        self.fingerprint = hashlib.sha256(text).hexdigest()
+        self._hashes = {file.name: file.sha256 for shard in self.shards for file in shard.files}
+
+    @property
+    def uri(self) -> str:
+        """The folder's path or URI."""
+        return self.folder.uri
+
+    @property
+    def rows(self) -> int:
+        """Rows of all shards."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration it was made with."""
+        return dict(self.manifest["config"])
+
+    def names(self, prefix: str = "", suffix: str = "") -> list[str]:
+        """Names of its files, in shard order."""
+        return [name for name in self._hashes if name.startswith(prefix) and name.endswith(suffix)]
+
+    def path(self, name: str) -> Path:
+        """A local path of one of its files (a cached, checked copy where the artifact is in an object store).
+
+        Raises ``UserError`` where the file has gone missing.
+        """
+        try:
+            return self.folder.local_path(name, self._hashes[name])
+        except FileNotFoundError as error:
+            raise self._missing(name) from error
+
+    def checked_path(self, name: str) -> Path:
+        """``path``, its bytes compared with the manifest's hash: once a process, until the file changes.
+
+        Raises ``UserError`` where the file is missing or damaged.
+        """
+        path = self.path(name)
+        if self.folder.is_local and not _has_hash(path, path.stat().st_mtime_ns, self._hashes[name]):
+            raise self._damaged(name)
+        return path
+
+    def read_json(self, name: str) -> Any:
+        """One of its JSON files, parsed."""
+        return json.loads(self.folder.read_bytes(name))
+
+    def verify(self) -> None:
+        """Reads every file where it is stored and compares hashes. Raises ``UserError`` that names the damaged file."""
+        for name, expected in self._hashes.items():
+            try:
+                found = self.folder.sha256(name)
+            except FileNotFoundError as error:
+                raise self._missing(name) from error
+            if found != expected:
+                raise self._damaged(name)
+
+    def _damaged(self, name: str) -> UserError:
+        return UserError(
+            f"{self.folder.describe(name)} is damaged: its SHA-256 differs from the manifest's. Remove"
+            f" {self.uri} and make it again."
+        )
+
+    def _missing(self, name: str) -> UserError:
+        return UserError(
+            f"{self.folder.describe(name)} is missing though its manifest lists it. Remove {self.uri} and make it"
+            " again."
+        )
+
+
+@lru_cache(maxsize=4096)
+def _has_hash(path: Path, modified: int, expected: str) -> bool:  # noqa: ARG001
+    return sha256_of(path) == expected
+
+
+def _absent(folder: Folder, kind: str | None) -> str:
+    wanted = f"an artifact of kind '{kind}'" if kind else "an artifact"
+    if folder.exists(BUILDING):
+        return (
+            f"{folder.uri} is unfinished (no {MANIFEST}): run the stage that makes it again, it goes on where it was."
+        )
+    return f"{folder.uri} holds no artifact (no {MANIFEST}), {wanted} is needed. Is the path right?"
+
+
+def is_artifact(uri: str) -> bool:
+    """Whether the folder holds a complete artifact."""
+    return Folder(uri).exists(MANIFEST)
+
+
+class ShardWriter:
+    """Collects the files of one shard and commits them: files first, then the record that makes the shard finished.
+
+    ``derivation``: digest of the one that the shard is made by; without it, the next run makes the shard again.
+    ``guard`` is called before anything in the folder changes, and raises where it is another run's by now.
+    """
+
+    def __init__(
+        self, folder: Folder, name: str, scratch: Path, derivation: str = "", guard: Callable[[], None] = lambda: None
+    ) -> None:
+        self._folder = folder
+        self._name = name
+        self._scratch = scratch
+        self._derivation = derivation
+        self._guard = guard
+        self._files: list[ShardFile] = []
+
+    def path(self, name: str) -> Path:
+        """Where to build the file locally before ``add``; ``name`` may hold folders."""
+        path = self._scratch / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def add(self, name: str) -> None:
+        """Puts the file built at ``path(name)`` into the artifact."""
+        path = self.path(name)
+        self._guard()
+        self._files.append(ShardFile(name, path.stat().st_size, sha256_of(path)))
+        self._folder.put(name, path)
+
+    def discard(self) -> None:
+        """Removes the files added so far: of a shard that fails nothing stays."""
+        for file in self._files:
+            self._folder.delete(file.name)
+
+    def read(self, name: str) -> bytes:
+        """What a shard of an earlier phase wrote."""
+        return self._folder.read_bytes(name)
+
+    def commit(
+        self,
+        rows: int,
+        *,
+        counts: Mapping[str, int] | None = None,
+        dropped: Mapping[str, int] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> ShardRecord:
+        """Writes and returns the shard's record."""
+        record = ShardRecord(
+            self._name, rows, tuple(self._files), dict(counts or {}), dict(dropped or {}), dict(facts or {})
+        )
+        self._guard()
+        stored = {**asdict(record), DERIVATION: self._derivation}
+        self._folder.write_bytes(f"{RECORDS}{self._name}.json", to_json(stored))
+        return record
+
+
+def to_json(value: Any) -> bytes:
+    """JSON with sorted keys, so that equal values give equal bytes."""
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+# Whether artifacts belong together: what each was made from, by fingerprint.
+
+
+def origin(artifact: Artifact, name: str) -> str | None:
+    """Fingerprint of the input ``name`` that the artifact was made from, or of itself where it is of that kind."""
+    if artifact.kind == name:
+        return artifact.fingerprint
+    found = artifact.manifest["inputs"].get(name) or artifact.manifest["facts"].get("origins", {}).get(name)
+    return str(found) if found else None
+
+
+def require_own_queries(collection: Artifact, run: Artifact) -> None:
+    """Raises ``UserError`` where the run answers another collection's queries, whose ids and rows may mean others."""
+    asked = run.manifest["facts"].get("origins", {}).get("queries")
+    if asked and asked != collection.fingerprint:
+        raise UserError(
+            f"{run.uri} answers the queries of another collection ({asked[:12]}), not those of {collection.uri}"
+            f" ({collection.fingerprint[:12]}). Judge it by a qrels file, or search with this collection's queries."
+        )
+
+
+def require_same_origin(name: str, *artifacts: Artifact) -> str:
+    """Fingerprint of the one ``name`` (a collection, pairs) that all artifacts come from.
+
+    Row numbers mean nothing across collections, so anything else raises ``UserError`` naming the two that differ.
+    """
+    first = artifacts[0]
+    expected = origin(first, name)
+    for other in artifacts[1:]:
+        found = origin(other, name)
+        if expected is None or found != expected:
+            raise UserError(
+                f"{first.uri} and {other.uri} don't come from the same {name} ({(expected or 'unknown')[:12]} against"
+                f" {(found or 'unknown')[:12]}). Make both from one {name}."
+            )
+    if expected is None:
+        raise UserError(f"{first.uri} doesn't say which {name} it comes from.")
+    return expected

@@ -1,0 +1,300 @@
+"""Folders on a local disk or in an object store behind one interface, in which a file is whole or absent.
+
+Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
+its final key in one upload, never renamed. Both go through ``pyarrow.fs``; ``object_store`` opens what a URI names.
+
+A request that a store fails to serve is sent three times by the AWS library (for 15 s by Google's), and that is done
+six times here, after growing pauses: for some two minutes where it answers with errors, for eleven where it accepts
+connections and is silent (30 s a request; the first word comes after 90 s).
+"""
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyarrow import fs
+
+from raytriever.artifacts.object_store import StoreFile, open_object_store, refuse_keys
+from raytriever.errors import UserError, storage_error
+from raytriever.reports.progress import say
+
+# Names and hashes as manifests and records give them: others may have written them, and files are made under both.
+
+
+def require_inside(name: object) -> None:
+    """Raises ``ValueError`` unless it is a relative name with ``/`` between parts that doesn't leave its folder."""
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if any(part in ("", ".", "..") for part in parts) or any(character in str(name) for character in "\\\0"):
+        raise ValueError(f"{name!r} is no name of a file inside the folder")
+
+
+def is_sha256(text: object) -> bool:
+    """Whether it is one in hexadecimal, and so no path either."""
+    return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{64}", text) is not None
+
+
+TEMPORARY_PREFIX = ".tmp-"
+_COPY_BYTES = 8 << 20
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_PAUSES_SECONDS = (5, 10, 20, 40, 40)  # before an object store is asked again
+# what may be over soon: a store or a network that is overloaded, restarted or gone; not a refusal
+_PASSING = re.compile(
+    r"SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|THROTTLING|TIMEOUT|NETWORK_CONNECTION|status 5\d\d"
+    r"|Status\((UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|INTERNAL|ABORTED)\b"  # Google's
+)
+
+Result = TypeVar("Result")
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Folder:
+    """A folder named by a local path or a URI (``s3://bucket/prefix``, ``gs://…``).
+
+    File names are relative, with ``/`` between parts. Raises ``UserError`` for a URI that can't be understood.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri if uri.endswith("://") else uri.rstrip("/") or "/"
+        refuse_keys(self.uri)
+        self.is_local = "://" not in self.uri
+        self._filesystem, self._root = self._ask(lambda: _open_filesystem(self.uri))
+        self.is_local = isinstance(self._filesystem, fs.LocalFileSystem)
+
+    def __repr__(self) -> str:
+        return f"Folder({self.uri!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Folder, (self.uri,))
+
+    def __truediv__(self, name: str) -> "Folder":
+        return Folder(f"{self.uri}/{name}")
+
+    def _key(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def describe(self, name: str) -> str:
+        """The file's full path or URI, for messages."""
+        return f"{self.uri}/{name}"
+
+    def _ask(self, act: Callable[[], Result], pauses: Sequence[float] | None = None) -> Result:
+        """What ``act`` returns; it is tried again, after pauses, where an object store fails for the moment.
+
+        Raises ``StorageError`` where the store goes on failing or refuses.
+        """
+        pauses = _PAUSES_SECONDS if pauses is None else pauses
+        try:
+            return act()
+        except OSError as error:
+            if self.is_local or type(error) is not OSError or error.errno is not None:
+                raise
+            if not pauses or not _PASSING.search(str(error)):
+                raise storage_error(self.uri, error) from error
+            say(f"{self.uri}: {error}. Trying again in {pauses[0]} s.")
+        time.sleep(pauses[0])
+        return self._ask(act, pauses[1:])
+
+    def exists(self, name: str) -> bool:
+        """Whether the file is there."""
+        info = self._ask(lambda: self._filesystem.get_file_info(self._key(name)))
+        return bool(info.type == fs.FileType.File)
+
+    def files(self) -> dict[str, int]:
+        """Name to bytes of every finished file below the folder, by name; empty where there is no such folder."""
+        selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
+        found = self._ask(lambda: self._filesystem.get_file_info(selector))
+        infos = [info for info in found if info.type == fs.FileType.File]
+        start = len(self._root) + 1
+        names = {info.path[start:]: info.size for info in sorted(infos, key=lambda info: info.path)}
+        return {name: size for name, size in names.items() if not name.startswith(TEMPORARY_PREFIX)}
+
+    def read_bytes(self, name: str) -> bytes:
+        """The file's bytes. Raises ``FileNotFoundError``."""
+
+        def read() -> bytes:
+            with self._open_stream(name) as stream:
+                return bytes(stream.read())
+
+        return self._ask(read)
+
+    def _open_stream(self, name: str) -> pa.NativeFile:
+        return self._filesystem.open_input_stream(self._key(name), compression=None)
+
+    def open_input(self, name: str) -> pa.NativeFile:
+        """The file for random access. Raises ``FileNotFoundError``."""
+
+        def open_file() -> pa.NativeFile:
+            return self._filesystem.open_input_file(self._key(name))
+
+        if self.is_local:
+            return open_file()
+        return pa.PythonFile(self._ask(lambda: StoreFile(open_file, self._ask)), mode="r")
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Writes a whole file atomically."""
+        with self.scratch() as scratch:
+            path = scratch / "bytes"
+            path.write_bytes(data)
+            self.put(name, path)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A temporary local folder to build files in, on the same file system where the folder is local."""
+        parent = None
+        if self.is_local:
+            parent = Path(self._root)
+            try:
+                parent.mkdir(parents=True, exist_ok=True)
+            except FileNotFoundError as error:  # with its parents made, a place where nobody makes folders: /proc
+                raise storage_error(self.uri, "no folder can be made there") from error
+        with nullcontext() if self.is_local else _named_if_full(Path(tempfile.gettempdir()), "TMPDIR"):
+            path = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=parent))
+            try:
+                yield path
+            finally:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def put(self, name: str, source: Path) -> None:
+        """Moves the finished local file ``source`` here, so that it appears under ``name`` whole or not at all."""
+        if self.is_local:
+            target = Path(self._key(name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with source.open("rb") as file:
+                os.fsync(file.fileno())
+            source.replace(target)
+            _sync_folder(target.parent)
+            return
+
+        def upload() -> None:
+            with (
+                pa.memory_map(str(source)) as file,
+                self._filesystem.open_output_stream(self._key(name), compression=None) as stream,
+            ):
+                # one call: closing after an interrupt between two would keep the first
+                stream.write(file.read_buffer())
+
+        self._ask(upload)
+        source.unlink()
+
+    def local_path(self, name: str, sha256: str) -> Path:
+        """A local path that holds the file: itself, or a copy in the cache, keyed and checked by its hash.
+
+        Raises ``FileNotFoundError``, and ``UserError`` where the downloaded bytes don't have that hash, where it is
+        none, and where the cache's disk is full.
+        """
+        if not is_sha256(sha256):
+            raise UserError(
+                f"{self.describe(name)} is recorded with the SHA-256 {sha256!r}, which is none: 64 of 0-9 and a-f."
+                " The record is damaged or made to do harm; have it made again where it came from."
+            )
+        if self.is_local:
+            path = Path(self._key(name))
+            if not path.is_file():
+                raise FileNotFoundError(path)
+            return path
+        cached = cache_folder() / "files" / sha256
+        if not cached.exists():
+            with _named_if_full(cached.parent, "RAYTRIEVER_CACHE"):
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=cached.parent) as temporary:
+                    self._download(name, sha256, Path(temporary) / sha256).replace(cached)
+            _sync_folder(cached.parent)
+        return cached
+
+    def _download(self, name: str, sha256: str, copy: Path) -> Path:
+        """``copy``, which now holds the file, checked and on the disk: its name will vouch for its bytes for ever."""
+
+        def download() -> None:
+            with copy.open("wb") as file, self._open_stream(name) as stream:
+                shutil.copyfileobj(stream, file, _COPY_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+
+        self._ask(download)
+        if sha256_of(copy) != sha256:
+            raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256}, as recorded.")
+        return copy
+
+    def sha256(self, name: str) -> str:
+        """Hexadecimal SHA-256 of the bytes that are stored now. Raises ``FileNotFoundError``."""
+
+        def digest() -> str:
+            found = hashlib.sha256()
+            with self._open_stream(name) as stream:
+                while block := stream.read(_COPY_BYTES):
+                    found.update(block)
+            return found.hexdigest()
+
+        return self._ask(digest)
+
+    def delete(self, name: str) -> None:
+        """Removes one file; no error where it is absent."""
+        if self.exists(name):
+            self._ask(lambda: self._filesystem.delete_file(self._key(name)))
+
+    def delete_temporary(self) -> None:
+        """Removes what killed writers left behind."""
+        if self.is_local and Path(self._root).is_dir():
+            for path in Path(self._root).rglob(f"{TEMPORARY_PREFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def delete_empty_folders(self) -> None:
+        """Removes local subfolders without files (an object store has none)."""
+        if self.is_local and Path(self._root).is_dir():
+            for path in sorted((path for path in Path(self._root).rglob("*") if path.is_dir()), reverse=True):
+                if not any(path.iterdir()):
+                    path.rmdir()
+
+
+def absolute(uri: str) -> str:
+    """A local path made absolute; a URI as it is."""
+    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
+
+
+def cache_folder() -> Path:
+    """Where local copies are kept: ``RAYTRIEVER_CACHE``, else ``~/.cache/raytriever``."""
+    return Path(os.environ.get("RAYTRIEVER_CACHE") or Path.home() / ".cache" / "raytriever")
+
+
+def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
+    return open_object_store(uri) if "://" in uri else (fs.LocalFileSystem(), absolute(uri))
+
+
+@contextmanager
+def _named_if_full(folder: Path, variable: str) -> Iterator[None]:
+    """Says that the local ``folder`` is full or forbidden, not the store that is worked on, and what moves it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        named = Path(str(getattr(error, "filename", None) or folder))
+        is_there = named.is_relative_to(folder) or folder.is_relative_to(named)
+        if not is_there or not any(os.strerror(number) in str(error) for number in _DISK_ERRORS):
+            raise
+        problem = getattr(error, "strerror", None) or error
+        raise storage_error(
+            str(folder),
+            f"{problem}. That is this machine's own disk; {variable} in the environment names another folder",
+        ) from error
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,32 @@
+"""What all commands share: an option, and how a user's mistake ends."""
+
+import traceback
+from typing import Annotated, Any
+
+import typer
+
+from raytriever.errors import UserError
+from raytriever.reports.progress import log_line
+
+TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
+
+
+class user_errors:
+    """Shows a ``UserError`` as one paragraph and exits with code 2; an interrupt exits with 130."""
+
+    def __init__(self, with_traceback: bool) -> None:
+        self._with_traceback = with_traceback
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, UserError):
+            if self._with_traceback:
+                traceback.print_exception(error)
+            typer.echo(log_line(f"raytriever: {error}", error), err=True)
+            raise SystemExit(2) from error
+        if isinstance(error, KeyboardInterrupt):
+            said = "raytriever: interrupted; run the same command again to go on from here."
+            typer.echo(log_line(said, error), err=True)
+            raise SystemExit(130) from error

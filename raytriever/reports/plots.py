@@ -1,0 +1,382 @@
+"""Plots as inline SVG: one look for all, text that stays text, the same bytes for the same numbers."""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from raytriever.reports.report import printable
+
+INK = "#1c2630"
+GREY = "#9aa5ae"
+BLUE = "#1f5a94"
+ORANGE = "#c8642b"
+
+_LINES = ((BLUE, "-"), (ORANGE, "-"), (INK, "-"), (BLUE, "--"), (ORANGE, "--"), (GREY, "-"))
+
+_WIDTH = 9.6  # inches; the page is as wide
+_ROUNDING = 1e-12  # of the largest; no bins can be told apart in less than a hundredth of it
+
+_LOOK: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a name may hold a dollar sign
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.labelsize": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "figure.constrained_layout.w_pad": 0.08,
+    "grid.color": "#e3e8eb",
+    "grid.linewidth": 0.8,
+}
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Values (n,) under a name; the ``color`` says what they are: grey for what others are compared with."""
+
+    name: str
+    values: NDArray[np.float64]
+    color: str = GREY
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the interval around it."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    is_significant: bool
+
+
+def ridgelines(distributions: Sequence[Distribution], label: str, description: str, *, whole: bool = False) -> str:
+    """Histograms below one another over common bins, equally high, with lines at means; ``whole``: integers."""
+    everything = np.concatenate([distribution.values for distribution in distributions])
+    largest = max(len(distribution.values) for distribution in distributions)
+    edges = _bins(everything, largest, whole=whole)
+    names = [distribution.name for distribution in distributions]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for row, distribution in enumerate(reversed(distributions)):
+            counts, _ = np.histogram(distribution.values, edges)
+            heights = row + 0.82 * counts / max(int(counts.max()), 1)
+            axes.stairs(heights, edges, baseline=row, fill=True, color=distribution.color, alpha=0.5, linewidth=0)
+            mean = float(distribution.values.mean())
+            axes.plot([mean, mean], [row, row + 0.82], color=distribution.color, linewidth=2)
+            axes.text(1.01, row + 0.3, f"mean {mean:.3f}", transform=axes.get_yaxis_transform(), va="center")
+            axes.axhline(row, color=INK, linewidth=0.5)
+        axes.set_yticks([row + 0.3 for row in range(len(names))], [shown(name) for name in reversed(names)])
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.set_ylim(0, len(names))
+        axes.grid(axis="x")
+        axes.set_xlabel(shown(label, 70))
+
+    return svg_of(draw, 0.62 * len(distributions) + 0.6, description)
+
+
+def histogram(
+    values: NDArray[np.float64],
+    label: str,
+    counted: str,
+    description: str,
+    marks: Mapping[str, float] | None = None,
+    *,
+    whole: bool = False,
+) -> str:
+    """Counts of ``values``, which are ``counted`` ("clusters"); ``marks``: vertical lines; ``whole``: integers."""
+
+    counts, edges = np.histogram(values, _bins(values, len(values), whole=whole))
+    return counted_bars(edges, counts, label, counted, description, marks)
+
+
+def counted_bars(
+    edges: Sequence[float] | NDArray[np.float64],
+    counts: Sequence[int] | NDArray[np.int64],
+    label: str,
+    counted: str,
+    description: str,
+    marks: Mapping[str, float] | None = None,
+) -> str:
+    """``histogram`` of what was counted before: ``counts`` (n,) between ``edges`` (n + 1,)."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.75, linewidth=0)
+        for number, (name, place) in enumerate((marks or {}).items()):
+            axes.axvline(place, color=ORANGE, linewidth=1.4, linestyle=("-", "--", ":")[number % 3], label=shown(name))
+        if marks:
+            axes.legend(frameon=False, fontsize=8.5)
+        axes.grid(axis="y")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlim(left=min(0.0, float(edges[0])))
+        axes.set_xlabel(shown(label, 70))
+        axes.set_ylabel(counted)
+
+    return svg_of(draw, 2.5, description)
+
+
+def overlaid_curves(curves: Mapping[str, NDArray[np.float64]], label: str, measured: str, description: str) -> str:
+    """Curves by name over 0, 1, 2, … (``label``), all in one panel; at most six."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for (name, values), (color, style) in zip(curves.items(), _LINES, strict=False):
+            axes.plot(np.arange(len(values)), values, color=color, linestyle=style, linewidth=1.6, label=shown(name))
+            axes.plot(len(values) - 1, values[-1], "o", color=color, markersize=4)
+        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        axes.grid()
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel(shown(label, 70))
+        axes.set_ylabel(measured)
+
+    return svg_of(draw, 2.5, description)
+
+
+def interval_panels(panels: Mapping[str, Sequence[Interval]], label: str, description: str) -> str:
+    """For each measure a panel: dots with their intervals and a line at 0; hollow dots are not significant."""
+
+    def draw(figure: Figure) -> None:
+        row_of_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (title, intervals) in zip(row_of_axes, panels.items(), strict=True):
+            axes.axvline(0, color=INK, linewidth=0.8)
+            for row, interval in enumerate(reversed(intervals)):
+                axes.plot([interval.low, interval.high], [row, row], color=BLUE, linewidth=1.8)
+                face = BLUE if interval.is_significant else "white"
+                axes.plot(interval.value, row, "o", color=BLUE, markerfacecolor=face, markersize=6.5)
+            axes.set_yticks(range(len(intervals)), [shown(interval.name) for interval in reversed(intervals)])
+            axes.set_ylim(-0.6, len(intervals) - 0.4)
+            axes.tick_params(axis="y", length=0)
+            axes.spines["left"].set_visible(False)
+            axes.grid(axis="x")
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.set_title(shown(title))
+            axes.set_xlabel(shown(label, 70))
+
+    tallest = max(len(intervals) for intervals in panels.values())
+    return svg_of(draw, 0.34 * tallest + 1.1, description)
+
+
+def _most_bins(count: int) -> int:
+    """Bins for so many values: few values show no shape in many bins."""
+    return min(60, max(1, round(3.5 * math.sqrt(count))))
+
+
+def _bins(values: NDArray[np.float64], count: int, *, whole: bool) -> NDArray[np.float64]:
+    """Edges around ``values`` (n,) for a histogram of ``count`` of them; values that rounding parts are one value."""
+    if whole:
+        return _whole_bins(values)
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    rounding = _ROUNDING * max(abs(low), abs(high))
+    if high - low <= rounding:
+        middle, half = low + (high - low) / 2, max(0.5, rounding)  # as NumPy does for equal values
+        low, high = middle - half, middle + half
+    return np.histogram_bin_edges(values, bins=_most_bins(count), range=(low, high))
+
+
+def _whole_bins(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Edges between integers."""
+    low, high = float(values.min()), float(values.max())
+    width = max(1, int(np.ceil((high - low + 1) / _most_bins(len(values)))))
+    return np.arange(low, high + 1 + width, width) - 0.5
+
+
+def shown(text: str, longest: int = 40) -> str:
+    """A name as a plot shows it: on one line, not too long."""
+    line = re.sub(r"\s+", " ", printable(text))
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def svg_of(draw: Callable[[Figure], None], height: float, description: str) -> str:
+    """An ``<svg>`` element whose ids are its own, with ``description`` for those who can't see it."""
+    buffer = io.StringIO()
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
+        mpl.rcdefaults()  # whatever the user's matplotlibrc says
+        mpl.rcParams.update(_LOOK | {"svg.hashsalt": description})
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        draw(figure)
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    return _inline(buffer.getvalue(), description)
+
+
+def _inline(document: str, description: str) -> str:
+    """What of matplotlib's file belongs inside a page: no prologue, no xlink, no style of its own, ids made unique."""
+    svg = document[document.index("<svg") :].strip()
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
+    svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
+    prefix = re.sub(r"[^a-z0-9]+", "-", description.lower()).strip("-")
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names of groups: nothing refers to them
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
+    label = escape(printable(description))
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+# Plots of what changes over training steps: panels of curves, of shares that fill a whole, of evaluations.
+
+_MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
+_COLORS = (BLUE, ORANGE, INK, GREY)
+_FIRST_TO_LAST = LinearSegmentedColormap.from_list("first to last", ["#e4ebf1", "#7ba3c9", BLUE, "#0f2b47"])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values (n,) over steps (n,) under a name."""
+
+    name: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One or more curves in one pair of axes; of several, their running means only, told apart by a legend.
+
+    ``smoothed``: a point for every step and a running mean; else a line through all points. ``stacked``: shares of a
+    whole, one on top of the other, from the first to the last. ``marked``: the step of the one curve's point that is
+    set off; ``dots``: a dot at every point of a line that is not smoothed.
+    """
+
+    title: str
+    curves: Sequence[Curve]
+    smoothed: bool = True
+    stacked: bool = False
+    marked: int | None = None
+    dots: bool = False
+
+
+def curve_panels(panels: Sequence[Panel], description: str, boundaries: Sequence[float] = ()) -> str:
+    """Two panels beside each other; ``boundaries``: steps at which an epoch ends."""
+    rows = -(-len(panels) // 2)
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(rows, 2, squeeze=False).ravel()
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw_panel(axes, panel)
+            for boundary in boundaries:
+                axes.axvline(boundary, color=GREY, linewidth=0.8, linestyle=":")
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+
+    return svg_of(draw, 1.95 * rows, description)
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    if panel.stacked:
+        _draw_shares(axes, panel.curves)
+    elif len(panel.curves) == 1:
+        _draw_curve(axes, panel.curves[0], panel)
+    else:
+        _draw_curves(axes, panel)
+    axes.set_title(shown(panel.title))
+    axes.set_xlabel("step")
+    axes.grid()
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _draw_curve(axes: Axes, curve: Curve, panel: Panel) -> None:
+    x, y = thin(curve.steps.astype(np.float64)), thin(curve.values)
+    if panel.smoothed:
+        axes.plot(x, y, "o", color=BLUE, alpha=0.35, markersize=3, markeredgewidth=0)
+        axes.plot(steps_of_mean(x, y), running_mean(y), color=BLUE, linewidth=1.6)
+    else:
+        axes.plot(x, y, "o-" if panel.dots else "-", color=BLUE, linewidth=1.6, markersize=3.5)
+    for place in np.flatnonzero(curve.steps == panel.marked):
+        value = curve.values[place]
+        axes.plot(curve.steps[place], value, "o", color=ORANGE, markersize=7)
+        axes.axhline(value, color=ORANGE, linewidth=0.8, linestyle="--", zorder=0)
+
+
+def _draw_curves(axes: Axes, panel: Panel) -> None:
+    for number, curve in enumerate(panel.curves):
+        x, y = thin(curve.steps.astype(np.float64)), thin(curve.values)
+        if panel.smoothed:
+            x, y = steps_of_mean(x, y), running_mean(y)
+        color = _COLORS[number % len(_COLORS)]
+        axes.plot(x, y, color=color, linewidth=1.6, label=shown(curve.name, 20))
+    _legend(axes)
+
+
+def _draw_shares(axes: Axes, curves: Sequence[Curve]) -> None:
+    x = thin(curves[0].steps.astype(np.float64))
+    smoothed = [thin(curve.values) for curve in curves]
+    colors = _FIRST_TO_LAST(np.linspace(0, 1, len(curves)))
+    names = [shown(curve.name, 20) for curve in curves]
+    means = [running_mean(values) for values in smoothed]
+    axes.stackplot(steps_of_mean(x, x), means, labels=names, colors=colors, edgecolor="white", linewidth=0.5)
+    axes.set_ylim(0, max(1.0, float(np.max(np.sum(means, axis=0)))))
+    axes.margins(x=0)
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    """Beside the axes, in the order in which curves that are stacked lie."""
+    handles, names = axes.get_legend_handles_labels()
+    small = 8.5 if len(names) <= 6 else 6.5
+    axes.legend(
+        handles[::-1],
+        names[::-1],
+        frameon=False,
+        fontsize=small,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        handlelength=1.2,
+        labelspacing=0.35,
+        borderaxespad=0.3,
+    )
+
+
+def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean over a window of a tenth of the points (an odd number of them), only where the window is full."""
+    window = mean_window(len(values))
+    return np.convolve(values, np.full(window, 1 / window), mode="valid")
+
+
+def steps_of_mean(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The middle of each window of ``running_mean``."""
+    half = mean_window(len(values)) // 2
+    return steps[half : len(steps) - half]
+
+
+def mean_window(points: int) -> int:
+    """An odd number of points, about a tenth of them."""
+    return max(1, points // 10 // 2 * 2 + 1)
+
+
+def thin(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """At most 400 values: means of consecutive runs of about equal length."""
+    if len(values) <= _MOST_POINTS:
+        return values
+    return np.array([piece.mean() for piece in np.array_split(values, _MOST_POINTS)])

@@ -1,0 +1,290 @@
+"""A report as data (sections of sentences, tables and plots) and as one HTML file that needs nothing else.
+
+Stages give sections; ``render`` joins them. Every text is escaped here, so sections hold plain text only.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import yaml
+
+from raytriever.artifacts.artifact import RUN, Artifact
+from raytriever.reports.progress import format_seconds
+
+# of XML 1.0, which plots must be: control characters and halves of surrogate pairs are no characters
+_NO_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table that is more than its text."""
+
+    text: str
+    superscript: str = ""
+    is_strong: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells. The first ``text_columns`` are words, set to the left; the others are numbers, to the right."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    caption: str = ""
+    text_columns: int = 1
+
+
+@dataclass(frozen=True)
+class Plot:
+    """``svg``: an ``<svg>`` element from ``raytriever.reports.plots``, the one thing that is not escaped."""
+
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Details:
+    """Something folded away; a string is shown with its line breaks."""
+
+    summary: str
+    content: "Table | str"
+
+
+Block = str | Table | Plot | Details
+
+
+@dataclass(frozen=True)
+class Section:
+    """``lead``: what one looks at and what to notice. A block that is a string is a paragraph."""
+
+    title: str
+    lead: str
+    blocks: Sequence[Block]
+
+
+def printable(text: str) -> str:
+    """The text with what XML and UTF-8 have no place for replaced by U+FFFD."""
+    return _NO_CHARACTER.sub("\ufffd", text)
+
+
+def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """The HTML page: its own style, no script, no reference to anything outside."""
+    links = "".join(f'<a href="#{_anchor(section)}">{_text(section.title)}</a>' for section in sections)
+    body = "\n".join(_section(section) for section in sections)
+    return _PAGE.format(title=_text(title), subtitle=_text(subtitle), style=_STYLE, links=links, body=body)
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+def _anchor(section: Section) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
+
+
+def _section(section: Section) -> str:
+    blocks = "\n".join(_block(block) for block in section.blocks)
+    return (
+        f'<section id="{_anchor(section)}">\n<h2>{_text(section.title)}</h2>\n'
+        f'<p class="lead">{_text(section.lead)}</p>\n{blocks}\n</section>'
+    )
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, str):
+        return f"<p>{_text(block)}</p>"
+    if isinstance(block, Table):
+        return _table(block)
+    if isinstance(block, Plot):
+        return f'<figure class="plot">{block.svg}<figcaption>{_text(block.caption)}</figcaption></figure>'
+    content = f"<pre>{_text(block.content)}</pre>" if isinstance(block.content, str) else _table(block.content)
+    return f"<details><summary>{_text(block.summary)}</summary>{content}</details>"
+
+
+def _table(table: Table) -> str:
+    caption = f"<figcaption>{_text(table.caption)}</figcaption>" if table.caption else ""
+    marks = [_longest_mark([row[number] for row in table.rows]) for number in range(len(table.header))]
+    header = _row("th", table.header, table.text_columns, marks)
+    rows = "\n".join(_row("td", row, table.text_columns, marks) for row in table.rows)
+    content = f"<table><thead>{header}</thead>\n<tbody>\n{rows}\n</tbody></table>"
+    return f'<figure><div class="table">{content}</div>{caption}</figure>'
+
+
+def _longest_mark(column: Sequence[str | Cell]) -> int:
+    return max((len(cell.superscript) for cell in column if isinstance(cell, Cell)), default=0)
+
+
+def _row(tag: str, row: Sequence[str | Cell], text_columns: int, marks: Sequence[int]) -> str:
+    cells = (_cell(tag, cell, number < text_columns, marks[number]) for number, cell in enumerate(row))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(tag: str, cell: str | Cell, is_text: bool, mark: int) -> str:
+    """``mark``: characters of the column's longest superscript, kept free in all its cells so that numbers align."""
+    shown = cell if isinstance(cell, Cell) else Cell(cell)
+    inner = _text(shown.text)
+    if shown.is_strong:
+        inner = f"<strong>{inner}</strong>"
+    if mark:
+        inner += f'<sup style="min-width: {mark}ch">{_text(shown.superscript)}</sup>'
+    kind = "" if is_text else ' class="number"'
+    return f"<{tag}{kind}>{inner}</{tag}>"
+
+
+_STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #fff; color: #1c2630; font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto,
+  "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.3rem; margin: 0 0 .5rem; }
+p { margin: 0 0 .8rem; max-width: 46rem; }
+.subtitle { color: #5b6873; margin-bottom: 1rem; max-width: none; }
+.lead { color: #1c2630; }
+nav { border-bottom: 1px solid #d5dbe0; padding-bottom: .8rem; }
+nav a { color: #1f5a94; text-decoration: none; margin-right: 1.3rem; }
+nav a:hover { text-decoration: underline; }
+section { padding-top: 2rem; }
+figure { margin: 1.2rem 0; }
+figure svg { display: block; width: 100%; height: auto; }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
+svg text { font-family: inherit !important; }
+figcaption { color: #5b6873; font-size: .86rem; line-height: 1.45; margin-top: .4rem; max-width: 52rem; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; line-height: 1.4; border-top: 1.5px solid #1c2630;
+  border-bottom: 1.5px solid #1c2630; }
+th { font-weight: 600; border-bottom: 1px solid #1c2630; vertical-align: bottom; }
+th, td { text-align: left; padding: .22rem 1.2rem .22rem 0; vertical-align: top; }
+td { overflow-wrap: break-word; }
+tr + tr td { border-top: 1px solid #eceff1; }
+.number { text-align: right; padding: .22rem 0 .22rem 1.2rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+sup { display: inline-block; font-size: .72em; line-height: 0; padding-left: .2em; text-align: left; color: #5b6873; }
+details { margin: .5rem 0; }
+summary { cursor: pointer; color: #1f5a94; }
+pre { background: #f5f7f8; padding: .8rem 1rem; overflow-x: auto; font-size: .82rem; line-height: 1.45; }
+@media print {
+  @page { margin: 16mm; }
+  body { font-size: 10.5pt; }
+  main { max-width: none; padding: 0; }
+  nav { display: none; }
+  h2 { break-after: avoid; }
+  .plot, tr { break-inside: avoid; }
+  .table { overflow: visible; }
+  table { font-size: 8pt; }
+  .number { padding-left: .7rem; }
+  figcaption { font-size: 8.5pt; }
+  pre { white-space: pre-wrap; }
+}
+"""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title} · Raytriever report</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{title}</h1>
+<p class="subtitle">{subtitle}</p>
+</header>
+<nav>{links}</nav>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+# The report's section on where everything comes from: each artifact, what it was made from, with which settings.
+
+_SHOWN = 12  # characters of a fingerprint
+
+
+def provenance_section(artifacts: Mapping[str, Artifact]) -> Section:
+    """``artifacts``: by the name each has in the report's settings."""
+    by_fingerprint = {artifact.fingerprint: folder_name(artifact) for artifact in artifacts.values()}
+    runs = {name: run_facts(artifact) for name, artifact in artifacts.items()}
+    rows = []
+    for name, artifact in artifacts.items():
+        made_from = [
+            f"{key}: {by_fingerprint.get(value, value[:_SHOWN])}" for key, value in artifact.manifest["inputs"].items()
+        ]
+        seconds = runs[name].get("seconds")
+        rows.append(
+            [
+                folder_name(artifact),
+                artifact.kind,
+                artifact.fingerprint[:_SHOWN],
+                "; ".join(made_from),
+                f"{artifact.rows:,}",
+                "" if seconds is None else format_seconds(float(seconds)),
+            ]
+        )
+    header = ["artifact", "kind", "fingerprint", "made from", "rows", "time"]
+    caption = f"Fingerprint: first {_SHOWN} digits of the manifest's SHA-256; inputs that are not listed show theirs."
+    blocks: list[Block] = [Table(header, rows, caption, text_columns=4)]
+    contracts = encoder_contracts(artifacts)
+    if contracts:
+        blocks.append(_contract_table({folder_name(artifacts[name]): item for name, item in contracts.items()}))
+    blocks += [_settings(artifact) for artifact in artifacts.values()]
+    return Section("Provenance", _lead(runs), blocks)
+
+
+def folder_name(artifact: Artifact) -> str:
+    """The last part of its path, which inside a run is the stage's name."""
+    return artifact.uri.rstrip("/").rpartition("/")[2]
+
+
+def run_facts(artifact: Artifact) -> dict[str, Any]:
+    """Its run.json, empty where that is absent (an artifact can be copied without it)."""
+    return dict(artifact.read_json(RUN)) if artifact.folder.exists(RUN) else {}
+
+
+def encoder_contracts(artifacts: Mapping[str, Artifact]) -> dict[str, dict[str, Any]]:
+    """By the artifact's name in ``artifacts``, the contract of the encoder behind it, where there is one."""
+    contracts = {name: artifact.manifest["facts"].get("encoder") for name, artifact in artifacts.items()}
+    return {name: contract for name, contract in contracts.items() if isinstance(contract, dict)}
+
+
+def _lead(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    lead = "What each artifact is, what it was made from and with which settings."
+    seconds = [float(run["seconds"]) for run in runs.values() if "seconds" in run]
+    if seconds:
+        lead += f" The {len(seconds)} stages listed took {format_seconds(sum(seconds))} together"
+        machines = sorted({f"{run['machine']}, Python {run['python']}" for run in runs.values() if "machine" in run})
+        lead += f" ({'; '.join(machines)})." if machines else "."
+    finished = [str(run["finished"]) for run in runs.values() if "finished" in run]
+    if finished:
+        lead += f" The last of them was finished on {max(finished).replace('T', ' at ')}."
+    return lead
+
+
+def _contract_table(contracts: Mapping[str, Mapping[str, Any]]) -> Table:
+    keys = sorted({key for contract in contracts.values() for key in contract})
+    rows = [[key.replace("_", " "), *(_shown(key, contract) for contract in contracts.values())] for key in keys]
+    caption = "What the encoder behind each artifact is; vectors may meet where all but the revision is the same."
+    return Table(["encoder", *contracts], rows, caption, text_columns=1 + len(contracts))
+
+
+def _shown(key: str, contract: Mapping[str, Any]) -> str:
+    if key not in contract:
+        return "(itself)" if key == "model" else ""  # the artifact of a trained model is its own fingerprint
+    value = contract[key]
+    if key == "model":
+        return str(value)[:_SHOWN]
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+def _settings(artifact: Artifact) -> Details:
+    config = yaml.safe_dump(artifact.config, sort_keys=False, allow_unicode=True).strip()
+    command, version = artifact.manifest["stage"], artifact.manifest["algorithm_version"]
+    return Details(f"Settings of {folder_name(artifact)} ({command}, algorithm version {version})", config)

@@ -1,0 +1,318 @@
+"""Settings: YAML and ``--set key=value`` in, frozen and checked models out, errors that name the key."""
+
+import difflib
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from raytriever.errors import UserError
+
+# YAML as settings and recipes are read: without the readings that lose or change a value silently.
+
+
+class YamlLoader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error; plain YAML takes the last and drops the others.
+
+    Nor is 0123 read as an octal number: it stays text, of which a setting makes the number 123 where it wants one.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    problem="a mapping or list in brackets stands where a key is expected; fill in a template's"
+                    " {{ name }}, and quote text that begins with a bracket",
+                    problem_mark=key.start_mark,
+                )
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"'{key.value}' is given twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_whole_number(self, node: yaml.ScalarNode) -> int | str:
+        """A whole number; the text where it begins with a zero, as hashes and ids do."""
+        if re.fullmatch("[-+]?0[0-7_]+", node.value):
+            return str(node.value)
+        return int(self.construct_yaml_int(node))
+
+
+YamlLoader.add_constructor("tag:yaml.org,2002:int", YamlLoader.construct_whole_number)
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Settings(BaseModel):
+    """Base of every settings model: immutable, and a key it doesn't know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class Input:
+    """Marks a field that names an input: an artifact's folder, or a stage's name inside a recipe.
+
+    A manifest records what such a field pointed to (a fingerprint), never the path itself.
+    """
+
+
+InputPath = Annotated[str, Input()]
+
+
+def read_yaml(path: Path, where: str) -> dict[str, Any]:
+    """Reads a file that holds a YAML mapping. Raises ``UserError`` where it can't be read, or as ``parse_yaml``."""
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"), where)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}. Give the path of a YAML file.") from error
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """Reads a YAML mapping. Raises ``UserError`` with the line where the text is no YAML or no mapping."""
+    try:
+        value = yaml.load(text, YamlLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it can't be parsed"
+        raise UserError(f"{where}{line} is not valid YAML: {problem}.") from error
+    if not isinstance(value, dict):
+        given = "nothing" if value is None else type(value).__name__
+        raise UserError(f"{where} holds {given}; a mapping of settings (key: value) was expected.")
+    return value
+
+
+def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns ``settings`` with every ``a.b=value`` laid over it; values are read as YAML.
+
+    Raises ``UserError`` where an override has no ``=``, reaches below something that is no mapping, or is a text of
+    which YAML would read a part alone.
+    """
+    result: dict[str, Any] = _deep_copy(settings)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise UserError(f"--set {override!r} is not of the form key=value, such as optimizer.learning_rate=2e-5.")
+        _lay_over(result, key, _override_value(override, key, text), f"--set {override!r}")
+    return result
+
+
+def _override_value(override: str, key: str, text: str) -> Any:
+    """The value that ``text`` is in YAML, which cuts outer spaces and what follows `` #`` off a text without quotes."""
+    quoted = shlex.quote(f"{key}={json.dumps(text, ensure_ascii=False)}")
+    try:
+        node, value = yaml.compose(text, YamlLoader), yaml.load(text, YamlLoader)
+    except (yaml.YAMLError, ValueError) as error:  # a date that doesn't exist is a ValueError
+        raise UserError(
+            f"--set {override!r}: the value is not valid YAML. If it is text, put it in quotes: --set {quoted}."
+        ) from error
+    is_plain = isinstance(node, yaml.ScalarNode) and node.style is None and not text.startswith("!")  # as !!str 1
+    if text and (node is None or (is_plain and isinstance(value, str) and value != text)):
+        raise UserError(
+            f"--set {override!r}: YAML reads {value!r} and drops the rest, outer spaces and what follows ' #'. If it is"
+            f" part of the value, put it in quotes: --set {quoted}; else leave it out."
+        )
+    return value
+
+
+def split_values(listed: str, where: str) -> list[str]:
+    """The values of ``a,b,c`` as they are written; commas inside brackets and quotes belong to a value.
+
+    Raises ``UserError``, led by ``where``, for what is no list in YAML.
+    """
+    try:
+        node: Any = yaml.compose(f"[{listed}]", Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: the values are not valid YAML; leave none empty, or quote them.") from error
+    return [listed[item.start_mark.index - 1 : item.end_mark.index - 1].strip() for item in node.value]
+
+
+def apply_values(settings: dict[str, Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns ``settings`` with each of ``values`` laid over it at its dotted key; ``where`` they stand, for messages.
+
+    Raises ``UserError`` where a key reaches below something that is no mapping.
+    """
+    result: dict[str, Any] = _deep_copy(settings)
+    for key, value in values.items():
+        _lay_over(result, key, _deep_copy(value), f"{where} '{key}'")
+    return result
+
+
+def _lay_over(settings: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Puts ``value`` at the dotted ``key``, making the mappings on the way there."""
+    *parents, last = key.split(".")
+    level = settings
+    for depth, parent in enumerate(parents):
+        if level.get(parent) is None:
+            level[parent] = {}
+        level = level[parent]
+        if not isinstance(level, dict):
+            path = ".".join(parents[: depth + 1])
+            raise UserError(f"{where}: {path} is {level!r} and has no settings below it.")
+    level[last] = value
+
+
+def _deep_copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _deep_copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_deep_copy(item) for item in value]
+    return value
+
+
+def validate(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
+    """Builds ``model`` from ``values``; raises ``UserError`` that names each wrong key, its value and the fix."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        lines = dict.fromkeys(_explain(model, problem) for problem in error.errors())
+        raise UserError(f"{where}: " + " ".join(lines)) from error
+
+
+def _explain(model: type[BaseModel], problem: Any) -> str:
+    *above, last = [str(part) for part in problem["loc"]] or [""]
+    keys, holders = _follow(model, above)
+    key = ".".join([*keys, last])
+    if problem["type"] == "extra_forbidden":
+        allowed = sorted({name for holder in holders for name in holder.model_fields})
+        return f"'{key}' is not a setting.{did_you_mean(last, allowed)}"
+    if problem["type"] == "missing":
+        return f"'{key}' is missing and has no default."
+    keys, holders = _follow(model, [*above, last])
+    key = ".".join(keys)
+    if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        kinds = [str(_kind(holder)) for holder in holders]
+        if "tag" not in problem["ctx"]:
+            return f"'{key}.kind' is missing. Allowed: {', '.join(kinds)}."
+        return f"'{key}.kind' can't be '{problem['ctx']['tag']}'.{did_you_mean(problem['ctx']['tag'], kinds)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = problem.get("input")
+    if problem["type"] == "string_type" and given is not None:
+        return (
+            f"'{key}': {message} (given: {given!r}, as YAML reads it). Quote it: \"…\", after --set within the shell's"
+            " own quotes: 'key=\"…\"'."
+        )
+    shown = "" if isinstance(given, dict | BaseModel) else f" (given: {given!r})"
+    return f"'{key}': {message}{shown}." if key else f"{message}."
+
+
+def did_you_mean(given: str, allowed: Sequence[str]) -> str:
+    """`` Did you mean 'x'?`` for a close match; else what is allowed."""
+    close = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean '{close[0]}'?"
+    return f" Allowed: {', '.join(allowed)}." if allowed else ""
+
+
+def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str], list[type[BaseModel]]]:
+    """The keys of pydantic's ``location`` as the user wrote them, and the models that may hold what comes below.
+
+    Left out are the tags of unions and the names of a union's types, which pydantic puts between the keys.
+    """
+    keys: list[str] = []
+    holders = [model]
+    for part in location:
+        fields = [holder.model_fields[part] for holder in holders if part in holder.model_fields]
+        tagged = [holder for holder in holders if _kind(holder) == part]
+        if fields and not (tagged and len(holders) > 1):
+            keys.append(part)
+            holders = [below for field in fields for below in _models_in(field)] or holders
+        elif tagged:
+            holders = tagged
+        elif part not in ("bool", "int", "float", "str") and not part.startswith("literal["):
+            keys.append(part)
+    return keys, holders
+
+
+def _kind(model: type[BaseModel]) -> Any:
+    """The tag by which a union tells the model, where it has one."""
+    field = model.model_fields.get("kind")
+    return field.default if field else None
+
+
+def _models_in(field: FieldInfo) -> Iterator[type[BaseModel]]:
+    pending: list[Any] = [field.annotation]
+    while pending:
+        annotation = pending.pop(0)
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        elif get_origin(annotation) in (Union, UnionType, Annotated, list, dict, tuple):
+            pending.extend(get_args(annotation))
+
+
+def map_inputs(settings: Model, replace: Callable[[str, str], str]) -> Model:
+    """Returns ``settings`` with every ``Input`` value ``v`` at key ``k`` replaced by ``replace(k, v)``."""
+    return _map_inputs(settings, replace, "")
+
+
+def _map_inputs(settings: Model, replace: Callable[[str, str], str], prefix: str) -> Model:
+    changes: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        value, key = getattr(settings, name), f"{prefix}{name}"
+        if _is_input(field):
+            if isinstance(value, str):
+                changes[name] = replace(key, value)
+            elif isinstance(value, dict):
+                changes[name] = {label: replace(f"{key}.{label}", item) for label, item in value.items()}
+        elif isinstance(value, BaseModel):
+            changes[name] = _map_inputs(value, replace, f"{key}.")
+        elif _holds_models(value):
+            changes[name] = {label: _map_inputs(item, replace, f"{key}.{label}.") for label, item in value.items()}
+    return settings.model_copy(update=changes) if changes else settings
+
+
+def _holds_models(value: Any) -> bool:
+    """Whether it is a mapping from labels to settings models."""
+    return isinstance(value, dict) and any(isinstance(item, BaseModel) for item in value.values())
+
+
+def _is_input(field: FieldInfo) -> bool:
+    if any(isinstance(item, Input) for item in field.metadata):
+        return True
+    # ``InputPath | None`` keeps its mark inside the union
+    return any(
+        isinstance(item, Input)
+        for argument in get_args(field.annotation)
+        if get_origin(argument) is Annotated
+        for item in get_args(argument)[1:]
+    )
+
+
+def input_paths(settings: BaseModel) -> dict[str, str]:
+    """Every ``Input`` of ``settings``: dotted key to path."""
+    found: dict[str, str] = {}
+
+    def note(key: str, value: str) -> str:
+        found[key] = value
+        return value
+
+    map_inputs(settings, note)
+    return found
+
+
+def without_inputs(settings: BaseModel) -> dict[str, Any]:
+    """``settings`` as plain JSON values with the ``Input`` fields left out: what an artifact is derived from."""
+    result: dict[str, Any] = {}
+    values = settings.model_dump(mode="json")
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if _is_input(field):
+            continue
+        if _holds_models(value):
+            result[name] = {label: without_inputs(item) for label, item in value.items()}
+        else:
+            result[name] = without_inputs(value) if isinstance(value, BaseModel) else values[name]
+    return result

@@ -1,0 +1,199 @@
+"""Starting Ray: quietly and small on this machine, or joining the cluster that ``RAY_ADDRESS`` names."""
+
+import logging
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from raytriever.artifacts.storage import absolute
+from raytriever.errors import UserError
+from raytriever.reports.progress import SUBMITTED, format_seconds, say
+
+_LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
+
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the container; a machine's own root group has none
+
+_COPIED_FOLDERS = "working_dir_files"  # where Ray unpacks what a job was submitted with
+
+_QUIET_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray Train polls its workers every 2 s by default, and each report waits for a poll
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Threads that spin while they wait for one another slow a worker several times over as soon as anything else runs
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+
+
+class RaySession:
+    """Ray, started when first needed and shut down by whoever started it.
+
+    As a context manager it lasts for one command. A Ray that already runs in this process, or that ``RAY_ADDRESS``
+    names, is used and left running. Raises ``UserError`` where that cluster can't be reached or refuses the token.
+    """
+
+    def __init__(self, cpus: int | None = None) -> None:
+        self._cpus = cpus
+        self._owned = False
+
+    def __enter__(self) -> "RaySession":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._owned:
+            import ray
+
+            ray.shutdown()
+            self._owned = False
+
+    def start(self) -> None:
+        """Makes sure that Ray runs."""
+        for name, value in _QUIET_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        address = os.environ.get("RAY_ADDRESS")
+        if not address:
+            _make_token()
+            # Ray would serve them on all of the machine's addresses, to anybody
+            os.environ.setdefault("RAY_enable_metrics_collection", "0")
+            # under `uv run`, Ray would start each worker by uv anew; they find this one's environment without
+            os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        import ray
+
+        if ray.is_initialized():
+            return
+        started = time.monotonic()
+        if address:
+            self._join(address)
+            say(f"Ray: joined the cluster at {address}")
+        else:
+            # Ray's native layer warns of its own actor pools; its errors reach the user as exceptions all the same
+            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+            try:
+                with _native_stderr_closed():  # else it reports that it read the line above
+                    ray.init(**_local_arguments(self._cpus))
+            except Exception as error:  # Ray raises a plain one where its processes are too slow to come up
+                raise UserError(
+                    f"Ray can't be started on this machine: {(str(error).strip().splitlines() or [repr(error)])[0]} Is"
+                    " the machine overloaded, or out of memory or room in /tmp? Run the same command again; finished"
+                    " work is kept."
+                ) from error
+            say(
+                f"Ray: local instance on {int(ray.cluster_resources().get('CPU', 0))} CPUs"
+                f" ({format_seconds(time.monotonic() - started)})"
+            )
+        self._owned = True
+        _quiet_ray_data()
+
+    @staticmethod
+    def _join(address: str) -> None:
+        import ray
+        from ray.exceptions import AuthenticationError
+
+        try:
+            ray.init(address=address, logging_level="warning", log_to_driver=False)
+        except AuthenticationError as error:
+            raise UserError(
+                f"There is no token here for the cluster at RAY_ADDRESS={address}, or the cluster refuses it. Set"
+                " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token that the cluster was started"
+                " with, or put that file at ~/.ray/auth_token (chmod 600). Unset RAY_ADDRESS to run on this machine"
+                " alone."
+            ) from error
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"No Ray cluster answers at RAY_ADDRESS={address} ({str(error).splitlines()[0]}). Start one with"
+                " `ray start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone. Where"
+                " lines above say InvalidAuthToken, it does answer and asks for its token: set RAY_AUTH_MODE=token, and"
+                " RAY_AUTH_TOKEN_PATH to the file with it."
+            ) from error
+
+
+def refuse_copied_folder(output: str) -> None:
+    """Raises ``UserError`` inside a submitted job for an ``output`` that is relative, or in the job's own folder.
+
+    That folder is a copy which Ray removes; a job that was sent none (``--installed``) runs wherever Ray was started.
+    """
+    if "://" in output:
+        return
+    submitted = SUBMITTED in os.environ and not Path(output).expanduser().is_absolute()
+    if submitted or _COPIED_FOLDERS in Path(absolute(output)).parts:
+        raise UserError(
+            f"{output} is a relative path, and a submitted job's current folder is on one node, often a copy that is"
+            " removed afterwards. Give --output (of a single job: --set output=…; of doctor: --storage) as s3://…,"
+            " gs://…, or an absolute path on a file system that all nodes share."
+        )
+
+
+@contextmanager
+def _native_stderr_closed() -> Iterator[None]:
+    sys.stderr.flush()
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(null)
+        os.close(kept)
+
+
+def _make_token() -> None:
+    """A token of this session's own: other users of the machine stay out, and nothing is written to the home folder.
+
+    Ray reads the mode when it is imported; where that has happened already, its own default applies.
+    """
+    if "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def _local_arguments(cpus: int | None) -> dict[str, Any]:
+    # Workers import the packages from where this process did.
+    paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    arguments: dict[str, Any] = {
+        "include_dashboard": False,
+        "object_store_memory": _LOCAL_OBJECT_STORE_BYTES,
+        "logging_level": "error",
+        "log_to_driver": False,
+        "num_cpus": cpus or usable_cpus() if sys.platform == "linux" else cpus,
+    }
+    if sys.platform == "linux":
+        arguments["_node_ip_address"] = "127.0.0.2"  # loopback; Ray replaces 127.0.0.1 by the machine's outer address
+    return arguments
+
+
+def usable_cpus(quota: Path = _CPU_QUOTA) -> int:
+    """CPUs that this process may run on, and no more than its container's quota, rounded up. Linux only.
+
+    ``quota``: microseconds of computing in a period and the period, or 'max' for as much as there is (cpu.max of
+    control groups v2); a file that is absent or says something else limits nothing.
+    """
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        computing, period = quota.read_text(encoding="ascii").split()
+        return max(1, min(cpus, math.ceil(int(computing) / int(period))))
+    except (OSError, ValueError):
+        return cpus
+
+
+def _quiet_ray_data() -> None:
+    import ray.data
+
+    for name in ("ray.data", "ray.train"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False

@@ -1,0 +1,166 @@
+"""What came out of a sweep: one result a trial, one row a setting, several seeds of a setting taken together."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raytriever.artifacts.artifact import LOG, RUN, Artifact
+from raytriever.errors import UserError
+from raytriever.settings.configuration import did_you_mean
+from raytriever.stages.stage import Stage
+from raytriever.sweep.budgets import Trial
+from raytriever.sweep.grid import Values
+from retrieval.evaluation.systems import EVALUATION
+
+
+@dataclass(frozen=True)
+class Column:
+    """A measure of one system, read from the evaluation that the stage ``evaluation`` makes."""
+
+    evaluation: str
+    system: str
+    measure: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a trial has no result: a sentence, and where in the code it arose."""
+
+    reason: str
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One trial; times in seconds.
+
+    Of all models that the swept values change: ``examples`` seen and ``training_seconds``, the sum of their steps; None
+    where there is no such model. ``seconds``: of all stages of its own, start-up included; of a stage that was cut off
+    and went on, those of its last attempt, while its steps are of all attempts.
+    """
+
+    name: str
+    values: Values
+    measures: Mapping[Column, float]
+    examples: int | None = None
+    training_seconds: float | None = None
+    seconds: float | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (n - 1; None of fewer than two) over the seeds that finished."""
+
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting: the swept ``values`` without the seed, and its trials, one a seed."""
+
+    values: Values
+    results: Sequence[Result]
+
+    @property
+    def finished(self) -> list[Result]:
+        """The trials that have measures."""
+        return [result for result in self.results if result.failure is None]
+
+    def spread(self, column: Column) -> Spread | None:
+        """Over seeds; None where no trial finished."""
+        values = [result.measures[column] for result in self.finished]
+        if not values:
+            return None
+        return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+
+    def mean_of(self, fact: str) -> float | None:
+        """Mean of ``examples``, ``training_seconds`` or ``seconds`` over the finished trials that have one."""
+        values = [getattr(result, fact) for result in self.finished if getattr(result, fact) is not None]
+        return float(np.mean(values)) if values else None
+
+
+def rows_of(results: Sequence[Result], seed_key: str | None) -> list[Row]:
+    """A row for each setting, in the order of its first trial."""
+    by_setting: dict[tuple[tuple[str, str], ...], list[Result]] = {}
+    for result in results:
+        setting = tuple((key, value) for key, value in result.values.items() if key != seed_key)
+        by_setting.setdefault(setting, []).append(result)
+    return [Row(dict(setting), of_setting) for setting, of_setting in by_setting.items()]
+
+
+def best_row(rows: Sequence[Row], column: Column) -> int | None:
+    """The number of the row with the highest mean (of equals the first); None where no trial finished."""
+    spreads = [row.spread(column) for row in rows]
+    means = [-math.inf if spread is None else spread.mean for spread in spreads]
+    best = max(means, default=-math.inf)
+    return None if best == -math.inf else means.index(best)
+
+
+def choose_columns(trial: Trial, measures: Sequence[str], system: str | None) -> list[Column]:
+    """Which measures of which system are compared, from the recipe's evaluations; the first decides what is best.
+
+    Without ``measures`` all of an evaluation's, without ``system`` its first one that the swept values change. Raises
+    ``UserError`` where no stage evaluates, or none has these.
+    """
+    evaluations = {name: stage for name, stage in trial.stages.items() if stage.kind == EVALUATION}
+    if not evaluations:
+        raise UserError(
+            "A sweep compares evaluations, and the recipe has no stage with job: evaluate"
+            " (up to --until). Add one, or let the sweep go on until it."
+        )
+    columns = []
+    for name, stage in evaluations.items():
+        chosen = system if system is not None else _changed_system(trial, stage)
+        known = stage.resolved()["measures"]
+        wanted = [measure for measure in measures or known if measure in known]
+        columns += [Column(name, chosen, measure) for measure in wanted if chosen in stage.config.runs]
+    if system is not None and not any(system in stage.config.runs for stage in evaluations.values()):
+        systems = list(dict.fromkeys(run for stage in evaluations.values() for run in stage.config.runs))
+        raise UserError(f"--system {system}: no evaluation has such a system.{did_you_mean(system, systems)}")
+    for measure in measures:
+        if measure not in {column.measure for column in columns}:
+            known = list(dict.fromkeys(m for stage in evaluations.values() for m in stage.resolved()["measures"]))
+            raise UserError(f"--measure {measure}: not among those evaluated.{did_you_mean(measure, known)}")
+    return columns
+
+
+def _changed_system(trial: Trial, evaluate: Stage[Any]) -> str:
+    changed = {stage.config.output for name, stage in trial.stages.items() if trial.depends[name]}
+    runs: dict[str, str] = evaluate.config.runs
+    return next((name for name, path in runs.items() if path in changed), next(iter(runs)))
+
+
+def read_result(trial: Trial, name: str, columns: Sequence[Column], model_kind: str) -> Result:
+    """The result of a trial whose stages are all made; ``model_kind``: the kind of artifacts that are trained."""
+    made = {stage: Artifact(trial.stages[stage].config.output) for stage in trial.stages}
+    own = [artifact for stage, artifact in made.items() if trial.depends[stage]]
+    models = [artifact for artifact in own if artifact.kind == model_kind]
+    measures = {
+        column: float(made[column.evaluation].read_json("metrics.json")["means"][column.system][column.measure])
+        for column in columns
+    }
+    return Result(
+        name,
+        trial.values,
+        measures,
+        sum(model.rows for model in models) if models else None,
+        sum(map(_step_seconds, models)) if models else None,
+        sum(map(_seconds, own)),
+    )
+
+
+def _seconds(artifact: Artifact) -> float:
+    return float(artifact.read_json(RUN)["seconds"]) if artifact.folder.exists(RUN) else 0.0
+
+
+def _step_seconds(model: Artifact) -> float:
+    if not model.folder.exists(LOG):
+        return _seconds(model)
+    lines = [json.loads(line) for line in model.folder.read_bytes(LOG).decode().splitlines() if line]
+    return math.fsum(float(line["seconds"]) for line in lines if "loss" in line)  # evaluations have seconds too

@@ -1,0 +1,182 @@
+"""`raytriever sweep`: a recipe once for each setting of some of its values, side by side in a table and a plot."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import Field
+
+from raytriever.artifacts.artifact import is_artifact
+from raytriever.artifacts.storage import absolute
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.errors import UserError
+from raytriever.reports.progress import say
+from raytriever.reports.tables import counted
+from raytriever.settings.configuration import Settings
+from raytriever.settings.recipe import Recipe, load_recipe
+from raytriever.stages.preflight import check_stage
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Stage, run_stage
+from raytriever.sweep.budgets import Portion, Stages, Trial, check_keys, plan_trial, portions_of
+from raytriever.sweep.grid import Axis, drawn, folder_name, grid, parse_axis
+from raytriever.sweep.report import Swept
+from raytriever.sweep.results import Column, Failure, Result, choose_columns, read_result
+from trainers.jobs.train import MODEL
+
+
+class SweepSettings(Settings):
+    """What the command was given. ``samples``: so many settings drawn at random by ``seed``; None: all of the grid.
+
+    ``seeds``: one more key, whose values are summarised. ``concurrent``: trials at a time.
+    """
+
+    recipe: str
+    grid: tuple[str, ...] = ()
+    seeds: str | None = None
+    set: tuple[str, ...] = ()
+    until: str | None = None
+    samples: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0)
+    measures: tuple[str, ...] = ()
+    system: str | None = None
+    concurrent: int = Field(default=1, ge=1)
+    output: str | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A planned sweep: every trial's stages, checked, before anything is made."""
+
+    settings: SweepSettings
+    recipe: Recipe
+    keys: list[str]
+    seed_key: str | None
+    trials: list[Trial]
+    columns: list[Column]
+
+    def name(self, trial: Trial) -> str:
+        """The trial's folder below the output."""
+        return folder_name(trial.values, list(trial.values))
+
+    def described(self) -> dict[str, Any]:
+        """What would be made where, for ``--print-config``."""
+        made: dict[str, list[str]] = {}
+        for portion in (portion for portions in portions_of(self.trials) for portion in portions):
+            made[portion.name or "once"] = list(portion.stages)
+        compared = [f"{column.evaluation}: {column.measure} of {column.system}" for column in self.columns]
+        return {"output": self.recipe.output, "compared": compared, "stages": made}
+
+
+def plan_sweep(settings: SweepSettings, build: Callable[[Recipe], Stages]) -> Sweep:
+    """Reads and checks everything; ``build`` makes a recipe's stages. Raises ``UserError``; nothing is written."""
+    axes = [parse_axis(text, "--grid") for text in settings.grid]
+    seeds = [parse_axis(settings.seeds, "--seeds")] if settings.seeds else []
+    _check_axes(axes, seeds, settings)
+
+    def load(values: dict[str, str]) -> Recipe:
+        overrides = [*settings.set, *(f"{key}={value}" for key, value in values.items())]
+        recipe = load_recipe(settings.recipe, overrides, settings.output)
+        return replace(recipe, output=absolute(recipe.output).rstrip("/"))
+
+    recipe = load({})
+    keys = [axis.key for axis in axes]
+    check_keys(recipe, [*keys, *(axis.key for axis in seeds)], settings.until)
+    chosen = grid(axes) if settings.samples is None else drawn(axes, settings.samples, settings.seed)
+    values = [setting | of_seed for setting in chosen for of_seed in grid(seeds)]
+    trials = [plan_trial(load(of_trial), build, of_trial, settings.until) for of_trial in values]
+    columns = choose_columns(trials[0], settings.measures, settings.system)
+    return Sweep(settings, recipe, keys, seeds[0].key if seeds else None, trials, columns)
+
+
+def _check_axes(axes: Sequence[Axis], seeds: Sequence[Axis], settings: SweepSettings) -> None:
+    if not axes and not seeds:
+        raise UserError("A sweep needs a --grid, such as --grid model.objective.margin=0:1:0.1, or --seeds.")
+    if settings.samples is not None and not axes:
+        raise UserError("--samples draws settings from --grid, and there is none.")
+    keys = [axis.key for axis in (*axes, *seeds)]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UserError(f"{key} is swept twice. Give all of its values in one --grid, or in --seeds.")
+        if any(override.partition("=")[0] == key for override in settings.set):
+            raise UserError(f"{key} is swept and set at once. Leave out one of the two.")
+
+
+def run_sweep(sweep: Sweep) -> Swept:
+    """Makes what is missing, shared stages first, and gathers the results.
+
+    A trial that fails is a result too. Raises ``UserError`` where a stage fails that all trials share.
+    """
+    _check(sweep.trials)
+    for warning in _warnings(sweep.trials):
+        say(f"Warning: {warning}")
+    failures: dict[str, Failure] = {}  # by the portion's name
+    with RaySession() as session:
+        for portions in portions_of(sweep.trials):
+            if not portions[0].values:
+                for name, stage in portions[0].stages.items():
+                    run_stage(stage, session, replace=True, label=name, recipe=sweep.recipe.name)
+                continue
+            missing = _missing(portions, sweep.trials, failures)
+            if missing:
+                session.start()  # before anything imports Ray, which reads its environment once
+                from raytriever.stages.trials import make_portions
+
+                stages = ", ".join(dict.fromkeys(name for portion in missing for name in portion.stages))
+                say(f"{counted(len(missing), 'setting')} of {stages} to make, {sweep.settings.concurrent} at a time")
+                failures |= make_portions(missing, sweep.settings.concurrent, sweep.recipe.name)
+    results = [_result(sweep, trial, failures) for trial in sweep.trials]
+    settings = {key: value for key, value in sweep.settings.model_dump(mode="json").items() if value not in (None, [])}
+    on_test = any(sweep.trials[0].stages[column.evaluation].config.split == "test" for column in sweep.columns)
+    drawn_at_random = sweep.settings.samples is not None
+    return Swept(
+        sweep.recipe.name, settings, sweep.keys, sweep.seed_key, drawn_at_random, sweep.columns, results, on_test
+    )
+
+
+def _check(trials: Sequence[Trial]) -> None:
+    """Every stage of the sweep, each once. Trials are driven by processes of their own, on any machine."""
+    checked: set[str] = set()
+    for trial in trials:
+        for portion in trial.portions().values():
+            for stage in portion.stages.values():
+                if stage.config.output not in checked:
+                    check_stage(stage, trial.stages, driven_elsewhere=bool(portion.values))
+                checked.add(stage.config.output)
+
+
+def _warnings(trials: Sequence[Trial]) -> list[str]:
+    """What stages warn of beside the others of their trial, each warning once."""
+    stages = [(stage, trial.stages) for trial in trials for stage in trial.stages.values()]
+    return list(dict.fromkeys(warning for stage, run in stages for warning in stage.warnings(run)))
+
+
+def _missing(portions: Sequence[Portion], trials: Sequence[Trial], failures: dict[str, Failure]) -> list[Portion]:
+    """Those to be made: not the finished ones, nor those that need what failed."""
+    failed = [portion for portion in _all(trials) if portion.name in failures]
+    missing = []
+    for portion in portions:
+        if any(other.is_part_of(portion) for other in failed):
+            continue
+        if all(_is_finished(stage) for stage in portion.stages.values()):
+            say(f"{portion.name}: reused")
+        else:
+            missing.append(portion)
+    return missing
+
+
+def _all(trials: Sequence[Trial]) -> list[Portion]:
+    return [portion for portions in portions_of(trials) for portion in portions]
+
+
+def _is_finished(stage: Stage[Any]) -> bool:
+    """Whether the artifact is there and made with these settings from these inputs, which are there themselves."""
+    output = stage.config.output
+    return is_artifact(output) and ArtifactWriter(output, stage.derivation(), replace=True).complete
+
+
+def _result(sweep: Sweep, trial: Trial, failures: dict[str, Failure]) -> Result:
+    name = sweep.name(trial)
+    failure = next((failures[p.name] for p in trial.portions().values() if p.name in failures), None)
+    if failure:
+        return Result(name, trial.values, {}, failure=failure)
+    return read_result(trial, name, sweep.columns, MODEL)

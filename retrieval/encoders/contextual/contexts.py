@@ -1,0 +1,209 @@
+"""The context of a contextual encoder, fitted once to a corpus and kept with everything that is embedded in it.
+
+Three files of an artifact: which documents of the corpus it is made of, their vectors by the encoder's first stage, and
+what it belongs to. They are copied on into vectors and indexes, so that queries can be embedded as the documents were
+long after.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from raytriever.artifacts.artifact import Artifact, ShardWriter, to_json
+from raytriever.errors import UserError
+from raytriever.reports.tables import counted
+from raytriever.settings.configuration import Settings
+from retrieval.collections.collection import StoredCollection, text_columns, texts_of
+from retrieval.encoders.contextual.drawing import drawn_rows
+
+CONTEXT = "context"
+_DESCRIPTION, _VECTORS, _DOCUMENTS = (
+    f"context/{name}" for name in ("context.json", "vectors.npy", "documents.parquet")
+)
+_LISTED_DOMAINS = 10
+
+
+class ContextDescription(Settings):
+    """What a context belongs to. ``model``, ``collection``: fingerprints; ``fingerprint``: of model and vectors."""
+
+    model: str
+    collection: str
+    documents: int
+    seed: int
+    with_title: bool
+    fingerprint: str
+
+    def require(self, model: str, collection: StoredCollection | None, where: str) -> None:
+        """Raises ``UserError`` where the context is of another encoder, or of another collection than this.
+
+        ``where``: the context's artifact, for the user; ``collection`` None: it may be of any.
+        """
+        if self.model != model:
+            raise UserError(
+                f"The context in {where} was made by another encoder ({self.model[:12]}) than the one that is to read"
+                f" it ({model[:12]}). Fit one by this encoder (raytriever context)."
+            )
+        if collection is not None and self.collection != collection.fingerprint:
+            raise UserError(
+                f"The context in {where} is of another collection ({self.collection[:12]}) than {collection.uri}"
+                f" ({collection.fingerprint[:12]}), or of it before it changed. Fit one to this (raytriever context),"
+                " or set foreign_context to true."
+            )
+
+    def require_titles(self, with_title: bool, where: str) -> None:
+        """Raises ``UserError`` where the context's documents were read with titles and those embedded in it aren't.
+
+        Or the other way round: in training both are read alike. ``where``: as in ``require``.
+        """
+        if self.with_title != with_title:
+            raise UserError(
+                f"The context in {where} was fitted with with_title {str(self.with_title).lower()}, but documents are"
+                f" to be embedded in it with with_title {str(with_title).lower()}. Give context and embed the same"
+                " with_title."
+            )
+
+
+def count_documents(collection: StoredCollection, domains: Sequence[str] | None = None) -> int:
+    """How many documents are of these domains; None: of any.
+
+    Raises ``UserError`` with the domains that there are where one of them has no document.
+    """
+    if domains is None:
+        return collection.count("documents")
+    counts: Counter[str] = Counter()
+    for table in collection.rows_of("documents").tables(["domain"]):
+        found = pc.value_counts(table["domain"])
+        names, numbers = found.field("values").to_pylist(), found.field("counts").to_pylist()
+        counts.update(dict(zip(names, numbers, strict=True)))
+    unknown = next((name for name in domains if name not in counts), None)
+    if unknown is None:
+        return sum(counts[name] for name in set(domains))
+    listed = sorted(counts, key=lambda name: (-counts[name], name))
+    shown = ", ".join(f"{name!r} ({counts[name]:,})" for name in listed[:_LISTED_DOMAINS])
+    if len(listed) > _LISTED_DOMAINS:
+        shown += f" and {counted(len(listed) - _LISTED_DOMAINS, 'other domain')}"
+    if "" in counts:
+        shown += " ('' stands for no domain)"
+    raise UserError(
+        f"domains names {unknown!r}, but {collection.uri} has no document of it. Its domains, with their documents:"
+        f" {shown}. Name some of them, or leave domains out."
+    )
+
+
+def _rows_in_domains(
+    collection: StoredCollection, domains: Sequence[str], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The collection's rows of the documents that have these ``places`` among those of ``domains``, in their order.
+
+    One row group of the one column is in memory at a time.
+    """
+    rows = np.empty(len(places), dtype=np.int64)
+    start, seen = 0, 0
+    for table in collection.rows_of("documents").tables(["domain"]):
+        is_in = pc.is_in(table["domain"], value_set=pa.array(domains, pa.string()))
+        found = start + np.flatnonzero(is_in.to_numpy())
+        here = (places >= seen) & (places < seen + len(found))
+        rows[here] = found[places[here] - seen]
+        start, seen = start + len(table), seen + len(found)
+    return rows
+
+
+def draw_documents(
+    collection: StoredCollection,
+    count: int,
+    seed: int,
+    *,
+    with_title: bool = True,
+    domains: Sequence[str] | None = None,
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Rows and texts of ``count`` documents, drawn without replacement, none of them empty.
+
+    ``domains``: only documents of these. Fewer where there are fewer, or where more than half of those drawn (twice
+    ``count``) are empty. A function of the collection, ``count``, ``seed`` and ``domains``. Raises ``UserError`` where
+    all that were drawn are empty, and for a domain without documents.
+    """
+    drawn = drawn_rows(count_documents(collection, domains), count, seed)
+    if domains is not None:
+        drawn = _rows_in_domains(collection, domains, drawn)
+    table = collection.rows_of("documents").take(drawn, text_columns("documents"))
+    texts = texts_of(table, "documents", with_title=with_title)
+    kept = [(row, text) for row, text in zip(drawn.tolist(), texts, strict=True) if text.strip()][:count]
+    if not kept:
+        raise UserError(
+            f"The {len(drawn)} documents drawn of {collection.uri} are empty: they give an encoder no context."
+            " Draw by another seed, or collect it without its empty documents."
+        )
+    return np.array([row for row, _ in kept], dtype=np.int64), [text for _, text in kept]
+
+
+class CorpusContext:
+    """A context in memory. ``vectors``: float32 (documents * k, width)."""
+
+    def __init__(self, description: ContextDescription, vectors: NDArray[np.float32], documents: pa.Table) -> None:
+        self.description = description
+        self.vectors = vectors
+        self._documents = documents
+
+    @classmethod
+    def fitted(
+        cls,
+        vectors: NDArray[np.float32],
+        documents: pa.Table,
+        *,
+        model: str,
+        collection: str,
+        seed: int,
+        with_title: bool,
+    ) -> Self:
+        """Of these vectors of ``documents`` (columns ``id`` and ``row``), by the encoder ``model``."""
+        fingerprint = hashlib.sha256(model.encode() + np.ascontiguousarray(vectors).tobytes()).hexdigest()
+        description = ContextDescription(
+            model=model,
+            collection=collection,
+            documents=len(documents),
+            seed=seed,
+            with_title=with_title,
+            fingerprint=fingerprint,
+        )
+        return cls(description, vectors, documents)
+
+    @classmethod
+    def of(cls, uri: str) -> Self:
+        """The one in an artifact of any kind. Raises ``UserError`` where it holds none."""
+        found = cls.carried_by(Artifact(uri))
+        if found is None:
+            raise UserError(
+                f"{uri} holds no context. Fit one to the corpus (raytriever context), or name vectors or an index that"
+                " were made with one."
+            )
+        return found
+
+    @classmethod
+    def carried_by(cls, artifact: Artifact) -> Self | None:
+        """The one in ``artifact``, None where there is none."""
+        if not artifact.names(_DESCRIPTION):
+            return None
+        try:
+            description = ContextDescription.model_validate(artifact.read_json(_DESCRIPTION))
+        except ValidationError as error:
+            raise UserError(
+                f"{artifact.uri}/{_DESCRIPTION} describes no context: {error.errors()[0]['msg']}."
+            ) from error
+        vectors = np.load(artifact.path(_VECTORS), allow_pickle=False)
+        return cls(description, vectors, pq.read_table(artifact.path(_DOCUMENTS)))
+
+    def write(self, writer: ShardWriter) -> None:
+        """Adds the three files to a shard."""
+        writer.path(_DESCRIPTION).write_bytes(to_json(self.description.model_dump()))
+        np.save(writer.path(_VECTORS), self.vectors)
+        pq.write_table(self._documents, writer.path(_DOCUMENTS), compression="zstd")
+        for name in (_DESCRIPTION, _VECTORS, _DOCUMENTS):
+            writer.add(name)

@@ -1,0 +1,161 @@
+"""Whether a text contains an answer to a question, as open-domain question answering has judged it since DrQA and DPR.
+
+A **string** answer is found where its words and punctuation marks stand in the text in a row, whatever the case: both
+sides are decomposed (NFD), split into runs of letters, digits and marks and single other characters, and lower-cased.
+So "U.S." is found in "the u.s. army", "art" not in "party", and "café" in any of its encodings. A **regex** answer
+(CuratedTREC) is searched in the decomposed text, ignoring case, ``^`` and ``$`` meaning lines.
+
+One difference from DPR: an answer without a word or a mark is found nowhere; there it is found in every text.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection, TextPart
+from retrieval.evaluation.conventions import Conventions
+from retrieval.evaluation.measures import distinct_scores
+
+Match = Literal["string", "regex"]
+
+_DOCUMENTS_AT_ONCE = 4096
+
+
+def ranking_hits(
+    rows: NDArray[np.int64],
+    answers: Sequence[Sequence[str]],
+    texts: Callable[[NDArray[np.int64]], list[str]],
+    match: Match = "string",
+) -> NDArray[np.bool_]:
+    """Whether every ranked document holds an answer to its query, bool (queries, k).
+
+    ``rows`` (queries, k): row numbers of documents, -1 for none. ``answers``: those of each query, maybe none.
+    ``texts`` gives the texts of ascending rows. Each document is read and normalised once, however many queries
+    retrieved it, and a few thousand of them are in memory at a time. Raises ``UserError`` for an answer that is no
+    regular expression where ``match`` is "regex".
+    """
+    hits = np.zeros(rows.shape, dtype=bool)
+    matchers = [answer_matcher(strings, match) for strings in answers]
+    with_answers = np.array([len(strings) > 0 for strings in answers], dtype=bool)
+    queries, ranks = np.nonzero((rows >= 0) & with_answers[:, None])
+    by_row = np.argsort(rows[queries, ranks], kind="stable")
+    queries, ranks = queries[by_row], ranks[by_row]
+    distinct, starts = np.unique(rows[queries, ranks], return_index=True)
+    ends = np.append(starts, len(queries))[1:]
+    for first in range(0, len(distinct), _DOCUMENTS_AT_ONCE):
+        block = slice(first, first + _DOCUMENTS_AT_ONCE)
+        for text, start, end in zip(texts(distinct[block]), starts[block], ends[block], strict=True):
+            document = normalised(text, match)
+            found = [matchers[query](document) for query in queries[start:end].tolist()]
+            hits[queries[start:end], ranks[start:end]] = found
+    return hits
+
+
+def answer_matcher(answers: Sequence[str], match: Match = "string") -> Callable[[str], bool]:
+    """A test of ``normalised`` texts for one query's answers.
+
+    Raises ``UserError`` for an answer that is no regular expression where ``match`` is "regex".
+    """
+    if match == "regex":
+        patterns = [_compile(answer) for answer in answers if answer.strip()]
+        return lambda text: any(pattern.search(text) for pattern in patterns)
+    wanted = [form for form in (normalised(answer, match) for answer in answers) if form.strip()]
+    return lambda text: any(form in text for form in wanted)
+
+
+def normalised(text: str, match: Match = "string") -> str:
+    """The form in which texts and answers are compared: of a string, its tokens with a space around each."""
+    decomposed = unicodedata.normalize("NFD", text)
+    if match == "regex":
+        return decomposed
+    return f" {' '.join(decomposed.translate(_SPACED).split()).lower()} "
+
+
+class _Spaced(dict[int, str]):
+    """For ``str.translate``: what a character becomes so that splitting at white space gives tokens."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        category = unicodedata.category(character)[0]
+        if category in "LNM":
+            self[code] = character
+        elif category in "ZC":
+            self[code] = " "
+        else:
+            self[code] = f" {character} "
+        return self[code]
+
+
+_SPACED = _Spaced()
+
+
+def _compile(answer: str) -> re.Pattern[str]:
+    try:
+        return re.compile(unicodedata.normalize("NFD", answer), re.IGNORECASE | re.MULTILINE)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UserError(
+            f"The answer {answer!r} is no regular expression ({error}). Correct it in the queries, or match answers as"
+            " strings."
+        ) from error
+
+
+# Top-k accuracy: does one of a query's first k documents contain an answer to it? (DPR's measure.)
+
+
+def answer_accuracy(
+    collection: StoredCollection,
+    answers: Mapping[str, Sequence[str]],
+    run: Mapping[str, Mapping[str, float]],
+    cutoffs: Sequence[int],
+    conventions: Conventions,
+    match: Match = "string",
+) -> dict[str, NDArray[np.bool_]]:
+    """For each query of the run that has answers: whether its first k documents contain one, bool (cutoffs,).
+
+    Titles are not looked at, as in DPR. Raises ``UserError`` for a document that the collection doesn't hold.
+    """
+    queries = [query for query in run if query in answers]
+    deepest = max(cutoffs)
+    ranked = []
+    for query in queries:
+        scores = distinct_scores(query, run[query], conventions)
+        ranked.append(sorted(scores, key=lambda document: -scores[document])[:deepest])
+    row_of = rows_by_id(collection, "documents", {document for documents in ranked for document in documents})
+    rows = np.full((len(queries), deepest), -1, dtype=np.int64)
+    for line, documents in enumerate(ranked):
+        rows[line, : len(documents)] = [row_of[document] for document in documents]
+    texts = collection.rows_of("documents")
+
+    def read(wanted: NDArray[np.int64]) -> list[str]:
+        found: list[str] = texts.take(wanted, ["text"])["text"].to_pylist()
+        return found
+
+    hits = ranking_hits(rows, [answers[query] for query in queries], read, match)
+    found = np.stack([hits[:, :cutoff].any(axis=1) for cutoff in cutoffs], axis=1)
+    return dict(zip(queries, found, strict=True))
+
+
+def rows_by_id(collection: StoredCollection, part: TextPart, wanted: set[str]) -> dict[str, int]:
+    """The row number of each of the ids, found in one pass over the collection's.
+
+    Raises ``UserError`` that names the first that is not there, and how many are not.
+    """
+    found: dict[str, int] = {}
+    row = 0
+    for table in collection.rows_of(part).tables(["id"]):
+        for name in table["id"].to_pylist():
+            if name in wanted:
+                found[name] = row
+            row += 1
+    unknown = sorted(wanted - found.keys())
+    if unknown:
+        raise UserError(
+            f"{len(unknown):,} of {len(wanted):,} {part} are not in {collection.uri}, such as {unknown[0]!r}. Is it of"
+            " another collection, or are its ids written in another way?"
+        )
+    return found

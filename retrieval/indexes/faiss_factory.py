@@ -1,0 +1,165 @@
+"""Empty FAISS indexes by factory string, for inner products only, and the GPU they may move to.
+
+The only module that imports FAISS, and it does so when first used: a process that touches no index needs none.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from raytriever.errors import UserError
+
+if TYPE_CHECKING:
+    from faiss import Index as Index
+
+_LIST_ID_BYTES = 8
+
+
+def empty_index(dimension: int, factory: str) -> "Index":
+    """The untrained, empty index of a factory string, comparing by inner product.
+
+    Raises ``UserError`` for a string that FAISS can't read, or whose index can't compare so or be built piece by piece.
+    """
+    faiss = import_faiss()
+    with explaining(f"'{factory}' makes no index of dimension {dimension}"):
+        index: Index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    inner = innermost(index)
+    if isinstance(inner, faiss.IndexIDMap):
+        raise UserError(f"'{factory}' gives vectors ids of their own; here their rows are their ids. Leave IDMap out.")
+    if isinstance(inner, faiss.IndexNSG):
+        raise UserError(
+            f"'{factory}' makes a graph that takes all vectors at once, and here they come in pieces. Take a graph that"
+            " grows, such as HNSW32."
+        )
+    if isinstance(inner, faiss.IndexHNSWPQ):
+        return _compare_by_inner_product(index, inner)
+    if inner.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise UserError(f"FAISS can't build '{factory}' for inner products, by which all encoders here compare.")
+    return index
+
+
+def _compare_by_inner_product(index: "Index", graph: Any) -> "Index":
+    """FAISS's factory gives HNSW over PQ codes Euclidean distance, whatever it was asked for: the same, rebuilt."""
+    faiss = import_faiss()
+    links, quantizer = graph.hnsw.nb_neighbors(1), faiss.downcast_index(graph.storage).pq
+    rebuilt = faiss.IndexHNSWPQ(graph.d, quantizer.M, links, quantizer.nbits, faiss.METRIC_INNER_PRODUCT)
+    chain = faiss.downcast_index(index)
+    if not isinstance(chain, faiss.IndexPreTransform):
+        return rebuilt  # type: ignore[no-any-return]
+    rebuilt.this.disown()  # the chain frees it
+    chain.index = rebuilt
+    chain.metric_type = faiss.METRIC_INNER_PRODUCT
+    return index
+
+
+def innermost(index: "Index") -> Any:
+    """The index behind refinements, rotations and projections."""
+    faiss = import_faiss()
+    inner = faiss.downcast_index(index)
+    if isinstance(inner, faiss.IndexRefine):
+        inner = faiss.downcast_index(inner.base_index)
+    return faiss.downcast_index(inner.index) if isinstance(inner, faiss.IndexPreTransform) else inner
+
+
+def bytes_per_vector(factory: str, dimension: int) -> int:
+    """What a vector takes in an index: its code, its id in a list, its links in a graph.
+
+    Raises ``UserError`` as ``empty_index``.
+    """
+    faiss = import_faiss()
+    whole = empty_index(dimension, factory)  # it owns the parts looked at below
+    index = innermost(whole)
+    outer = faiss.downcast_index(whole)
+    refined = int(outer.sa_code_size() - outer.base_index.sa_code_size()) if isinstance(outer, faiss.IndexRefine) else 0
+    links = 0
+    if isinstance(index, faiss.IndexHNSW):
+        # the ground floor's links, the vector's level and offset; the floors above hold few
+        links = 4 * (index.hnsw.nb_neighbors(0) + 2) + 8
+        index = faiss.downcast_index(index.storage)
+    ids = _LIST_ID_BYTES if isinstance(index, faiss.IndexIVF) else 0
+    return int(getattr(index, "code_size", 4 * dimension)) + ids + links + refined
+
+
+def prepare_training(index: "Index", seed: int) -> None:
+    """Sets what every k-means starts from, and lets small samples train without a warning for each of them.
+
+    Codes are left unordered: by default FAISS spends minutes on ordering them for a filter (polysemous codes) that no
+    search here uses.
+    """
+    faiss = import_faiss()
+    whole = faiss.downcast_index(index)
+    if isinstance(whole, faiss.IndexPreTransform):
+        for number in range(whole.chain.size()):
+            rotation = faiss.downcast_VectorTransform(whole.chain.at(number))
+            if isinstance(rotation, faiss.OPQMatrix):
+                rotation.pq = faiss.ProductQuantizer(rotation.d_out, rotation.M, 8)
+                rotation.pq.this.disown()  # the rotation frees it
+                _prepare_clustering(rotation.pq.cp, seed)
+    inner = innermost(index)
+    if isinstance(inner, faiss.IndexHNSW):
+        inner = faiss.downcast_index(inner.storage)
+    if isinstance(inner, faiss.IndexIVF):
+        _prepare_clustering(inner.cp, seed)
+    if hasattr(inner, "do_polysemous_training"):
+        inner.do_polysemous_training = False
+    if hasattr(inner, "pq"):
+        _prepare_clustering(inner.pq.cp, seed)
+
+
+def _prepare_clustering(parameters: Any, seed: int) -> None:
+    parameters.seed = seed
+    parameters.min_points_per_centroid = 1
+
+
+def to_gpu(index: "Index") -> "Index":
+    """The index on this process's GPU. Raises ``UserError`` where FAISS has no GPU or can't move such an index."""
+    faiss = import_faiss()
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise UserError(
+            "A GPU was asked for, but the FAISS that is installed has no GPU code. Replace faiss-cpu by the extra"
+            " raytriever[gpu], or set gpus_per_worker to 0."
+        )
+    if not faiss.get_num_gpus():
+        raise UserError(
+            f"A GPU was asked for, but FAISS sees none (torch sees {torch.cuda.device_count()}, being built for CUDA"
+            f" {torch.version.cuda or 'no GPU'}; FAISS's wheels need a driver for CUDA 12.6 or later). Check nvidia-smi"
+            " on the worker, or set gpus_per_worker to 0."
+        )
+    with explaining("This index can't be moved to a GPU"):
+        moved: Index = faiss.index_cpu_to_gpu(_gpu_resources(), 0, index)
+    return moved
+
+
+@lru_cache(maxsize=1)
+def _gpu_resources() -> Any:
+    return import_faiss().StandardGpuResources()
+
+
+def import_faiss() -> Any:
+    """The module. Raises ``UserError`` where it, or a CUDA library that its GPU form needs, is not installed."""
+    try:
+        import faiss
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) or "libcu" in str(error):
+            raise UserError(
+                f"FAISS for GPUs is installed, but can't be loaded: {error}. Its wheels are built for CUDA 12.6,"
+                f" whatever CUDA torch brings (here {torch.version.cuda or 'none'}): both sets of libraries are"
+                " installed side by side, as raytriever[gpu] does. Without a GPU use raytriever[cpu]."
+            ) from error
+        raise UserError(
+            "FAISS is not installed, and indexes need it. Install one of two extras, raytriever[cpu] or"
+            " raytriever[gpu]; not both, they bring the same module."
+        ) from error
+    return faiss
+
+
+@contextmanager
+def explaining(problem: str) -> Iterator[None]:
+    """Turns FAISS's RuntimeErrors, which name its C++ source first, into a ``UserError`` with their last words."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(f"{problem}. FAISS says: {str(error).rpartition('.cpp:')[2].partition(': ')[2]}") from error

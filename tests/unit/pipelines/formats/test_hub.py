@@ -1,0 +1,171 @@
+"""Collections from the hub: what is loaded by name is here a local folder, read by the same library call."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.formats import hub
+from pipelines.formats.hub import HubDataset
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.records import text_id
+from tests.unit.retrieval.collections.contents import contents
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+
+README = """---
+configs:
+- {config_name: default, data_files: [{split: test, path: judged/test.parquet}]}
+- {config_name: corpus, data_files: [{split: corpus, path: texts/c-*.parquet}]}
+- {config_name: queries, data_files: [{split: queries, path: texts/q.parquet}]}
+- {config_name: pairs, data_files: [{split: train, path: p.parquet}, {split: dev, path: p.parquet}]}
+---
+"""
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set's folder, which stands for the name org/data on the hub."""
+    folder = tmp_path / "snapshot"
+    (folder / "texts").mkdir(parents=True)
+    (folder / "judged").mkdir()
+    (folder / "README.md").write_text(README)
+    for number in (0, 1):
+        rows = [{"_id": f"d{number}", "title": "Cats" if number else "", "text": f"text {number}", "more": [1.5]}]
+        pq.write_table(pa.Table.from_pylist(rows), folder / "texts" / f"c-{number}.parquet")
+    queries = pa.Table.from_pylist([{"_id": "q1", "text": "what", "m": {"a": ["x"]}}])
+    pq.write_table(queries, folder / "texts" / "q.parquet")
+    judged = pa.table({"query-id": ["q1", "q1"], "corpus-id": ["d1", "d0"], "score": pa.array([2, 0], pa.int8())})
+    pq.write_table(judged, folder / "judged" / "test.parquet")
+    pairs = [{"query": "a", "answer": "x", "negative": "y"}, {"query": "a", "answer": "z", "negative": None}]
+    pq.write_table(pa.Table.from_pylist(pairs), folder / "p.parquet")
+    names = {"org/data": str(folder)}
+    monkeypatch.setattr(hub, "_path_of", lambda name: names[name])
+    return folder
+
+
+def source(**settings: Any) -> CheckedSource:
+    values = {"kind": "hub", "dataset": "org/data", "revision": COMMIT, **settings}
+    return validate(HubDataset, values, "Source").open()
+
+
+@pytest.mark.usefixtures("dataset")
+def test_the_layout_of_mteb() -> None:
+    opened = source(layout="mteb", splits=["test"])
+    assert contents(opened) == (
+        [("d0", "", "text 0", ""), ("d1", "Cats", "text 1", "")],
+        [("q1", "what", "", [])],
+        [("q1", "d1", 2, "test"), ("q1", "d0", 0, "test")],
+    )
+    assert opened.fingerprint() == {
+        "dataset": "org/data",
+        "revision": COMMIT,
+        "tables": ["corpus/corpus", "default/test", "queries/queries"],
+    }
+    with pytest.raises(UserError, match=r"org/data at 0123456789ab has no judgments of dev"):
+        source(layout="mteb", splits=["dev"])
+
+
+@pytest.mark.usefixtures("dataset")
+def test_named_columns() -> None:
+    found = contents(
+        source(
+            documents={"table": "corpus/corpus", "id": "_id", "title": "title"},
+            queries={"table": "queries/queries", "id": "_id", "answers": "m.a"},
+            judgments={
+                "splits": {"dev": "test"}, "query_id": "query-id", "document_id": "corpus-id", "relevance": "score"
+            },
+        )
+    )  # fmt: skip
+    assert found.queries == [("q1", "what", "", ["x"])]
+    assert found.judgments == [("q1", "d1", 2, "dev"), ("q1", "d0", 0, "dev")]  # test of the default configuration
+
+
+@pytest.mark.usefixtures("dataset")
+def test_pairs() -> None:
+    pairs = {"splits": {"train": ["pairs/train", "pairs/dev"]}, "document": "answer", "negatives": ["negative"]}
+    found = contents(source(pairs=pairs))
+    x, y, z = (text_id("", text) for text in "xyz")
+    assert [row[0] for row in found.documents] == [x, y, z]
+    assert sorted(row[1:3] for row in found.judgments) == sorted([(x, 1), (y, 0), (z, 1)])
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "0123456", COMMIT.upper(), COMMIT + "0"])
+def test_what_can_move_is_refused_as_a_revision(revision: str) -> None:
+    message = r"'revision': a revision must be a commit hash of 40 .*: a branch or a tag can move"
+    with pytest.raises(UserError, match=message):
+        source(layout="mteb", revision=revision)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "documents are missing"),
+        (
+            {"layout": "mteb", "documents": {"table": "x"}},
+            "layout mteb finds the tables by itself; leave out documents",
+        ),
+        ({"documents": {"table": "x"}, "splits": ["x"]}, "subset and splits belong to layout mteb"),
+    ],
+)
+def test_settings_that_make_no_collection_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        source(**settings)
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ({"table": "corpse/corpus"}, r"org/data/corpse/corpus at .* can't be read: .*'corpse' not found\. Available:"),
+        ({"table": "corpus/test"}, r"org/data/corpus/test at 0123456789ab can't be read: .*test.*Available splits"),
+        (
+            {"table": "corpus/corpus", "id": "id"},
+            r"corpus at 0123456789ab has no column 'id'\. Columns there: '_id', 't",
+        ),
+        (
+            {"table": "corpus/corpus", "id": "_id", "text": "more"},
+            r'corpus/corpus at .*, row 1: "more" is \[1\.5\]\. It',
+        ),
+    ],
+)
+@pytest.mark.usefixtures("dataset")
+def test_mistakes_are_named(documents: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        contents(source(documents=documents))
+
+
+def test_a_data_set_that_can_not_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Couldn't reach 'org/data' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    monkeypatch.setattr(datasets, "get_dataset_config_names", refuse)
+    message = r"can't be read: Couldn't reach 'org/data' on the Hub\. Check the names .*and the network"
+    with pytest.raises(UserError, match=message):
+        contents(source(documents={"table": "train"}))
+    with pytest.raises(UserError, match=message):
+        source(layout="mteb")
+
+
+def test_a_local_folder_of_that_name_is_not_taken_for_the_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"dataset: org/data is a local file or folder here\. Read it with kind mteb"):
+        contents(source(documents={"table": "train"}))
+
+
+def test_rows_come_while_a_split_is_read(dataset: Path) -> None:
+    rows = [{"_id": f"x{number}", "text": "x"} for number in range(20_000)]
+    pq.write_table(pa.Table.from_pylist(rows), dataset / "texts" / "c-0.parquet", row_group_size=1000)
+    (dataset / "texts" / "c-1.parquet").unlink()
+    batches = source(documents={"table": "corpus/corpus", "id": "_id"}).documents()
+    assert len(next(batches)) < 20_000
+    assert sum(map(len, batches)) > 10_000

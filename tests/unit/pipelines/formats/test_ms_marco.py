@@ -1,0 +1,235 @@
+"""MS MARCO's files: the official layout, triples in three forms, top1000, what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.formats.ms_marco import MsMarco
+from pipelines.jobs.collect import CollectConfig
+from raytriever.errors import UserError
+from raytriever.settings.configuration import parse_yaml
+from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.records import text_id
+from tests.unit.retrieval.collections.packed_files import write_files
+
+FILES = {
+    "collection.tsv": "0\tzero\n1\tone\n2\ttwo \n3\tthree\n",
+    "queries.train.tsv": "10\tten\n11\televen\n",
+    "queries.dev.small.tsv": "20\ttwenty\n",
+    "qrels.train.tsv": "10\t0\t0\t1\n11\t0\t1\t1\n",
+    "qrels.dev.small.tsv": "20\t0\t2\t1\n",
+    "triples.tsv": "10\t0\t1\n10\t0\t2\n11\t1\t0\n10\t3\t0\n",
+    "colbert.json": '[10, 0, 1, "2"]\n[11, [1, 0.5], [3, -7]]\n[20, 2]\n',
+    "texts.tsv": "ten\tone\ttwo\nten\tzero\tone\n",
+    "top1000.dev.tsv": "20\t2\ttwenty\ttwo \n20\t1\ttwenty\tone\n30\t2\tthirty\ttwo \n",
+}
+NOTHING: dict[str, Any] = {"documents": [], "queries": [], "qrels": {}}
+QRELS = [("10", "0", 1, "train"), ("11", "1", 1, "train"), ("20", "2", 1, "dev")]
+
+
+def opened(path: str, **settings: Any) -> CheckedSource:
+    return MsMarco.model_validate({"path": path, **settings}).open()
+
+
+def read(source: CheckedSource) -> tuple[list[tuple[Any, ...]], ...]:
+    parts = source.documents(), source.queries(), source.judgments()
+    documents, queries, judgments = (
+        [tuple(row.values()) for batch in part for row in batch.to_pylist()] for part in parts
+    )
+    return [row[:3] for row in documents], [row[:2] for row in queries], judgments
+
+
+def refused(path: str, message: str, **settings: Any) -> None:
+    with pytest.raises(UserError, match=message):
+        read(opened(path, **settings))
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_the_official_layout(place: str, ending: str) -> None:
+    source = opened(write_files(place, FILES, ending))
+    documents, queries, judgments = read(source)
+    assert documents == [("0", "", "zero"), ("1", "", "one"), ("2", "", "two "), ("3", "", "three")]
+    assert queries == [("10", "ten"), ("11", "eleven"), ("20", "twenty")]
+    assert judgments == QRELS
+    assert [file["name"] for file in source.fingerprint()["files"]] == [
+        f"{name}{ending}"
+        for name in (
+            "collection.tsv",
+            "queries.train.tsv",
+            "queries.dev.small.tsv",
+            "qrels.train.tsv",
+            "qrels.dev.small.tsv",
+        )
+    ]
+    assert source.dropped == {}
+
+
+def test_triples_of_ids(tmp_path: Any) -> None:
+    path = write_files(str(tmp_path / "c"), FILES)
+    source = opened(path, qrels={}, triples={"train": "triples.tsv"})
+    documents, queries, judgments = read(source)
+    assert (len(documents), len(queries)) == (4, 3)
+    assert judgments == [
+        ("10", "0", 1, "train"),
+        ("11", "1", 1, "train"),
+        ("10", "3", 1, "train"),
+        ("10", "1", 0, "train"),
+        ("10", "2", 0, "train"),
+        ("11", "0", 0, "train"),
+    ]  # document 0, a positive of query 10, is a negative in its last triple: left out
+    assert source.dropped == {"judgments_of_another_grade": 1, "repeated_judgments": 1}
+
+
+def test_triples_add_negatives_to_qrels(tmp_path: Any) -> None:
+    path = write_files(str(tmp_path / "c"), FILES)
+    judgments = read(opened(path, triples={"train": "triples.tsv"}))[2]
+    assert set(QRELS) < set(judgments)
+    assert [row for row in judgments if row[2] == 0] == [
+        ("10", "1", 0, "train"),
+        ("10", "2", 0, "train"),
+        ("11", "0", 0, "train"),
+    ]
+
+
+def test_triples_of_colbert_with_and_without_scores(tmp_path: Any) -> None:
+    path = write_files(str(tmp_path / "c"), FILES)
+    assert read(opened(path, qrels={}, colbert_triples={"train": "colbert.json"}))[2] == [
+        ("10", "0", 1, "train"),
+        ("11", "1", 1, "train"),
+        ("20", "2", 1, "train"),
+        ("10", "1", 0, "train"),
+        ("10", "2", 0, "train"),
+        ("11", "3", 0, "train"),
+    ]
+
+
+def test_triples_of_texts_are_documents_and_queries_too(tmp_path: Any) -> None:
+    path = write_files(str(tmp_path / "c"), FILES)
+    documents, queries, judgments = read(opened(path, **NOTHING | {"text_triples": {"train": ["texts.tsv"]}}))
+    ten, zero, one, two = (text_id(text) for text in ("ten", "zero", "one", "two"))
+    assert documents == [(one, "", "one"), (two, "", "two"), (zero, "", "zero")]
+    assert queries == [(ten, "ten")]
+    assert judgments == [(ten, one, 1, "train"), (ten, zero, 1, "train"), (ten, two, 0, "train")]
+
+
+def test_top1000_is_documents_and_queries(tmp_path: Any) -> None:
+    path = write_files(str(tmp_path / "c"), FILES)
+    source = opened(path, **NOTHING | {"top1000": "top1000.*.tsv"})
+    assert read(source) == ([("2", "", "two "), ("1", "", "one")], [("20", "twenty"), ("30", "thirty")], [])
+    source = opened(path, **NOTHING | {"top1000": "top1000.dev.tsv", "qrels": {"dev": "qrels.dev.small.tsv"}})
+    assert read(source)[2] == QRELS[2:]
+    other = write_files(str(tmp_path / "d"), {**FILES, "top1000.dev.tsv": "20\t2\ttwenty\tdeux\n"})
+    message = r"top1000\.dev\.tsv, line 1: id '2' is already that of .*collection\.tsv, line 3 with another text"
+    refused(other, message, top1000="top1000.dev.tsv")
+
+
+def test_documents_with_titles(tmp_path: Any) -> None:
+    files = {
+        "msmarco-docs.tsv": "D1\thttp://x\tTitle\tbody\n",
+        "msmarco-doctrain-queries.tsv": "1\tq\n",
+        "r.tsv": "1 0 D1 1\n",
+    }
+    path = write_files(str(tmp_path / "c"), files)
+    settings = {"documents": "msmarco-docs.tsv", "queries": "msmarco-doctrain-queries.tsv", "qrels": {"train": "r.tsv"}}
+    source = opened(path, **settings, document_columns=["id", "-", "title", "text"])
+    assert read(source) == ([("D1", "Title", "body")], [("1", "q")], [("1", "D1", 1, "train")])
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "message"),
+    [
+        ({}, {"qrels": {"dev": "qrels.dev.tsv"}}, r"qrels\.dev: .*/c/qrels\.dev\.tsv is not there"),
+        ({}, {"triples": {"train": "triples"}}, r"triples\.train: .*/c/triples is not there"),
+        ({}, NOTHING, r"Nothing in .*/c gives documents: documents, top1000 and text_triples are all empty"),
+        ({}, {"queries": []}, r"The empty setting 'queries' holds no queries"),
+        (
+            {"collection.tsv": "0\tzero\n1\n"},
+            {},
+            r"collection\.tsv, line 2 has 1 tab-separated fields: '1'\. .* 2: id, text",
+        ),
+        (
+            {"collection.tsv": "0\tzero\n0\tzero\n"},
+            {},
+            r"collection\.tsv, line 2: id '0' is already that of line 1\. Ids",
+        ),
+        ({"queries.train.tsv": "10 ten\n"}, {}, r"queries\.train\.tsv, line 1 has 1 tab-separated fields"),
+        ({"qrels.train.tsv": "10\t0\t0\n"}, {}, r"qrels\.train\.tsv, line 1 has 3 columns"),
+        (
+            {"qrels.train.tsv": "10\t0\t9\t1\n"},
+            {},
+            r"qrels\.train\.tsv, line 1 names '9', which .*collection\.tsv does not",
+        ),
+        ({"t": "10\t0\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 has 2 .* query id, positive id, negative id"),
+        ({"t": "10\t0\t \n"}, {"triples": {"train": "t"}}, r"c/t, line 1: the id is ' '"),
+        ({"t": "10\t0\t9\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 names '9'"),
+        ({"t": "q\tp\n"}, {"text_triples": {"x": "t"}}, r"c/t, line 1 has 2 .* query, positive, negative"),
+        ({"t": "20\t2\tq\n"}, {"top1000": "t"}, r"c/t, line 1 has 3 .* query id, document id, query, document"),
+        ({"t": '[10, 0]\n{"a": 1}\n'}, {"colbert_triples": {"x": "t"}}, r"c/t, line 2 is '.*', but .* one JSON list"),
+        (
+            {"t": "[10]\n"},
+            {"colbert_triples": {"x": "t"}},
+            r"c/t, line 1 is a list of 1\. It must hold a query id, the",
+        ),
+        ({"t": "[10, 0, 1.5]\n"}, {"colbert_triples": {"x": "t"}}, r'c/t, line 1: "passage id" is 1\.5'),
+        ({"t": "[null, 0]\n"}, {"colbert_triples": {"x": "t"}}, r'c/t, line 1: "query id" is None'),
+        (
+            {"t": "[10, [0]]\n"},
+            {"colbert_triples": {"x": "t"}},
+            r"line 1: a passage is \[0\]\. It must be an id or \[id, score\]",
+        ),
+        ({"t": '[10, [0, "1"]]\n'}, {"colbert_triples": {"x": "t"}}, r"line 1: a passage is \[0, '1'\]"),
+    ],
+)
+def test_wrong_files_and_settings_are_named(
+    tmp_path: Any, changed: dict[str, str], settings: dict[str, Any], message: str
+) -> None:
+    refused(write_files(str(tmp_path / "c"), FILES | changed), message, **settings)
+
+
+ids = st.integers(0, 30)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(ids, ids, st.lists(ids, max_size=4)), min_size=1, max_size=12))
+def test_the_three_forms_of_triples_say_the_same(
+    tmp_path_factory: pytest.TempPathFactory, examples: list[tuple[int, int, list[int]]]
+) -> None:
+    positives = {(query, positive) for query, positive, _ in examples}
+    negatives = {(query, negative) for query, _, listed in examples for negative in listed} - positives
+    lined = [(q, p, n) for q, p, listed in examples for n in listed or [p]]  # a triple needs a negative
+    files = {
+        "collection.tsv": "".join(f"{number}\tpassage {number}\n" for number in range(31)),
+        "queries.tsv": "".join(f"{number}\tquery {number}\n" for number in range(31)),
+        "ids": "".join(f"{q}\t{p}\t{n}\n" for q, p, n in lined),
+        "texts": "".join(f"query {q}\tpassage {p}\tpassage {n}\n" for q, p, n in lined),
+        "lists": "".join(json.dumps([q, p, *listed]) + "\n" for q, p, listed in examples),
+        "scored": "".join(json.dumps([q, [p, 1], *([n, -0.5] for n in listed)]) + "\n" for q, p, listed in examples),
+    }
+    path = write_files(str(tmp_path_factory.mktemp("triples")), files)
+    expected = {(str(q), str(d), 1) for q, d in positives} | {(str(q), str(d), 0) for q, d in negatives}
+    for form, name in (("triples", "ids"), ("colbert_triples", "lists"), ("colbert_triples", "scored")):
+        found = read(opened(path, queries="queries.tsv", qrels={}, **{form: {"x": name}}))[2]
+        assert {row[:3] for row in found} == expected
+        assert len(found) == len(expected)
+    documents, queries, judgments = read(opened(path, **NOTHING | {"text_triples": {"x": "texts"}}))
+    texts, asked = {row[0]: row[2] for row in documents}, dict(queries)
+    named = {(asked[q].split()[1], texts[d].split()[1], grade) for q, d, grade, _ in judgments}
+    assert named == expected
+
+
+def test_the_collect_job_reads_it() -> None:
+    recipe = """
+    output: collection
+    source:
+      kind: ms_marco
+      path: data/msmarco
+      qrels: {dev: qrels.dev.small.tsv}
+      triples: {train: qidpidtriples.train.full.2.tsv}
+    """
+    source = CollectConfig.model_validate(parse_yaml(recipe, "recipe")).source
+    assert isinstance(source, MsMarco)
+    assert source.documents == ("collection.tsv",)
+    assert source.triples == {"train": ("qidpidtriples.train.full.2.tsv",)}

@@ -1,0 +1,233 @@
+"""Tables: the same rows out of every kind of file, and mistakes named with file, line and the columns there are."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.formats import tables
+from pipelines.formats.tables import FileTables
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from tests.unit.retrieval.collections.packed_files import write_files
+
+ROWS: list[dict[str, Any]] = [{"id": "1", "text": "one"}, {"id": "2", "text": "two, too"}, {"id": "3", "text": ""}]
+
+
+def encoded(rows: list[dict[str, Any]], ending: str) -> bytes:
+    """The rows as a file of this kind."""
+    if ending == ".parquet":
+        sink = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=2)
+        return sink.getvalue()
+    if ending == ".json":
+        return json.dumps(rows).encode()
+    if ending in (".jsonl", ".ndjson"):
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    text = io.StringIO(newline="")
+    if ending == ".csv":
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        text.writelines("\t".join(line) + "\n" for line in [list(rows[0]), *(row.values() for row in rows)])
+    return text.getvalue().encode()
+
+
+def read(
+    folder: Path, names: Any, *columns: str, optional: Any = (), quotes: bool | None = None
+) -> list[tuple[Any, ...]]:
+    table = FileTables(Folder(str(folder)), quotes=quotes).open((names,) if isinstance(names, str) else names)
+    return [values for _, values in table.rows(columns or ("id", "text"), optional)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "packed"),
+    [(ending, packed) for ending in (".jsonl", ".ndjson", ".json", ".csv", ".tsv") for packed in ("", ".gz", ".zst")]
+    + [(".parquet", "")],
+)
+def test_every_kind_of_file_gives_the_same_rows_with_their_places(tmp_path: Path, ending: str, packed: str) -> None:
+    write_files(str(tmp_path), {f"rows{ending}": encoded(ROWS, ending)}, packed)
+    table = FileTables(Folder(str(tmp_path))).open([f"rows{ending}{packed}"])
+    rows = list(table.rows(["text", "id"], [None]))
+    assert [values for _, values in rows] == [("one", "1", None), ("two, too", "2", None), ("", "3", None)]
+    first = {".csv": "line 2", ".tsv": "line 2", ".parquet": "row 1", ".json": "entry 1"}.get(ending, "line 1")
+    assert str(rows[0][0]) == f"{tmp_path}/rows{ending}{packed}, {first}"
+    assert table.columns() == ["id", "text"]
+    assert list(table.rows(["text", "id"], [None])) == rows  # it can be read again
+
+
+any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"))
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+@settings(max_examples=50, deadline=None)
+@given(texts=st.lists(any_text, min_size=1, max_size=6))
+def test_any_text_comes_through(tmp_path_factory: pytest.TempPathFactory, ending: str, texts: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    rows = [{"id": str(number), "text": text} for number, text in enumerate(texts)]
+    (folder / f"rows{ending}").write_bytes(encoded(rows, ending))
+    assert read(folder, f"rows{ending}") == [(row["id"], row["text"]) for row in rows]
+
+
+def test_rows_of_several_files_come_in_the_order_of_the_names(tmp_path: Path) -> None:
+    names = ["b/2.jsonl", "b/10.jsonl", "b/c/1.csv", "a.parquet", "b/_SUCCESS.jsonl", "b/.x.jsonl", "b/read.me"]
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encoded([{"id": name, "text": "x"}], path.suffix if path.suffix != ".me" else ".tsv"))
+
+    def found(*patterns: str) -> list[str]:
+        return [row[0] for row in read(tmp_path, patterns)]
+
+    assert found("b") == found("b/") == found("b/**") == ["b/10.jsonl", "b/2.jsonl", "b/c/1.csv"]
+    assert found("b/*.jsonl", "a.parquet") == ["b/10.jsonl", "b/2.jsonl", "a.parquet"]
+    assert found("a.parquet", "**/*.csv", "b") == ["a.parquet", "b/c/1.csv", "b/10.jsonl", "b/2.jsonl"]
+    assert found("b/[0-9].jsonl") == ["b/2.jsonl"]
+    assert found("*/?.jsonl", "b/2.jsonl") == ["b/2.jsonl"]
+    assert len(found(".")) == 4
+    assert found("./a.parquet", "./b/./2.jsonl", "a.parquet") == ["a.parquet", "b/2.jsonl"]
+    assert found("b/_SUCCESS.jsonl", "./b/.x.jsonl") == ["b/_SUCCESS.jsonl", "b/.x.jsonl"]  # who names them means them
+    for missing in ("c", "b/*.parquet", "b/read.me"):
+        with pytest.raises(UserError, match=rf"{re.escape(missing)}: there is no such table\. A table is a file, or"):
+            found(missing)
+    with pytest.raises(UserError, match=r"'\.\./x\.jsonl' leaves .* set path to another"):
+        found("../x.jsonl")
+
+
+def test_files_in_an_object_store_read_as_local_ones(tmp_path: Path, object_store: str) -> None:
+    files = {
+        f"t/{number}{ending}": encoded(ROWS, ending) for number, ending in enumerate([".jsonl", ".csv", ".parquet"])
+    }
+    remote = FileTables(Folder(write_files(f"{object_store}/tables", files)))
+    local = FileTables(Folder(write_files(str(tmp_path), files)))
+    assert [values for _, values in remote.open(["t/*"]).rows(["id"])] == [("1",), ("2",), ("3",)] * 3
+    local.open(["t"])
+    assert remote.fingerprint() == local.fingerprint()
+    assert [file["name"] for file in local.fingerprint()["files"]] == list(files)
+
+
+def test_names_with_dots_reach_into_structs(tmp_path: Path) -> None:
+    rows = [
+        {"id": "1", "m": {"text": "x", "a": {"b": [1]}}, "m.c": 2},
+        {"id": "2", "m": {"text": "y", "a": None}, "m.c": 3},
+    ]
+    for ending in (".jsonl", ".parquet"):
+        (tmp_path / f"rows{ending}").write_bytes(encoded(rows, ending))
+        found = read(tmp_path, f"rows{ending}", "m.text", "m.c", optional=["m.a.b"])
+        assert found == [("x", 2, [1]), ("y", 3, None)]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
+def test_an_absent_column_is_named_with_those_there(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"rows{ending}").write_bytes(encoded(ROWS, ending))
+    message = rf"rows\{ending} has no column 'body'\. Columns there: 'id', 'text'\. Name the one that is meant"
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, f"rows{ending}", "id", "body")
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, f"rows{ending}", "id", optional=["body"])
+
+
+def test_records_of_json_may_lack_an_optional_column_but_not_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "text": "x"}\n{"id": 2, "text": "y", "title": "z"}\n')
+    assert read(tmp_path, "rows.jsonl", optional=["title"]) == [(1, "x", None), (2, "y", "z")]
+    with pytest.raises(UserError, match=r"rows\.jsonl has no column 'tilte'\. Columns there: 'id', 'text', 'title'"):
+        read(tmp_path, "rows.jsonl", optional=["title", "tilte"])
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 1 has no column 'title'\. Columns there: 'id', 'text'"):
+        read(tmp_path, "rows.jsonl", "id", "title")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert read(tmp_path, "empty.jsonl", "id", optional=["title"]) == []
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_a_column_that_a_table_may_lack_is_read_where_it_is_there(tmp_path: Path, ending: str) -> None:
+    def values(*names: str) -> list[tuple[Any, ...]]:
+        table = FileTables(Folder(str(tmp_path)), may_lack=("title",)).open(names)
+        return [row for _, row in table.rows(["id"], ["title", "text"])]
+
+    (tmp_path / f"a{ending}").write_bytes(encoded([{"id": "1", "text": "x"}], ending))
+    (tmp_path / f"b{ending}").write_bytes(encoded([{"id": "2", "text": "y", "title": "z"}], ending))
+    assert values(f"a{ending}") == [("1", None, "x")]
+    assert values(f"b{ending}") == [("2", "z", "y")]
+    if ending != ".parquet":  # whose files have one schema
+        assert values(f"a{ending}", f"b{ending}") == [("1", None, "x"), ("2", "z", "y")]
+    (tmp_path / f"c{ending}").write_bytes(encoded([{"id": "3"}], ending))
+    with pytest.raises(UserError, match=r"has no column 'text'\. Columns there: 'id'\. Name"):
+        values(f"c{ending}")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "id,text\n1,x,y\n", r"a\.csv, line 2 has 3 fields, but its header has 2: \['1', 'x', 'y'\]"),
+        ("a.csv", 'id,text\n1,"x\ny"\n\n2\n', r"a\.csv, line 5 has 1 fields"),
+        ("a.csv", 'id,text\n1,"x\n2,y\n', r"a\.csv, line 2 is not valid CSV \(unexpected end of data\)"),
+        ("a.csv", 'id,text\n1,"x"y\n', r"a\.csv, line 2 is not valid CSV .*a quote in it is written \"\""),
+        ("a.csv", "id,text,text\n1,x,y\n", r"a\.csv has 2 columns 'text'\. Rename all but the one that is meant"),
+        ("a.tsv", "id\ttext\n1\tx\ty\n", r"a\.tsv, line 2 has 3 fields.*In TSV no field can hold a tab"),
+        ("a.tsv", b"id\ttext\n1\t\xe4\n", r"a\.tsv, line 2 is not UTF-8: byte 0xe4 at offset 10"),
+        ("a.jsonl", '{"id": 1, "text": "x"}\n{"id": 2', r"a\.jsonl, line 2 is not valid JSON"),
+        ("a.parquet", "PAR1 is not enough PAR1", r"a\.parquet can't be read as parquet: .*Git LFS, fetch it again"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: Any, message: str) -> None:
+    write_files(str(tmp_path), {name: content})
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, name)
+
+
+def test_damage_inside_parquet_is_named(tmp_path: Path) -> None:
+    data = bytearray(encoded([{"id": str(number), "text": "x" * 500} for number in range(50)], ".parquet"))
+    data[40:400] = b"\xff" * 360
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.parquet can't be read as parquet"):
+        read(tmp_path, "a.parquet")
+
+
+def test_whether_quotes_of_tsv_are_text_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\tx "y"\n2\t"a ""b"""\n')
+    assert read(tmp_path, "a.tsv", quotes=False) == [("1", 'x "y"'), ("2", '"a ""b"""')]
+    assert read(tmp_path, "a.tsv", quotes=True) == [("1", 'x "y"'), ("2", 'a "b"')]
+    with pytest.raises(UserError, match=r"a\.tsv, line 3: a field begins with a quote.*Set quotes .* to false where"):
+        read(tmp_path, "a.tsv")
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\t"two\nlines\tand a tab"\n')
+    assert read(tmp_path, "a.tsv", quotes=True) == [("1", "two\nlines\tand a tab")]
+
+
+def test_a_quote_that_is_never_closed_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_LONGEST_FIELD", 1000)
+    (tmp_path / "a.csv").write_text('id,text\n1,"x\n' + "2,y\n" * 1000)
+    with pytest.raises(UserError, match=r"a\.csv, line 2 is not valid CSV \(field larger than field limit \(1000\)\)"):
+        read(tmp_path, "a.csv")
+    monkeypatch.undo()
+    (tmp_path / "a.csv").write_text(f"id,text\n1,{'x' * 200_000}\n")
+    assert len(read(tmp_path, "a.csv")[0][1]) == 200_000
+
+
+def test_rows_come_while_a_row_group_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": str(number), "text": "x"} for number in range(10_000)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=10_000)
+    sizes: list[int] = []
+    to_pylist = pa.RecordBatch.to_pylist
+
+    class Counting:
+        def __init__(self, batch: pa.RecordBatch) -> None:
+            self._batch = batch
+
+        def to_pylist(self) -> list[Any]:
+            sizes.append(len(self._batch))
+            return list(to_pylist(self._batch))
+
+    iter_batches = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: map(Counting, iter_batches(*a, **k)))
+    stream = FileTables(Folder(str(tmp_path))).open(["a.parquet"]).rows(["id"])
+    next(stream)
+    assert sizes == [256]

@@ -1,0 +1,195 @@
+"""Lines and JSON objects of files, and what is said where they are broken."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
+from retrieval.collections import text_lines
+from retrieval.collections.text_lines import (
+    find_file,
+    find_files,
+    json_lists,
+    json_objects,
+    numbered_lines,
+    plain_name,
+    tab_separated,
+)
+from tests.unit.retrieval.collections.packed_files import write_files
+
+
+def written(folder: Path, data: bytes) -> Folder:
+    (folder / "file").write_bytes(data)
+    return Folder(str(folder))
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), min_size=1))
+def test_lines_end_at_line_feeds_only(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    folder = written(tmp_path_factory.mktemp("lines"), "\n".join([*texts, ""]).encode())
+    expected = [texts[0].removeprefix("\ufeff"), *texts[1:]]
+    assert list(numbered_lines(folder, "file")) == list(enumerate(expected, start=1))
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_no_text(tmp_path: Path) -> None:
+    folder = written(tmp_path, b"\xef\xbb\xbfone\r\ntwo")
+    assert list(numbered_lines(folder, "file")) == [(1, "one"), (2, "two")]
+
+
+@pytest.mark.parametrize("buffer", [1, 3, 1 << 20])
+def test_bytes_outside_utf8_are_named_by_line_and_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
+) -> None:
+    monkeypatch.setattr(text_lines, "_BUFFER_BYTES", buffer)
+    folder = written(tmp_path, "grün\n".encode() + "Käse\n".encode("latin-1"))
+    lines = numbered_lines(folder, "file")
+    assert next(lines) == (1, "grün")
+    with pytest.raises(UserError, match=r"file, line 2 is not UTF-8: byte 0xe4 at offset 7 of the file"):
+        next(lines)
+
+
+def packed(data: bytes, ending: str) -> bytes:
+    return gzip.compress(data) if ending == ".gz" else pa.Codec("zstd").compress(data, asbytes=True)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@settings(max_examples=30, deadline=None)
+@given(parts=st.lists(st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"])), min_size=1))
+def test_compressed_files_of_several_parts_are_read_through(
+    tmp_path_factory: pytest.TempPathFactory, ending: str, parts: list[str]
+) -> None:
+    folder = Folder(str(tmp_path_factory.mktemp("packed")))
+    folder.write_bytes("plain", "".join(parts).encode())
+    folder.write_bytes(f"file{ending}", b"".join(packed(part.encode(), ending) for part in parts))
+    assert list(numbered_lines(folder, f"file{ending}")) == list(numbered_lines(folder, "plain"))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "cut in the second part", "not compressed", "more behind"])
+def test_damaged_compressed_files_are_named(tmp_path: Path, ending: str, damage: str) -> None:
+    whole = packed(b"some text\n" * 100, ending)
+    data = {
+        "cut": whole[:-1],
+        "cut in the second part": whole + whole[:9],
+        "not compressed": b"some text\n" * 100,
+        "more behind": whole + b"more behind it",
+    }[damage]
+    (tmp_path / f"file{ending}").write_bytes(data)
+    with pytest.raises(UserError, match=rf"file\{ending} can't be decompressed: .*If it is not whole, fetch it again"):
+        list(numbered_lines(Folder(str(tmp_path)), f"file{ending}"))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_compressed_file_of_no_bytes_was_cut_off(place: str, ending: str) -> None:
+    folder = Folder(write_files(place, {f"cut{ending}": b"", "plain": b"", f"empty{ending}": packed(b"", ending)}))
+    with pytest.raises(UserError, match=rf"{re.escape(place)}/cut\{ending} has 0 bytes.*was cut off\. Fetch it again"):
+        list(numbered_lines(folder, f"cut{ending}"))
+    assert list(numbered_lines(folder, "plain")) == list(numbered_lines(folder, f"empty{ending}")) == []
+
+
+def test_errors_of_plain_files_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(numbered_lines(Folder(str(tmp_path)), "file"))
+
+
+def test_files_are_found_plain_or_compressed(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    assert find_file(folder, "a.tsv") is None
+    for name in ("a.tsv.zst", "a.tsv.gz", "a.tsv"):  # plain first, then .gz, then .zst
+        folder.write_bytes(name, b"")
+        assert find_file(folder, "a.tsv") == name
+    assert find_file(folder, "a.tsv.gz") == "a.tsv.gz"
+    assert [plain_name(name) for name in ("a.tsv", "a.tsv.gz", "a.gz.tsv", "a.zst")] == [
+        "a.tsv",
+        "a.tsv",
+        "a.gz.tsv",
+        "a",
+    ]
+
+
+@given(st.lists(st.dictionaries(st.text(), st.text(st.characters(exclude_categories=["Cs"])))), st.booleans())
+def test_objects_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, str]], ascii_only: bool
+) -> None:
+    lines = [json.dumps(value, ensure_ascii=ascii_only) for value in objects]
+    folder = written(tmp_path_factory.mktemp("objects"), "\n \n".join(lines).encode())
+    found = list(json_objects(folder, "file"))
+    assert [value for _, value in found] == objects
+    assert [line for line, _ in found] == [1 + 2 * number for number in range(len(objects))]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            '{"_id": "1", "text": "cut o',
+            r"file, line 2 is not valid JSON \(.*\): '\{\"_id\": \"1\", \"text\": \"cut o'",
+        ),
+        ("x" * 500, r"line 2 is not valid JSON .*: 'x{60}…'"),
+        ('["a", "list"]', r"line 2 is '\[\"a\", \"list\"\]', but every line must be one JSON object"),
+        ("17", r"line 2 is '17', but every line must be one JSON object"),
+        (r'{"text": "half \ud83d"}', r"line 2 is not valid JSON .*surrogates not allowed"),
+        ("[" * 200_000, r"line 2 is not valid JSON"),
+    ],
+)
+def test_broken_lines_are_named_and_quoted(tmp_path: Path, line: str, message: str) -> None:
+    folder = written(tmp_path, f"{{}}\n{line}\n".encode())
+    with pytest.raises(UserError, match=message):
+        list(json_objects(folder, "file"))
+
+
+def test_lists_are_read_and_other_values_named(tmp_path: Path) -> None:
+    folder = written(tmp_path, b'[1, ["a", 0.5]]\n\n[]')
+    assert list(json_lists(folder, "file")) == [(1, [1, ["a", 0.5]]), (3, [])]
+    for line in ('{"a": 1}', "17", "null"):
+        folder = written(tmp_path, f"[]\n{line}\n".encode())
+        with pytest.raises(UserError, match=r"file, line 2 is '.*', but every line must be one JSON list such as"):
+            list(json_lists(folder, "file"))
+
+
+fields = st.text(st.characters(exclude_characters="\t\r\n", exclude_categories=["Cs"]), min_size=1)
+
+
+@given(st.lists(st.tuples(fields, fields, fields), min_size=1))
+def test_tab_separated_fields_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]
+) -> None:
+    lines = "\n".join(["\t".join(("x", *row)) for row in rows])
+    folder = written(tmp_path_factory.mktemp("tsv"), lines.encode())
+    found = list(tab_separated(folder, "file", ["a", "b", "c", "d"]))
+    assert found == [(number, ["x", *row]) for number, row in enumerate(rows, start=1)]
+
+
+def test_lines_with_other_numbers_of_fields_are_named(tmp_path: Path) -> None:
+    folder = written(tmp_path, b"1\tone\n \t \n\n2\t\n")
+    assert list(tab_separated(folder, "file", ["id", "text"])) == [(1, ["1", "one"]), (2, [" ", " "]), (4, ["2", ""])]
+    for line in ("3", "3\tthree\tIII"):
+        folder = written(tmp_path, f"1\tone\n\n{line}\n".encode())
+        message = rf"file, line 3 has {len(line.split())} tab-separated fields: '3.*'\. It must have 2: id, text\."
+        with pytest.raises(UserError, match=message):
+            list(tab_separated(folder, "file", ["id", "text"]))
+
+
+def test_files_are_found_by_name_and_by_pattern(place: str) -> None:
+    folder = Folder(place)
+    for name in ("b.tsv", "a.tsv.gz", "a.tsv", "sub/c.tsv.zst", "sub/d.txt"):
+        write_files(place, {name: ""})
+    assert find_files(folder, ["sub/c.tsv", "b.tsv", "a.tsv.gz"], "x") == ["sub/c.tsv.zst", "b.tsv", "a.tsv.gz"]
+    assert find_files(folder, ["sub/*", "a*.tsv"], "x") == ["sub/c.tsv.zst", "sub/d.txt", "a.tsv"]
+    assert find_files(folder, ["b*", "a.tsv", "b.tsv", "*.tsv"], "x") == ["b.tsv", "a.tsv", "sub/c.tsv.zst"]
+    assert find_files(folder, ["sub/*.tsv.zst"], "x") == ["sub/c.tsv.zst"]
+    assert find_files(folder, [], "x") == []
+    for name in ("e.tsv", "e*.tsv", "sub"):
+        with pytest.raises(UserError, match=rf"documents: {place}/{re.escape(name)} is not there, neither plain nor"):
+            find_files(folder, ["b.tsv", name], "documents")
+
+
+def test_escaped_surrogate_pairs_are_text(tmp_path: Path) -> None:
+    folder = written(tmp_path, rb'{"text": "\ud83d\ude00 \uD55C"}')
+    assert list(json_objects(folder, "file")) == [(1, {"text": "😀 한"})]

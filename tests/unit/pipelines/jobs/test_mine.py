@@ -1,0 +1,356 @@
+"""The job on a small collection against a literal miner, and what it refuses."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.mine import Mine, MineConfig
+from pipelines.mining.candidates import StoredCandidates
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from retrieval.collections.collection import StoredCollection
+from tests.unit.retrieval.evaluation.test_answers import has_answer
+from tests.unit.retrieval.mined_lists import MinedList, mined_lists
+from tests.unit.small_run import make, make_artifact
+
+DOCUMENTS, QUERIES, DEPTH = 24, 12, 16
+IN_RUN = [3, 1, 2, 0, 4, 5, 6, 7, 9, 10, 11]  # rows of the run's queries, in its order
+WORDS = ["river", "Bank", "money", "boat", "1984", "U.S."]
+
+
+@dataclass
+class World:
+    """A collection and a run as artifacts, and the same as Python values."""
+
+    collection: str
+    run: str
+    vectors: str
+    documents: list[dict[str, str]]
+    queries: list[dict[str, Any]]
+    grades: dict[str, dict[str, int]]
+    results: dict[str, list[tuple[str, float]]]
+    products: np.ndarray
+
+
+def text_of(document: dict[str, str], with_title: bool) -> str:
+    return f"{document['title']} {document['text']}".strip() if with_title else document["text"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("mine")
+    generator = np.random.default_rng(3)
+
+    def words(number: int) -> str:
+        return " ".join(generator.choice(WORDS, size=number))
+
+    documents = [{"_id": f"d{n}", "title": words(1) if n % 3 else "", "text": words(3)} for n in range(DOCUMENTS)]
+    documents[5] = {"_id": "d5", "title": "", "text": f" {text_of(documents[4], True).upper()}\n"}  # d4 again
+    documents[7]["_id"] = "q3"
+    documents[10]["title"] = "Nowhere"  # the answer is in the title alone
+    queries: list[dict[str, Any]] = [{"_id": f"q{n}", "text": f"{words(2)} {n}?"} for n in range(QUERIES)]
+    queries[2]["text"] = text_of(documents[9], True).lower()
+    for number in range(0, QUERIES, 2):
+        queries[number]["metadata"] = {"answers": [words(2), "nowhere"]}
+    grades: dict[str, dict[str, int]] = {}
+    for query in queries[:-1]:
+        chosen = generator.choice(DOCUMENTS, size=4, replace=False)
+        grades[query["_id"]] = {documents[n]["_id"]: int(generator.integers(-1, 4)) for n in chosen}
+    grades["q1"]["d4"] = 2  # so d5 is the copy of a positive
+    grades["q6"] = {"d0": 0, "d1": -1}  # no positive
+    write_source(folder / "source", documents, queries, {"train": grades, "test": {"q11": {"d1": 1}}})
+    collection = make(Collect(CollectConfig(source=BeirFolder(path=str(folder / "source")), output=str(folder / "c"))))
+    rows = np.array([generator.permutation(DOCUMENTS)[:DEPTH] for _ in IN_RUN], dtype=np.int64)
+    scores = -np.sort(-generator.normal(size=rows.shape).astype(np.float32), axis=1)
+    rows[4, 3:], scores[4, 3:] = -1, -np.inf
+    run = make_run(folder / "run", collection, [queries[row]["_id"] for row in IN_RUN], documents, rows, scores)
+    query_vectors, document_vectors = (generator.normal(size=(n, 6)).astype(np.float16) for n in (QUERIES, DOCUMENTS))
+    return World(
+        collection=collection,
+        run=run,
+        vectors=make_vectors(folder / "v", collection, query_vectors, document_vectors),
+        documents=documents,
+        queries=queries,
+        grades=grades,
+        results={
+            queries[row]["_id"]: [(documents[d]["_id"], score) for d, score in zip(*pair, strict=True) if d >= 0]
+            for row, *pair in zip(IN_RUN, rows.tolist(), scores.tolist(), strict=True)
+        },
+        products=(query_vectors.astype(np.float64) @ document_vectors.T.astype(np.float64)),
+    )
+
+
+def write_source(folder: Path, documents: list[Any], queries: list[Any], splits: dict[str, Any]) -> None:
+    (folder / "qrels").mkdir(parents=True)
+    for name, records in (("corpus", documents), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for split, grades in splits.items():
+        lines = [f"{query}\t{key}\t{grade}" for query, found in grades.items() for key, grade in found.items()]
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
+
+
+def make_run(
+    folder: Path, collection: str, query_ids: list[str], documents: list[Any], rows: np.ndarray, scores: np.ndarray
+) -> str:
+    ids = pa.table({"id": [document["_id"] for document in documents]})
+    files = {"rows.npy": rows, "scores.npy": scores, "queries.parquet": pa.table({"id": query_ids}), "run.trec": ""}
+    inputs = {"collection": StoredCollection(collection).fingerprint}
+    facts = {"system": {"index": "made up"}}
+    return make_artifact(folder, "run", inputs, facts, {**files, "documents.parquet": ids}, len(query_ids))
+
+
+def make_vectors(folder: Path, collection: str, *vectors: np.ndarray) -> str:
+    contract = {
+        "model": "0123456789abcdef", "pooling": "mean", "normalize": False, "query_prompt": "", "document_prompt": "",
+        "max_length": 16, "dtype": "float32", "dimension": 6,
+    }  # fmt: skip
+    files: dict[str, Any] = {}
+    for part, values in zip(("queries", "documents"), vectors, strict=False):
+        ids = [f"{part[0]}{row}" for row in range(len(values))]
+        files |= {f"{part}/00000.npy": values, f"{part}/00000.ids.parquet": pa.table({"id": ids})}
+    inputs = {"collection": StoredCollection(collection).fingerprint}
+    return make_artifact(folder, "vectors", inputs, {"encoder": contract}, files, 1)
+
+
+def mine(world: World, folder: Path, **settings: Any) -> StoredCandidates:
+    values = {"run": world.run, "collection": world.collection, "output": str(folder), **settings}
+    return StoredCandidates(make(Mine(validate(MineConfig, values, "Settings of mine"))))
+
+
+@dataclass
+class LiteralQuery:
+    """One query as the rules see it, and one candidate after another."""
+
+    world: World
+    config: MineConfig
+    number: int
+
+    def __post_init__(self) -> None:
+        self.query = self.world.queries[self.number]
+        self.rows = {document["_id"]: number for number, document in enumerate(self.world.documents)}
+        self.grades = self.world.grades.get(self.query["_id"], {})
+        relevant = [name for name, grade in self.grades.items() if grade >= self.config.rules.minimum_relevance]
+        self.positives = sorted(relevant, key=self.rows.__getitem__)
+        self.results = self.world.results[self.query["_id"]]
+        self.ranks = {document: rank for rank, (document, _) in enumerate(self.results, 1)}
+        self.scores = dict(self.results)
+        if self.config.vectors:
+            self.scores = {name: float(self.world.products[self.number, row]) for name, row in self.rows.items()}
+        known = [self.scores[document] for document in self.positives if document in self.scores]
+        self.reference = (min if self.config.rules.margin_reference == "lowest" else max)(known, default=None)
+        self.seen = {self.key(document) for document in self.positives}
+
+    def text(self, document: str) -> str:
+        return text_of(self.world.documents[self.rows[document]], self.config.rules.with_title)
+
+    def key(self, document: str) -> str:
+        return " ".join(self.text(document).casefold().split())
+
+    def rule_of(self, document: str) -> str | None:
+        rules, score = self.config.rules, self.scores[document]
+        if document in self.positives:
+            return "positive"
+        if document == self.query["_id"] or self.key(document) == " ".join(self.query["text"].casefold().split()):
+            return "self"
+        if document in self.grades and rules.judged_negatives == "drop":
+            return "judged_negative"
+        if self.key(document) in self.seen:
+            return "duplicate"
+        if self.ranks[document] <= rules.skip_first:
+            return "rank"
+        if rules.maximum_score is not None and score > rules.maximum_score:
+            return "maximum_score"
+        for name, margin in (("absolute_margin", rules.absolute_margin), ("relative_margin", rules.relative_margin)):
+            if margin is None or (self.reference is None and rules.without_positive_score == "keep"):
+                continue
+            unit = abs(self.reference or 0) if name == "relative_margin" else 1
+            if self.reference is None or score > self.reference - margin * unit:
+                return name
+        answers = self.query.get("metadata", {}).get("answers", [])
+        if rules.answers != "ignore" and has_answer(self.text(document), answers, rules.answers):
+            return "answer"
+        return None
+
+    def mine(self) -> tuple[MinedList, dict[str, list[str]]]:
+        """The list, and of each rule the documents that it drops."""
+        left: list[str] = []
+        dropped: dict[str, list[str]] = {}
+        for document, _ in self.results[: self.config.rules.depth]:
+            rule = self.rule_of(document)
+            self.seen.add(self.key(document))
+            (left if rule is None else dropped.setdefault(rule, [])).append(document)
+        chosen = left[: self.config.number]
+        if self.config.form == "labelled_lists":
+            chosen = self.with_positives(chosen)
+        rows = [self.rows[document] for document in chosen]
+        columns = [[table.get(document) for document in chosen] for table in (self.scores, self.ranks, self.grades)]
+        return MinedList(self.query["_id"], self.number, chosen, rows, *columns), dropped
+
+    def with_positives(self, chosen: list[str]) -> list[str]:
+        by_grade = sorted(self.positives, key=lambda document: (-self.grades[document], self.rows[document]))
+        if self.config.positives == "first":
+            return by_grade + chosen
+        in_run = [document for document in by_grade if document in self.ranks]
+        missing = [document for document in by_grade if document not in self.ranks]
+        return sorted(chosen + in_run, key=self.ranks.__getitem__) + missing
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "some": {"number": 3, "rules": {"judged_negatives": "drop", "skip_first": 2, "depth": 12}},
+    "margins": {"rules": {"absolute_margin": 0.2, "relative_margin": 0.1, "margin_reference": "highest"}},
+    "unknown kept": {"rules": {"relative_margin": 0.5, "without_positive_score": "keep", "minimum_relevance": 3}},
+    "score": {"rules": {"maximum_score": 0.5, "answers": "ignore", "with_title": False}},
+    "texts alone": {"rules": {"with_title": False}},
+    "regex": {"rules": {"answers": "regex"}},
+    "vectors": {"vectors": True, "rules": {"absolute_margin": 0.1, "maximum_score": 3.0, "depth": 10}},
+    "lists": {"form": "labelled_lists", "number": 5},
+    "lists in place": {"form": "labelled_lists", "positives": "in_place", "rules": {"judged_negatives": "drop"}},
+    "lists by vectors": {"form": "labelled_lists", "positives": "in_place", "vectors": True},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_what_is_mined_is_what_a_literal_miner_finds(world: World, tmp_path: Path, settings: dict[str, Any]) -> None:
+    chosen = settings | ({"vectors": world.vectors} if "vectors" in settings else {}) | {"candidates_per_shard": 40}
+    stored = mine(world, tmp_path / "mined", **chosen)
+    config = MineConfig(run="", collection="", output="", **chosen)
+    queries = [LiteralQuery(world, config, number) for number in IN_RUN]
+    mined = [query.mine() for query in queries if query.positives]
+    for made, (wanted, _) in zip(mined_lists(stored), mined, strict=True):
+        assert made._replace(scores=[]) == wanted._replace(scores=[])
+        assert [score is None for score in made.scores] == [score is None for score in wanted.scores]
+        found, expected = ([score for score in one.scores if score is not None] for one in (made, wanted))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    dropped: dict[str, list[tuple[str, str]]] = {}
+    for wanted, of_query in mined:
+        for name, documents in of_query.items():
+            dropped.setdefault(name, []).extend((wanted.query_id, document) for document in documents)
+    assert {name: count for name, count in stored.manifest["dropped"].items() if count} == {
+        name: len(pairs) for name, pairs in dropped.items()
+    }
+    check_audit(world, stored, config, dropped)
+
+
+def check_audit(
+    world: World, stored: StoredCandidates, config: MineConfig, dropped: dict[str, list[tuple[str, str]]]
+) -> None:
+    audit, texts = stored.audit(), {document["_id"]: text_of(document, True) for document in world.documents}
+    query_texts = {query["_id"]: query["text"] for query in world.queries}
+    assert set(audit["rules"]) == set(config.rules.active())
+    for name, group in audit["rules"].items():
+        pairs = dropped.get(name, [])
+        best = dict(reversed(pairs))  # of each query the first, as pairs are in rank order
+        assert (group["candidates"], group["queries"]) == (len(pairs), len(best))
+        assert {example["query_id"]: example["document_id"] for example in group["examples"]} == best
+    for example in [example for group in (*audit["rules"].values(), audit["chosen"]) for example in group["examples"]]:
+        assert example["query"] == query_texts[example["query_id"]]
+        assert example["document"] == texts[example["document_id"]]
+        document, score = world.results[example["query_id"]][example["rank"] - 1]
+        assert document == example["document_id"]
+        assert config.vectors or example["score"] == pytest.approx(score, abs=1e-6)
+    counts = audit["counts"]
+    assert counts["queries"] == len(stored) == len(IN_RUN) - counts["queries_without_positive"]
+    assert counts["candidates"] == counts["eligible"] + sum(map(len, dropped.values()))
+    if config.form == "hard_negatives":
+        assert audit["chosen"]["candidates"] == sum(len(made.document_ids) for made in mined_lists(stored))
+
+
+def test_shards_change_nothing(world: World, tmp_path: Path) -> None:
+    stored = [
+        mine(world, tmp_path / str(size), rules={"relative_margin": 0.1}, candidates_per_shard=size)
+        for size in (1, 33, 10_000)
+    ]
+    assert [len(one.names("candidates/")) for one in stored] == [11, 6, 1]
+    lists = [list(mined_lists(one)) for one in stored]
+    assert lists[0] == lists[1] == lists[2]
+    audits = [one.path("audit.json").read_bytes() for one in stored]
+    assert audits[0] == audits[1] == audits[2]
+    again = mine(world, tmp_path / "again", rules={"relative_margin": 0.1}, candidates_per_shard=33)
+    assert again.fingerprint == stored[1].fingerprint
+
+
+def test_a_sample_is_of_what_is_left(world: World, tmp_path: Path) -> None:
+    everything = {made.query_id: made.document_ids for made in mined_lists(mine(world, tmp_path / "all"))}
+    samples = [
+        {
+            made.query_id: made.document_ids
+            for made in mined_lists(mine(world, tmp_path / name, number=3, choose="sample", seed=seed))
+        }
+        for name, seed in (("one", 0), ("two", 0), ("three", 1))
+    ]
+    assert samples[0] == samples[1] != samples[2]
+    for query, documents in everything.items():
+        found = samples[0][query]
+        assert len(found) == min(3, len(documents))
+        assert found == [document for document in documents if document in found]  # in rank order
+    assert any(found != everything[query][:3] for query, found in samples[0].items())
+
+
+def test_what_the_user_is_told(world: World, tmp_path: Path) -> None:
+    stored = mine(world, tmp_path / "mined", number=10, rules={"absolute_margin": 0.0, "minimum_relevance": 3})
+    lines = Mine(MineConfig(run="", collection="", output="")).announce(stored)
+    text = "\n".join(lines)
+    assert [line.split()[0] for line in lines if "%" in line] == [
+        "positive", "self", "duplicate", "absolute_margin", "answer", "chosen",
+    ]  # fmt: skip
+    assert "queries left out, having none" in text
+    assert "queries with fewer candidates than asked for" in text
+    assert "queries that have no answers to match" in text
+    assert stored.manifest["facts"]["system"] == {"index": "made up"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"split": "dev"}, r"no judgments of split 'dev'. Splits there: test, train"),
+        ({"rules": {"minimum_relevance": 9}}, r"has a document of relevance 9 or more in split 'train'"),
+        ({"rules": {"skip_first": 16}}, r"skip_first is 16, but only the first 16 ranks"),
+        ({"rules": {"skip_first": 4, "depth": 4}}, r"skip_first is 4, but only the first 4 ranks"),
+        ({"number": 15, "rules": {"skip_first": 2}}, r"number is 15, but at most 14 candidates .* ranks 3 to 16"),
+        ({"choose": "sample"}, r"'choose: sample' needs 'number'"),
+        ({"rules": {"skip_frist": 1}}, r"'rules.skip_frist' is not a setting. Did you mean 'skip_first'"),
+        ({"form": "triples"}, r"'form': .*'hard_negatives' or 'labelled_lists'"),
+    ],
+)
+def test_bad_settings_are_refused(world: World, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        mine(world, tmp_path / "mined", **settings)
+
+
+def test_inputs_that_don_t_belong_together_are_refused(world: World, tmp_path: Path) -> None:
+    write_source(tmp_path / "s", world.documents, world.queries[:3], {"train": {"q0": {"d0": 1}}})
+    other = make(Collect(CollectConfig(source=BeirFolder(path=str(tmp_path / "s")), output=str(tmp_path / "other"))))
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        mine(world, tmp_path / "one", collection=other)
+    vectors = make_vectors(tmp_path / "v", other, np.zeros((3, 6), np.float16), np.zeros((DOCUMENTS, 6), np.float16))
+    with pytest.raises(UserError, match="don't come from the same collection"):
+        mine(world, tmp_path / "two", vectors=vectors)
+    queries_only = make_vectors(tmp_path / "q", world.collection, np.zeros((QUERIES, 6), np.float16))
+    with pytest.raises(UserError, match="holds no vectors of documents"):
+        mine(world, tmp_path / "three", vectors=queries_only)
+    several = make_vectors(
+        tmp_path / "m", world.collection, np.zeros((QUERIES, 2, 6), np.float16), np.zeros((DOCUMENTS, 6), np.float16)
+    )
+    with pytest.raises(UserError, match="several vectors of a query"):
+        mine(world, tmp_path / "five", vectors=several)
+    with pytest.raises(UserError, match="of kind 'vectors', one of kind 'run' is needed"):
+        mine(world, tmp_path / "four", run=world.vectors)
+
+
+def test_an_answer_that_is_no_expression_is_named(world: World, tmp_path: Path) -> None:
+    queries = [{"_id": "q0", "text": "?", "metadata": {"answers": ["(1984"]}}]
+    write_source(tmp_path / "s", world.documents, queries, {"train": {"q0": {"d0": 1}}})
+    collection = make(Collect(CollectConfig(source=BeirFolder(path=str(tmp_path / "s")), output=str(tmp_path / "c"))))
+    run = make_run(
+        tmp_path / "r", collection, ["q0"], world.documents, np.array([[1, 2]]), np.array([[2, 1]], np.float32)
+    )
+    with pytest.raises(UserError, match=r"'\(1984' is no regular expression"):
+        mine(world, tmp_path / "mined", collection=collection, run=run, rules={"answers": "regex"})

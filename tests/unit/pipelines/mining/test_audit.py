@@ -1,0 +1,122 @@
+"""An audit of blocks, added up, is the audit of the whole; and what a person sees of it."""
+
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from pipelines.mining.audit import EXAMPLES, Audit, audit_lines, block_audit, merge_audits
+from pipelines.mining.inputs import QueryBlock
+from pipelines.mining.rules import ABSENT, KEPT, RULES, UNJUDGED, Block, JudgedPairs, MiningRules, Positives
+from pipelines.reports.mining import mining_section
+from raytriever.reports.report import Details, Table, render
+
+QUERIES, K = 90, 7
+RULESET = MiningRules(relative_margin=0.1, judged_negatives="drop")
+
+
+def block_of(numbers: np.ndarray) -> tuple[QueryBlock, np.ndarray, np.ndarray]:
+    """Queries of these numbers with made-up outcomes, each a function of the query alone."""
+    rows = np.zeros((len(numbers), K), np.int64)
+    charged = np.zeros((len(numbers), K), np.uint8)
+    codes = [list(RULES).index(name) for name in RULESET.active()]
+    for place, number in enumerate(numbers):
+        generator = np.random.default_rng(number)
+        rows[place] = generator.permutation(1000)[:K]
+        charged[place] = generator.choice([*codes, KEPT, KEPT, KEPT], size=K)
+        if number % 5 == 0:
+            charged[place, 4:] = ABSENT
+            rows[place, 4:] = -1
+    pairs = JudgedPairs(np.arange(len(numbers)), np.full(len(numbers), 5), np.ones(len(numbers), np.int32))
+    known = np.where(numbers % 4 == 0, np.nan, 1.0).astype(np.float32)
+    positives = Positives(pairs, known, (numbers % 3).astype(np.int32), np.zeros(len(numbers), np.uint64))
+    relevance, scores = np.full(rows.shape, UNJUDGED, np.int32), (rows / 7).astype(np.float32)
+    keys = np.zeros(len(numbers), np.uint64)
+    block = Block(rows, scores, relevance, rows.astype(np.uint64), numbers * 0, keys, positives)
+    answers = [["x"] if number % 2 else [] for number in numbers]
+    queries = QueryBlock([f"q{number}" for number in numbers], numbers, answers, block, left_out=len(numbers) // 10)
+    return queries, charged, charged == KEPT
+
+
+def describe(query_rows: np.ndarray, rows: np.ndarray) -> list[dict[str, str]]:
+    return [
+        {"query_id": f"q{query}", "query": f"<b>{query}", "document_id": f"d{row}", "document": f"\x00{row} " * 100}
+        for query, row in zip(query_rows, rows, strict=True)
+    ]
+
+
+def audit_of(numbers: np.ndarray, number: int | None = 3) -> Audit:
+    queries, charged, chosen = block_of(numbers)
+    return block_audit(RULESET, queries, charged, chosen, number, describe)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 9, 90])
+def test_blocks_add_up(blocks: int) -> None:
+    numbers = np.arange(QUERIES)
+    parts = [audit_of(part) for part in np.split(numbers, blocks)]
+    merged, whole = merge_audits(parts), merge_audits([audit_of(numbers)])
+    assert merged["rules"] == whole["rules"]
+    assert merged["chosen"] == whole["chosen"]
+    left_out = merged["counts"].pop("queries_without_positive")
+    assert left_out == sum(len(part) // 10 for part in np.split(numbers, blocks))
+    assert merged["counts"] == {name: n for name, n in whole["counts"].items() if name != "queries_without_positive"}
+
+
+def test_counts_and_examples() -> None:
+    numbers = np.arange(QUERIES)
+    _, charged, chosen = block_of(numbers)
+    audit = merge_audits([audit_of(numbers)])
+    for name in RULESET.active():
+        mask = charged == list(RULES).index(name)
+        group = audit["rules"][name]
+        assert (group["candidates"], group["queries"]) == (mask.sum(), mask.any(axis=1).sum())
+        assert len(group["examples"]) == EXAMPLES == len({example["query_id"] for example in group["examples"]})
+        for example in group["examples"]:
+            number = int(example["query_id"][1:])
+            assert mask[number].argmax() + 1 == example["rank"]
+            assert set(example) == {"query_id", "query", "document_id", "document", "rank", "score"}
+            assert len(example["document"]) == 240
+    assert audit["counts"] == {
+        "queries": QUERIES,
+        "queries_without_positive": 9,
+        "positives": QUERIES,
+        "positives_retrieved": 60,
+        "candidates": QUERIES * K - 18 * 3,
+        "eligible": chosen.sum(),
+        "queries_with_fewer": (chosen.sum(axis=1) < 3).sum(),
+        "queries_with_none": (chosen.sum(axis=1) == 0).sum(),
+        "queries_without_answers": 45,
+        "queries_without_positive_score": 23,
+    }
+    assert audit_of(numbers, None)["counts"]["queries_with_fewer"] == 0
+
+
+def test_the_table_names_every_rule_in_order() -> None:
+    audit = merge_audits([audit_of(np.arange(QUERIES))])
+    lines = audit_lines(audit)
+    assert lines[0] == "576 candidates of 90 queries"
+    assert [line.split()[0] for line in lines if "%" in line] == [*RULESET.active(), "chosen"]
+    assert "  45 queries that have no answers to match" in lines
+    without_answers = {**audit, "counts": audit["counts"] | {"queries_without_answers": QUERIES}}
+    assert not any("answers to match" in line for line in audit_lines(without_answers))
+
+
+def test_the_section_of_the_report() -> None:
+    audit = merge_audits([audit_of(np.arange(QUERIES))])
+    section = mining_section(audit)
+    table = section.blocks[0]
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == [*RULESET.active(), "chosen"]
+    folded = [block for block in section.blocks if isinstance(block, Details)]
+    assert len(folded) == len(RULESET.active()) + 1
+    page = render("t", "s", [section])
+    HTMLParser().feed(page)
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "\x00" not in page
+
+
+def test_nothing_mined_is_a_section_too() -> None:
+    audit = merge_audits([audit_of(np.arange(0))])
+    assert not any(isinstance(block, Details) for block in mining_section(audit).blocks)
+    assert audit_lines(audit)[0] == "0 candidates of 0 queries"

@@ -1,0 +1,343 @@
+"""The rules against a literal reading of each, one candidate at a time."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pipelines.mining.rules import (
+    ABSENT,
+    KEPT,
+    RULES,
+    UNJUDGED,
+    Block,
+    JudgedPairs,
+    MiningRules,
+    Positives,
+    apply_rules,
+    choose,
+    exact_scores,
+    match_judgments,
+    reference_scores,
+    sampling_keys,
+    sampling_priorities,
+    text_keys,
+)
+
+# few values, so that scores tie and texts repeat; all exact in float32
+SCORES = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 0.5, 1.0, 2.0])
+DOCUMENTS = 8
+
+
+@dataclass
+class Case:
+    """A block as Python lists. ``rows``: documents of each query, best first; ``grades``: document to relevance."""
+
+    rows: list[list[int]]
+    scores: list[list[float]]
+    grades: list[dict[int, int]]
+    positive_scores: list[dict[int, float]]  # absent: unknown
+    texts: list[int]  # of documents
+    query_texts: list[int]
+    own_rows: list[int]
+    with_answer: set[tuple[int, int]]  # (query, document)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    queries, k = draw(st.integers(0, 3)), draw(st.integers(1, 6))
+    documents = st.integers(0, DOCUMENTS - 1)
+    rows, scores, grades, positive_scores = [], [], [], []
+    for _ in range(queries):
+        found = draw(st.lists(documents, unique=True, max_size=k))
+        rows.append(found + [-1] * (k - len(found)))
+        values = sorted(draw(st.lists(SCORES, min_size=len(found), max_size=len(found))), reverse=True)
+        scores.append(values + [-np.inf] * (k - len(found)))
+        grades.append(draw(st.dictionaries(documents, st.integers(-1, 3), max_size=4)))
+        known = draw(st.dictionaries(documents, SCORES, max_size=6))
+        positive_scores.append(known)
+    texts = st.integers(0, 5)
+    return Case(
+        rows,
+        scores,
+        grades,
+        positive_scores,
+        draw(st.lists(texts, min_size=DOCUMENTS, max_size=DOCUMENTS)),
+        draw(st.lists(texts, min_size=queries, max_size=queries)),
+        draw(st.lists(st.integers(-1, DOCUMENTS - 1), min_size=queries, max_size=queries)),
+        draw(st.sets(st.tuples(st.integers(0, 2), documents), max_size=5)),
+    )
+
+
+@st.composite
+def rule_sets(draw: st.DrawFn) -> MiningRules:
+    margins = st.none() | st.sampled_from([-0.5, 0.0, 0.25, 0.5])
+    return MiningRules(
+        minimum_relevance=draw(st.integers(1, 3)),
+        judged_negatives=draw(st.sampled_from(["keep", "drop"])),
+        skip_first=draw(st.integers(0, 3)),
+        maximum_score=draw(st.none() | SCORES),
+        absolute_margin=draw(margins),
+        relative_margin=draw(margins),
+        margin_reference=draw(st.sampled_from(["lowest", "highest"])),
+        without_positive_score=draw(st.sampled_from(["drop", "keep"])),
+        answers=draw(st.sampled_from(["string", "regex", "ignore"])),
+    )
+
+
+def judged_pairs(grades: list[dict[int, int]], minimum: int | None = None) -> JudgedPairs:
+    pairs = [
+        (query, row, grade)
+        for query, of_query in enumerate(grades)
+        for row, grade in sorted(of_query.items())
+        if minimum is None or grade >= minimum
+    ]
+    columns = [[pair[number] for pair in pairs] for number in range(3)]
+    queries, rows, relevance = columns
+    return JudgedPairs(np.array(queries, np.int64), np.array(rows, np.int64), np.array(relevance, np.int32))
+
+
+def block_of(case: Case, minimum: int) -> Block:
+    k = len(case.rows[0]) if case.rows else 1
+    rows = np.array(case.rows, np.int64).reshape(-1, k)
+    texts = np.array(case.texts, np.uint64)
+    pairs = judged_pairs(case.grades, minimum)
+    pairs_known = zip(pairs.queries.tolist(), pairs.rows.tolist(), strict=True)
+    scores = [case.positive_scores[query].get(row, np.nan) for query, row in pairs_known]
+    relevance = np.full(rows.shape, UNJUDGED, np.int32)
+    for query, place in np.ndindex(rows.shape):
+        relevance[query, place] = case.grades[query].get(int(rows[query, place]), UNJUDGED)
+    return Block(
+        rows=rows,
+        scores=np.array(case.scores, np.float32).reshape(-1, k),
+        relevance=relevance,
+        text_keys=np.where(rows >= 0, texts[rows], np.uint64(0)),
+        own_rows=np.array(case.own_rows, np.int64),
+        query_text_keys=np.array(case.query_texts, np.uint64),
+        positives=Positives(
+            pairs, np.array(scores, np.float32), np.zeros(len(pairs.rows), np.int32), texts[pairs.rows]
+        ),
+    )
+
+
+def literal_rule(rules: MiningRules, case: Case, query: int, place: int) -> str | None:
+    """The first rule that drops a candidate, None for one that is kept."""
+    row, score = case.rows[query][place], case.scores[query][place]
+    grades = case.grades[query]
+    positives = [document for document, grade in grades.items() if grade >= rules.minimum_relevance]
+    if row in positives:
+        return "positive"
+    if row == case.own_rows[query] or case.texts[row] == case.query_texts[query]:
+        return "self"
+    if row in grades and rules.judged_negatives == "drop":
+        return "judged_negative"
+    before = [case.texts[other] for other in [*positives, *case.rows[query][:place]]]
+    if case.texts[row] in before:
+        return "duplicate"
+    if place < rules.skip_first:
+        return "rank"
+    if rules.maximum_score is not None and score > rules.maximum_score:
+        return "maximum_score"
+    known = [case.positive_scores[query][document] for document in positives if document in case.positive_scores[query]]
+    reference = (min if rules.margin_reference == "lowest" else max)(known, default=None)
+    for name, margin in (("absolute_margin", rules.absolute_margin), ("relative_margin", rules.relative_margin)):
+        if margin is None:
+            continue
+        if reference is None:
+            if rules.without_positive_score == "drop":
+                return name
+        elif score > reference - margin * (1 if name == "absolute_margin" else abs(reference)):
+            return name
+    if rules.answers != "ignore" and (query, row) in case.with_answer:
+        return "answer"
+    return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(case=cases(), rules=rule_sets())
+def test_the_rules_are_the_literal_ones(case: Case, rules: MiningRules) -> None:
+    block = block_of(case, rules.minimum_relevance)
+    asked: list[tuple[int, int]] = []
+
+    def contain_answer(rows: np.ndarray) -> np.ndarray:
+        asked.extend((query, int(row)) for (query, _), row in np.ndenumerate(rows) if row >= 0)
+        found = [[(query, int(row)) in case.with_answer for row in of_query] for query, of_query in enumerate(rows)]
+        return np.array(found, bool).reshape(rows.shape)
+
+    charged = apply_rules(rules, block, contain_answer)
+    names = dict(enumerate(RULES))
+    read = set()
+    for query, place in np.ndindex(charged.shape):
+        if case.rows[query][place] < 0:
+            assert charged[query, place] == ABSENT
+            continue
+        expected = literal_rule(rules, case, query, place)
+        assert names.get(int(charged[query, place])) == expected
+        assert (charged[query, place] == KEPT) == (expected is None)
+        if expected in (None, "answer") and rules.answers != "ignore":
+            read.add((query, case.rows[query][place]))
+    assert set(asked) == read  # texts of candidates that another rule drops are not read
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases())
+def test_judgments_are_looked_up_both_ways(case: Case) -> None:
+    block, judged = block_of(case, 1), judged_pairs(case.grades)
+    relevance, ranks, scores = match_judgments(block.rows, block.scores, judged)
+    np.testing.assert_array_equal(relevance, block.relevance)
+    for pair, (query, row) in enumerate(zip(judged.queries.tolist(), judged.rows.tolist(), strict=True)):
+        if row in case.rows[query]:
+            place = case.rows[query].index(row)
+            assert (ranks[pair], scores[pair]) == (place + 1, np.float32(case.scores[query][place]))
+        else:
+            assert ranks[pair] == 0
+            assert np.isnan(scores[pair])
+
+
+@pytest.mark.parametrize(
+    ("margins", "positive", "kept"),
+    [
+        ({"absolute_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),  # equal is far enough
+        ({"absolute_margin": 0.5}, 0.5, [0.0, -1.0]),
+        ({"absolute_margin": -0.5}, 0.5, [1.0, 0.5, 0.0, -1.0]),
+        ({"relative_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),
+        ({"relative_margin": 1.0}, 0.5, [0.0, -1.0]),
+        ({"relative_margin": 1.0}, -0.5, [-1.0]),  # below a negative score is further down
+        ({"absolute_margin": 0.0, "relative_margin": 4.0}, 0.25, [-1.0]),
+        ({"maximum_score": 0.5}, None, [0.5, 0.0, -1.0]),
+        ({"relative_margin": 0.0}, None, []),
+        ({"relative_margin": 0.0, "without_positive_score": "keep"}, None, [2.0, 1.0, 0.5, 0.0, -1.0]),
+    ],
+)
+def test_margins(margins: dict[str, Any], positive: float | None, kept: list[float]) -> None:
+    scores, known = [2.0, 1.0, 0.5, 0.0, -1.0], {} if positive is None else {7: positive}
+    case = Case([[0, 1, 2, 3, 4]], [scores], [{7: 1}], [known], list(range(DOCUMENTS)), [99], [-1], set())
+    charged = apply_rules(MiningRules(**margins), block_of(case, 1), lambda rows: rows < -1)
+    assert [score for score, code in zip(scores, charged[0], strict=True) if code == KEPT] == kept
+
+
+def test_reference_of_several_positives() -> None:
+    pairs = JudgedPairs(np.array([0, 0, 2, 2]), np.array([1, 2, 1, 3]), np.ones(4, np.int32))
+    known = np.array([0.5, -1.0, np.nan, 3.0], np.float32)
+    positives = Positives(pairs, known, np.zeros(4, np.int32), np.zeros(4, np.uint64))
+    np.testing.assert_array_equal(reference_scores(3, positives, "lowest"), [-1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(reference_scores(3, positives, "highest"), [0.5, np.nan, 3.0])
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), number=st.none() | st.integers(1, 6))
+def test_the_first_are_chosen(data: st.DataObject, number: int | None) -> None:
+    queries, k = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
+    flags = data.draw(st.lists(st.booleans(), min_size=queries * k, max_size=queries * k))
+    eligible = np.array(flags, bool).reshape(queries, k)
+    chosen = choose(eligible, number)
+    for query in range(queries):
+        assert np.flatnonzero(chosen[query]).tolist() == np.flatnonzero(eligible[query])[:number].tolist()
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), number=st.integers(1, 6))
+def test_those_of_least_priority_are_chosen(data: st.DataObject, number: int) -> None:
+    queries, k = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 6))
+    size = {"min_size": queries * k, "max_size": queries * k}
+    eligible = np.array(data.draw(st.lists(st.booleans(), **size)), bool).reshape(queries, k)
+    values = data.draw(st.lists(st.integers(0, 2**64 - 1), unique=True, **size))
+    priorities = np.array(values, np.uint64).reshape(queries, k)
+    chosen = choose(eligible, number, priorities)
+    for query in range(queries):
+        of_query = [place for place in range(k) if eligible[query, place]]
+        best = sorted(of_query, key=lambda place: int(priorities[query, place]))[:number]
+        assert np.flatnonzero(chosen[query]).tolist() == sorted(best)
+
+
+def test_a_sample_depends_on_seed_query_and_document_alone() -> None:
+    rows = np.array([[3, 1, 2], [1, 2, 3]])
+    one = sampling_priorities(sampling_keys(0, ["a", "b"]), rows)
+    turned = sampling_priorities(sampling_keys(0, ["b", "a"]), rows[::-1, ::-1])
+    np.testing.assert_array_equal(turned, one[::-1, ::-1])
+    other_seed = sampling_priorities(sampling_keys(1, ["a", "b"]), rows)
+    assert not np.isin(other_seed, one).any()
+    assert not np.isin(one[0], one[1]).any()
+
+
+def test_a_sample_is_uniform() -> None:
+    """4,000 queries draw 2 of 8: each place is drawn as often, each pair of places too."""
+    queries, k = 4000, 8
+    rows = np.broadcast_to(np.arange(k), (queries, k))
+    priorities = sampling_priorities(sampling_keys(5, [f"q{number}" for number in range(queries)]), rows)
+    chosen = choose(np.ones((queries, k), bool), 2, priorities)
+    together = chosen.T.astype(int) @ chosen.astype(int)
+    expected = queries * 2 / k
+    spread = np.sqrt(queries * 2 / k * (1 - 2 / k))
+    assert np.abs(np.diag(together) - expected).max() < 4 * spread
+    pairs = together[~np.eye(k, dtype=bool)]
+    assert np.abs(pairs - queries / 28).max() < 4 * np.sqrt(queries / 28)
+
+
+def test_texts_are_compared_without_case_and_white_space() -> None:
+    one, two, three, four, five = text_keys(["A  stra\u00dfe\n", "a STRASSE", "a strass", "", "\ud800"]).tolist()
+    assert one == two
+    assert len({one, three, four, five}) == 4
+
+
+class Rows:
+    """Vectors by row, as ``VectorRows`` gives them."""
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        self.dimension = vectors.shape[-1]
+        self.vectors_per_text = int(np.prod(vectors.shape[1:-1]))
+        self.gathered: list[int] = []
+        self._vectors = vectors
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        self.gathered.append(len(rows))
+        return self._vectors[rows]
+
+
+@pytest.mark.parametrize("per_document", [(), (1,), (3,)])
+def test_scores_of_pairs_don_t_depend_on_their_neighbours(
+    monkeypatch: pytest.MonkeyPatch, per_document: tuple[int, ...]
+) -> None:
+    generator = np.random.default_rng(0)
+    queries = generator.normal(size=(5, 33)).astype(np.float32)
+    documents = generator.normal(size=(40, *per_document, 33)).astype(np.float32)
+    left, right = generator.integers(5, size=101), generator.integers(40, size=101)
+    opened: Any = (Rows(queries), Rows(documents))
+    scores = exact_scores(*opened, left, right)
+    pairs = [queries[q].astype(float) @ documents[d].astype(float).T for q, d in zip(left, right, strict=True)]
+    np.testing.assert_allclose(scores, [np.max(products) for products in pairs], rtol=1e-5)
+    alone = [exact_scores(*opened, left[n : n + 1], right[n : n + 1])[0] for n in range(101)]
+    np.testing.assert_array_equal(scores, alone)
+    monkeypatch.setattr("pipelines.mining.rules._PAIRS_AT_ONCE", 7)
+    np.testing.assert_array_equal(exact_scores(*opened, left, right), scores)
+    assert exact_scores(*opened, left[:0], right[:0]).shape == (0,)
+
+
+def test_as_many_vectors_are_gathered_at_once_however_many_a_document_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.mining.rules._PAIRS_AT_ONCE", 12)
+    queries, pairs = Rows(np.ones((1, 2), np.float32)), np.zeros(30, dtype=np.int64)
+    for vectors_per_text, expected in ((1, [12, 12, 6]), (4, [3] * 10), (20, [1] * 30)):
+        opened: Any = (queries, Rows(np.ones((1, vectors_per_text, 2), np.float32)))
+        exact_scores(*opened, pairs, pairs)
+        assert opened[1].gathered == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"minimum_relevance": 0},
+        {"skip_first": -1},
+        {"depth": 0},
+        {"maximum_score": float("nan")},
+        {"relative_margin": float("inf")},
+        {"margin_reference": "mean"},
+        {"answers": "exact"},
+    ],
+)
+def test_settings_are_checked(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(values))):
+        MiningRules.model_validate(values)

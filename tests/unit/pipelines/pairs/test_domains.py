@@ -1,0 +1,36 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.pairs.pairs import DomainNumbers, keep_domains
+from raytriever.errors import UserError
+
+
+def test_domains_are_numbered_as_they_come_over_columns_and_chunks() -> None:
+    numbers = DomainNumbers()
+    assert numbers.of(pa.chunked_array([["b", "a"], [], ["a", "", "b"]])).tolist() == [0, 1, 1, 2, 0]
+    assert numbers.of(pa.chunked_array([["c", ""]])).tolist() == [3, 2]
+    assert numbers.of(pa.chunked_array([], pa.string())).tolist() == []
+    assert numbers.names == ["b", "a", "", "c"]
+
+
+def test_a_column_may_be_longer_than_one_string_array() -> None:
+    names = pa.array(["b" * (1 << 20), *["a" * (1 << 20)] * 31])
+    column = pa.chunked_array([names] * 75)  # 2.3 GiB, of which 32 MiB are there
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        column.combine_chunks()
+    numbers = DomainNumbers()
+    np.testing.assert_array_equal(numbers.of(column), np.tile([0] + [1] * 31, 75))
+    assert [name[0] for name in numbers.names] == ["b", "a"]
+
+
+def test_small_domains() -> None:
+    names, counts = ["a", "", "c", "d"], np.array([20, 3, 16, 14])
+    assert keep_domains(names, counts, 16, "drop", "chunks").tolist() == [0, -1, 1, -1]
+    assert keep_domains(names, counts, 16, "merge", "chunks").tolist() == [0, 2, 1, 2]
+    assert keep_domains(names, np.array([20, 3, 16, 2]), 16, "merge", "chunks").tolist() == [0, -1, 1, -1]
+    assert keep_domains(names, counts + 20, 16, "refuse", "chunks").tolist() == [0, 1, 2, 3]
+    with pytest.raises(UserError, match=r"2 domains have fewer than 16 chunks.*: \(none\) \(3\), d \(14\)\. Set small"):
+        keep_domains(names, counts, 16, "refuse", "chunks")
+    with pytest.raises(UserError, match=r"No domain has 99 queries, nor have all together \(53\)"):
+        keep_domains(names, counts, 99, "merge", "queries")

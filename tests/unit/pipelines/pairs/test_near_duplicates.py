@@ -1,0 +1,173 @@
+from itertools import combinations, pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.pairs.duplicates import (
+    NearDuplicateSettings,
+    ShingleSets,
+    band_keys,
+    candidate_pairs,
+    classes_of,
+    distinct_shingles,
+    first_of_equal,
+    lower_words,
+    shingle_hashes,
+    split_at_white_space,
+)
+
+SETTINGS = NearDuplicateSettings()
+
+
+def literal_shingles(text: str, words: int) -> set[tuple[str, ...]]:
+    """The definition: n-grams of words, one of all words where there are fewer."""
+    split = text.lower().split()
+    if not split:
+        return set()
+    return {tuple(split[start : start + words]) for start in range(max(len(split) - words + 1, 1))}
+
+
+def literal_similarity(a: set[tuple[str, ...]], b: set[tuple[str, ...]]) -> float:
+    return len(a & b) / len(a | b) if a or b else 1.0
+
+
+def sets_of(texts: list[str], words: int) -> ShingleSets:
+    return ShingleSets(np.arange(len(texts)), *distinct_shingles(texts, words))
+
+
+def variant(generator: np.random.Generator, words: list[str], changes: int) -> str:
+    """The text with so many of its words replaced by new ones."""
+    changed = list(words)
+    for place in generator.choice(len(words), changes, replace=False):
+        changed[place] = f"new{generator.integers(1 << 40)}"
+    return " ".join(changed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=9).map(" ".join), min_size=1, max_size=6), st.integers(1, 4))
+def test_similarities_are_those_of_the_sets_of_ngrams(texts: list[str], words: int) -> None:
+    pairs = np.array([(a, b) for a in range(len(texts)) for b in range(len(texts))])
+    expected = [
+        literal_similarity(literal_shingles(texts[a], words), literal_shingles(texts[b], words)) for a, b in pairs
+    ]
+    assert sets_of(texts, words).similarities(pairs).tolist() == expected
+
+
+def test_shingles_do_not_depend_on_what_else_is_in_the_block() -> None:
+    texts = ["one two three four", "", "a", "two three four five", "龙虾是一种动物"]
+    hashes, bounds = shingle_hashes(texts, 3)
+    assert np.diff(bounds).tolist() == [2, 0, 1, 2, 5]
+    assert hashes[1] == hashes[bounds[3]]
+    for number, text in enumerate(texts):
+        assert shingle_hashes([text], 3)[0].tolist() == hashes[bounds[number] : bounds[number + 1]].tolist()
+    keys = band_keys(hashes, bounds, SETTINGS)
+    assert keys.shape == (5, 20)
+    assert not keys[1].any()
+    for number, text in enumerate(texts):
+        assert (band_keys(*shingle_hashes([text], 3), SETTINGS) == keys[number]).all()
+
+
+def test_blocks_of_many_shingles_give_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [" ".join(f"{number} {place}" for place in range(number % 40)) for number in range(200)]
+    hashes, bounds = shingle_hashes(texts, 2)
+    expected = band_keys(hashes, bounds, SETTINGS)
+    monkeypatch.setattr("pipelines.pairs.duplicates._WORDS_AT_ONCE", 100)
+    assert (band_keys(hashes, bounds, SETTINGS) == expected).all()
+
+
+@pytest.mark.parametrize("similarity", [0.5, 0.7, 0.8, 0.9])
+def test_similar_texts_share_a_bucket_as_often_as_the_formula_says(similarity: float) -> None:
+    generator = np.random.default_rng(0)
+    texts, chances = [], []
+    for pair in range(1500):
+        words = [f"{pair}-{place}" for place in range(90)]
+        changes = round(90 * (1 - similarity) / (1 + similarity))
+        texts += [" ".join(words), variant(generator, words, changes)]
+        chances.append(1 - (1 - ((90 - changes) / (90 + changes)) ** SETTINGS.rows) ** SETTINGS.bands)
+    keys = band_keys(*shingle_hashes(texts, 1), SETTINGS)
+    found = {tuple(pair) for pair in candidate_pairs(keys.T).tolist()}
+    true = [(2 * pair, 2 * pair + 1) in found for pair in range(1500)]
+    spread = np.sqrt(np.mean(chances) * (1 - np.mean(chances)) / 1500)
+    assert abs(np.mean(true) - np.mean(chances)) < 4 * spread + 1e-3
+    assert len(found) - sum(true) <= 3  # texts without a word in common
+
+
+def test_near_duplicates_are_found_and_others_are_not() -> None:
+    generator = np.random.default_rng(1)
+    families = [[f"{family}.{generator.integers(1 << 40)}" for _ in range(100)] for family in range(40)]
+    texts = [variant(generator, words, changes) for words in families for changes in (0, 1, 2, 2, 30)]
+    sets = sets_of(texts, 3)
+    candidates = candidate_pairs(band_keys(*shingle_hashes(texts, 3), SETTINGS).T)
+    similar = candidates[sets.similarities(candidates) >= 0.8]
+    classes = classes_of(len(texts), similar)
+    for family in range(40):
+        first = 5 * family
+        assert classes[first : first + 5].tolist() == [first, first, first, first, first + 4]
+    shingles = [literal_shingles(text, 3) for text in texts]
+    for a, b in similar:
+        assert literal_similarity(shingles[a], shingles[b]) >= 0.8
+
+
+def test_a_thousand_alike_texts_are_no_quadratic_work() -> None:
+    words = [f"w{place}" for place in range(200)]
+    generator = np.random.default_rng(2)
+    texts = [variant(generator, words, 1) for _ in range(2_000)]
+    candidates = candidate_pairs(band_keys(*shingle_hashes(texts, 3), SETTINGS).T)
+    assert len(candidates) <= 2 * SETTINGS.bands * len(texts)
+    classes = classes_of(len(texts), candidates[sets_of(texts, 3).similarities(candidates) >= 0.8])
+    assert (classes == 0).all()
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), max_size=20))
+def test_candidates_are_neighbours_and_firsts_of_buckets(rows: list[list[int]]) -> None:
+    keys = np.array(rows, dtype=np.uint64).reshape(-1, 2)
+    expected = set()
+    for band in keys.T:
+        for value in set(band.tolist()) - {0}:
+            bucket = np.flatnonzero(band == value).tolist()
+            expected |= {
+                (a, b) for a, b in combinations(bucket, 2) if a == bucket[0] or bucket.index(b) - bucket.index(a) == 1
+            }
+    assert candidate_pairs(keys.T).tolist() == sorted(map(list, expected))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
+def test_a_class_is_named_by_its_first(pairs: list[tuple[int, int]]) -> None:
+    classes = classes_of(10, np.array(pairs, dtype=np.int64).reshape(-1, 2))
+    expected = list(range(10))
+    for _ in range(10):
+        for a, b in pairs:
+            expected[a] = expected[b] = min(expected[a], expected[b])
+    assert classes.tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20))
+def test_the_first_of_equal_rows(rows: list[tuple[int, int]]) -> None:
+    keys = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    assert first_of_equal(keys[:, 0], keys[:, 1]).tolist() == [rows.index(row) for row in rows]
+
+
+def test_words_of_scripts_with_and_without_spaces() -> None:
+    texts = [" The  lobster,\n龙虾 has 2\u3000claws。", "กุ้ง", " \n", "", "한국어 단어", "İ"]
+    words, bounds = lower_words(texts)
+    found = [words[start:end].to_pylist() for start, end in pairwise(bounds)]
+    first = ["the", "lobster,", "龙", "虾", "has", "2", "claws。"]
+    assert found == [first, list("กุ้ง"), [], [], ["한국어", "단어"], ["i"]]
+
+
+@pytest.mark.parametrize("behind", [b"x", "É".encode(), b"\x80\x80\x80", b"\x85"])
+def test_what_lies_behind_a_text_in_memory_is_none_of_its_words(behind: bytes) -> None:
+    text = "b\u2028\u2028".encode()
+    bounds = pa.array([0, len(text)], pa.int64()).buffers()[1]
+    column = pa.LargeStringArray.from_buffers(1, bounds, pa.py_buffer(text + 8 * behind))
+    assert split_at_white_space(column).to_pylist() == [["b"]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(alphabet="aB cD\n\t\x1c\x85\u2028\u3000É"), max_size=8))
+def test_words_are_those_between_white_space(texts: list[str]) -> None:
+    words, bounds = lower_words(texts)
+    assert [words[start:end].to_pylist() for start, end in pairwise(bounds)] == [text.lower().split() for text in texts]

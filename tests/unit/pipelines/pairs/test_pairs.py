@@ -1,0 +1,107 @@
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.pairs.pairs import SCHEMA, pairs_from_judgments, read_pairs, some_of_each_query
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from tests.unit.small_run import make_artifact
+
+QUERIES = [f"q{number}" for number in (2, 0, 1)]
+DOCUMENTS = [f"d{number}" for number in (3, 1, 0, 2)]
+
+
+def judgments(rows: list[tuple[str, str, int]]) -> pa.Table:
+    """In two chunks, as several row groups give them."""
+    schema = pa.schema([("query_id", pa.string()), ("document_id", pa.string()), ("relevance", pa.int32())])
+    halves = (rows[: len(rows) // 2], rows[len(rows) // 2 :])
+    return pa.concat_tables(
+        pa.table([list(column) for column in zip(*half, strict=True)] or [[], [], []], schema=schema) for half in halves
+    )
+
+
+def pairs(rows: list[tuple[str, str, int]], minimum_relevance: int = 1) -> pa.Table:
+    names = (QUERIES, DOCUMENTS, [f"domain of {document}" for document in DOCUMENTS])
+    columns = (pa.chunked_array([values[:2], values[2:]]) for values in names)
+    return pairs_from_judgments(judgments(rows), *columns, minimum_relevance)
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from(QUERIES), st.sampled_from(DOCUMENTS), st.integers(-1, 3)),
+        unique_by=lambda row: row[:2],
+    ),
+    minimum_relevance=st.integers(0, 3),
+)
+def test_every_relevant_judgment_is_a_pair(rows: list[tuple[str, str, int]], minimum_relevance: int) -> None:
+    relevant = [row for row in rows if row[2] >= minimum_relevance]
+    if not relevant:
+        with pytest.raises(UserError, match=f"relevance of {minimum_relevance} or more"):
+            pairs(rows, minimum_relevance)
+        return
+    table = pairs(rows, minimum_relevance)
+    assert table.schema == SCHEMA
+    expected = sorted((QUERIES.index(query), DOCUMENTS.index(document)) for query, document, _ in relevant)
+    assert table.to_pylist() == [
+        {
+            "query_id": QUERIES[query],
+            "document_id": DOCUMENTS[document],
+            "domain": f"domain of {DOCUMENTS[document]}",
+            "query_row": query,
+            "document_row": document,
+        }
+        for query, document in expected
+    ]
+
+
+def test_the_order_of_judgments_does_not_matter() -> None:
+    rows = [("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1), ("q0", "d3", 1)]
+    assert pairs(rows).equals(pairs(rows[::-1]))
+
+
+def test_names_of_more_than_two_gigabytes() -> None:
+    domains = pa.chunked_array([pa.array([name * (1 << 20) for name in "abcdefgh"])] * 300)  # of which 8 MiB are there
+    documents = pa.chunked_array([[str(number) for number in range(len(domains))]])
+    queries = pa.chunked_array([pa.array([f"{number:0100000}" for number in range(80)])] * 300)
+    rows = [(queries[0].as_py(), "2399", 1), (queries[79].as_py(), "0", 1), (queries[79].as_py(), "1201", 1)]
+    table = pairs_from_judgments(judgments(rows), queries, documents, domains, 1)
+    assert table["query_row"].to_pylist() == [0, 79, 79]
+    assert table["document_row"].to_pylist() == [2399, 0, 1201]
+    assert [domain[0] for domain in table["domain"].to_pylist()] == ["h", "a", "b"]
+
+
+def test_unknown_ids_are_named() -> None:
+    with pytest.raises(UserError, match="2 judgments name a document that the collection lacks, the first 'd8'"):
+        pairs([("q0", "d1", 1), ("q0", "d8", 1), ("q1", "d9", 1)])
+    with pytest.raises(UserError, match="1 judgments name a query that the collection lacks, the first 'q9'"):
+        pairs([("q9", "d1", 1), ("q0", "d8", 0)])
+
+
+def test_stored_pairs_are_read_in_order(tmp_path: Path) -> None:
+    table = pairs([("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1)])
+    files = {"pairs/00000.parquet": table.slice(0, 2), "pairs/00001.parquet": table.slice(2)}
+    uri = make_artifact(tmp_path / "domain=other", "pairs", {}, {}, files, 3)  # what looks like a partition is none
+    assert (
+        read_pairs(Artifact(uri), ["query_row", "domain"]).to_pylist()
+        == table.select(["query_row", "domain"]).to_pylist()
+    )
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), unique=True), st.integers(1, 5), st.randoms())
+def test_some_pairs_of_each_query(rows: list[tuple[int, int]], number: int, random: Random) -> None:
+    def chosen(rows: list[tuple[int, int]]) -> set[tuple[int, int]]:
+        columns = [[f"q{q}" for q, _ in rows], [f"d{d}" for _, d in rows], [""] * len(rows), *zip(*rows, strict=True)]
+        table = pa.table([pa.array(column) for column in columns] if rows else [[]] * 5, schema=SCHEMA)
+        return {row for row, is_chosen in zip(rows, some_of_each_query(table, number), strict=True) if is_chosen}
+
+    found = chosen(sorted(rows))
+    for query in range(4):
+        own = {row for row in rows if row[0] == query}
+        assert len(own & found) == min(number, len(own))
+    assert chosen(random.sample(rows, len(rows))) == found  # a function of the ids, not of the order

@@ -1,0 +1,397 @@
+"""Artifacts: complete or absent, reused or refused by name, gone on with, found damaged. Locally and in a store."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytriever.artifacts.artifact import Artifact, Derivation, ShardRecord, ShardWriter, is_artifact, to_json
+from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.writer import MAKER, ArtifactWriter, Maker
+from raytriever.errors import UserError
+
+DERIVATION = Derivation(
+    kind="counts",
+    stage="count",
+    algorithm_version=1,
+    config={"repeat": 3, "parts": ["a", "b"], "nested": {"rate": 0.1, "nothing": None}, "empty": {}},
+    inputs={"collection": "c" * 64},
+)
+OTHER = replace(DERIVATION, config=DERIVATION.config | {"repeat": 4})
+SHARDS = ("00000", "00001", "00002")
+RUN = {"seconds": 1.0, "host": "any"}
+
+
+def make_shard(folder: Folder, name: str, text: str = "", derivation: str = DERIVATION.digest) -> ShardRecord:
+    with folder.scratch() as scratch:
+        writer = ShardWriter(folder, name, scratch, derivation)
+        for kind in ("texts", "ids"):
+            writer.path(f"{kind}/{name}.txt").write_text(f"{kind} of {name}{text}\n")
+            writer.add(f"{kind}/{name}.txt")
+        return writer.commit(int(name) + 1, counts={"texts": 2}, dropped={"empty": 1}, facts={"first": int(name)})
+
+
+def make(uri: str, derivation: Derivation = DERIVATION, text: str = "", **options: Any) -> Artifact:
+    writer = ArtifactWriter(uri, derivation, **options)
+    writer.begin()
+    return writer.finish([make_shard(writer.folder, name, text) for name in SHARDS], {"dimension": 8}, RUN)
+
+
+def contents(uri: str) -> dict[str, bytes]:
+    folder = Folder(uri)
+    return {name: folder.read_bytes(name) for name in folder.files()}
+
+
+def refused(act: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as raised:
+        act()
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_finished_artifact_says_what_it_is(place: str) -> None:
+    made = make(place)
+    opened = Artifact(place, "counts")
+    text = Folder(place).read_bytes("manifest.json")
+    assert opened.fingerprint == made.fingerprint == hashlib.sha256(text).hexdigest()
+    assert opened.rows == 6
+    assert opened.config == DERIVATION.config
+    assert [shard.facts["first"] for shard in opened.shards] == [0, 1, 2]
+    manifest = json.loads(text)
+    assert manifest["counts"] == {"texts": 6}
+    assert manifest["dropped"] == {"empty": 3}
+    assert manifest["facts"] == {"dimension": 8}
+    assert manifest["inputs"] == {"collection": "c" * 64}
+    assert opened.read_json("run.json") == RUN
+    assert opened.names("texts/") == [f"texts/{name}.txt" for name in SHARDS]
+    assert opened.names(suffix="1.txt") == ["texts/00001.txt", "ids/00001.txt"]
+    assert opened.path("texts/00002.txt").read_text() == "texts of 00002\n"
+    assert is_artifact(place)
+    opened.verify()
+
+
+def test_what_the_making_needed_is_gone_at_the_end(place: str) -> None:
+    make(place)
+    files = {f"{kind}/{name}.txt" for kind in ("texts", "ids") for name in SHARDS}
+    assert Folder(place).files().keys() == {"manifest.json", "run.json"} | files
+
+
+def test_times_are_no_part_of_the_fingerprint(place: str) -> None:
+    first = make(f"{place}/one")
+    writer = ArtifactWriter(f"{place}/two", DERIVATION)
+    writer.begin()
+    records = {name: make_shard(writer.folder, name) for name in reversed(SHARDS)}  # any order of making
+    second = writer.finish([records[name] for name in SHARDS], {"dimension": 8}, {"seconds": 99.0, "host": "other"})
+    assert first.fingerprint == second.fingerprint
+    assert make(f"{place}/three", text="!").fingerprint != first.fingerprint
+    assert make(f"{place}/four", OTHER).fingerprint != first.fingerprint
+
+
+def test_the_same_derivation_is_reused(place: str) -> None:
+    make(place)
+    before = contents(place)
+    writer = ArtifactWriter(place, DERIVATION)
+    assert writer.complete
+    writer.sweep()
+    assert contents(place) == before
+
+
+def test_files_of_others_beside_a_finished_artifact_stay(place: str) -> None:
+    make(place)
+    Folder(place).write_bytes("notes.md", b"mine")
+    ArtifactWriter(place, DERIVATION).sweep()
+    assert Folder(place).read_bytes("notes.md") == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config": DERIVATION.config | {"repeat": 4}}, "config.repeat: 3 there, 4 now"),
+        ({"config": DERIVATION.config | {"parts": ["a"]}}, 'config.parts: ["a", "b"] there, ["a"] now'),
+        (
+            {"config": DERIVATION.config | {"nested": {"rate": 0.1, "nothing": 0}}},
+            "config.nested.nothing: null there, 0 now",
+        ),
+        ({"config": DERIVATION.config | {"new": 1}}, 'config.new: "(absent)" there, 1 now'),
+        ({"inputs": {"collection": "d" * 64}}, "inputs.collection: cccccccccccc there, dddddddddddd now"),
+        ({"algorithm_version": 2}, "algorithm_version: 1 there, 2 now"),
+        ({"kind": "other"}, 'kind: "counts" there, "other" now'),
+    ],
+)
+def test_a_different_derivation_is_refused_by_the_names_of_its_fields(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    uri = str(tmp_path / "artifact")
+    make(uri)
+    before = contents(uri)
+    expected = f"{uri} holds a different counts artifact: {message}. Choose another output, or --force to replace it."
+    assert refused(lambda: ArtifactWriter(uri, replace(DERIVATION, **change))) == expected
+    assert contents(uri) == before
+
+
+def test_replacing_leaves_nothing_of_the_old_one(place: str) -> None:
+    make(place)
+    Folder(place).write_bytes("stray/file", b"x")
+    replaced = make(place, OTHER, replace=True)
+    expected = make(f"{place}-fresh", OTHER)
+    assert replaced.fingerprint == expected.fingerprint
+    assert contents(place) == contents(f"{place}-fresh")
+
+
+def test_an_interrupted_making_goes_on(place: str) -> None:
+    writer = ArtifactWriter(place, DERIVATION)
+    assert writer.begin() == {}
+    made = {name: make_shard(writer.folder, name) for name in SHARDS[:2]}
+    assert not is_artifact(place)
+    assert f"{place} is unfinished (no manifest.json)" in refused(lambda: Artifact(place))
+
+    again = ArtifactWriter(place, DERIVATION)
+    assert not again.complete
+    assert again.begin() == made  # equal records, hashes included
+    artifact = again.finish([*made.values(), make_shard(again.folder, SHARDS[2])], {"dimension": 8}, RUN)
+    assert artifact.fingerprint == make(f"{place}-undisturbed").fingerprint
+
+
+def test_an_unfinished_artifact_of_another_derivation_is_refused_too(place: str) -> None:
+    writer = ArtifactWriter(place, DERIVATION)
+    writer.begin()
+    make_shard(writer.folder, SHARDS[0])
+    before = contents(place)
+    assert "config.repeat: 3 there, 4 now" in refused(lambda: ArtifactWriter(place, OTHER))
+    assert contents(place) == before
+    assert ArtifactWriter(place, OTHER, replace=True).begin() == {}
+    assert contents(place).keys() == {"building.json", "maker.json"}
+
+
+def test_an_attempt_that_made_nothing_stands_in_nobodys_way(place: str) -> None:
+    ArtifactWriter(place, DERIVATION).begin()
+    assert ArtifactWriter(place, OTHER).begin() == {}
+    assert json.loads(Folder(place).read_bytes("building.json")) == asdict(OTHER)
+
+
+def test_a_kill_between_manifest_and_sweep_is_mended(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ArtifactWriter, "sweep", lambda _: None)
+        made = make(place)
+    assert "building.json" in Folder(place).files()
+    writer = ArtifactWriter(place, DERIVATION)
+    assert writer.complete
+    writer.sweep()
+    assert contents(place) == contents(make(f"{place}-undisturbed").uri)
+    assert Artifact(place).fingerprint == made.fingerprint
+
+
+@pytest.mark.parametrize("survivors", range(9))
+def test_a_kill_while_replacing_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survivors: int) -> None:
+    """Killed before each of the deletions: never complete, never foreign, then replaced all the same."""
+    uri = str(tmp_path / "artifact")
+    make(uri)
+    deleted: list[str] = []
+    delete = Folder.delete
+
+    def delete_or_die(folder: Folder, name: str) -> None:
+        if len(deleted) == survivors:
+            raise KeyboardInterrupt
+        delete(folder, name)
+        deleted.append(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "delete", delete_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            ArtifactWriter(uri, OTHER, replace=True).begin()
+    assert is_artifact(uri) == (survivors == 0)
+    if survivors:
+        old = ArtifactWriter(uri, DERIVATION, replace=True)  # and who goes back finds nothing that claims to be whole
+        assert not old.complete
+    assert make(uri, OTHER, replace=True).fingerprint == make(f"{uri}-fresh", OTHER).fingerprint
+    Artifact(uri).verify()
+
+
+@pytest.mark.parametrize(
+    "files", [{"thesis.tex": b"years of work"}, {"manifest.json": b'{"name": "an app"}', "x": b""}]
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_of_someone_else_is_refused_untouched(place: str, files: dict[str, bytes], force: bool) -> None:
+    for name, data in files.items():
+        Folder(place).write_bytes(name, data)
+    assert "Nothing was touched" in refused(lambda: ArtifactWriter(place, DERIVATION, replace=force))
+    assert contents(place) == files
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"\xff\xfe", b'{"kind": "counts"}', b'{"kind": "counts", "schema_version": "1"}']
+)
+def test_a_damaged_manifest_is_named(place: str, text: bytes) -> None:
+    make(place)
+    Folder(place).write_bytes("manifest.json", text)
+    assert refused(lambda: Artifact(place)).startswith(f"{place}/manifest.json is damaged (")
+    assert refused(lambda: ArtifactWriter(place, DERIVATION)).startswith(f"{place}/manifest.json is damaged")
+
+
+def test_a_manifest_of_a_later_schema_is_refused(place: str) -> None:
+    make(place)
+    manifest = json.loads(Folder(place).read_bytes("manifest.json"))
+    manifest["schema_version"] = 99
+    manifest["shards"] = "told in some new way"
+    Folder(place).write_bytes("manifest.json", json.dumps(manifest).encode())
+    assert "was written with schema 99, this version reads up to 1. Update Raytriever." in refused(
+        lambda: Artifact(place)
+    )
+
+
+def test_absent_and_other_artifacts_are_named(place: str) -> None:
+    assert f"{place} holds no artifact (no manifest.json), an artifact of kind 'counts' is needed" in refused(
+        lambda: Artifact(place, "counts")
+    )
+    make(place)
+    assert f"{place} holds an artifact of kind 'counts', one of kind 'vectors' is needed." in refused(
+        lambda: Artifact(place, "vectors")
+    )
+    assert not is_artifact(f"{place}-nowhere")
+
+
+def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "holds no artifact" in refused(lambda: Artifact(str(tmp_path / "file")))
+
+
+def test_verify_finds_a_damaged_file(place: str) -> None:
+    make(place)
+    Artifact(place).path("ids/00001.txt")  # a copy of the good bytes in the cache must not hide it
+    Folder(place).write_bytes("ids/00001.txt", b"ids of 00001.")
+    assert refused(lambda: Artifact(place).verify()).startswith(f"{place}/ids/00001.txt is damaged")
+
+
+def test_a_missing_file_is_named(place: str) -> None:
+    make(place, text=place)  # bytes of its own, so that no other test has put them into the cache
+    Folder(place).delete("ids/00001.txt")
+    for read in (Artifact(place).verify, lambda: Artifact(place).path("ids/00001.txt")):
+        assert refused(read).startswith(f"{place}/ids/00001.txt is missing though its manifest lists it.")
+
+
+def test_of_a_discarded_shard_nothing_stays(place: str) -> None:
+    folder = Folder(place)
+    with folder.scratch() as scratch:
+        writer = ShardWriter(folder, "00000", scratch)
+        writer.path("a/b.txt").write_text("x")
+        writer.add("a/b.txt")
+        assert writer.read("a/b.txt") == b"x"
+        writer.discard()
+    assert folder.files() == {}
+
+
+def test_records_survive_json() -> None:
+    record = ShardRecord("00000", 3, (), {"a": 1}, {"b": 2}, {"é": [1, {"c": None}]})
+    assert ShardRecord.from_json(json.loads(json.dumps(asdict(record)))) == record
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        lambda record: record | {"derivation": OTHER.digest},
+        lambda record: {key: value for key, value in record.items() if key != "derivation"},
+        lambda record: record | {"files": [{"name": "../../x", "bytes": 1, "sha256": "0" * 64}]},
+        lambda record: record | {"files": 1},
+        lambda record: [record],
+    ],
+)
+def test_a_record_that_is_not_of_this_derivation_is_removed(tmp_path: Path, spoilt: Callable[[Any], Any]) -> None:
+    place = str(tmp_path / "artifact")
+    writer = ArtifactWriter(place, DERIVATION)
+    writer.begin()
+    made = {name: make_shard(writer.folder, name) for name in SHARDS[:2]}
+    stored = json.loads(writer.folder.read_bytes("shards/00001.json"))
+    assert stored["derivation"] == DERIVATION.digest
+    writer.folder.write_bytes("shards/00001.json", to_json(spoilt(stored)))
+    again = ArtifactWriter(place, DERIVATION)
+    assert again.begin() == {SHARDS[0]: made[SHARDS[0]]}
+    assert "shards/00001.json" not in contents(place)
+    rest = [make_shard(again.folder, name) for name in SHARDS[1:]]
+    artifact = again.finish([made[SHARDS[0]], *rest], {"dimension": 8}, RUN)
+    assert artifact.fingerprint == make(f"{place}-undisturbed").fingerprint
+    assert b"derivation" not in artifact.folder.read_bytes("manifest.json")
+
+
+def hostile(place: str, change: Callable[[Any], Any]) -> str:
+    """What is said of an artifact whose manifest's second file was changed."""
+    make(place)
+    manifest = json.loads(Folder(place).read_bytes("manifest.json"))
+    change(manifest["shards"][1])
+    Folder(place).write_bytes("manifest.json", to_json(manifest))
+    return refused(lambda: Artifact(place))
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a/../../x", "a//b", "a/", "", ".", "./x", "..", "a\\..\\x", "a\0", None, 1]
+)
+def test_a_manifest_that_names_a_file_outside_of_its_folder_is_refused(tmp_path: Path, name: object) -> None:
+    for key, change in {
+        "file": lambda shard: shard["files"][1].update(name=name),
+        "shard": lambda shard: shard.update(name=name),
+    }.items():
+        message = hostile(str(tmp_path / key), change)
+        assert f"manifest.json is damaged ({name!r} is no name of a file inside the folder)" in message
+
+
+@pytest.mark.parametrize(
+    "sha256", ["../../.bashrc", "/etc/x", "0" * 63, "0" * 65, "A" * 64, "0" * 64 + "\n", "", None, 1]
+)
+def test_a_manifest_with_a_hash_that_is_none_is_refused(tmp_path: Path, sha256: object) -> None:
+    message = hostile(str(tmp_path / "artifact"), lambda shard: shard["files"][1].update(sha256=sha256))
+    assert f"{sha256!r} is no SHA-256" in message
+
+
+def test_a_later_run_takes_over_and_the_earlier_one_stops(place: str) -> None:
+    earlier = ArtifactWriter(place, DERIVATION)
+    earlier.begin()
+    record = make_shard(earlier.folder, SHARDS[0])
+    earlier.require_own()
+    later = ArtifactWriter(place, DERIVATION)
+    assert later.begin() == {SHARDS[0]: record}
+    earlier.require_own(seconds=60)  # it has looked just now
+    assert f"{place} is made by another run now (process {os.getpid()} on" in refused(earlier.require_own)
+    before = contents(place)
+    assert "run only one of the two" in refused(lambda: earlier.finish([record], {}, RUN))
+    assert contents(place) == before
+    later.require_own()
+    rest = [make_shard(later.folder, name) for name in SHARDS[1:]]
+    finished = later.finish([record, *rest], {"dimension": 8}, RUN)
+    assert finished.fingerprint == make(f"{place}-undisturbed").fingerprint
+    assert "maker.json" not in contents(place)
+    before = contents(place)
+    assert "no longer this run's: another run has made it" in refused(lambda: earlier.finish([record], {}, RUN))
+    assert contents(place) == before
+
+
+def test_another_process_of_this_machine_that_is_at_work_is_not_interrupted(place: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        ArtifactWriter(place, DERIVATION).begin()
+        maker = Maker.model_validate_json(Folder(place).read_bytes(MAKER))
+        started = Path(f"/proc/{process.pid}/stat").read_text().split()[21]
+        other = maker.model_copy(update={"run": "other", "process": process.pid, "started": started})
+
+        def stored(**changes: Any) -> None:
+            Folder(place).write_bytes(MAKER, to_json(other.model_copy(update=changes).model_dump()))
+
+        stored()
+        before = contents(place)
+        message = refused(ArtifactWriter(place, DERIVATION).begin)
+        assert f"is being made already, by process {process.pid} on" in message
+        assert contents(place) == before
+        for gone in ({"host": "another"}, {"started": "1"}, {"started": ""}, {"process": 2**22 + 1}):
+            stored(**gone)
+            ArtifactWriter(place, DERIVATION).begin()
+        stored()
+        process.kill()
+        while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":  # dead, and not yet waited for
+            time.sleep(0.01)
+        ArtifactWriter(place, DERIVATION).begin()

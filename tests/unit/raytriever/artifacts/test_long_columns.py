@@ -1,0 +1,46 @@
+"""Columns that one string array can't hold: long in all, but of the same few buffers again and again."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.artifacts import long_columns
+from raytriever.artifacts.long_columns import places_among, take_rows, take_texts
+
+LETTERS = "abcdefgh"
+LONG = pa.chunked_array([pa.array([letter * (1 << 20) for letter in LETTERS])] * 300)  # 2.4 GiB, of which 8 MiB exist
+
+
+def test_that_arrow_overflows() -> None:
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        LONG.combine_chunks()
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        LONG.take(pa.array([0]))
+
+
+def test_rows_of_a_long_column() -> None:
+    rows = np.array([2399, 0, 1201, 1201, 7])
+    table = take_rows(pa.table({"id": LONG, "row": np.arange(len(LONG))}), rows)
+    assert [text[0] for text in table["id"].to_pylist()] == ["h", "a", "b", "b", "h"]
+    assert table["row"].to_pylist() == rows.tolist()
+
+
+def test_places_among_a_long_column() -> None:
+    assert places_among(pa.array(["c" * (1 << 20), "c"]), LONG).tolist() == [2, -1]
+    np.testing.assert_array_equal(places_among(LONG, LONG.slice(8, 8)), np.tile(np.arange(8), 300))
+
+
+@settings(max_examples=50)
+@given(chunks=st.lists(st.lists(st.text(max_size=3), max_size=5), min_size=1, max_size=5), data=st.data())
+def test_equal_to_a_list(chunks: list[list[str]], data: st.DataObject) -> None:
+    column, texts = pa.chunked_array(chunks, pa.string()), [text for chunk in chunks for text in chunk]
+    chosen = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=12)) if texts else []
+    rows = np.array(chosen, dtype=np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_columns, "_ROWS_AT_ONCE", 5)
+        taken = take_texts(column, rows)
+    assert taken.to_pylist() == [texts[row] for row in chosen]
+    assert taken.type == pa.string()
+    assert places_among(column, column).tolist() == [texts.index(text) for text in texts]

@@ -1,0 +1,328 @@
+"""Folders: a file is whole or absent, on the local disk and in an object store."""
+
+import errno
+import hashlib
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raytriever.artifacts.storage import TEMPORARY_PREFIX, Folder, absolute, cache_folder, sha256_of
+from raytriever.errors import StorageError, UserError
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def everything_in(folder: Path) -> list[str]:
+    """Names below a local folder, temporary ones too."""
+    return sorted(path.name for path in folder.rglob("*"))
+
+
+def put(folder: Folder, name: str, data: bytes) -> None:
+    with folder.scratch() as scratch:
+        (scratch / "built").write_bytes(data)
+        folder.put(name, scratch / "built")
+
+
+def test_what_is_written_is_read(place: str) -> None:
+    folder = Folder(place)
+    assert folder.files() == {}
+    assert not folder.exists("a/b.txt")
+    written = {"a/b.txt": b"one", "a/c/d.txt": b"", "é ü.bin": bytes(range(256)), "z": b"last"}
+    for name, data in written.items():
+        folder.write_bytes(name, data)
+    assert folder.files() == {name: len(data) for name, data in sorted(written.items())}
+    assert list(folder.files()) == sorted(written)
+    for name, data in written.items():
+        assert folder.exists(name)
+        assert folder.read_bytes(name) == data
+        assert folder.sha256(name) == sha256(data)
+        with folder.open_input(name) as file:
+            assert file.read() == data
+    assert not folder.exists("a")  # a folder is no file
+
+
+def test_a_file_larger_than_an_upload_part_arrives_whole(place: str) -> None:
+    data = os.urandom(1 << 20) * 12
+    put(Folder(place), "large", data)
+    assert Folder(place).sha256("large") == sha256(data)
+
+
+def test_writing_again_replaces(place: str) -> None:
+    folder = Folder(place)
+    folder.write_bytes("name", b"a longer first version")
+    folder.write_bytes("name", b"second")
+    assert folder.read_bytes("name") == b"second"
+
+
+def test_what_is_absent_says_so(place: str) -> None:
+    folder = Folder(place)
+    folder.write_bytes("there", b"x")
+    for read in (folder.read_bytes, folder.sha256, folder.open_input, lambda name: folder.local_path(name, "0" * 64)):
+        with pytest.raises(FileNotFoundError):
+            read("absent")
+    folder.delete("absent")
+    assert list(folder.files()) == ["there"]
+
+
+def test_deleting_takes_one_file(place: str) -> None:
+    folder = Folder(place)
+    for name in ("a/1", "a/2", "b/1"):
+        folder.write_bytes(name, b"x")
+    folder.delete("a/1")
+    folder.delete("b/1")
+    folder.delete_empty_folders()
+    assert list(folder.files()) == ["a/2"]
+
+
+def test_a_folder_below_is_a_folder(place: str) -> None:
+    below = Folder(place + "/") / "one" / "two"
+    below.write_bytes("x", b"1")
+    assert Folder(place).read_bytes("one/two/x") == b"1"
+    assert below.describe("x") == f"{place}/one/two/x"
+    assert pickle.loads(pickle.dumps(below)).read_bytes("x") == b"1"
+
+
+@pytest.mark.parametrize("failing", [KeyboardInterrupt, OSError, ValueError])
+def test_a_failing_writer_leaves_nothing(tmp_path: Path, failing: type[BaseException]) -> None:
+    folder = Folder(str(tmp_path / "f"))
+    folder.write_bytes("name", b"before")
+
+    def write() -> None:
+        with folder.scratch() as scratch:
+            (scratch / "half").write_bytes(b"half of it")
+            raise failing
+
+    with pytest.raises(failing):
+        write()
+    assert everything_in(tmp_path / "f") == ["name"]
+    assert folder.read_bytes("name") == b"before"
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    folder = Folder(str(tmp_path / "f"))
+    folder.write_bytes("name", b"before")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[step], fail)
+        with pytest.raises(OSError, match="full"):
+            folder.write_bytes("name", b"after")
+    assert everything_in(tmp_path / "f") == ["name"]
+    assert folder.read_bytes("name") == b"before"
+
+
+def test_a_local_file_is_synced_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    synced, moved = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (events.append("sync"), synced(handle)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
+    Folder(str(tmp_path)).write_bytes("name", b"x")
+    assert events == ["sync", "rename", "sync"]  # the file, its name, the folder that holds the name
+
+
+def test_temporary_files_are_invisible_and_swept(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.write_bytes("kept", b"x")
+    with folder.scratch() as scratch:
+        assert scratch.parent == tmp_path  # a rename must not cross file systems
+        (scratch / "deep").mkdir()
+        (scratch / "deep" / "half").write_bytes(b"x")
+        assert list(folder.files()) == ["kept"]
+    left_by_a_kill = tmp_path / f"{TEMPORARY_PREFIX}abc"
+    left_by_a_kill.mkdir()
+    (left_by_a_kill / "half").write_bytes(b"x")
+    assert list(folder.files()) == ["kept"]
+    folder.delete_temporary()
+    assert everything_in(tmp_path) == ["kept"]
+
+
+def test_a_remote_file_is_copied_once_and_checked(object_store: str, cache: Path) -> None:
+    folder = Folder(f"{object_store}/copied")
+    folder.write_bytes("name", b"the bytes")
+    path = folder.local_path("name", sha256(b"the bytes"))
+    assert path == cache_folder() / "files" / sha256(b"the bytes")
+    assert path.read_bytes() == b"the bytes"
+    assert path.is_relative_to(cache)
+    folder.delete("name")
+    assert folder.local_path("name", sha256(b"the bytes")) == path
+
+
+def test_a_damaged_download_is_refused_and_not_kept(object_store: str) -> None:
+    folder = Folder(f"{object_store}/damaged")
+    folder.write_bytes("name", b"other bytes")
+    expected = sha256(b"the bytes that were meant")
+    with pytest.raises(UserError, match=f"{object_store}/damaged/name is damaged: its SHA-256 is not {expected}"):
+        folder.local_path("name", expected)
+    assert not (cache_folder() / "files" / expected).exists()
+    assert not list((cache_folder() / "files").glob(f"{TEMPORARY_PREFIX}*"))
+
+
+@pytest.mark.parametrize("recorded", ["../../.bashrc", "/tmp/x", "0" * 63, "A" * 64, "0" * 64 + "\n", "", None])
+def test_a_hash_that_is_none_names_no_file(place: str, cache: Path, recorded: Any) -> None:
+    folder = Folder(place)
+    folder.write_bytes("name", b"evil")
+    (cache / "files").mkdir(exist_ok=True)
+    (cache.parent / ".bashrc").write_bytes(b"mine")
+    with pytest.raises(UserError, match=r"recorded with the SHA-256 .*, which is none"):
+        folder.local_path("name", recorded)
+    assert (cache.parent / ".bashrc").read_bytes() == b"mine"
+
+
+def test_a_copy_is_on_the_disk_before_its_name_is(object_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name vouches for the bytes ever after."""
+    folder = Folder(f"{object_store}/synced")
+    folder.write_bytes("name", b"to be synced")
+    events: list[str] = []
+    synced, moved = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (events.append("sync"), synced(handle)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("rename"), moved(path, to)))
+    folder.local_path("name", sha256(b"to be synced"))
+    assert events == ["sync", "rename", "sync"]
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_of_the_cache_is_named_and_not_the_store(
+    object_store: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(f"{object_store}/large")
+    folder.write_bytes("name", b"larger than the disk")
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(StorageError) as raised:
+        folder.local_path("name", sha256(b"larger than the disk"))
+    assert str(raised.value).startswith(f"{cache / 'files'}: No space left on device. ")
+    assert "RAYTRIEVER_CACHE" in str(raised.value)
+    assert object_store not in str(raised.value)
+
+
+@pytest.mark.parametrize("where", ["mkdtemp", "inside", "library"])
+def test_a_full_disk_for_scratch_is_named_and_not_the_store(
+    object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if where == "mkdtemp":
+        monkeypatch.setattr("tempfile.mkdtemp", lambda **_: full())
+
+    def work() -> None:
+        with Folder(f"{object_store}/scratch").scratch():
+            if where == "library":
+                raise RuntimeError("I/O error: No space left on device (os error 28)")
+            full()
+
+    with pytest.raises(StorageError, match=rf"^{tmp_path}: .*No space left on device.*TMPDIR") as raised:
+        work()
+    assert object_store not in str(raised.value)
+
+
+def test_a_full_disk_elsewhere_is_not_the_one_for_scratch(object_store: str) -> None:
+    elsewhere = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere/x")
+    with pytest.raises(OSError, match="/elsewhere/x") as raised, Folder(f"{object_store}/scratch").scratch():
+        raise elsewhere
+    assert raised.value is elsewhere
+
+
+def test_a_local_file_needs_no_copy(tmp_path: Path) -> None:
+    Folder(str(tmp_path)).write_bytes("name", b"x")
+    assert Folder(str(tmp_path)).local_path("name", "0" * 64) == tmp_path / "name"
+    assert sha256_of(tmp_path / "name") == sha256(b"x")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:secret@bucket",
+        "s3://key:secret@bucket/runs",
+        "s3://key:sec/ret@bucket/runs",
+        "s3://key:secret@bucket/runs?region=y",
+        "s3://key:sec?ret@bucket/runs",
+        "s3://key:sec#ret@bucket/runs",
+        "gs://anonymous@key:secret@bucket/runs",
+        "nonsense://key:sec/ret@bucket",
+    ],
+)
+def test_keys_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
+    with pytest.raises(UserError, match="AWS_SECRET_ACCESS_KEY") as refused:
+        Folder(uri)
+    assert not any(part in str(refused.value) for part in ("key:", "sec", "ret@"))
+
+
+def test_public_access_is_no_key() -> None:
+    assert Folder("gs://anonymous@bucket/runs").uri == "gs://anonymous@bucket/runs"
+
+
+@pytest.mark.parametrize(
+    "uri", ["ftp://host/x", "s3://", "s3:///x", "gs://", "gs://anonymous@", "nonsense://x", "file:///tmp/a#b"]
+)
+def test_a_uri_that_cannot_be_opened_is_refused(uri: str) -> None:
+    with pytest.raises(UserError, match=r"can't be opened as a folder: .* Use a local path, s3://"):
+        Folder(uri)
+
+
+def test_names_in_a_store_are_taken_as_they_are(object_store: str) -> None:
+    """One that was cut off at a ``#``, say, would be another run's folder."""
+    names = ["run#1/a", "run#2/a", "a b", "a%20b", "50%", "über", "[a]", "a|b", "x\\y", "a+b", "a&b=c;d", "{a}^`~<>"]
+    for number, name in enumerate(names):
+        Folder(f"{object_store}/odd/{name}").write_bytes("x", str(number).encode())
+    assert Folder(f"{object_store}/odd").files().keys() == {f"{name}/x" for name in names}
+    for number, name in enumerate(names):
+        folder = Folder(f"{object_store}/odd/{name}")
+        assert folder.files() == {"x": len(str(number))}
+        assert pickle.loads(pickle.dumps(folder)).read_bytes("x") == str(number).encode()
+        with folder.open_input("x") as file:
+            assert file.read() == str(number).encode()
+        folder.delete("x")
+    assert Folder(f"{object_store}/odd").files() == {}
+    assert Folder("gs://anonymous@bucket/a#b c%20/ü")._root == "bucket/a#b c%20/ü"
+
+
+def test_options_in_a_uri_are_refused() -> None:
+    """They would end up in the middle of every name below it."""
+    with pytest.raises(UserError, match=r"s3://bucket/x\?region=y holds options.*environment \(AWS_REGION"):
+        Folder("s3://bucket/x?region=y")
+
+
+def test_local_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert absolute("a/b") == str(tmp_path / "a/b")
+    assert absolute("~/a") == "/home/someone/a"
+    assert absolute("s3://bucket/a") == "s3://bucket/a"
+    Folder("relative").write_bytes("x", b"1")
+    assert (tmp_path / "relative" / "x").read_bytes() == b"1"
+    assert Folder(f"file://{tmp_path}/relative").is_local
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=40).filter(
+    lambda name: name not in (".", "..") and not name.startswith(TEMPORARY_PREFIX) and len(name.encode()) <= 200
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=st.lists(st.lists(NAMES, min_size=1, max_size=3).map("/".join), unique=True, max_size=4))
+def test_any_name_comes_back(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+    folder = Folder(str(tmp_path_factory.mktemp("names")))
+    written = []
+    for name in names:
+        if not any(name.startswith(f"{other}/") or other.startswith(f"{name}/") for other in written):
+            folder.write_bytes(name, name.encode())
+            written.append(name)
+    assert list(folder.files()) == sorted(written)
+    assert all(folder.read_bytes(name) == name.encode() for name in written)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
+def test_a_place_where_no_folder_can_be_made_is_named() -> None:
+    with pytest.raises(StorageError, match="/proc/model: no folder can be made there"):
+        Folder("/proc/model").write_bytes("name", b"data")

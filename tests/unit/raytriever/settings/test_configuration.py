@@ -1,0 +1,251 @@
+"""Settings: what is read, how a mistake is named, how inputs are told from the rest."""
+
+import json
+import math
+from typing import Annotated, Literal
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field, ValidationError
+
+from raytriever.errors import UserError
+from raytriever.settings.configuration import (
+    Input,
+    InputPath,
+    Settings,
+    apply_overrides,
+    did_you_mean,
+    input_paths,
+    map_inputs,
+    parse_yaml,
+    read_yaml,
+    validate,
+    without_inputs,
+)
+
+
+class Folder(Settings):
+    kind: Literal["folder"] = "folder"
+    path: InputPath
+    splits: tuple[str, ...] | None = Field(default=None, min_length=1)
+
+
+class Generated(Settings):
+    kind: Literal["generated"] = "generated"
+    rows: int = Field(default=3, gt=0)
+
+
+class Optimizer(Settings):
+    learning_rate: float = 1e-3
+    bf16: bool | Literal["auto"] = "auto"
+
+
+class Job(Settings):
+    output: str = "out"
+    source: Annotated[Folder | Generated, Field(discriminator="kind")] = Generated()
+    runs: Annotated[dict[str, str], Input()] = Field(default_factory=dict)
+    vectors: InputPath | None = None
+    optimizer: Optimizer = Optimizer()
+    parts: tuple[Literal["documents", "queries"], ...] = ()
+
+
+FULL = {
+    "source": {"kind": "folder", "path": "c"},
+    "runs": {"a": "runs/a", "b": "runs/b"},
+    "vectors": "v",
+    "optimizer": {"learning_rate": 0.5},
+}
+
+
+def refusal(values: dict[str, object]) -> str:
+    with pytest.raises(UserError) as raised:
+        validate(Job, values, "job.yaml")
+    message = str(raised.value)
+    assert message.startswith("job.yaml: ")
+    assert "\n" not in message
+    return message.removeprefix("job.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"outptu": "x"}, "'outptu' is not a setting. Did you mean 'output'?"),
+        ({"zzz": 1}, "'zzz' is not a setting. Allowed: optimizer, output, parts, runs, source, vectors."),
+        (
+            {"optimizer": {"learning_rat": 1}},
+            "'optimizer.learning_rat' is not a setting. Did you mean 'learning_rate'?",
+        ),
+        ({"source": {"kind": "folder"}}, "'source.path' is missing and has no default."),
+        ({"source": {"kind": "generated", "row": 1}}, "'source.row' is not a setting. Did you mean 'rows'?"),
+        ({"source": {"kind": "foldr"}}, "'source.kind' can't be 'foldr'. Did you mean 'folder'?"),
+        ({"source": {"rows": 3}}, "'source.kind' is missing. Allowed: folder, generated."),
+        (
+            {"source": {"kind": "generated", "rows": 0}},
+            "'source.rows': Input should be greater than 0 (given: 0).",
+        ),
+        (
+            {"optimizer": {"learning_rate": "fast"}},
+            "'optimizer.learning_rate': Input should be a valid number, unable to parse string as a number"
+            " (given: 'fast').",
+        ),
+        ({"parts": ["docs"]}, "'parts.0': Input should be 'documents' or 'queries' (given: 'docs')."),
+        (
+            {"optimizer": {"bf16": "maybe"}},
+            "'optimizer.bf16': Input should be a valid boolean, unable to interpret input (given: 'maybe')."
+            " 'optimizer.bf16': Input should be 'auto' (given: 'maybe').",
+        ),
+    ],
+)
+def test_a_mistake_is_named_as_the_user_wrote_it(values: dict[str, object], message: str) -> None:
+    assert refusal(values) == message
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    message = refusal({"outptu": 1, "optimizer": {"learning_rate": "x"}, "source": {"kind": "folder"}})
+    assert all(key in message for key in ("'outptu'", "'optimizer.learning_rate'", "'source.path'"))
+
+
+def test_settings_are_immutable_and_typed() -> None:
+    job = validate(Job, {"optimizer": {"learning_rate": "2e-5"}}, "x")  # YAML 1.1 reads 2e-5 as a string
+    assert job.optimizer.learning_rate == 2e-5
+    with pytest.raises(ValidationError):
+        job.output = "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: [1, 2\nc: 3", "f.yaml, line 3 is not valid YAML: expected ',' or ']', but got"),
+        ("a:\n  b: 1\n  c: 2\n  b: 3\n", "f.yaml, line 4 is not valid YAML: 'b' is given twice."),
+        ("- 1", "f.yaml holds list; a mapping"),
+        ("", "f.yaml holds nothing; a mapping"),
+        ("a: !!python/object/apply:os.system ['true']", "f.yaml, line 1 is not valid YAML: could not determine"),
+        ("a: \x00", "f.yaml is not valid YAML: special characters are not allowed."),
+        ("a: 1\nruns: {{ runs }}\n", "f.yaml, line 2 is not valid YAML: a mapping or list in brackets stands where"),
+        ("a: 1\n\n[x, y]: 2\n", "f.yaml, line 3 is not valid YAML: a mapping or list in brackets stands where"),
+    ],
+)
+def test_what_is_no_mapping_is_refused_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        parse_yaml(text, "f.yaml")
+    assert str(raised.value).startswith(message)
+
+
+def test_merge_keys_and_nested_lists_are_plain_yaml() -> None:
+    text = "base: &b {x: 1, y: 2}\nmine:\n  <<: *b\n  y: 3\nitems: [{x: 1}, {x: 2}]"
+    assert parse_yaml(text, "f")["mine"] == {"x": 1, "y": 3}
+    assert parse_yaml(text, "f") == yaml.safe_load(text)
+
+
+def test_files_that_cannot_be_read(tmp_path) -> None:
+    (tmp_path / "latin.yaml").write_bytes("a: é".encode("latin-1"))
+    for name, message in (("latin.yaml", r"latin\.yaml is not UTF-8 text \(byte 3\)"), ("none.yaml", "No such file")):
+        with pytest.raises(UserError, match=message):
+            read_yaml(tmp_path / name, "Recipe")
+    with pytest.raises(UserError, match="can't be read"):
+        read_yaml(tmp_path, "Recipe")
+
+
+def test_overrides_are_laid_over_a_copy() -> None:
+    settings = {"a": {"b": [1], "c": 2}, "empty": None}
+    changed = apply_overrides(settings, ["a.c=3", "x.y.z=true", "a.b=[4, 5]", "empty.k=v", "text='1'", "nothing="])
+    assert changed == {
+        "a": {"b": [4, 5], "c": 3},
+        "x": {"y": {"z": True}},
+        "empty": {"k": "v"},
+        "text": "1",
+        "nothing": None,
+    }
+    assert settings == {"a": {"b": [1], "c": 2}, "empty": None}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("learning_rate", "'learning_rate' is not of the form key=value"),
+        ("=3", "'=3' is not of the form key=value"),
+        ("a.b.c=3", "'a.b.c=3': a.b is 2 and has no settings below it"),
+        ("a=[1", "'a=\\[1': the value is not valid YAML"),
+        ("a=2024-13-45", "the value is not valid YAML. If it is text, put it in quotes: --set 'a=\"2024-13-45\"'"),
+        ("a={{ runs }}", "the value is not valid YAML"),
+        (
+            "a=Find the C# or F # code",
+            "reads 'Find the C# or F' and drops the rest, .* in quotes: --set 'a=\"Find the C# or F # code\"'; else",
+        ),
+        ("a= x ", "reads 'x' and drops the rest, outer spaces.* in quotes: --set 'a=\" x \"'"),
+        ("a=query ", "in quotes: --set 'a=\"query \"'"),
+        ("a=one\n two", r"in quotes: --set 'a=\"one\\n two\"'"),
+        ("a=# nothing", "reads None and drops the rest"),
+        ("a= ", "reads None and drops the rest"),
+    ],
+)
+def test_bad_overrides_are_refused(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        apply_overrides({"a": {"b": 2}}, [override])
+
+
+def test_quoted_text_keeps_what_yaml_would_cut() -> None:
+    texts = [" x ", "query: ", "Find the C# or F # code", "0123456", "# x", "it's"]
+    for text in texts:
+        assert apply_overrides({}, [f"key={json.dumps(text)}"]) == {"key": text}
+    assert apply_overrides({}, ["key=C# and F#", "other=[a, b] ", "number= 3", "tagged=!!str 5"]) == {
+        "key": "C# and F#",
+        "other": ["a", "b"],
+        "number": 3,
+        "tagged": "5",
+    }
+
+
+def test_a_leading_zero_makes_no_octal_number() -> None:
+    job = validate(Job, apply_overrides({}, ["output=0123456", "source={kind: generated, rows: 010}"]), "x")
+    assert job.output == "0123456"
+    assert job.source == Generated(rows=10)
+    assert parse_yaml("{a: 0, b: 10, c: -007, d: 0x10}", "f") == {"a": 0, "b": 10, "c": "-007", "d": 16}
+
+
+@pytest.mark.parametrize(("override", "shown"), [("output=query: ", "{'query': None}"), ("output=3", "3")])
+def test_what_is_no_text_is_shown_with_what_to_do(override: str, shown: str) -> None:
+    message = refusal(apply_overrides({}, [override]))
+    assert message.startswith(f"'output': Input should be a valid string (given: {shown}, as YAML reads it). Quote it")
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.text()
+
+
+@settings(max_examples=50)
+@given(st.recursive(PLAIN, lambda values: st.lists(values) | st.dictionaries(st.text(), values)))
+def test_any_value_survives_an_override(value: object) -> None:
+    # a text as it would be given: on one line, and without the mark by which PyYAML ends a document
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n").removesuffix("\n...")
+    assert apply_overrides({}, [f"key={text}"])["key"] == value
+
+
+def test_inputs_are_found_at_any_depth() -> None:
+    job = validate(Job, FULL, "x")
+    assert input_paths(job) == {"source.path": "c", "runs.a": "runs/a", "runs.b": "runs/b", "vectors": "v"}
+    moved = map_inputs(job, lambda key, value: f"/{key}/{value}")
+    assert input_paths(moved) == {
+        "source.path": "/source.path/c",
+        "runs.a": "/runs.a/runs/a",
+        "runs.b": "/runs.b/runs/b",
+        "vectors": "/vectors/v",
+    }
+    assert moved.optimizer == job.optimizer
+    assert input_paths(validate(Job, {}, "x")) == {}
+
+
+def test_what_is_recorded_holds_no_input() -> None:
+    assert without_inputs(validate(Job, FULL, "x")) == {
+        "output": "out",
+        "source": {"kind": "folder", "splits": None},
+        "optimizer": {"learning_rate": 0.5, "bf16": "auto"},
+        "parts": [],
+    }
+
+
+def test_a_close_name_is_proposed_and_else_all_are_listed() -> None:
+    assert did_you_mean("clusterz", ["cluster", "pack"]) == " Did you mean 'cluster'?"
+    assert did_you_mean("qqq", ["cluster", "pack"]) == " Allowed: cluster, pack."
+    assert did_you_mean("qqq", []) == ""

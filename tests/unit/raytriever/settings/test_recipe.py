@@ -1,0 +1,194 @@
+"""Recipes: stages that name each other, overrides, and how a mistake in them is named."""
+
+from pathlib import Path
+
+import pytest
+
+from raytriever.errors import UserError
+from raytriever.settings.recipe import load_recipe, load_variants, recipe_names
+
+RECIPE = """
+description: small
+output: runs/{name}
+resources: {workers: 2}
+stages:
+  documents: {job: collect, source: {kind: beir, path: somewhere/beir}}
+  pairs: {job: pairs, collection: documents, minimum_relevance: 2}
+  wide: {job: pairs, collection: documents, resources: {workers: 8}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE.replace("{name}", "mine"), encoding="utf-8")
+    return str(path)
+
+
+def refused(recipe: str, *overrides: str) -> str:
+    with pytest.raises(UserError) as raised:
+        load_recipe(recipe, overrides)
+    return str(raised.value)
+
+
+def test_stages_keep_their_order_and_settings(recipe: str) -> None:
+    loaded = load_recipe(recipe, [])
+    assert (loaded.name, loaded.output) == ("small", "runs/mine")
+    assert list(loaded.stages) == ["documents", "pairs", "wide"]
+    assert loaded.stages["pairs"] == {
+        "job": "pairs",
+        "collection": "documents",
+        "minimum_relevance": 2,
+        "resources": {"workers": 2},
+    }
+    assert loaded.stages["wide"]["resources"] == {"workers": 8}
+    assert loaded.folder("pairs") == "runs/mine/pairs"
+
+
+def test_a_stages_resources_are_laid_over_the_recipes_key_by_key(recipe: str) -> None:
+    shared = "resources={workers: 2, cpus_per_worker: 4}"
+    loaded = load_recipe(recipe, [shared, "pairs.resources.gpus_per_worker=1"])
+    assert loaded.stages["documents"]["resources"] == {"workers": 2, "cpus_per_worker": 4}
+    assert loaded.stages["pairs"]["resources"] == {"workers": 2, "cpus_per_worker": 4, "gpus_per_worker": 1}
+    assert loaded.stages["wide"]["resources"] == {"workers": 8, "cpus_per_worker": 4}
+    for wrong in ("3", "null"):
+        loaded = load_recipe(recipe, [shared, f"pairs.resources={wrong}", "resources.workers=1"])
+        assert loaded.stages["pairs"]["resources"] == (None if wrong == "null" else 3)  # for the job to refuse
+    assert load_recipe(recipe, ["resources=3"]).stages["pairs"]["resources"] == 3
+
+
+def test_an_output_given_by_the_command_wins(recipe: str) -> None:
+    assert load_recipe(recipe, [], "s3://bucket/run/").folder("pairs") == "s3://bucket/run/pairs"
+    assert load_recipe(recipe, ["output=elsewhere"]).folder("pairs") == "elsewhere/pairs"
+    assert load_recipe(recipe, ["output=elsewhere"], "here").output == "here"
+
+
+def test_a_recipe_without_output_goes_under_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "plain.yml"
+    path.write_text("stages: {a: {job: collect}}")
+    assert load_recipe(str(path), []).output == "runs/plain"
+
+
+def test_overrides_begin_with_a_stage(recipe: str) -> None:
+    loaded = load_recipe(recipe, ["documents.source.path=other", "pairs.minimum_relevance=1", "resources.workers=1"])
+    assert loaded.stages["documents"]["source"] == {"kind": "beir", "path": "other"}
+    assert loaded.stages["pairs"]["minimum_relevance"] == 1
+    assert loaded.stages["documents"]["resources"] == {"workers": 1}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "pears.minimum_relevance=1",
+            "--set 'pears.minimum_relevance=1': 'pears' is no stage of Recipe small.yaml. Did you mean 'pairs'?",
+        ),
+        ("zzz=1", "'zzz' is no stage of Recipe small.yaml. Allowed: documents, pairs, wide, output, resources."),
+        ("pairs=1", "Recipe small.yaml: stage 'pairs' is 1, a mapping of settings was expected."),
+        ("stages=1", "Recipe small.yaml: 'stages' is missing or empty"),
+        ("pairs.output=x", "Recipe small.yaml: 'pairs.output' is not a setting; a stage's folder is"),
+        ("pairs.minimum_relevance.x=1", "x=1': pairs.minimum_relevance is 2 and has no settings below it."),
+        ("pairs", "--set 'pairs' is not of the form key=value"),
+    ],
+)
+def test_bad_overrides_are_named(recipe: str, override: str, message: str) -> None:
+    assert message in refused(recipe, override)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stage: {}", "'stage' is not a setting. Did you mean 'stages'?"),
+        ("output: x", "'stages' is missing or empty"),
+        ("stages: []", "'stages' is missing or empty"),
+        ("stages: {a: {job: collect}, a: {job: pairs}}", "line 1 is not valid YAML: 'a' is given twice"),
+        ("stages: {a: [", "line 1 is not valid YAML"),
+    ],
+)
+def test_bad_recipes_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert refused(str(path)).startswith("Recipe bad.yaml")
+    assert message in refused(str(path))
+
+
+def test_an_unknown_recipe_is_named_with_a_close_one(tmp_path: Path) -> None:
+    assert refused("quickstrat").startswith("There is no recipe 'quickstrat'. Did you mean 'quickstart'?")
+    assert str(tmp_path / "none.yaml") in refused(str(tmp_path / "none.yaml"))
+    (tmp_path / "latin.yaml").write_bytes("a: é".encode("latin-1"))
+    assert "is not UTF-8 text (byte 3)" in refused(str(tmp_path / "latin.yaml"))
+
+
+def test_inputs_are_earlier_stages_or_paths(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    loaded = load_recipe(recipe, [], "out")
+    assert loaded.resolve_input("pairs", "collection", "documents") == "out/documents"
+    for path in ("folder", "org/name", "s3://bucket/x", "./absent"):
+        assert loaded.resolve_input("pairs", "collection", path) == path
+    for value, message in (
+        ("wide", "pairs.collection names the stage 'wide', which runs only afterwards. Move it up."),
+        ("pairs", "pairs.collection names the stage 'pairs', which runs only afterwards."),
+        ("documnets", "'documnets', neither an earlier stage nor a path. Did you mean 'documents'?"),
+    ):
+        with pytest.raises(UserError) as raised:
+            loaded.resolve_input("pairs", "collection", value)
+        assert message in str(raised.value)
+    with pytest.raises(UserError, match=r"nor a path\. A model of the hub is named with its owner \(sentence-transf"):
+        loaded.resolve_input("pairs", "encoder.model", "all-MiniLM-L6-v2")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_that_comes_along_is_valid(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from raytriever.jobs import recipe_stages
+
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe(name, [])
+    stages = recipe_stages(recipe)
+    assert stages
+    assert recipe.name == name
+    assert not list(tmp_path.iterdir())  # nothing is read or written
+
+
+def test_variants_are_the_recipe_once_for_each_value(recipe: str) -> None:
+    variants = load_variants(recipe, ["pairs.split=dev"], None, "documents.source.path=data/nq/,s3://b/quora")
+    assert list(variants) == ["nq", "quora"]
+    assert [loaded.output for loaded in variants.values()] == ["runs/mine/nq", "runs/mine/quora"]
+    assert variants["quora"].stages["documents"]["source"] == {"kind": "beir", "path": "s3://b/quora"}
+    assert variants["nq"].stages["pairs"]["split"] == "dev"
+    assert load_variants(recipe, [], "out", "pairs.minimum_relevance=1,2")["2"].folder("pairs") == "out/2/pairs"
+
+
+def test_a_value_of_a_variant_may_be_a_list(recipe: str) -> None:
+    each = "pairs.domains=[beer.example],[ai.example, 'data/tea'],plain"
+    variants = load_variants(recipe, [], None, each)
+    assert [loaded.stages["pairs"]["domains"] for loaded in variants.values()] == [
+        ["beer.example"],
+        ["ai.example", "data/tea"],
+        "plain",
+    ]
+    assert [loaded.output for loaded in variants.values()] == [
+        "runs/mine/beer.example",
+        "runs/mine/ai.example+tea",
+        "runs/mine/plain",
+    ]
+    with pytest.raises(UserError, match="two values are named 'a', and would share a folder"):
+        load_variants(recipe, [], None, "pairs.domains=[a],a")
+
+
+@pytest.mark.parametrize("each", ["documents.source.path", "=a,b", "documents.source.path="])
+def test_variants_without_a_key_or_values_are_refused(recipe: str, each: str) -> None:
+    with pytest.raises(UserError, match="is not of the form key=value,value"):
+        load_variants(recipe, [], None, each)
+
+
+def test_an_empty_value_among_variants_is_refused(recipe: str) -> None:
+    with pytest.raises(
+        UserError, match=r"--each 'pairs.domains=a,,b': the values are not valid YAML; leave none empty"
+    ):
+        load_variants(recipe, [], None, "pairs.domains=a,,b")
+
+
+def test_variants_of_one_name_are_refused(recipe: str) -> None:
+    with pytest.raises(UserError, match="two values are named 'nq', and would share a folder"):
+        load_variants(recipe, [], None, "documents.source.path=a/nq,b/nq")

@@ -1,0 +1,119 @@
+"""What a run refuses before its first stage, or as soon as what a later stage reads is there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.formats.beir import BeirFolder
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.errors import UserError
+from raytriever.stages.run import run_variants
+from raytriever.stages.stage import Stage, StageConfig
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from retrieval.jobs.search import Search, SearchConfig
+from tests.unit.small_run import make
+from trainers.jobs.report import Report, ReportConfig
+
+
+class Watching(Stage[StageConfig]):
+    """Notes what happens to it; refuses what ``refused`` ends in."""
+
+    command = "watching"
+    kind = "watching"
+    config_class = StageConfig
+    refused = "nothing"
+    happened: list[tuple[str, str]]
+
+    def check_made(self, path: str) -> None:
+        self.happened.append((Path(self.config.output).name, f"sees {Path(path).name}"))
+        if path.endswith(self.refused):
+            raise UserError("no good")
+
+    def make(self, shard, writer):  # noqa: ARG002
+        self.happened.append((Path(self.config.output).name, "made"))
+        return writer.commit(0)
+
+    def execute(self, pending, session, progress):  # noqa: ARG002
+        yield from map(self.make_shard, pending)
+
+
+def watching(folder: Path, names: str) -> dict[str, Stage[Any]]:
+    Watching.happened = []
+    return {name: Watching(StageConfig(output=str(folder / name))) for name in names}
+
+
+def test_later_stages_see_each_artifact_as_soon_as_it_is_made(tmp_path: Path) -> None:
+    run_variants({"": watching(tmp_path, "abcd")}, {"": "abc"}, "letters")
+    first, second = [("b", "sees a"), ("c", "sees a")], [("c", "sees b")]
+    assert Watching.happened == [("a", "made"), *first, ("b", "made"), *second, ("c", "made")]
+
+
+def test_what_a_later_stage_refuses_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = watching(tmp_path, "abc")
+    monkeypatch.setattr(Watching, "refused", "/a")
+    with pytest.raises(UserError, match="no good"):
+        run_variants({"": stages}, {"": "abc"}, "letters")
+    assert ("b", "made") not in Watching.happened
+
+
+def collection(folder: Path, document: str = "d", query: str = "q") -> str:
+    source = folder / "source"
+    (source / "qrels").mkdir(parents=True)
+    (source / "corpus.jsonl").write_text(json.dumps({"_id": document, "title": "", "text": "x"}))
+    (source / "queries.jsonl").write_text(json.dumps({"_id": query, "text": "y"}))
+    (source / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{query}\t{document}\t1\n")
+    return make(Collect(CollectConfig(source=BeirFolder(path=str(source)), output=str(folder / "collection"))))
+
+
+def search(made: str, folder: Path, **settings: Any) -> Search:
+    paths = {"index": str(folder / "index"), "output": str(folder / "run"), "collection": made}
+    return Search(SearchConfig.model_validate(paths | settings))
+
+
+def test_a_search_looks_at_ids_and_split_when_the_collection_is_there(tmp_path: Path) -> None:
+    fine = collection(tmp_path / "fine")
+    search(fine, tmp_path).check_made(fine)
+    with pytest.raises(UserError, match="no judgments of split 'tset'"):
+        search(fine, tmp_path, split="tset").check_made(fine)
+    blank = collection(tmp_path / "document", document="a b.md")
+    with pytest.raises(UserError, match=r"A document id is 'a b\.md'"):
+        search(blank, tmp_path).check_made(blank)
+    search(fine, tmp_path).check_made(blank)  # another stage's
+    asked = collection(tmp_path / "query", query="a b")
+    with pytest.raises(UserError, match="A query id is 'a b'"):
+        search(asked, tmp_path).check_made(asked)
+    with pytest.raises(UserError, match="A query id is 'a b'"):
+        search(fine, tmp_path, queries=asked).check_made(asked)
+    search(asked, tmp_path, queries=fine).check_made(fine)
+
+
+def evaluation(made: str, folder: Path, **settings: Any) -> Evaluate:
+    paths = {"collection": made, "runs": {"BM25": "bm25_run"}, "output": str(folder / "evaluation")}
+    return Evaluate(EvaluateConfig.model_validate(paths | settings))
+
+
+def test_an_evaluation_is_checked_before_there_are_runs(tmp_path: Path) -> None:
+    made = collection(tmp_path)
+    evaluation(made, tmp_path).check_before_run({})
+    evaluation(made, tmp_path).check_made(made)
+    with pytest.raises(UserError, match="'MRR@10' is not a measure"):
+        evaluation(made, tmp_path, measures=["MRR@10"]).check_before_run({})
+    with pytest.raises(UserError, match="no judgments of split 'tset'"):
+        evaluation(made, tmp_path, split="tset").check_made(made)
+
+
+def test_a_report_knows_which_systems_the_run_evaluates(tmp_path: Path) -> None:
+    evaluated = evaluation(str(tmp_path / "collection"), tmp_path)
+    run: dict[str, Stage[Any]] = {"evaluation": evaluated}
+
+    def check(baseline: str | None, evaluation: str = evaluated.config.output) -> None:
+        paths = {"evaluation": evaluation, "output": str(tmp_path / "report")}
+        Report(ReportConfig.model_validate(paths | {"baseline": baseline})).check_before_run(run)
+
+    check("BM25")
+    check(None)
+    check("anything", str(tmp_path / "of another run"))
+    with pytest.raises(UserError, match=r"'BM52', which .*evaluation does not evaluate\. Did you mean 'BM25'"):
+        check("BM52")

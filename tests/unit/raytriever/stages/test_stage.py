@@ -1,0 +1,285 @@
+"""What a stage does without Ray: one shard at a time, nothing left of a failing one, storage's errors explained."""
+
+import errno
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.errors import UserError
+from raytriever.settings.configuration import InputPath
+from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, run_stage, storage_errors
+from tests.unit.small_run import make_artifact
+
+
+class NumbersConfig(StageConfig):
+    source: InputPath
+    first: int = 0
+
+
+class Numbers(Stage[NumbersConfig]):
+    """Two files a shard, made in this process; ``failure`` is raised between them."""
+
+    command = "numbers"
+    kind = "numbers"
+    config_class = NumbersConfig
+    failure: BaseException | None = None
+
+    def plan(self):
+        return [
+            Shard("first", {"number": 1}, phase=0, intermediate=True),
+            Shard("b", {"number": 2}, phase=1),
+            Shard("a", {"number": 3}, phase=1),
+        ]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        for name in ("one", "two"):
+            path = writer.path(f"{shard.name}/{name}.txt")
+            path.write_text(f"{self.config.first + shard.description['number']}")
+            writer.add(f"{shard.name}/{name}.txt")
+            if self.failure:
+                raise self.failure
+        if shard.phase == 1:
+            assert writer.read("first/one.txt") == str(self.config.first + 1).encode()
+        return writer.commit(shard.description["number"], counts={"files": 2})
+
+    def execute(self, pending, session, progress):  # noqa: ARG002
+        for shard in reversed(pending):  # any order
+            yield self.make_shard(shard)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Numbers:
+    source = make_artifact(tmp_path / "source", "any", {}, {}, {"x": "1"}, 1)
+    return Numbers(NumbersConfig(output=str(tmp_path / "out"), source=source))
+
+
+def files(folder: str) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+
+
+def run(stage: Numbers, **options: Any) -> Artifact:
+    return run_stage(stage, None, **options)  # type: ignore[arg-type]
+
+
+def test_shards_keep_the_order_of_the_plan_and_intermediate_ones_go(stage: Numbers) -> None:
+    artifact = run(stage)
+    assert [shard.name for shard in artifact.shards] == ["b", "a"]
+    assert artifact.rows == 5
+    assert artifact.manifest["counts"] == {"files": 4}
+    expected = ["a/one.txt", "a/two.txt", "b/one.txt", "b/two.txt", "manifest.json", "run.json"]
+    assert files(stage.config.output) == expected
+    run_facts = artifact.read_json("run.json")
+    assert run_facts["seconds"] >= 0
+    assert run_facts["driver_peak_rss_kib"] > 1000
+
+
+def test_what_is_recorded_is_neither_paths_nor_resources(stage: Numbers) -> None:
+    derivation = stage.derivation()
+    assert derivation.config == {"first": 0}
+    assert derivation.inputs == {"source": Artifact(stage.config.source).fingerprint}
+    wider = Numbers(stage.config.model_copy(update={"resources": Resources(workers=9), "output": "elsewhere"}))
+    assert wider.derivation() == derivation
+
+
+def test_a_missing_input_is_named_before_anything_is_written(stage: Numbers, tmp_path: Path) -> None:
+    absent = Numbers(stage.config.model_copy(update={"source": str(tmp_path / "absent")}))
+    with pytest.raises(UserError, match="absent holds no artifact"):
+        run(absent)
+    assert not Path(stage.config.output).exists()
+
+
+def test_reuse_refusal_and_replacement(stage: Numbers, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run(stage)
+    assert run(stage).fingerprint == first.fingerprint
+    assert "numbers: reused, 5 rows" in capsys.readouterr().err
+    other = Numbers(stage.config.model_copy(update={"first": 10}))
+    with pytest.raises(UserError, match=r"config\.first: 0 there, 10 now"):
+        run(other)
+    run(other, replace=True)
+    assert (Path(stage.config.output) / "a/one.txt").read_text() == "13"
+
+
+@pytest.mark.parametrize("failure", [UserError("refused"), OSError(errno.ENOSPC, "full"), ValueError("a defect")])
+def test_of_a_failing_shard_nothing_is_left(stage: Numbers, failure: Exception) -> None:
+    stage.failure = failure
+    with pytest.raises(ValueError if isinstance(failure, ValueError) else UserError):
+        run(stage)
+    assert files(stage.config.output) == ["building.json"]
+    stage.failure = None
+    assert run(stage).rows == 5
+
+
+def test_workers_get_absolute_paths(stage: Numbers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = Numbers(NumbersConfig(output="out", source="source"))
+    sent = pickle.loads(pickle.dumps(relative.for_workers()))
+    assert (sent.config.output, sent.config.source) == (str(tmp_path / "out"), str(tmp_path / "source"))
+    named = Numbers(NumbersConfig(output="s3://bucket/out", source="org/model"))
+    assert named.for_workers().config == named.config
+    assert stage.for_workers().config == stage.config
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "/data/x: No space left on device. Finished"),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "/data/x: Permission denied."),
+        (OSError("When uploading part: AWS Error ACCESS_DENIED"), "out: When uploading part: AWS Error ACCESS_DENIED."),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "out: I/O error: No space left on device"),
+    ],
+)
+def test_storage_that_refuses_is_explained(error: Exception, said: str) -> None:
+    with pytest.raises(UserError) as raised, storage_errors("out"):
+        raise error
+    assert str(raised.value).startswith(said)
+    assert "run the same command again" in str(raised.value)
+
+
+def test_a_short_write_of_numpy_is_explained() -> None:
+    with pytest.raises(UserError, match=r"out: .*written"), storage_errors("out"), Path("/dev/full").open("wb") as file:
+        np.ones(100_000).tofile(file)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserError("a message about No space left on device"),
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        TimeoutError("of a library, without a number"),
+        KeyError("x"),
+    ],
+)
+def test_other_errors_stay_what_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, storage_errors("out"):
+        raise error
+    assert raised.value is error
+
+
+def test_what_fails_because_another_run_took_over_is_said_so(stage: Numbers) -> None:
+    class Overtaken(Numbers):
+        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+            if shard.name == "b":
+                ArtifactWriter(self.config.output, self.derivation()).begin()
+                raise FileNotFoundError("a scratch folder that the other run removed")
+            return super().make(shard, writer)
+
+    with pytest.raises(UserError, match="is made by another run now"):
+        run(Overtaken(stage.config))
+    assert "maker.json" in files(stage.config.output)  # the other's
+    run(stage)
+    assert "maker.json" not in files(stage.config.output)
+
+
+def test_a_run_that_another_took_over_finishes_nothing(stage: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Overtaken(Numbers):
+        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+            if shard.name == "first":
+                ArtifactWriter(self.config.output, self.derivation()).begin()
+            return super().make(shard, writer)
+
+    with pytest.raises(UserError, match="is made by another run now"):  # with the next file that it would store
+        run(Overtaken(stage.config))
+    assert files(stage.config.output) == ["building.json", "maker.json"]
+    monkeypatch.setattr("raytriever.stages.stage._LOOKS_SECONDS", 0.0)
+    other = Overtaken(stage.config.model_copy(update={"output": f"{stage.config.output}-other"}))
+    with pytest.raises(UserError, match="is made by another run now"):  # with the shard that ends next
+        run(other)
+    assert not [name for name in files(other.config.output) if name.startswith(("a/", "b/"))]
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_worker_of_a_run_that_lost_the_folder_changes_nothing_there(stage: Numbers, complete: bool) -> None:
+    """Another node makes a shard still when the same output is made by other settings on another host."""
+    begun = ArtifactWriter(stage.config.output, stage.derivation())
+    begun.begin()
+    shards = [Shard(name, {"number": 1}, 0, derivation=begun.derivation.digest, run=begun.run) for name in ("a", "b")]
+    taking = Numbers(stage.config.model_copy(update={"first": 10}))
+
+    class Slow(Numbers):
+        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+            if not others:  # the first shard is under way meanwhile, the second begins afterwards
+                others.append(ArtifactWriter(self.config.output, taking.derivation(), replace=True))
+                others[0].begin()
+                if complete:
+                    run(taking)
+            return super().make(shard, writer)
+
+    others: list[ArtifactWriter] = []
+    slow = Slow(stage.config)
+    with pytest.raises(UserError, match=r"no longer this run's, so shard a was not stored"):
+        slow.make_shard(shards[0])
+    before = {name: (Path(stage.config.output) / name).read_bytes() for name in files(stage.config.output)}
+    assert ("manifest.json" in before) == complete
+    with pytest.raises(UserError, match=r"shard b was not stored"):
+        slow.make_shard(shards[1])
+    assert {name: (Path(stage.config.output) / name).read_bytes() for name in files(stage.config.output)} == before
+    made = run(taking)
+    made.verify()
+    assert (Path(made.uri) / "a/one.txt").read_text() == "13"
+
+
+def test_a_shard_of_other_settings_is_not_taken_for_finished(stage: Numbers) -> None:
+    """Its record comes in the moment in which the folder is taken over, and the run that took over is killed."""
+    taking = Numbers(stage.config.model_copy(update={"first": 10}))
+    taken = ArtifactWriter(stage.config.output, taking.derivation())
+    taken.begin()
+    of_others = Shard("a", {"number": 3}, 0, derivation=stage.derivation().digest, run=taken.run)
+    stage.make_shard(of_others)
+    assert "shards/a.json" in files(stage.config.output)
+    made = run(taking)
+    assert (Path(made.uri) / "a/one.txt").read_text() == "13"
+
+
+@pytest.mark.parametrize("output", ["s3://KEY:SEC/RET@bucket/x", "s3://KEY:SECRET@bucket/x?region=y"])
+def test_keys_in_an_output_are_in_no_line(stage: Numbers, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    labels: list[object] = []
+    monkeypatch.setattr("raytriever.stages.stage.lines_of", lambda **found: labels.append(found))
+    with pytest.raises(UserError, match="holds keys") as refused:
+        run(Numbers(stage.config.model_copy(update={"output": output})))
+    assert labels == []
+    assert not any(part in str(refused.value) for part in ("KEY:", "SECRET@", "RET@"))
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_what_the_run_that_took_over_has_made_stays(stage: Numbers, finished: bool) -> None:
+    class Overtaken(Numbers):
+        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+            if shard.name != "b":
+                return super().make(shard, writer)
+            for name in ("one", "two"):
+                path = writer.path(f"b/{name}.txt")
+                path.write_text(str(self.config.first + 2))
+                writer.add(f"b/{name}.txt")
+            if finished:
+                run(stage)
+            else:
+                ArtifactWriter(self.config.output, self.derivation()).begin()
+                Folder(self.config.output).write_bytes("b/one.txt", b"2")
+            raise FileNotFoundError("a scratch folder that the other run removed")
+
+    with pytest.raises(UserError if not finished else FileNotFoundError):
+        run(Overtaken(stage.config))
+    assert (Path(stage.config.output) / "b" / "one.txt").read_text() == "2"
+    made = run(stage)
+    made.verify()
+    assert "maker.json" not in files(made.uri)
+
+
+def test_what_another_recipe_made_is_not_removed(stage: Numbers) -> None:
+    before = run(stage, replace=True, recipe="first")
+    assert before.read_json("run.json")["recipe"] == "first"
+    changed = Numbers(stage.config.model_copy(update={"first": 7}))
+    with pytest.raises(UserError, match=r"out was made by the recipe first, and second would remove it\."):
+        run(changed, replace=True, recipe="second")
+    assert files(stage.config.output) == [*files(before.uri)]
+    assert Artifact(before.uri).fingerprint == before.fingerprint
+    assert run(stage, replace=True, recipe="second").fingerprint == before.fingerprint  # it is reused
+    assert run(changed, replace=True, recipe="first").fingerprint != before.fingerprint
+    assert run(stage, replace=True).read_json("run.json")["recipe"] is None  # a single job's --force
+    assert run(changed, replace=True, recipe="second").read_json("run.json")["recipe"] == "second"

@@ -1,0 +1,130 @@
+"""Grids as a user writes them: what they mean, what is refused, and the names of trials."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytriever.errors import UserError
+from raytriever.sweep.grid import Axis, Span, drawn, folder_name, grid, parse_axis, short_keys
+
+
+def values(text: str) -> tuple[str, ...]:
+    return parse_axis(f"model.key={text}", "--grid").values
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0:1:0.1", ("0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1")),
+        ("0:1:0.3", ("0", "0.3", "0.6", "0.9")),
+        ("-1:1:1", ("-1", "0", "1")),
+        ("10:30:10", ("10", "20", "30")),
+        ("1e-7:3e-7:1e-7", ("0.0000001", "0.0000002", "0.0000003")),
+        ("2:2:5", ("2",)),
+        ("1,2e-5,cls", ("1", "2e-5", "cls")),
+        ("[1, 2],[3]", ("[1, 2]", "[3]")),
+        ("'a, b',null,true", ("'a, b'", "null", "true")),
+        ("s3://a/b,data/c", ("s3://a/b", "data/c")),
+        ("0:0.2:0.1,1", ("0", "0.1", "0.2", "1")),
+    ],
+)
+def test_values_are_listed_as_written_and_steps_reach_their_end(text, expected):
+    assert values(text) == expected
+
+
+@given(st.integers(-50, 50), st.integers(1, 40), st.sampled_from(["1", "0.1", "0.05", "0.001"]))
+def test_steps_are_exact_multiples(start, count, step):
+    low = start * float(step)
+    found = values(f"{start * float(step):.6f}:{low + (count - 1) * float(step):.6f}:{step}")
+    assert len(found) == count
+    for number, value in enumerate(found):
+        assert math.isclose(float(value), low + number * float(step), abs_tol=1e-9)
+        assert len(value) <= 8  # no 0.30000000000000004
+
+
+@pytest.mark.parametrize(
+    ("text", "span"), [("0:1", Span(0, 1, False)), ("1e-6:1e-3:log", Span(1e-6, 1e-3, True))]
+)  # fmt: skip
+def test_a_range_without_a_step_is_a_span(text, span):
+    assert parse_axis(f"model.key={text}", "--grid") == Axis("model.key", span=span)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model.key", "is not of the form"),
+        ("key=1,2", "is not of the form"),
+        ("model.key=", "is not of the form"),
+        ("model.key=1:0:0.1", "is no range"),
+        ("model.key=0:1:log", "from above 0"),
+        ("model.key=0:1:0", "step of 0:1:0"),
+        ("model.key=0:1:-1", "step of 0:1:-1"),
+        ("model.key=0:1:0.0001", "at most 1,000"),
+        ("model.key=0:1,2", "without a step"),
+        ("model.key=1,2,1", "holds 1 twice"),
+        ("model.key=[1", "not valid YAML"),
+    ],
+)
+def test_what_is_no_grid_is_explained(text, expected):
+    with pytest.raises(UserError, match="--grid") as raised:
+        parse_axis(text, "--grid")
+    assert expected in str(raised.value)
+
+
+def test_a_grid_is_the_product_and_the_last_axis_changes_fastest():
+    found = grid([Axis("a.x", ("1", "2")), Axis("a.y", ("p", "q", "r"))])
+    assert [tuple(setting.values()) for setting in found] == [(x, y) for x in "12" for y in "pqr"]
+    assert grid([]) == [{}]
+    with pytest.raises(UserError, match="--samples"):
+        grid([Axis("a.x", span=Span(0, 1, False))])
+
+
+AXES = [parse_axis(text, "--grid") for text in ("m.margin=0:1", "m.rate=1e-6:1e-3:log", "m.kind=a,b", "m.n=1:9:4")]
+
+
+def test_draws_are_reproducible_within_their_ranges_and_prolonged_by_more_samples():
+    found = drawn(AXES, 200, seed=3)
+    assert found[:50] == drawn(AXES, 50, seed=3)
+    assert found != drawn(AXES, 200, seed=4)
+    assert len({tuple(setting.values()) for setting in found}) == 200
+    assert all(0 <= float(setting["m.margin"]) <= 1 for setting in found)
+    assert {setting["m.kind"] for setting in found} == {"a", "b"}
+    assert {setting["m.n"] for setting in found} == {"1", "5", "9"}
+    rates = [math.log10(float(setting["m.rate"])) for setting in found]
+    assert all(-6 <= rate <= -3 for rate in rates)
+    assert 60 < sum(rate < -4.5 for rate in rates) < 140  # half of them: evenly by the logarithm
+
+
+def test_no_more_settings_are_drawn_than_there_are():
+    axes = [Axis("m.kind", ("a", "b", "c"))]
+    assert len(drawn(axes, 3, 0)) == 3
+    with pytest.raises(UserError, match="only 3 different settings"):
+        drawn(axes, 4, 0)
+
+
+def test_short_keys_tell_the_keys_apart():
+    assert short_keys(["model.training.seed", "model.objective.margin"]) == {
+        "model.training.seed": "seed",
+        "model.objective.margin": "margin",
+    }
+    assert list(short_keys(["model.training.seed", "packing.seed", "seed.seed"]).values()) == [
+        "training.seed",
+        "packing.seed",
+        "seed.seed",
+    ]
+
+
+def test_folder_names_are_readable_where_values_are_plain():
+    assert folder_name({"m.margin": "0.1", "m.seed": "3"}, ["m.margin", "m.seed"]) == "margin=0.1,seed=3"
+    assert folder_name({}, ["m.margin"]) == ""
+
+
+@given(st.lists(st.text(max_size=200), min_size=2, max_size=2, unique=True))
+def test_folder_names_are_safe_and_differ(texts):
+    names = [folder_name({"m.key": text}, ["m.key"]) for text in texts]
+    assert names[0] != names[1]
+    for name in names:
+        assert set(name) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-=,")
+        assert len(name) <= 127

@@ -1,0 +1,207 @@
+"""From trials to rows, the best one, the lines, the page and the JSON."""
+
+import json
+import re
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from raytriever.artifacts.storage import Folder
+from raytriever.sweep.budgets import Trial
+from raytriever.sweep.grid import drawn, folder_name, grid, parse_axis
+from raytriever.sweep.report import (
+    Line,
+    Swept,
+    Ticks,
+    sweep_curves,
+    sweep_dots,
+    sweep_lines,
+    sweep_map,
+    sweep_section,
+    write_sweep,
+)
+from raytriever.sweep.results import Column, Failure, Result, best_row, read_result, rows_of
+from tests.unit.small_run import make_artifact
+
+NDCG, RECALL = Column("evaluation", "trained", "nDCG@10"), Column("evaluation", "trained", "R@100")
+MARGIN, SEED = "model.objective.margin", "model.training.seed"
+
+
+def result(margin: str, seed: str, ndcg: float | None) -> Result:
+    values = {MARGIN: margin, SEED: seed}
+    name = folder_name(values, list(values))
+    if ndcg is None:
+        return Result(name, values, {}, failure=Failure("the loss is not a number", "Traceback: <deep> & down"))
+    return Result(name, values, {NDCG: ndcg, RECALL: 1 - ndcg}, 6400, 12.5, 30.0)
+
+
+RESULTS = [
+    result("0", "1", 0.25), result("0", "2", 0.75),
+    result("0.5", "1", 0.625), result("0.5", "2", None),
+    result("1", "1", None), result("1", "2", None),
+]  # fmt: skip
+
+
+def swept(results: list[Result] = RESULTS, **changes: object) -> Swept:
+    values = {
+        "recipe": "margins", "settings": {"grid": [f"{MARGIN}=0:1:0.5"]}, "keys": [MARGIN], "seed_key": SEED,
+        "drawn": False, "columns": [NDCG, RECALL], "results": results, "test_split": True,
+    }  # fmt: skip
+    return Swept(**(values | changes))
+
+
+def test_seeds_are_one_row_and_what_failed_is_left_out_of_it():
+    rows = rows_of(RESULTS, SEED)
+    assert [row.values for row in rows] == [{MARGIN: "0"}, {MARGIN: "0.5"}, {MARGIN: "1"}]
+    first = rows[0].spread(NDCG)
+    assert first.mean == 0.5
+    assert first.deviation == pytest.approx(np.sqrt(0.125))  # n - 1: (0.25² + 0.25²) / 1
+    assert rows[1].spread(NDCG).mean == 0.625
+    assert rows[1].spread(NDCG).deviation is None
+    assert rows[2].spread(NDCG) is None
+    assert rows[0].mean_of("examples") == 6400
+    assert best_row(rows, NDCG) == 1
+    assert best_row(rows, RECALL) == 0
+    assert best_row(rows[2:], NDCG) is None
+
+
+def test_without_seeds_every_trial_is_a_row():
+    assert len(rows_of(RESULTS, None)) == 6
+
+
+def test_the_table_shows_everything_and_marks_the_highest():
+    lines = sweep_lines(swept())
+    assert lines[1] == "margins: 3 settings, 6 trials, 3 failed; measures of 'trained'"
+    assert [line.split() for line in lines[3:7]] == [
+        ["margin", "seeds", "nDCG@10", "R@100", "examples", "training", "total"],
+        ["0", "2", "0.5000", "±", "0.3536", "0.5000", "±", "0.3536", "*", "6,400", "12.5", "s", "30.0", "s"],
+        ["0.5", "1", "of", "2", "0.6250", "*", "0.3750", "6,400", "12.5", "s", "30.0", "s"],
+        ["1", "0", "of", "2", "failed", "failed"],
+    ]
+    assert "margin=0.5,seed=2 failed: the loss is not a number" in lines
+    assert "test split" in lines[-1]
+    assert "test split" not in "".join(sweep_lines(swept(test_split=False)))
+
+
+def test_equal_settings_are_equally_highest_and_failures_alone_are_no_best():
+    equal = [result("0", "1", 0.5), result("1", "1", 0.5)]
+    assert sum(line.count("0.5000 *") for line in sweep_lines(swept(equal, columns=[NDCG]))) == 2
+    nothing = swept([result("0", "1", None), result("1", "1", None)])
+    assert not any("*" in line for line in sweep_lines(nothing))
+    assert sweep_section(nothing).lead == "No trial finished."
+
+
+def test_many_measures_go_below_one_another():
+    columns = [Column(f"evaluation on {name}", "trained", "nDCG@10") for name in ("cacm", "cisi", "nfcorpus", "npl")]
+    results = [Result("a", {MARGIN: str(n)}, dict.fromkeys(columns, 0.5)) for n in range(3)]
+    lines = sweep_lines(swept(results, columns=columns, seed_key=None))
+    assert max(len(line) for line in lines) <= 100
+    assert sum(line.startswith("margin  evaluation on") for line in lines) == 2
+
+
+def test_the_page_and_the_json_hold_every_trial(place):
+    written = write_sweep(swept(), place)
+    assert written == [f"{place}/sweep.html", f"{place}/sweep.json"]
+    page = Folder(place).read_bytes("sweep.html").decode()
+    for text in ("total counts the last attempt alone, training all of them",
+                 "margin 0.5 has the highest nDCG@10 of &#x27;trained&#x27; in evaluation: 0.6250", "0.5000 ± 0.3536",
+                 "margin=1,seed=2 failed", "&lt;deep&gt; &amp; down", "1 of 2", "<svg"):  # fmt: skip
+        assert text in page
+    stored = json.loads(Folder(place).read_bytes("sweep.json"))
+    assert [row["seeds_finished"] for row in stored["rows"]] == [2, 1, 0]
+    assert stored["rows"][0]["measures"][0]["standard_deviation"] == pytest.approx(0.35355339)
+    assert stored["rows"][2]["measures"][0] == {
+        "evaluation": "evaluation", "system": "trained", "measure": "nDCG@10", "mean": None, "standard_deviation": None,
+    }  # fmt: skip
+    assert [trial["error"] for trial in stored["trials"]].count("the loss is not a number") == 3
+    assert stored["trials"][0]["measures"][0]["value"] == 0.25
+    assert stored["trials"][0]["values"] == {MARGIN: "0", SEED: "1"}
+
+
+def test_training_is_the_time_of_the_steps_alone(tmp_path):
+    """The log has the evaluations' seconds too, and lines without any."""
+    points = [{"step": step, "loss": 1.0, "seconds": 2.5} for step in (1, 2)]
+    lines = [*points, {"step": 2, "measures": {"loss": 1.0}, "seconds": 40.0}, {"throughput": {"seconds": 9.0}}]
+    uri = make_artifact(tmp_path / "model", "model", {}, {}, {"x": "1"}, 6400)
+    (tmp_path / "model" / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    stage = SimpleNamespace(config=SimpleNamespace(output=uri))
+    trial = Trial({MARGIN: "0"}, {"model": stage}, {"model": (MARGIN,)})
+    found = read_result(trial, "margin=0", [], "model")
+    assert (found.training_seconds, found.seconds, found.examples) == (5.0, 2.0, 6400)
+
+
+def section_of(texts: list[str], samples: int | None = None) -> str:
+    axes = [parse_axis(text, "--grid") for text in texts]
+    settings = grid(axes) if samples is None else drawn(axes, samples, 0)
+    results = [Result("t", values, {NDCG: 0.1 * n}) for n, values in enumerate(settings)]
+    results[0] = Result("t", settings[0], {}, failure=Failure("lost"))
+    keys = [axis.key for axis in axes]
+    return write(swept(results, keys=keys, seed_key=None, drawn=samples is not None, columns=[NDCG]))
+
+
+def write(of: Swept) -> str:
+    return "".join(block.svg for block in sweep_section(of).blocks if hasattr(block, "svg"))
+
+
+@pytest.mark.parametrize(
+    ("texts", "samples", "label"),
+    [
+        (["m.margin=0:1:0.25"], None, "Measures by m.margin"),
+        (["m.kind=static,adaptive"], None, "Measures by m.kind"),
+        (["m.rate=1e-6,1e-5,1e-3"], None, "Measures by m.rate"),
+        (["m.margin=0:1:0.5", "m.kind=a,b"], None, "Map of nDCG@10"),
+        (["m.margin=0:1", "m.kind=a,b"], 5, "Dots of nDCG@10"),
+        (["m.x=1,2", "m.y=1,2", "m.z=1,2"], None, "Dots of nDCG@10"),
+    ],
+)
+def test_the_plot_follows_from_what_is_swept(texts, samples, label):
+    svg = section_of(texts, samples)
+    root = ElementTree.fromstring(svg)
+    assert root.attrib["aria-label"].startswith(label)
+    assert not [element for element in root.iter() if element.tag.endswith("}image")]
+    assert "mathdefault" not in svg
+    assert "nan" not in svg.lower()
+
+
+def test_one_setting_has_no_plot():
+    only = swept([result("0", "1", 0.25), result("0", "2", 0.75)])
+    assert write(only) == ""
+    assert sweep_section(only).lead == "nDCG@10 of 'trained' in evaluation is 0.5000 ± 0.3536 over 2 seeds."
+
+
+@pytest.mark.parametrize(
+    ("names", "is_logarithmic", "numbers"),
+    [
+        (["0", "1"], False, [0.0, 1.0]),
+        (["1e-6", "1e-4"], True, [1e-6, 1e-4]),
+        (["1", "50"], False, [1.0, 50.0]),
+        (["1", "a"], False, None),
+        (["1", "nan"], False, None),
+    ],
+)
+def test_ticks_are_numbers_where_all_values_are(names, is_logarithmic, numbers):
+    ticks = Ticks("key", names)
+    assert ticks.is_logarithmic is is_logarithmic
+    assert ticks.numbers == numbers
+
+
+ODD = "a <b> & $x_1$ \\frac 漢"
+ARRAY = np.array([0.5, np.nan, 0.7])
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        lambda: sweep_curves(Ticks(ODD, ["1", "2", "3"]), {ODD: [Line(ODD, ARRAY, ARRAY), Line("b", ARRAY)]}, "curves"),
+        lambda: sweep_map(Ticks(ODD, ["x", ODD, "z"]), Ticks("down", ["1"]), ARRAY[None], ODD, "map"),
+        lambda: sweep_dots([Ticks(ODD, ["x", "y", "x"]), Ticks("b", ["1", "2", "3"])], ARRAY, ODD, "dots"),
+    ],
+)
+def test_odd_names_stay_text_and_bytes_stay_the_same(plot):
+    svg = plot()
+    texts = {"".join(e.itertext()).strip() for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}text")}
+    assert ODD in texts
+    assert svg == plot()
+    assert re.findall("https?:[^\"']*", svg) == ["http://www.w3.org/2000/svg"]

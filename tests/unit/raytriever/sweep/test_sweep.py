@@ -1,0 +1,104 @@
+"""What a sweep says before it makes anything."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.jobs.collect import Collect
+from raytriever.errors import UserError
+from raytriever.jobs import recipe_stages
+from raytriever.stages import preflight as before_run
+from raytriever.sweep import sweep
+from raytriever.sweep.sweep import SweepSettings, plan_sweep, run_sweep
+from trainers.jobs.train import Train
+
+RECIPE = """
+stages:
+  collection: {job: collect, source: {kind: beir, path: some/data}}
+  pairs: {job: pairs, collection: collection, split: train}
+  packing: {job: pack, pairs: pairs, packing: {batch_size: 4, order: random}}
+  batches: {job: filter, packing: packing, pairs: pairs, collection: collection,
+            false_negatives: {surrogate_score: false}}
+  model: {job: train, batches: batches, encoder: {model: org/any, pooling: mean}, training: {bf16: false},
+          objective: {kind: contrastive}, validation: {kind: retrieval, collection: collection, split: SPLIT}}
+  vectors: {job: embed, collection: collection, encoder: {model: model, dtype: float32}}
+  index: {job: index, index: {kind: vectors, vectors: vectors}}
+  found: {job: search, index: index, collection: collection, vectors: vectors, top_k: 3, split: test}
+  evaluation: {job: evaluate, collection: collection, runs: {trained: found}, split: test}
+"""
+
+
+@pytest.fixture
+def begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is made; the source needn't be there."""
+
+    def begin() -> None:
+        raise Begun
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(Collect, "check_before_run", lambda *_: None)
+    monkeypatch.setattr(sweep, "RaySession", begin)
+
+
+def planned_of(folder: Path, *overrides: str, seeds: str = "model.training.seed=1,2,3") -> sweep.Sweep:
+    (folder / "recipe.yaml").write_text(RECIPE.replace("SPLIT", "dev"))
+    recipe = str(folder / "recipe.yaml")
+    settings = SweepSettings(recipe=recipe, seeds=seeds, output=str(folder / "out"), set=overrides)
+    return plan_sweep(settings, recipe_stages)
+
+
+class Begun(Exception):
+    """The first stage would be made now."""
+
+
+@pytest.mark.parametrize(("split", "times"), [("test", 1), ("dev", 0)])
+def test_what_stages_warn_of_is_said_once_and_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, times: int
+) -> None:
+    def begin() -> None:
+        raise Begun
+
+    said: list[str] = []
+    monkeypatch.setattr(sweep, "say", said.append)
+    monkeypatch.setattr(Collect, "check_before_run", lambda *_: None)
+    monkeypatch.setattr(Train, "check_before_run", lambda *_: None)
+    monkeypatch.setattr(sweep, "RaySession", begin)
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("SPLIT", split))
+    settings = SweepSettings(
+        recipe=str(tmp_path / "recipe.yaml"), seeds="model.training.seed=1,2,3", output=str(tmp_path / "out")
+    )
+    planned = plan_sweep(settings, recipe_stages)
+    assert len(planned.trials) == 3
+    with pytest.raises(Begun):
+        run_sweep(planned)
+    assert len(said) == times
+    assert all("Warning: " in line and f"test set of this run: split '{split}'" in line for line in said)
+
+
+@pytest.mark.usefixtures("begins")
+def test_a_trials_mistake_is_found_before_anything_is_made(tmp_path: Path, tiny_encoder: Path) -> None:
+    model = f"model.encoder.model={tiny_encoder}"
+    with pytest.raises(Begun):
+        run_sweep(planned_of(tmp_path, model))
+    with pytest.raises(UserError, match="is no folder"):
+        run_sweep(planned_of(tmp_path, "model.encoder.model=./nowhere"))
+    epochs = planned_of(tmp_path, model, seeds="model.training.epochs=1,2")
+    with pytest.raises(UserError, match=r"training\.epochs is 2, but .* holds batches for 1"):
+        run_sweep(epochs)
+
+
+@pytest.mark.usefixtures("begins")
+def test_what_other_machines_of_a_cluster_may_have_is_only_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(before_run, "say", said.append)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(Begun):
+        run_sweep(planned_of(tmp_path, "model.encoder.model=./nowhere"))  # trials are driven by any machine
+    assert len(said) == 3
+    assert all("is no folder" in line and "Other machines of the cluster may have it" in line for line in said)
+    shared = "base: {job: embed, collection: collection, encoder: {model: ./nowhere, dtype: float32}}"
+    monkeypatch.setitem(globals(), "RECIPE", RECIPE.replace("  pairs:", f"  {shared}\n  pairs:", 1))
+    with pytest.raises(UserError, match="is no folder"):  # shared stages are driven by this one
+        run_sweep(planned_of(tmp_path))

@@ -1,0 +1,383 @@
+"""FAISS indexes: exactness of Flat, the defined order, recall, bytes, and errors."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from raytriever.errors import UserError
+from retrieval.indexes import faiss_factory as index_factory
+from retrieval.indexes import top_k, vector_index
+from retrieval.indexes.top_k import Ranking, exact_top_k, merge_rankings
+
+pytest.importorskip("faiss", reason="FAISS is not installed")
+
+ROOT = Path(__file__).parents[4]
+DIMENSION = 32
+FACTORIES = ["Flat", "IVF16,Flat", "HNSW32", "OPQ8_16,IVF16,PQ8x4", "SQfp16", "PCA16,Flat", "HNSW32_PQ16x6"]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    vector_index.set_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> NDArray[np.float32]:
+    generator = np.random.default_rng(0)
+    centers = generator.standard_normal((40, DIMENSION))
+    points = centers[generator.integers(0, 40, 2000)] + 0.6 * generator.standard_normal((2000, DIMENSION))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    return points.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def queries(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    noise = 0.05 * np.random.default_rng(1).standard_normal((50, DIMENSION)).astype(np.float32)
+    return vectors[::40] + noise
+
+
+@pytest.fixture(scope="module")
+def trained(vectors: NDArray[np.float32]) -> Callable[[str], bytes]:
+    return cache(lambda factory: vector_index.train(vectors, factory, seed=5))
+
+
+def built(vectors: NDArray[Any], factory: str = "Flat") -> Any:
+    """An index trained on its own vectors."""
+    trained = vector_index.train(vectors.astype(np.float32)[:2000], factory, seed=0)
+    return vector_index.build_shard([vectors], factory, trained=trained)
+
+
+def recall(found: Ranking, exact: Ranking) -> float:
+    pairs = zip(found.rows.tolist(), exact.rows.tolist(), strict=True)
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in pairs]))
+
+
+def assert_ordered(found: Ranking) -> None:
+    """Score descending, then row ascending, no row twice, padding last."""
+    for rows, scores in zip(found.rows.tolist(), found.scores.tolist(), strict=True):
+        pairs = [(-score, row) for row, score in zip(rows, scores, strict=True) if row >= 0]
+        assert pairs == sorted(set(pairs))
+        assert rows[len(pairs) :] == [-1] * (len(rows) - len(pairs))
+        assert scores[len(pairs) :] == [-np.inf] * (len(rows) - len(pairs))
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameters", "least"),
+    [
+        ("IVF16,Flat", "nprobe=8", 0.95),
+        ("HNSW32", "efSearch=128", 0.97),
+        ("OPQ8_16,IVF16,PQ8x4", "nprobe=16", 0.3),
+        ("SQfp16", "", 0.98),
+    ],
+)
+def test_approximate_indexes_find_most_of_the_exact_ranking(
+    factory: str,
+    parameters: str,
+    least: float,
+    vectors: NDArray[np.float32],
+    queries: NDArray[np.float32],
+    trained: Callable[[str], bytes],
+) -> None:
+    index = vector_index.build_shard([vectors], factory, trained=trained(factory))
+    if parameters:
+        vector_index.set_search_parameters(index, parameters)
+    found = vector_index.search_shard(index, queries, 10, first_row=500)
+    assert_ordered(found)
+    exact = exact_top_k(queries, vectors, 10, first_row=500)
+    assert recall(found, exact) >= least
+
+
+def test_flat_is_exact_and_orders_ties_as_exact_search_does() -> None:
+    generator = np.random.default_rng(2)
+    vectors = generator.integers(-1, 2, size=(700, 4)).astype(np.float32)
+    queries = generator.integers(-1, 2, size=(30, 4)).astype(np.float32)
+    cuts = [0, 13, 400, 700]
+    shards = [vector_index.search_shard(built(vectors[a:b]), queries, 25, first_row=a) for a, b in pairwise(cuts)]
+    whole = exact_top_k(queries, vectors, 25)
+    merged = merge_rankings(shards, 25)
+    np.testing.assert_array_equal(merged.rows, whole.rows)
+    np.testing.assert_array_equal(merged.scores, whole.scores)
+
+
+@pytest.mark.parametrize("factory", ["IVF4,Flat", "SQfp16"])
+def test_other_indexes_order_ties_as_exact_search_does(factory: str) -> None:
+    generator = np.random.default_rng(3)
+    vectors = generator.integers(-1, 2, size=(900, 5)).astype(np.float32)
+    queries = generator.integers(-1, 2, size=(40, 5)).astype(np.float32)
+    index = built(vectors, factory)
+    if factory == "IVF4,Flat":
+        vector_index.set_search_parameters(index, "nprobe=4")
+    for k in (1, 7, 100, 899, 900, 901):
+        found = vector_index.search_shard(index, queries, k, first_row=1000)
+        exact = exact_top_k(queries, vectors, k, first_row=1000)
+        np.testing.assert_array_equal(found.rows, exact.rows)
+        np.testing.assert_array_equal(found.scores, exact.scores)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_more_asked_for_than_there_is(
+    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
+) -> None:
+    index = vector_index.build_shard([vectors[:3]], factory, trained=trained(factory))
+    few = vector_index.search_shard(index, vectors[:2], 7, first_row=50)
+    assert_ordered(few)
+    assert (few.rows[:, 3:] == -1).all()
+    index = vector_index.build_shard([vectors[:0]], factory, trained=trained(factory))
+    none = vector_index.search_shard(index, vectors[:2], 7, first_row=50)
+    assert (none.rows == -1).all()
+    assert (none.scores == -np.inf).all()
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_bytes_and_files_are_reproducible_and_give_the_same_answers(
+    factory: str,
+    vectors: NDArray[np.float32],
+    queries: NDArray[np.float32],
+    trained: Callable[[str], bytes],
+    tmp_path: Path,
+) -> None:
+    assert vector_index.train(vectors, factory, seed=5) == trained(factory)
+    index = vector_index.build_shard([vectors], factory, trained=trained(factory))
+    data = vector_index.serialize_index(index)
+    vector_index.set_threads(2)
+    again = vector_index.build_shard([vectors], factory, trained=trained(factory))
+    assert vector_index.serialize_index(again) == data
+    path = tmp_path / "shard.faiss"
+    vector_index.write_index(index, path)
+    assert path.read_bytes() == data
+    expected = vector_index.search_shard(index, queries, 10)
+    for copy in (vector_index.deserialize_index(data), vector_index.read_index(path)):
+        found = vector_index.search_shard(copy, queries, 10)
+        np.testing.assert_array_equal(found.rows, expected.rows)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "PQ8x4", "PCA16,IVF16,Flat", "IVF16,PQ8x4,RFlat"])
+def test_the_seed_starts_the_training(factory: str, vectors: NDArray[np.float32]) -> None:
+    assert vector_index.train(vectors, factory, seed=1) != vector_index.train(vectors, factory, seed=2)
+
+
+_OPEN_AND_MEASURE = """
+import sys
+from pathlib import Path
+from retrieval.indexes.vector_index import read_index
+
+def anonymous_mebibytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
+
+read_index(Path(sys.argv[1]))  # FAISS is loaded
+before = anonymous_mebibytes()
+opened = read_index(Path(sys.argv[2]))
+print(opened.ntotal, anonymous_mebibytes() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured through /proc")
+def test_opened_files_are_mapped_not_read(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((150_000, 64), dtype=np.float32)
+    trained = vector_index.train(vectors[:100], "IVF1,Flat", 0)
+    paths = {count: tmp_path / f"{count}.faiss" for count in (100, 150_000)}
+    for count, path in paths.items():
+        vector_index.write_index(vector_index.build_shard([vectors[:count]], "IVF1,Flat", trained=trained), path)
+    # in a process of its own: what other tests left behind moves this one's memory
+    command = [sys.executable, "-c", _OPEN_AND_MEASURE, *map(str, paths.values())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    count, grown = done.stdout.split()
+    assert int(count) == 150_000
+    assert float(grown) < 10  # the vectors are 37 MiB
+
+
+def test_half_precision_and_memory_mapped_vectors(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
+    np.save(tmp_path / "vectors.npy", vectors.astype(np.float16))
+    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    index = built(mapped)
+    expected = exact_top_k(vectors[:5], vectors.astype(np.float16), 10)
+    np.testing.assert_array_equal(vector_index.search_shard(index, vectors[:5], 10).rows, expected.rows)
+
+
+def test_many_blocks_are_added_in_order(monkeypatch: pytest.MonkeyPatch, vectors: NDArray[np.float32]) -> None:
+    whole = vector_index.serialize_index(built(vectors))
+    monkeypatch.setattr(vector_index, "_ROWS_AT_ONCE", 77)
+    empty = vector_index.train(vectors, "Flat", seed=0)
+    pieces = np.split(vectors, [5, 700, 700, 1999])
+    assert vector_index.serialize_index(vector_index.build_shard(pieces, "Flat", trained=empty)) == whole
+    damaged = vectors.copy()
+    damaged[1234, 5] = np.nan
+    with pytest.raises(UserError, match="Vector 1234 of the vectors to be indexed holds NaN"):
+        vector_index.build_shard(np.split(damaged, [1000]), "Flat", trained=empty)
+
+
+@pytest.mark.parametrize("factory", ["HNSW32_PQ16x6", "OPQ16,HNSW32_PQ16x6"])
+def test_a_graph_over_codes_compares_by_inner_product(
+    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
+) -> None:
+    """Lengths differ, so Euclidean distance would give another order."""
+    longer = vectors * np.random.default_rng(4).uniform(0.3, 3.0, size=(len(vectors), 1)).astype(np.float32)
+    index = vector_index.build_shard([longer], factory, trained=trained(factory))
+    vector_index.set_search_parameters(index, "efSearch=500")
+    found = vector_index.search_shard(index, vectors[:40], 100)
+    assert_ordered(found)
+    exact = exact_top_k(vectors[:40], longer, 10)
+    kept = [len(set(a) & set(b)) / 10 for a, b in zip(exact.rows.tolist(), found.rows.tolist(), strict=True)]
+    assert np.mean(kept) > 0.9
+    copy = vector_index.deserialize_index(vector_index.serialize_index(index))
+    np.testing.assert_array_equal(vector_index.search_shard(copy, vectors[:3], 9).rows[:, 0], found.rows[:3, 0])
+
+
+def test_indexes_by_other_distances_are_refused() -> None:
+    with pytest.raises(UserError, match=r"'LSH' makes no index of dimension 32\. FAISS says"):
+        index_factory.empty_index(DIMENSION, "LSH")
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (factory, f"'{factory}' gives vectors ids of their own.*Leave IDMap out")
+        for factory in ("IDMap,Flat", "Flat,IDMap")
+    ]
+    + [(factory, "Leave IDMap out") for factory in ("IDMap2,IVF16,Flat", "PCA16,IDMap,Flat", "IVF16,PQ8x4,RFlat,IDMap")]
+    + [(factory, "takes all vectors at once.*HNSW32") for factory in ("NSG8", "NSG8,Flat", "PCA16,NSG8")],
+)
+def test_indexes_that_cannot_be_built_here_are_refused_before_training(factory: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        index_factory.empty_index(DIMENSION, factory)
+
+
+def test_what_faiss_says_when_adding_is_explained(
+    vectors: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("Error in void add() at /project/faiss/IndexFlat.cpp:144: it is full")
+
+    trained = vector_index.train(vectors, "Flat", seed=0)
+    monkeypatch.setattr(index_factory.import_faiss().IndexFlat, "add", refuse, raising=False)
+    with pytest.raises(UserError, match=r"can't be added to the index 'Flat'\. FAISS says: it is full"):
+        vector_index.build_shard([vectors], "Flat", trained=trained)
+
+
+@pytest.mark.parametrize("factory", [*FACTORIES, "OPQ16,HNSW32_PQ16x6", "IVF16,PQ8x4,RFlat"])
+def test_bytes_of_a_vector_are_foretold(
+    factory: str, vectors: NDArray[np.float32], trained: Callable[[str], bytes]
+) -> None:
+    empty = len(trained(factory))
+    whole = len(vector_index.serialize_index(vector_index.build_shard([vectors], factory, trained=trained(factory))))
+    foretold = index_factory.bytes_per_vector(factory, DIMENSION)
+    assert foretold * 0.98 <= (whole - empty) / len(vectors) <= foretold * 1.05
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF1,Flat"])
+def test_a_document_of_several_vectors_has_its_best_score(factory: str) -> None:
+    generator = np.random.default_rng(7)
+    queries = generator.integers(-2, 3, size=(20, 4)).astype(np.float32)
+    documents = generator.integers(-2, 3, size=(60, 3, 4)).astype(np.float32)
+    index = built(documents.reshape(-1, 4), factory)
+    scores = np.einsum("qd,nmd->qnm", queries, documents).max(axis=2)
+    for k in (1, 7, 60, 70):
+        found = vector_index.search_shard(index, queries, k, first_row=100, vectors_per_document=3)
+        for query in range(len(queries)):
+            expected = sorted(range(60), key=lambda row: (-scores[query, row], row))[:k]
+            assert found.rows[query].tolist() == [100 + row for row in expected] + [-1] * (k - len(expected))
+            np.testing.assert_array_equal(found.scores[query, : len(expected)], scores[query, expected])
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF1,Flat"])
+def test_vectors_of_documents_are_held_for_a_few_queries(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(9)
+    queries = generator.integers(-2, 3, size=(60, 4)).astype(np.float32)
+    index = built(generator.integers(-2, 3, size=(800, 4)).astype(np.float32), factory)
+    whole = {k: vector_index.search_shard(index, queries, k, vectors_per_document=8) for k in (10, 60, 1000)}
+    shapes: list[tuple[int, ...]] = []
+    reduce = vector_index.best_of_documents
+
+    def recorded(ranking: Ranking, vectors_per_document: int, k: int) -> Ranking:
+        shapes.append(ranking.rows.shape)
+        return reduce(ranking, vectors_per_document, k)
+
+    monkeypatch.setattr(vector_index, "best_of_documents", recorded)
+    monkeypatch.setattr(top_k, "_CANDIDATES_AT_ONCE", 2000)
+    for k, expected in whole.items():
+        shapes.clear()
+        found = vector_index.search_shard(index, queries, k, vectors_per_document=8)
+        assert len(shapes) > 1
+        assert all(count * width <= 2000 and width <= 800 for count, width in shapes)
+        assert found.rows.shape == (60, k)
+        np.testing.assert_array_equal(found.rows, expected.rows)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+def test_many_ties_are_fetched_a_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_k, "_CANDIDATES_AT_ONCE", 3000)
+    vectors = np.random.default_rng(8).standard_normal((900, 4)).astype(np.float32)
+    vectors[100:800] = vectors[100]
+    index = built(vectors, "IVF1,Flat")
+    queries = np.repeat(vectors[100:101], 30, axis=0)
+    found = vector_index.search_shard(index, queries, 5)
+    exact = exact_top_k(queries, vectors, 5)
+    np.testing.assert_array_equal(found.rows, exact.rows)
+
+
+def test_a_gpu_is_explained_where_there_is_none(vectors: NDArray[np.float32]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(
+        UserError, match=r"A GPU was asked for, but .*(has no GPU code|sees none).* gpus_per_worker to 0"
+    ):
+        vector_index.train(vectors, "IVF16,Flat", seed=0, gpu=True)
+
+
+def test_wrong_input(vectors: NDArray[np.float32], tmp_path: Path) -> None:
+    trained = vector_index.train(vectors, "IVF16,Flat", seed=0)
+    with pytest.raises(UserError, match=r"'IVFF16' makes no index of dimension 32. FAISS says: could not parse"):
+        vector_index.train(vectors, "IVFF16", seed=0)
+    with pytest.raises(UserError, match=r"can't be trained on 9 vectors. FAISS says: .*clusters \(16\)"):
+        vector_index.train(vectors[:9], "IVF16,Flat", seed=0)
+    untrained = vector_index.serialize_index(index_factory.empty_index(32, "IVF16,Flat"))
+    with pytest.raises(UserError, match="has to be trained"):
+        vector_index.build_shard([vectors], "IVF16,Flat", trained=untrained)
+    with pytest.raises(UserError, match="dimension 8, the index 'IVF16,Flat' was trained on dimension 32"):
+        vector_index.build_shard([vectors[:, :8]], "IVF16,Flat", trained=trained)
+    with pytest.raises(UserError, match="These bytes are no index"):
+        vector_index.deserialize_index(b"not an index at all")
+    with pytest.raises(UserError, match=r"absent.faiss can't be read as an index. FAISS says: .*No such file"):
+        vector_index.read_index(tmp_path / "absent.faiss")
+    with pytest.raises(UserError, match="0 threads"):
+        vector_index.set_threads(0)
+    index = vector_index.build_shard([vectors], "IVF16,Flat", trained=trained)
+    with pytest.raises(UserError, match="'nprob=3' don't fit this index"):
+        vector_index.set_search_parameters(index, "nprob=3")
+    with pytest.raises(UserError, match="dimension 8, 32 is needed"):
+        vector_index.search_shard(index, vectors[:, :8], 3)
+    with pytest.raises(UserError, match="Vector 1 of queries holds NaN"):
+        vector_index.search_shard(index, np.array([[0] * 32, [np.nan] * 32], dtype=np.float32), 3)
+    with pytest.raises(UserError, match="k is 0"):
+        vector_index.search_shard(index, vectors, 0)
+
+
+def test_faiss_is_imported_when_used_and_missed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys, retrieval.indexes.vector_index; sys.exit('faiss' in sys.modules)"
+    root = Path(__file__).parents[4]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match=r"raytriever\[cpu\] or raytriever\[gpu\]"):
+        vector_index.train(np.ones((1, 2), dtype=np.float32), "Flat", seed=0)
+
+
+def test_a_gpu_build_that_lacks_its_libraries_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faiss.py").write_text("raise RuntimeError('nvidia-cuda-runtime-cu12 is missing')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "faiss")
+    with pytest.raises(UserError, match=r"can't be loaded: nvidia-cuda-runtime-cu12 is missing.*CUDA 12\.6"):
+        index_factory.import_faiss()

@@ -1,0 +1,317 @@
+import json
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pyarrow.fs import S3FileSystem
+from safetensors.torch import load_file
+
+from raytriever.artifacts.storage import Folder
+from raytriever.errors import StorageError, UserError
+from tests.unit.trainers.tiny import TinyEncoder, weights_of
+from trainers.engine.checkpoint import Checkpoints, State
+from trainers.engine.early_stopping import Evaluation
+from trainers.engine.optimization import OptimizerSettings, build_optimizer
+
+TRAINING = {"seed": 1, "optimizer": {"learning_rate": 0.1}}
+
+
+def stepped(kind: str = "adamw", steps: int = 3):
+    """An encoder with a frozen table and an unused layer, and its optimizer after some steps."""
+    torch.manual_seed(0)
+    encoder = TinyEncoder()
+    encoder.embedding.requires_grad_(False)
+    encoder.unused = torch.nn.Linear(2, 2)
+    optimizer = build_optimizer(encoder, OptimizerSettings(kind=kind, learning_rate=0.1, weight_decay=0.01))
+    for _ in range(steps):
+        step(encoder, optimizer)
+    return encoder, optimizer
+
+
+def step(encoder, optimizer):
+    optimizer.zero_grad()
+    encoder(encoder.tokenize(["w1 w2 w3", "w4"], "query")).square().sum().backward()
+    optimizer.step()
+
+
+def run(folder: Path, lines: list[str] | None = None, keep: int = 2, **config) -> Checkpoints:
+    checkpoints = Checkpoints(str(folder), config, keep=keep, say=(lines if lines is not None else []).append)
+    return checkpoints.of_run(TRAINING, "b" * 64)
+
+
+def save(checkpoints: Checkpoints, steps: int, encoder, optimizer, best_step: int | None = None) -> None:
+    checkpoints.save(State(steps, best_step=best_step), encoder, optimizer)
+    checkpoints.wait()
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "radam"])
+def test_a_restored_optimizer_goes_on_exactly(tmp_path, kind):
+    encoder, optimizer = stepped(kind)
+    save(run(tmp_path), 3, encoder, optimizer)
+    step(encoder, optimizer)
+
+    other, its_optimizer = stepped(kind, steps=0)
+    assert run(tmp_path).restore(other, its_optimizer).steps == 3
+    step(other, its_optimizer)
+    for name, value in weights_of(encoder).items():
+        np.testing.assert_array_equal(weights_of(other)[name], value, err_msg=name)
+
+
+def test_only_trainable_weights_are_stored(tmp_path):
+    encoder, optimizer = stepped()
+    save(run(tmp_path), 3, encoder, optimizer)
+    folder = tmp_path / "step-00000003"
+    trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
+    assert set(load_file(folder / "weights.safetensors")) == trained
+    assert {path.name for path in folder.iterdir()} == {
+        "weights.safetensors",
+        "optimizer.safetensors",
+        "checkpoint.json",
+    }
+
+
+def test_the_last_ones_are_kept(tmp_path):
+    encoder, optimizer = stepped()
+    for steps in (1, 2, 3, 10):
+        save(run(tmp_path, keep=2), steps, encoder, optimizer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
+
+
+def test_the_best_one_is_kept_besides(tmp_path):
+    encoder, optimizer = stepped()
+    kept = weights_of(encoder)
+    for steps in (2, 4, 6, 8):
+        save(run(tmp_path, keep=1), steps, encoder, optimizer, best_step=2)
+        step(encoder, optimizer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000008"]
+    run(tmp_path).restore_weights(2, encoder)
+    for name, value in kept.items():
+        np.testing.assert_array_equal(weights_of(encoder)[name], value)
+    save(run(tmp_path, keep=1), 10, encoder, optimizer, best_step=10)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+    with pytest.raises(UserError, match="step-00000002, the best of the run, is incomplete"):
+        run(tmp_path).restore_weights(2, encoder)
+
+
+def test_evaluations_come_back(tmp_path):
+    measured = {"nDCG@10": 0.25, "RR@10": 0.125, "AP": 0.5}
+    evaluations = (Evaluation(0, measured, 1.5), Evaluation(3, dict.fromkeys(measured, 0.5), 2.5))
+    checkpoints = run(tmp_path)
+    checkpoints.save(State(3, evaluations, 3), *stepped())
+    checkpoints.wait()
+    restored = run(tmp_path).restore(*stepped())
+    assert restored == State(3, evaluations, 3)
+    assert [list(evaluation.measures) for evaluation in restored.evaluations] == [list(measured)] * 2  # their order too
+
+
+def test_what_is_written_in_the_background_is_the_state_of_the_call(tmp_path, monkeypatch):
+    encoder, optimizer = stepped()
+    expected = weights_of(encoder)
+    go = threading.Event()
+    write = Checkpoints._write
+    monkeypatch.setattr(Checkpoints, "_write", lambda *arguments: go.wait(10) and write(*arguments))
+    checkpoints = run(tmp_path)
+    checkpoints.save(State(3), encoder, optimizer)
+    step(encoder, optimizer)
+    assert list(tmp_path.iterdir()) == []
+    go.set()
+    checkpoints.wait()
+    for name, value in load_file(tmp_path / "step-00000003" / "weights.safetensors").items():
+        np.testing.assert_array_equal(value.numpy(), expected[name])
+
+
+def test_what_goes_wrong_in_the_background_is_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(Folder, "put", lambda *_: (_ for _ in ()).throw(UserError("No space left")))
+    checkpoints = run(tmp_path)
+    checkpoints.save(State(3), *stepped())
+    with pytest.raises(UserError, match="No space left"):
+        checkpoints.save(State(6), *stepped())
+
+
+def test_no_checkpoint_is_step_zero(tmp_path):
+    assert run(tmp_path / "absent").restore(*stepped()) == State(0)
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(folder: Path) -> None:
+    path = folder / "weights.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "no record, as after a kill": (lambda folder: (folder / "checkpoint.json").unlink(), "is incomplete"),
+    "half a record": (lambda folder: (folder / "checkpoint.json").write_text('{"steps": 6'), "is damaged"),
+    "a list": (lambda folder: (folder / "checkpoint.json").write_text("[]"), "is damaged"),
+    "null": (lambda folder: (folder / "checkpoint.json").write_text("null"), "is damaged"),
+    "no weights": (lambda folder: (folder / "weights.safetensors").unlink(), "is damaged"),
+    "truncated": (truncate, "is damaged .optimizer.safetensors has another SHA-256"),
+    "one bit": (flip, "is damaged .weights.safetensors has another SHA-256"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_with_a_line(tmp_path, damage):
+    encoder, optimizer = stepped()
+    save(run(tmp_path), 3, encoder, optimizer)
+    kept = weights_of(encoder)
+    step(encoder, optimizer)
+    save(run(tmp_path), 6, encoder, optimizer)
+    DAMAGE[damage][0](tmp_path / "step-00000006")
+    lines: list[str] = []
+    assert run(tmp_path, lines).restore(encoder, optimizer).steps == 3
+    assert len(lines) == 2
+    assert "step-00000006" in lines[0]
+    assert re.search(DAMAGE[damage][1], lines[0])
+    assert lines[1].strip() == "goes on from the checkpoint after 3 steps"
+    for name, value in kept.items():
+        np.testing.assert_array_equal(weights_of(encoder)[name], value)
+
+
+def folders(path: Path) -> list[int]:
+    return sorted(int(folder.name.removeprefix("step-")) for folder in path.iterdir())
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_newest_one_does_not_keep_new_ones_from_staying(tmp_path, damage):
+    encoder, optimizer = stepped()
+    for steps in (2, 12):
+        save(run(tmp_path, keep=1), steps, encoder, optimizer, best_step=2)
+    DAMAGE[damage][0](tmp_path / "step-00000012")
+    resumed = run(tmp_path, keep=1)
+    assert resumed.restore(encoder, optimizer).steps == 2
+    assert folders(tmp_path) == [2, 12]  # other ranks may still look at it
+    for steps in (4, 6):
+        save(resumed, steps, encoder, optimizer, best_step=2)
+        assert folders(tmp_path) == [2, steps]
+    lines: list[str] = []
+    assert run(tmp_path, lines).restore(encoder, optimizer).steps == 6
+    assert [line.strip() for line in lines] == ["goes on from the checkpoint after 6 steps"]
+
+
+def test_a_damaged_one_is_kept_in_no_good_ones_place(tmp_path):
+    encoder, optimizer = stepped()
+    for steps in (3, 6):
+        save(run(tmp_path), steps, encoder, optimizer)
+    flip(tmp_path / "step-00000006")
+    resumed = run(tmp_path)
+    assert resumed.restore(encoder, optimizer).steps == 3
+    save(resumed, 8, encoder, optimizer)
+    assert folders(tmp_path) == [3, 8]
+
+
+def test_a_damaged_one_that_is_written_again_stays(tmp_path):
+    encoder, optimizer = stepped()
+    for steps in (3, 6):
+        save(run(tmp_path), steps, encoder, optimizer)
+    flip(tmp_path / "step-00000006")
+    resumed = run(tmp_path)
+    resumed.restore(encoder, optimizer)
+    for steps in (6, 9):
+        save(resumed, steps, encoder, optimizer)
+    assert folders(tmp_path) == [6, 9]
+
+
+def test_a_checkpoint_behind_a_store_that_fails_is_not_taken_for_damaged(tmp_path, monkeypatch):
+    encoder, optimizer = stepped()
+    save(run(tmp_path), 3, encoder, optimizer)
+    save(run(tmp_path), 6, encoder, optimizer)
+    failing = StorageError("s3://bucket: SLOW_DOWN")
+    monkeypatch.setattr(Folder, "local_path", lambda *_: (_ for _ in ()).throw(failing))
+    with pytest.raises(StorageError, match="SLOW_DOWN"):
+        run(tmp_path).restore(encoder, optimizer)
+
+
+def test_a_hostile_record_in_a_store_makes_no_file_outside_of_the_cache(object_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    lines: list[str] = []
+    checkpoints = Checkpoints(f"{object_store}/hostile", {}, say=lines.append).of_run(TRAINING, "b" * 64)
+    encoder, optimizer = stepped()
+    save(checkpoints, 3, encoder, optimizer)
+    name = "step-00000003/checkpoint.json"
+    record = json.loads(checkpoints.folder.read_bytes(name))
+    record["files"] = dict.fromkeys(record["files"], "../../.bashrc")
+    checkpoints.folder.write_bytes(name, json.dumps(record).encode())
+    (tmp_path / "cache" / "files").mkdir(parents=True)
+    (tmp_path / ".bashrc").write_text("mine")
+    assert checkpoints.restore(encoder, optimizer).steps == 0
+    assert "'../../.bashrc', which is none" in lines[0]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / ".bashrc"]
+    assert (tmp_path / ".bashrc").read_text() == "mine"
+
+
+def test_saving_again_repairs_a_damaged_one(tmp_path):
+    encoder, optimizer = stepped()
+    save(run(tmp_path), 3, encoder, optimizer)
+    truncate(tmp_path / "step-00000003")
+    save(run(tmp_path), 3, encoder, optimizer)
+    assert run(tmp_path).restore(encoder, optimizer).steps == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "named"),
+    [
+        ({}, (TRAINING | {"seed": 2}, "b" * 64), "config.training.seed: 1 there, 2 now"),
+        ({}, (TRAINING | {"optimizer": {"learning_rate": 0.2}}, "b" * 64), "optimizer.learning_rate: 0.1 there"),
+        ({}, (TRAINING, "c" * 64), "inputs.batches: bbbbbbbbbbbb there, cccccccccccc now"),
+        ({"encoder": "other"}, (TRAINING, "b" * 64), 'config.encoder: "(absent)" there, "other" now'),
+    ],
+)
+def test_a_different_run_is_refused_by_the_names_of_its_fields(tmp_path, config, arguments, named):
+    encoder, optimizer = stepped()
+    save(run(tmp_path), 3, encoder, optimizer)
+    with pytest.raises(UserError) as refusal:
+        Checkpoints(str(tmp_path), config).of_run(*arguments).restore(encoder, optimizer)
+    assert named in str(refusal.value)
+
+
+def test_other_weights_are_refused(tmp_path):
+    save(run(tmp_path), 3, *stepped())
+    encoder = TinyEncoder(dimension=5)
+    with pytest.raises(UserError, match=r"doesn't fit the model: .* the first embedding.weight \(None there"):
+        run(tmp_path).restore(encoder, build_optimizer(encoder, OptimizerSettings()))
+
+
+def test_the_record_is_plain_json(tmp_path):
+    save(run(tmp_path, encoder={"model": "x"}), 3, *stepped())
+    record = json.loads((tmp_path / "step-00000003" / "checkpoint.json").read_text())
+    assert record["steps"] == 3
+    assert record["derivation"]["config"] == {"encoder": {"model": "x"}, "training": TRAINING}
+
+
+def test_keeping_none_is_refused(tmp_path):
+    with pytest.raises(UserError, match="keep 1 or more"):
+        Checkpoints(str(tmp_path), {}, keep=0)
+
+
+def test_an_object_store_holds_checkpoints_too(tmp_path, monkeypatch):
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+    try:
+        address = {"endpoint_override": f"{host}:{port}", "scheme": "http", "region": "us-east-1"}
+        S3FileSystem(**address, allow_bucket_creation=True).create_dir("runs")
+        checkpoints = Checkpoints("s3://runs/mine", {}, keep=1).of_run(TRAINING, "b" * 64)
+        encoder, optimizer = stepped()
+        for steps in (3, 6):
+            save(checkpoints, steps, encoder, optimizer)
+        other, its_optimizer = stepped(steps=0)
+        assert checkpoints.restore(other, its_optimizer).steps == 6
+        assert {name.split("/")[0] for name in checkpoints.folder.files()} == {"step-00000006"}
+    finally:
+        server.stop()
+    for name, value in weights_of(encoder).items():
+        np.testing.assert_array_equal(weights_of(other)[name], value, err_msg=name)

@@ -1,0 +1,402 @@
+import json
+import math
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from pipelines.batches import epoch_permutation
+from raytriever.errors import UserError
+from tests.unit.trainers.tiny import (
+    TinyBatches,
+    gradients_of,
+    random_batch,
+    tiny_objective,
+    tiny_settings,
+    weights_of,
+)
+from trainers.engine import collectives, loop
+from trainers.engine.checkpoint import Checkpoints
+from trainers.engine.early_stopping import Criterion
+from trainers.engine.loop import StepReport, train
+from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
+from trainers.engine.settings import TrainingSettings
+from trainers.objective import Objective, Outcome
+
+
+def run(settings, folder=None, dropout=0.3, batches=None, kept=2, **keywords):
+    objective = tiny_objective(dropout, chunk_size=2, gradient_cache=True)
+    reports: list[StepReport] = []
+    checkpoints = Checkpoints(str(folder), {"encoder": "tiny"}, keep=kept) if folder else None
+    train(objective, batches or TinyBatches(), settings, checkpoints=checkpoints, on_step=reports.append, **keywords)
+    return objective, reports
+
+
+def assert_same_weights(one, other):
+    assert_same_arrays(weights_of(other), weights_of(one))
+
+
+def assert_same_arrays(found, expected):
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_the_steps_of_a_run():
+    batches = TinyBatches(counts=(9, 8))
+    _, reports = run(tiny_settings(), batches=batches)
+    assert [(r.step, r.total_steps, r.epoch) for r in reports] == [(n, 8, (n - 1) // 4) for n in range(1, 9)]
+    expected = [(e, int(b)) for e, count in ((0, 9), (1, 8)) for b in epoch_permutation(0, e, count)[:8]]
+    assert batches.reads == expected
+    assert [r.learning_rate for r in reports] == [0.005] + [0.01] * 7
+    assert {r.measured.examples for r in reports} == {12}
+    assert all(0 <= r.waiting_seconds < r.seconds for r in reports)
+
+
+def test_steps_may_be_of_batches_that_are_equally_long():
+    batches = TinyBatches(counts=(9, 8))
+    run(tiny_settings(group_by_length=True), batches=batches)
+    steps = [batches.reads[first : first + 2] for first in range(0, 16, 2)]
+    assert {epoch for step in steps[:4] for epoch, _ in step} == {0}
+    for of_epoch in (steps[:4], steps[4:]):
+        spans = sorted(sorted(batches.stored_bytes(*batch) for batch in step) for step in of_epoch)
+        assert all(longest <= shortest for (_, longest), (shortest, _) in pairwise(spans))
+
+
+def test_a_step_is_the_mean_over_its_batches():
+    settings = tiny_settings(batches_per_step=3, max_steps=1, optimizer=OptimizerSettings(max_grad_norm=None))
+    settings = settings.model_copy(update={"schedule": ScheduleSettings(kind="constant")})
+    objective, (report,) = run(settings, dropout=0.0)
+    outcomes, gradients = [], []
+    for batch in epoch_permutation(0, 0, 9)[:3]:
+        fresh = tiny_objective()
+        outcome = fresh(fresh.collate(random_batch(int(batch))))
+        outcome.loss.backward()
+        outcomes.append(outcome)
+        gradients.append(gradients_of(fresh))
+    found = gradients_of(objective)
+    for name in found:
+        expected = np.mean([gradient[name] for gradient in gradients], axis=0)
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-6, err_msg=name)
+    norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
+    assert report.measured.gradient_norm == pytest.approx(norm, rel=1e-5)
+    assert report.measured.loss == pytest.approx(np.mean([o.loss.item() for o in outcomes]), rel=1e-5)
+    for name, value in report.measured.metrics.items():
+        assert value == pytest.approx(np.mean([o.metrics[name].item() for o in outcomes]), rel=1e-5)
+
+
+def test_gradients_are_clipped_to_the_limit():
+    settings = tiny_settings(max_steps=3, optimizer=OptimizerSettings(max_grad_norm=0.01))
+    objective, reports = run(settings)
+    norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients_of(objective).values()))
+    assert norm == pytest.approx(0.01, rel=1e-3)
+    assert reports[-1].measured.gradient_norm > 0.1
+
+
+def test_training_learns():
+    settings = tiny_settings(epochs=1, optimizer=OptimizerSettings(learning_rate=0.02))
+    _, reports = run(settings, dropout=0.0, batches=TinyBatches(counts=(120,)))
+    first, last = ([r.measured.loss for r in part] for part in (reports[:10], reports[-10:]))
+    assert np.mean(last) < np.mean(first)
+
+
+def test_five_steps_and_five_more_are_ten_bit_for_bit(tmp_path):
+    settings = tiny_settings(checkpoint_every=2)
+    whole, expected = run(settings.model_copy(update={"max_steps": 8}))
+    run(settings.model_copy(update={"max_steps": 5}), tmp_path)
+    torch.rand(17)  # what the process drew in between is nobody's business
+    resumed, reports = run(settings.model_copy(update={"max_steps": 8}), tmp_path)
+    assert [r.step for r in reports] == [6, 7, 8]
+    assert [r.measured for r in reports] == [r.measured for r in expected[5:]]
+    assert_same_weights(resumed, whole)
+
+
+def test_an_epoch_boundary_is_no_boundary_for_resuming(tmp_path):
+    whole, _ = run(tiny_settings())
+    run(tiny_settings(epochs=1), tmp_path)
+    resumed, reports = run(tiny_settings(epochs=2), tmp_path)
+    assert [r.epoch for r in reports] == [1] * 4
+    assert_same_weights(resumed, whole)
+
+
+def test_a_finished_run_takes_no_step_and_has_the_final_weights(tmp_path):
+    finished, _ = run(tiny_settings(), tmp_path)
+    again, reports = run(tiny_settings(), tmp_path)
+    assert reports == []
+    assert_same_weights(again, finished)
+
+
+def test_checkpoints_are_made_at_their_interval_and_at_the_end(tmp_path):
+    done: list[int] = []
+
+    run(tiny_settings(checkpoint_every=3), tmp_path, on_checkpoint=done.append)
+    assert done == [3, 6, 8]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "training.seed: 0 there, 1 now"),
+        ({"batches_per_step": 4}, "training.batches_per_step: 2 there, 4 now"),
+        ({"optimizer": OptimizerSettings(learning_rate=0.5)}, "training.optimizer.learning_rate: 0.01 there, 0.5"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused(tmp_path, changes, named):
+    run(tiny_settings(max_steps=3), tmp_path)
+    with pytest.raises(UserError, match=named):
+        run(tiny_settings(**changes), tmp_path)
+
+
+def test_resuming_on_other_batches_is_refused(tmp_path):
+    run(tiny_settings(max_steps=3), tmp_path)
+    with pytest.raises(UserError, match=r"inputs.batches: aaaaaaaaaaaa there, bbbbbbbbbbbb now"):
+        run(tiny_settings(), tmp_path, batches=TinyBatches(fingerprint="b" * 64))
+
+
+def test_a_schedule_that_depends_on_the_length_cannot_be_prolonged(tmp_path):
+    linear = ScheduleSettings(kind="linear")
+    run(tiny_settings(max_steps=3, schedule=linear), tmp_path)
+    with pytest.raises(UserError, match=r"training.total_steps: 3 there, 8 now"):
+        run(tiny_settings(schedule=linear), tmp_path)
+
+
+def test_a_run_shorter_than_its_checkpoint_is_refused(tmp_path):
+    run(tiny_settings(max_steps=6), tmp_path)
+    with pytest.raises(UserError, match="made after 6 steps, but this run has only 4"):
+        run(tiny_settings(max_steps=4), tmp_path)
+
+
+class Scripted:
+    """A validation that measures what it is told, call by call, and notes when it was asked."""
+
+    criteria: ClassVar = [Criterion("score", higher_is_better=True)]
+
+    def __init__(self, *scores: float, every: int = 2, patience: int | None = None) -> None:
+        self.scores = list(scores)
+        self.every, self.patience = every, patience
+        self.weights: list[dict[str, np.ndarray]] = []
+
+    def measure(self, objective):
+        self.weights.append(weights_of(objective))
+        return {"score": self.scores.pop(0)}
+
+
+def test_a_validated_run_ends_as_it_was_at_its_best(tmp_path):
+    validation = Scripted(0.9, 0.1, 0.5, 0.3, 0.4)
+    evaluations = []
+    objective, reports = run(
+        tiny_settings(checkpoint_every=3), tmp_path, validation=validation, on_evaluation=evaluations.append
+    )
+    assert [(e.step, e.measures["score"]) for e in evaluations] == [(0, 0.9), (2, 0.1), (4, 0.5), (6, 0.3), (8, 0.4)]
+    assert len(reports) == 8
+    for name, value in weights_of(objective).items():
+        np.testing.assert_array_equal(value, validation.weights[2][name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000006", "step-00000008"]
+
+
+def test_a_run_stops_when_patience_is_at_its_end_and_stays_stopped(tmp_path):
+    objective, reports = run(tiny_settings(), tmp_path, validation=Scripted(0.0, 0.5, 0.4, 0.3, 0.9, patience=2))
+    assert reports[-1].step == 6
+    again, reports = run(tiny_settings(), tmp_path, validation=Scripted(patience=2))
+    assert reports == []
+    assert_same_weights(again, objective)
+
+
+def test_an_interrupted_validated_run_goes_on_as_if_nothing_had_happened(tmp_path):
+    scores = (0.0, 0.5, 0.4, 0.3, 0.2)
+    whole, _ = run(tiny_settings(), tmp_path / "whole", validation=Scripted(*scores))
+
+    class Killed(Exception):
+        pass
+
+    def stop(step: int) -> None:
+        if step == 6:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(tiny_settings(), tmp_path / "killed", validation=Scripted(*scores), on_checkpoint=stop)
+    asked = Scripted(*scores[3:])
+    resumed, reports = run(tiny_settings(), tmp_path / "killed", validation=asked)
+    assert asked.scores == []
+    assert reports[0].step == 5
+    assert_same_weights(resumed, whole)
+    one, other = (
+        json.loads((tmp_path / run / "step-00000008/checkpoint.json").read_text()) for run in ("whole", "killed")
+    )
+    for record in (one, other):
+        for evaluation in record["evaluations"]:
+            del evaluation["seconds"]
+    assert one == other
+
+
+def test_an_evaluation_at_the_end_of_a_shorter_run_is_forgotten_when_it_is_prolonged(tmp_path):
+    run(tiny_settings(max_steps=5), tmp_path, validation=Scripted(0.0, 0.1, 0.2, 0.9))
+    evaluations = []
+    run(tiny_settings(max_steps=6), tmp_path, validation=Scripted(0.3), on_evaluation=evaluations.append)
+    record = json.loads((tmp_path / "step-00000006" / "checkpoint.json").read_text())
+    assert [evaluation["step"] for evaluation in record["evaluations"]] == [0, 2, 4, 6]
+    assert record["best_step"] == 6
+
+
+LONG = TinyBatches(counts=(20,))  # 10 steps of an epoch
+
+
+def of_length(steps: int, **changes) -> TrainingSettings:
+    return tiny_settings(epochs=1, max_steps=steps, checkpoint_every=100, **changes)
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_prolonged_run_still_has_the_best_of_its_own_evaluations(tmp_path, kept):
+    shorter = Scripted(0.0, 0.5, 0.4, 0.6)
+    ended, _ = run(of_length(5), tmp_path, batches=LONG, validation=shorter, kept=kept)
+    assert_same_arrays(weights_of(ended), shorter.weights[3])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step-{step:08d}" for step in ((2, 5) if kept == 1 else (2, 4, 5))
+    ]
+    prolonged, reports = run(of_length(9), tmp_path, batches=LONG, validation=Scripted(0.45, 0.45, 0.3), kept=kept)
+    assert [report.step for report in reports] == [6, 7, 8, 9]
+    assert_same_arrays(weights_of(prolonged), shorter.weights[1])
+    record = json.loads((tmp_path / "step-00000009" / "checkpoint.json").read_text())
+    assert [evaluation["step"] for evaluation in record["evaluations"]] == [0, 2, 4, 6, 8, 9]
+    assert record["best_step"] == 2
+
+
+def test_patience_does_not_count_the_end_of_a_shorter_run(tmp_path):
+    run(of_length(5), tmp_path, batches=LONG, validation=Scripted(0.0, 0.5, 0.4, 0.3, patience=2))
+    asked = Scripted(0.3, patience=2)
+    _, reports = run(of_length(9), tmp_path, batches=LONG, validation=asked)
+    assert [report.step for report in reports] == [6]
+    assert asked.scores == []
+
+
+def test_a_plateau_does_not_count_the_end_of_a_shorter_run(tmp_path):
+    scores = (0.0, 0.5, 0.4, 0.4, 0.4)
+    settings = [of_length(steps, schedule=ScheduleSettings(kind="plateau", patience=1)) for steps in (5, 9)]
+    whole, expected = run(settings[1], tmp_path / "whole", batches=LONG, validation=Scripted(*scores, 0.4))
+    run(settings[0], tmp_path / "parts", batches=LONG, validation=Scripted(*scores[:3], 0.1))
+    resumed, reports = run(settings[1], tmp_path / "parts", batches=LONG, validation=Scripted(*scores[3:], 0.4))
+    assert [r.learning_rate for r in expected[5:]] == [0.01] + [0.005] * 3
+    assert [r.learning_rate for r in reports] == [r.learning_rate for r in expected[5:]]
+    assert_same_weights(resumed, whole)
+
+
+class Poisoned(Objective[bool]):
+    """Its loss, or only its gradient, is not finite for the batch that begins with ``text``."""
+
+    columns = ("query",)
+
+    def __init__(self, text: str = "", poison: str = "loss") -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.text, self.poison = text, poison
+
+    def collate(self, rows, first_row=0):  # noqa: ARG002
+        return rows["query"][0].as_py() == self.text
+
+    def forward(self, batch):
+        loss = self.weight * 1.0
+        if batch and self.poison == "loss":
+            loss = loss * math.nan
+        elif batch:
+            loss = 1 + (loss - loss.detach()).sqrt()  # one, with an infinite slope
+        return Outcome(loss, {}, 1)
+
+    def comparisons(self, rows):
+        raise NotImplementedError
+
+    def encoder(self, role):
+        raise NotImplementedError
+
+    def export(self, folder):
+        raise NotImplementedError
+
+
+def run_with_a_scalar(folder, steps: int, weight_decay: float) -> None:
+    optimizer = OptimizerSettings(learning_rate=0.01, weight_decay=weight_decay)
+    settings = tiny_settings(max_steps=steps, optimizer=optimizer)
+    train(Poisoned("no text"), TinyBatches(), settings, checkpoints=Checkpoints(str(folder), {}))
+
+
+def test_a_run_whose_scalars_decayed_is_not_continued_without(tmp_path, monkeypatch):
+    for decay in (0.0, 0.1):
+        with monkeypatch.context() as before:
+            before.setattr(loop, "decay_spares_scalars", lambda *_: False)
+            run_with_a_scalar(tmp_path / str(decay), 3, decay)
+    run_with_a_scalar(tmp_path / "0.0", 4, 0.0)
+    with pytest.raises(UserError, match=r"algorithm_version: 2 there, 3 now"):
+        run_with_a_scalar(tmp_path / "0.1", 4, 0.1)
+
+
+class TwoCriteria(Scripted):
+    criteria: ClassVar = [*Scripted.criteria, Criterion("score", higher_is_better=True, start=5)]
+
+
+@pytest.mark.parametrize(
+    ("validation", "kind", "version"),
+    [(TwoCriteria, "plateau", 3), (TwoCriteria, "constant", 2), (Scripted, "plateau", 2)],
+)
+def test_a_plateau_of_two_criteria_is_of_a_newer_version(tmp_path, validation, kind, version):
+    run(of_length(2, schedule=ScheduleSettings(kind=kind)), tmp_path, batches=LONG, validation=validation(0.1, 0.2))
+    record = json.loads((tmp_path / "step-00000002" / "checkpoint.json").read_text())
+    assert record["derivation"]["algorithm_version"] == version
+
+
+def test_a_run_that_trains_as_ever_goes_on_from_older_checkpoints(tmp_path):
+    run(tiny_settings(max_steps=3), tmp_path)
+    record = json.loads((tmp_path / "step-00000003" / "checkpoint.json").read_text())
+    assert record["derivation"]["config"]["training"]["optimizer"]["weight_decay"] > 0
+    assert record["derivation"]["algorithm_version"] == 2
+
+
+@pytest.mark.parametrize("poison", ["loss", "gradient"])
+def test_a_loss_that_is_not_finite_names_its_batch_and_how_to_look_at_it(poison):
+    step, other = (int(batch) for batch in epoch_permutation(0, 1, 8)[2:4])
+    objective = Poisoned(random_batch(1000 + other)["query"][0].as_py(), poison)
+    kept = []
+    with pytest.raises(UserError) as stopped:
+        train(objective, TinyBatches(), tiny_settings(), on_step=lambda _: kept.append(objective.weight.item()))
+    look = "Look at it with: raytriever show tiny/batches --epoch 1 --batch"
+    if poison == "loss":
+        assert f"step 6: the loss is nan for batch {other} of epoch 1" in str(stopped.value)
+        assert f"{look} {other}." in str(stopped.value)
+    else:
+        assert f"step 6: the norm of the gradient is inf for batches {step}, {other} of epoch 1" in str(stopped.value)
+        assert f"{look} {step}." in str(stopped.value)
+    assert len(kept) == 5
+    assert objective.weight.item() == kept[-1]
+
+
+def test_more_ranks_than_batches_need_an_objective_that_takes_slices(monkeypatch):
+    monkeypatch.setattr(collectives, "world_size", lambda: 4)
+    with pytest.raises(UserError, match="cut into 2 slices, which Poisoned can't train on"):
+        train(Poisoned(), TinyBatches(), tiny_settings())
+
+
+def test_bf16_auto_must_be_resolved():
+    with pytest.raises(UserError, match="bf16 is still 'auto'"):
+        run(TrainingSettings())
+    assert TrainingSettings().resolved().bf16 in (True, False)
+    assert TrainingSettings(bf16=True).resolved().bf16 is True
+
+
+def test_bf16_trains_close_to_float32():
+    _, exact = run(tiny_settings(), dropout=0.0)
+    _, rounded = run(tiny_settings(bf16=True), dropout=0.0)
+    exact_losses, rounded_losses = ([r.measured.loss for r in reports] for reports in (exact, rounded))
+    assert exact_losses != rounded_losses
+    np.testing.assert_allclose(rounded_losses, exact_losses, rtol=0.05)
+
+
+def test_settings_are_frozen_and_refuse_unknown_keys():
+    with pytest.raises(ValidationError):
+        TrainingSettings(batch_per_step=3)
+    with pytest.raises(ValidationError):
+        TrainingSettings().seed = 3
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    with pytest.raises(UserError, match="warmup_steps is 100"):
+        run(tiny_settings(schedule=ScheduleSettings(warmup_steps=100)))

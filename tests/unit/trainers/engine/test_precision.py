@@ -1,0 +1,54 @@
+"""The precision that a driver chose, checked on the worker that has to compute in it."""
+
+import socket
+
+import pytest
+import torch
+
+from raytriever.errors import UserError
+from trainers.engine.device_limits import require_precision
+from trainers.engine.settings import TrainingSettings
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+BF16, FLOAT32 = TrainingSettings(bf16=True), TrainingSettings(bf16=False)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Gives this machine a GPU of a compute capability, None for none, and a CPU with or without bfloat16."""
+
+    def made(capability: tuple[int, int] | None, cpu: bool = False) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla V100")
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": cpu})
+
+    return made
+
+
+def test_a_driver_without_a_gpu_chooses_what_its_workers_may_lack(machine):
+    machine(None)
+    chosen = TrainingSettings().resolved(gpu=True)
+    assert chosen.bf16 is True
+    machine((7, 0))
+    with pytest.raises(UserError) as refused:
+        require_precision(chosen, GPU)
+    assert f"the Tesla V100 of {socket.gethostname()} has no bfloat16 instructions" in str(refused.value)
+    assert "Set training.bf16 to false" in str(refused.value)
+    machine((8, 0))
+    assert require_precision(chosen, GPU) == []
+
+
+def test_float32_is_everywhere(machine):
+    machine((7, 5))
+    assert require_precision(FLOAT32, GPU) == require_precision(FLOAT32, CPU) == []
+
+
+def test_a_cpu_that_emulates_bfloat16_is_warned_of(machine):
+    machine(None, cpu=True)
+    assert require_precision(BF16, CPU) == []
+    machine(None, cpu=False)
+    (line,) = require_precision(BF16, CPU)
+    assert "Warning: training.bf16 is on, but the CPU of" in line
+    machine((9, 0), cpu=False)  # a GPU that the run doesn't use
+    assert len(require_precision(BF16, CPU)) == 1

@@ -1,0 +1,129 @@
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+from raytriever.errors import UserError
+from tests.unit.trainers.tiny import TinyBatches, random_batch, tiny_objective
+from trainers.engine.order import Piece, Step
+from trainers.engine.reading import Reader, prefetched
+
+
+def test_results_come_in_order_and_a_bounded_number_ahead():
+    made: list[int] = []
+
+    def produce(item: int) -> int:
+        made.append(item)
+        return item * item
+
+    for item, result in prefetched(produce, range(20), depth=3):
+        assert result == item * item
+        assert len(made) <= item + 4
+        time.sleep(0.002)
+    assert made == list(range(20))
+
+
+def test_reading_goes_on_while_the_consumer_works():
+    made = [threading.Event() for _ in range(5)]
+    for item, _ in prefetched(lambda item: made[item].set(), range(5), depth=2):
+        assert all(event.wait(10) for event in made[: item + 3])
+
+
+def test_an_error_is_raised_at_its_turn_and_the_thread_ends():
+    def produce(item: int) -> int:
+        if item == 3:
+            raise UserError("broken")
+        return item
+
+    results = prefetched(produce, range(100), depth=2)
+    assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(UserError, match="broken"):
+        next(results)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def test_leaving_early_ends_the_thread():
+    for item, _ in prefetched(lambda item: item, range(1000), depth=2):
+        if item == 5:
+            break
+    deadline = time.monotonic() + 5
+    while any(thread.name.startswith("batches") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def reader(*columns: str, batches=None, **keywords) -> Reader:
+    objective = tiny_objective()
+    objective.columns = columns
+    return Reader(batches or TinyBatches(), objective, **keywords)
+
+
+def test_slices_are_consecutive_rows_of_the_wanted_columns():
+    rows = [reader("document", "query").read_piece(1, Piece((3,), part, 3)) for part in range(3)]
+    assert [table.column_names for table in rows] == [["document", "query"]] * 3
+    whole = random_batch(1003)
+    assert [text for table in rows for text in table["query"].to_pylist()] == whole["query"].to_pylist()
+
+
+def test_a_slice_is_collated_alike_while_a_whole_batch_is_validated():
+    """Row 3 leaves out column 0, which would be its own positive if it were row 0."""
+
+    class Masked(TinyBatches):
+        column = 0
+
+        def read(self, epoch: int, index: int) -> pa.Table:
+            table = super().read(epoch, index)
+            masked = pa.array([[], [], [], [self.column], [], []], pa.list_(pa.int32()))
+            return table.set_column(table.column_names.index("masked"), "masked", masked)
+
+    objective, batches = tiny_objective(), Masked()
+    step = Step(0, 0, 0, (0,), (Piece((0,), 1, 2),), (1,))
+    assert objective.batch_group is None  # as an evaluation sets it meanwhile
+    (batch,) = Reader(batches, objective).read_step(step)
+    assert batch.masked_rows.tolist() == batch.masked_columns.tolist() == [0]
+    batches.column = 3
+    with pytest.raises(UserError, match=r"Batch 0 of epoch 0 in tiny/batches: Row 0 leaves out column 3.*own positive"):
+        Reader(batches, objective).read_step(step)
+
+
+def test_a_piece_of_several_batches_tells_them_apart():
+    rows = reader("query", "batch").read_piece(1, Piece((3, 0)))
+    queries = random_batch(1003)["query"].to_pylist() + random_batch(1000)["query"].to_pylist()
+    assert rows["query"].to_pylist() == queries
+    assert rows["batch"].to_pylist() == [3] * 6 + [0] * 6
+
+
+def test_a_piece_tells_its_epoch():
+    assert reader("epoch", "query").read_piece(1, Piece((3,)))["epoch"].to_pylist() == [1] * 6
+
+
+def test_hard_negatives_are_drawn_for_the_whole_batch_before_it_is_cut():
+    columns = ("query", "hard_negatives", "masked")
+    whole = reader(*columns, seed=3, hard_negatives=1).read_piece(1, Piece((3,)))
+    assert {len(texts) for texts in whole["hard_negatives"].to_pylist()} == {0, 1}
+    cut = [reader(*columns, seed=3, hard_negatives=1).read_piece(1, Piece((3,), part, 2)) for part in range(2)]
+    assert [row for table in cut for row in table.to_pylist()] == whole.to_pylist()
+    stored = random_batch(1003)["hard_negatives"].to_pylist()
+    assert all(set(drawn) <= set(pool) for drawn, pool in zip(whole["hard_negatives"].to_pylist(), stored, strict=True))
+
+
+def test_rows_that_ranks_cannot_share_are_refused():
+    with pytest.raises(UserError, match=r"Batch 3 of epoch 1 in tiny/batches has 6 rows, which 4 ranks"):
+        reader("query").read_piece(1, Piece((3,), 0, 4))
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(UserError, match="no column relevance, which this objective reads; they have query"):
+        reader("query", "relevance").read_piece(0, Piece((0,)))
+
+
+def test_what_is_wrong_with_a_batch_comes_with_its_number():
+    class Masked(TinyBatches):
+        def read(self, epoch, index):
+            rows = super().read(epoch, index)
+            return rows.set_column(rows.column_names.index("masked"), "masked", [[[0]] * len(rows)])
+
+    step = Step(0, 1, 0, (5,), (Piece((5,)),), (0,))
+    with pytest.raises(UserError, match="Batch 5 of epoch 1 in tiny/batches: Row 0 leaves out column 0"):
+        Reader(Masked(), tiny_objective()).read_step(step)

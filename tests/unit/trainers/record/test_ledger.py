@@ -1,0 +1,184 @@
+"""The ledger against what can be counted by hand, and against every batch of an epoch."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from tests.unit.trainers.tiny import TinyBatches, tiny_objective
+from trainers.engine.order import Order
+from trainers.engine.reading import Reader
+from trainers.objective import Comparisons
+from trainers.record.ledger import Ledger, ledger_rows, measure_ledger, text_lengths
+from trainers.record.run_record import measure_throughput, measured_lines, peak_process_bytes
+
+
+def of_run(
+    counts: tuple[int, ...] = (9, 8), per_step: int = 2, ranks: int = 1, *, joined: bool = False, **settings: Any
+) -> Ledger:
+    batches = TinyBatches(counts)
+    objective = tiny_objective(**({"share_negatives": "step"} if joined else {}), **settings)
+    order = Order(counts, per_step, 0, ranks, joined=joined)
+    return measure_ledger(objective, batches, Reader(batches, objective), order, ranks, "float32")
+
+
+def test_counts_are_those_of_the_batches() -> None:
+    ledger = of_run()
+    batches, objective = TinyBatches((9, 8)), tiny_objective()
+    reader = [batches.read(0, index) for index in range(8)]  # 8 of 9: numbers 0 to 7
+    hard = [sum(map(len, rows["hard_negatives"].to_pylist())) for rows in reader]
+    masked = [sum(map(len, rows["masked"].to_pylist())) for rows in reader]
+    compared = ledger.comparisons
+    assert (compared.queries, compared.positives) == (6, 1.0)
+    assert compared.hard == pytest.approx(np.mean(hard) / 6)
+    assert compared.masked == pytest.approx(np.mean(masked) / 6)
+    assert compared.in_batch + compared.hard == pytest.approx(5 + np.mean(hard))
+    assert ledger.negatives == pytest.approx(5 + np.mean(hard) - np.mean(masked) / 6)
+    assert ledger.cross_batch == ledger.cross_rank == 0
+    assert (ledger.steps, ledger.dropped_batches, ledger.sampled_batches) == (8, (1, 0), 8)
+    assert ledger.trainable_parameters == ledger.parameters == sum(p.numel() for p in objective.parameters())
+
+
+def test_shared_negatives_are_counted_over_the_step_and_over_ranks() -> None:
+    alone, shared = of_run(per_step=2), of_run(per_step=2, joined=True)
+    documents = alone.comparisons.documents
+    assert shared.cross_batch == documents
+    assert shared.negatives == pytest.approx(alone.negatives + documents)
+    assert of_run(per_step=2, ranks=2, joined=True).cross_rank == documents  # a batch on each
+    assert of_run(per_step=2, ranks=2).cross_rank == 0  # each trains on its own
+    assert of_run(per_step=1, ranks=2).cross_rank == documents / 2  # half a batch on each
+
+
+def test_few_batches_are_spread_over_the_epoch() -> None:
+    batches, objective = TinyBatches((80,)), tiny_objective()
+    order = Order((80,), 1, 0)
+    ledger = measure_ledger(objective, batches, Reader(batches, objective), order, 1, "float32")
+    assert batches.reads == [(0, index) for index in range(0, 80, 10)]
+    assert ledger.sampled_batches == 8
+
+
+def test_large_batches_are_not_all_read() -> None:
+    class Large(TinyBatches):
+        def read(self, epoch: int, index: int) -> pa.Table:
+            rows = pa.concat_tables([super().read(epoch, index)] * 1500)
+            nothing = pa.array([[]] * len(rows), pa.list_(pa.int32()))
+            return rows.set_column(rows.column_names.index("masked"), "masked", nothing)
+
+    batches, objective = Large((4,)), tiny_objective()
+    order = Order((4,), 1, 0)
+    ledger = measure_ledger(objective, batches, Reader(batches, objective), order, 1, "float32")
+    assert ledger.sampled_batches == 2
+    assert ledger.comparisons.queries == 9000
+
+
+def test_tokens_are_those_that_are_encoded() -> None:
+    ledger = of_run((1, 1), per_step=1, query_max_length=4)
+    texts = TinyBatches().read(0, 0)["query"].to_pylist()
+    lengths = [min(4, 1 + len(text.split())) for text in set(texts)]
+    tokens = ledger.tokens["queries"]
+    assert (tokens.texts, tokens.longest) == (len(lengths), 4)
+    assert tokens.mean == pytest.approx(np.mean(lengths))
+    assert tokens.share_of_longest == pytest.approx(np.mean(np.array(lengths) == 4))
+
+
+def test_lengths_are_found_in_any_nest() -> None:
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    nested = {"a": [{"attention_mask": mask, "input_ids": mask}], "b": ({"attention_mask": mask[:1]},)}
+    assert {name: lengths.tolist() for name, lengths in text_lengths(nested).items()} == {"texts": [2, 1, 2]}
+    assert text_lengths({"vectors": mask}) == {}
+
+
+def test_lines_are_few_and_say_each_number() -> None:
+    ledger = Ledger(
+        steps=1250,
+        batches_per_step=4,
+        ranks=2,
+        slices_per_batch=1,
+        dropped_batches=(3, 1),
+        sampled_batches=8,
+        comparisons=Comparisons(queries=128, documents=256, positives=1, in_batch=254, hard=1, masked=0.42),
+        cross_batch=768,
+        cross_rank=512,
+        tokens={},
+        trainable_parameters=300,
+        parameters=30_000,
+        precision="bfloat16 autocast",
+    )
+    lines = ledger.lines()
+    assert len(lines) <= 15
+    assert "1,250 of 4 batches, on 2 ranks, each 2 batches" in lines[1]
+    text = "\n".join(lines)
+    for said in (
+        "512 a step, 128 a batch",
+        "at most 1,022.6 a query: 254 of its batch, 768 of the step's other batches, 1 hard, less 0.4 masked",
+        "at most 523,561 a step, 215 masked",
+        "less those of other batches that answer the query too, which are not counted here",
+        "512 of a query's documents are encoded by other ranks",
+        "documents    1,024 a step",
+        "300 of 30,000 trained (1.00%)",
+        "bfloat16 autocast",
+        "4 batches in 2 epochs (3, 1), behind the last whole step",
+    ):
+        assert said in text
+    stored = json.loads(json.dumps(ledger.to_json()))
+    assert ledger_rows(stored) == ledger_rows(ledger.to_json())
+
+
+def test_the_columns_of_the_terminal_are_aligned() -> None:
+    lines = of_run().lines()[1:]
+    rows = ledger_rows(of_run().to_json())
+    assert {line.index(value) for line, (_, value) in zip(lines, rows, strict=True)} == {
+        2 + max(len(name) for name, _ in rows) + 2
+    }
+    assert len(lines) <= 14
+
+
+def test_throughput_leaves_the_first_step_out() -> None:
+    points = [
+        {"examples": 10, "tokens": 100, "seconds": 9.0, "waiting_seconds": 5.0},
+        {"examples": 10, "tokens": 100, "seconds": 0.5, "waiting_seconds": 0.1},
+        {"examples": 10, "tokens": 140, "seconds": 1.5, "waiting_seconds": 0.1},
+    ]
+    measured = measure_throughput(points, torch.device("cpu"))
+    assert measured.steps == 2
+    assert measured.examples_per_second == pytest.approx(10)
+    assert measured.tokens_per_second == pytest.approx(120)
+    assert measured.waiting_share == pytest.approx(0.1)
+    assert measured.device_bytes is None
+    text = "\n".join(measured_lines(measured))
+    assert "10.0 examples/s, 120 tokens/s, waiting 10.0%" in text
+    assert measure_throughput(points[:1], torch.device("cpu")).steps == 1
+
+
+def test_peak_memory_grows_with_what_is_held() -> None:
+    before = peak_process_bytes()
+    held = np.ones(before // 8 + (64 << 20) // 8)  # as much again as was ever held, and 64 MiB
+    assert peak_process_bytes() > before + (32 << 20)
+    assert len(held)
+
+
+def test_a_batch_that_lacks_a_column_is_refused_by_name() -> None:
+    class Bare(TinyBatches):
+        def read(self, epoch: int, index: int) -> pa.Table:
+            return super().read(epoch, index).drop_columns(["masked"])
+
+    batches, objective = Bare(), tiny_objective()
+    with pytest.raises(Exception, match="no column masked"):
+        measure_ledger(objective, batches, Reader(batches, objective), Order((9,), 1, 0), 1, "float32")
+
+
+def test_without_positives_it_says_what_a_text_is_weighed_against():
+    stored = of_run().to_json()
+    stored["comparisons"] |= {"positives": 0.0, "in_batch": 15.0, "hard": 0.0, "masked": 0.0}
+    rows = dict(ledger_rows(stored))
+    assert rows["compared with"] == "15 others of its batch, none marked as its answer"
+    assert "negatives" not in rows
+
+
+def test_negatives_that_are_not_shared_are_counted_exactly():
+    assert "at most" not in "\n".join(of_run().lines())
+    shared = "\n".join(of_run(joined=True).lines())
+    assert shared.count("at most") == 2

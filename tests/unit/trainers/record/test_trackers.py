@@ -1,0 +1,381 @@
+"""Trackers get what they should, keep what they must not tell, and never stop a run."""
+
+import importlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from raytriever.artifacts.artifact import Derivation
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from trainers.record import trackers
+from trainers.record.run_record import Heard, RunRecord, tracked_training
+from trainers.record.trackers import (
+    TrackedTraining,
+    TrackingSettings,
+    open_trackers,
+    tracked_values,
+    without_credentials,
+)
+
+POINT = {
+    "step": 4, "epoch": 0, "learning_rate": 1e-5, "loss": 1.5, "gradient_norm": 2.0, "examples": 8, "tokens": 200,
+    "accuracy": 0.25, "seconds": 0.5, "waiting_seconds": 0.1,
+}  # fmt: skip
+CONFIG = {"training": {"seed": 3, "optimizer": {"learning_rate": 2e-5}}, "objective": {"kind": "contrastive"}}
+
+
+class Stub(ModuleType):
+    """Stands for wandb, mlflow and tensorboardX at once; ``calls`` has what reached it."""
+
+    def __init__(self, mode: str = "offline", *, login: bool = True, fails: str = "") -> None:
+        super().__init__("stub")
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.fails = fails
+        self.login_known = login
+        self.mode = mode
+        self.entities = SimpleNamespace(Metric=lambda *a: ("metric", *a), Param=lambda *a: ("param", *a))
+        self.Settings = dict
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append((name, arguments, named))
+            if name == self.fails:
+                raise OSError("connection to http://me:hidden@server refused")
+            if name == "setup":
+                return SimpleNamespace(settings=SimpleNamespace(mode=self.mode))
+            if name == "login":
+                return self.login_known
+            if name == "create_run":
+                return SimpleNamespace(info=SimpleNamespace(run_id="run7"))
+            return None if name == "get_experiment_by_name" else self
+
+        return call
+
+    id = "run7"
+
+    def named(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        return [(arguments, named) for called, arguments, named in self.calls if called == name]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def install(monkeypatch: pytest.MonkeyPatch, stub: ModuleType, name: str) -> None:
+    monkeypatch.setitem(sys.modules, name, stub)
+
+
+def track(
+    name: str, folder: Path, said: list[str], digest: str = "a" * 64, *, failed: bool = False, **settings: Any
+) -> None:
+    """Two steps and an evaluation."""
+    training = TrackedTraining(digest, folder, CONFIG)
+    opened = open_trackers(TrackingSettings(trackers=(name,), **settings), training, said.append)
+    opened.log(0, {"dev/nDCG@10": 0.3})
+    opened.log_step(POINT)
+    opened.log_step(POINT | {"step": 5})
+    opened.close(failed=failed)
+
+
+def test_a_step_is_told_with_its_rates() -> None:
+    assert tracked_values(POINT) == {
+        "train/epoch": 0.0,
+        "train/learning_rate": 1e-5,
+        "train/loss": 1.5,
+        "train/gradient_norm": 2.0,
+        "train/accuracy": 0.25,
+        "speed/examples_per_second": 16.0,
+        "speed/tokens_per_second": 400.0,
+        "speed/waiting_share": 0.2,
+    }
+
+
+def test_tensorboard_for_real(tmp_path: Path, said: list[str]) -> None:
+    pytest.importorskip("tensorboardX")
+    track("tensorboard", tmp_path, said, run_name="first")
+    (events,) = (tmp_path / "tensorboard" / "first-aaaaaaaa").iterdir()
+    data = events.read_bytes()
+    for name in (b"train/loss", b"speed/examples_per_second", b"dev/nDCG_at_10", b"learning_rate"):
+        assert name in data
+    assert said == []
+
+
+def test_tensorboard_purges_the_steps_that_are_taken_again(tmp_path: Path, said: list[str]) -> None:
+    """As TensorBoard reads events of a version from 2 on: a start purges what has its step or a later one."""
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    def attempt(*steps: int, digest: str = "a" * 64) -> None:
+        training = TrackedTraining(digest, tmp_path, CONFIG)
+        opened = open_trackers(TrackingSettings(trackers=("tensorboard",)), training, said.append)
+        for step in steps:
+            opened.log_step(POINT | {"step": step})
+        opened.close(failed=True)
+        time.sleep(1.1)  # a file's name has the second in which it was begun, and they are read in that order
+
+    attempt(1, 2, 3, 4)  # the last checkpoint was written after step 2
+    attempt(3, 4, 5)
+    attempt(1, digest="b" * 64)
+    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["aaaaaaaa", "bbbbbbbb"]
+    kept: list[int] = []
+    for path in sorted((tmp_path / "tensorboard" / "aaaaaaaa").iterdir()):
+        for event in map(Event.FromString, records(path.read_bytes())):
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                kept = [step for step in kept if step < event.step]
+            kept += [event.step for value in event.summary.value if value.tag == "train/loss"]
+    assert kept == [1, 2, 3, 4, 5]
+    assert said == []
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """Of a TFRecord file: length (8 bytes), its checksum (4), the record, its checksum (4)."""
+    while data:
+        length = int.from_bytes(data[:8], "little")
+        yield data[12 : 12 + length]
+        data = data[16 + length :]
+
+
+@pytest.mark.parametrize(("failed", "code", "status"), [(False, 0, "FINISHED"), (True, 1, "FAILED")])
+def test_a_training_that_failed_is_shown_as_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str], failed: bool, code: int, status: str
+) -> None:
+    stub = Stub()
+    for name in ("wandb", "mlflow"):
+        install(monkeypatch, stub, name)
+        track(name, tmp_path, said, failed=failed)
+    assert stub.named("finish") == [((), {"exit_code": code})]
+    assert stub.named("set_terminated") == [(("run7",), {"status": status})]
+    assert stub.named("update_run") == []
+    track("mlflow", tmp_path, said)
+    assert stub.named("update_run") == [(("run7",), {"status": "RUNNING"})]  # it goes on
+    assert stub.named("set_terminated")[1] == (("run7",), {"status": "FINISHED"})
+    assert said == []
+
+
+@pytest.mark.parametrize("error", [None, UserError("the loss is nan"), KeyboardInterrupt()])
+def test_whatever_ends_a_run_the_trackers_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException | None
+) -> None:
+    stub = Stub()
+    install(monkeypatch, stub, "wandb")
+    derivation = Derivation("model", "train", 2, {}, {})
+    heard = Heard(on_line=lambda _: None, on_step=lambda _: None, on_checkpoint=lambda _: None)
+    tracking = TrackingSettings(trackers=("wandb",))
+    record = RunRecord(tracking, str(tmp_path / "model"), derivation, torch.device("cpu"), heard)
+    with suppress(UserError, KeyboardInterrupt), record:
+        if error is not None:
+            raise error
+    assert stub.named("finish") == [((), {"exit_code": 0 if error is None else 1})]
+
+
+def test_weights_and_biases_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "not-to-be-told")
+    stub = Stub()
+    install(monkeypatch, stub, "wandb")
+    track("wandb", tmp_path, said, project="retrieval", run_name="a", entity="us", every=4)
+    (_, given), *_ = stub.named("init")
+    assert (given["project"], given["name"], given["entity"], given["config"]) == ("retrieval", "a", "us", CONFIG)
+    assert given["save_code"] is False
+    assert given["settings"]["disable_git"]
+    assert given["settings"]["x_disable_meta"]
+    logged = stub.named("log")
+    assert [named["step"] for _, named in logged] == [0, 4]  # of the steps, every fourth
+    assert logged[0][0] == ({"dev/nDCG@10": 0.3},)
+    assert len(stub.named("finish")) == 1
+    assert "not-to-be-told" not in str(stub.calls)
+    assert (given["id"], given["resume"]) == (None, None)
+    track("wandb", tmp_path, said)
+    (_, again) = stub.named("init")[1]
+    assert (again["id"], again["resume"]) == ("run7", "allow")  # a run that goes on is one run there
+    assert said == []
+
+
+def test_mlflow_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    stub = Stub()
+    install(monkeypatch, stub, "mlflow")
+    track("mlflow", tmp_path, said, project="retrieval")
+    assert stub.named("MlflowClient") == [((), {"tracking_uri": f"sqlite:///{tmp_path / 'mlflow.db'}"})]
+    assert stub.named("create_experiment")[0][0] == ("retrieval",)
+    parameters, *metrics = (named for _, named in stub.named("log_batch"))
+    assert ("param", "training.optimizer.learning_rate", "2e-05") in parameters["params"]
+    names = {(metric[1], metric[2], metric[4]) for named in metrics for metric in named["metrics"]}
+    assert {("dev/nDCG_at_10", 0.3, 0), ("train/loss", 1.5, 4), ("train/loss", 1.5, 5)} <= names
+    assert stub.named("set_terminated")[0][0] == ("run7",)
+    track("mlflow", tmp_path, said, uri="http://server")
+    assert stub.named("MlflowClient")[1][1] == {"tracking_uri": "http://server"}
+    assert len(stub.named("create_run")) == 1
+    assert said == []
+
+
+def test_trainings_that_share_a_folder_have_runs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+) -> None:
+    given: list[str | None] = []
+    names = iter(("first", "second", "third"))
+
+    def begin(**named: Any) -> Any:
+        given.append(named["id"])
+        return SimpleNamespace(id=named["id"] or next(names), log=lambda *_, **__: None, finish=lambda **_: None)
+
+    stub = Stub()
+    monkeypatch.setattr(stub, "init", begin, raising=False)
+    install(monkeypatch, stub, "wandb")
+    # two trials, begun anew after a crash; then the first with another learning rate
+    for digest in ("1" * 64, "2" * 64, "1" * 64, "2" * 64, "3" * 64):
+        track("wandb", tmp_path, said, digest)
+    assert given == [None, None, "first", "second", None]
+    assert said == []
+
+
+def test_a_note_that_was_cut_off_begins_a_new_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+) -> None:
+    stub = Stub()
+    install(monkeypatch, stub, "mlflow")
+    track("mlflow", tmp_path, said)
+    (note,) = tmp_path.glob("mlflow-*.run")
+    assert json.loads(note.read_text()) == {"id": "run7", "training": "a" * 64}
+    note.write_text(note.read_text()[:8])
+    track("mlflow", tmp_path, said)
+    track("mlflow", tmp_path, said)
+    assert len(stub.named("create_run")) == 2
+    assert said == []
+
+
+def test_a_training_is_another_one_where_the_model_is_made_of_something_else(tmp_path: Path) -> None:
+    tracking = TrackingSettings(trackers=("wandb",), folder=str(tmp_path))
+    derivation = Derivation("model", "train", 2, {"training": {"learning_rate": 1e-5}}, {"batches": "b" * 64})
+    training = tracked_training(tracking, "/runs/model", derivation)
+    assert (training.folder, training.config) == (tmp_path, derivation.config)
+    assert tracked_training(tracking, "/runs/model", replace(derivation)).digest == training.digest
+    others = [
+        ("/runs/other", derivation),
+        ("/runs/model", replace(derivation, config={"training": {"learning_rate": 2e-5}})),
+        ("/runs/model", replace(derivation, inputs={"batches": "c" * 64})),
+        ("/runs/model", replace(derivation, algorithm_version=3)),
+    ]
+    digests = {tracked_training(tracking, output, other).digest for output, other in others}
+    assert len(digests | {training.digest}) == 5
+
+
+@pytest.mark.parametrize("fails", ["init", "log", "finish"])
+def test_what_goes_wrong_there_costs_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str], fails: str
+) -> None:
+    install(monkeypatch, Stub(fails=fails), "wandb")
+    track("wandb", tmp_path, said)
+    assert said == [
+        "Weights & Biases is off: OSError: connection to http://…@server refused. Training goes on, and its curve is"
+        " stored."
+    ]
+
+
+def test_a_tracker_that_hangs_makes_nobody_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+) -> None:
+    released = threading.Event()
+    stub = Stub()
+    monkeypatch.setattr(stub, "init", lambda **_: released.wait(20), raising=False)
+    install(monkeypatch, stub, "wandb")
+    monkeypatch.setattr(trackers, "_CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(trackers, "_WAITING_POINTS", 5)
+    opened = open_trackers(TrackingSettings(trackers=("wandb",)), TrackedTraining("a", tmp_path, {}), said.append)
+    started = time.perf_counter()
+    for step in range(1000):
+        opened.log(step, {"train/loss": 1.0})
+    opened.close()
+    assert time.perf_counter() - started < 5
+    assert said == ["Weights & Biases was left behind with points that it had not sent; is its server in reach?"]
+    released.set()
+
+
+def test_what_does_not_fit_the_queue_is_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+) -> None:
+    released, stub = threading.Event(), Stub()
+    start = stub.init
+    monkeypatch.setattr(stub, "init", lambda **named: released.wait(20) and start(**named), raising=False)
+    install(monkeypatch, stub, "wandb")
+    monkeypatch.setattr(trackers, "_WAITING_POINTS", 5)
+    opened = open_trackers(TrackingSettings(trackers=("wandb",)), TrackedTraining("a", tmp_path, {}), said.append)
+    for step in range(12):
+        opened.log(step, {"train/loss": 1.0})
+    released.set()
+    opened.close()
+    assert [named["step"] for _, named in stub.named("log")] == [0, 1, 2, 3, 4]
+    assert said == ["Weights & Biases was too slow: 7 points were not sent."]
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "tensorboardX")]
+)
+def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, package: str) -> None:
+    def absent(module: str) -> ModuleType:
+        raise ImportError(module)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    with pytest.raises(UserError, match=rf"names {name}.*pip install {package}\)"):
+        track(name, tmp_path / "folder", [])
+    assert not (tmp_path / "folder").exists()
+
+
+def test_no_login_is_refused_before_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stub = Stub("online", login=False)
+    install(monkeypatch, stub, "wandb")
+    with pytest.raises(UserError, match=r"wandb login.*WANDB_API_KEY.*WANDB_MODE=offline"):
+        track("wandb", tmp_path, [])
+    assert stub.named("init") == []
+
+
+def test_a_server_out_of_reach_is_no_missing_login(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+) -> None:
+    install(monkeypatch, Stub("online", fails="login"), "wandb")
+    track("wandb", tmp_path, said)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"trackers": ["wanbd"]}, "trackers"),
+        ({"trackers": ["wandb", "wandb"]}, "names one twice"),
+        ({"trackers": ["mlflow"], "entity": "us"}, "entity is for wandb"),
+        ({"uri": "http://server"}, "uri is for mlflow"),
+        ({"every": 0}, "every"),
+        ({"token": "secret"}, "'token' is not a setting"),
+    ],
+)
+def test_settings_that_do_not_fit(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(TrackingSettings, values, "tracking")
+
+
+@pytest.mark.parametrize("uri", ["https://me:hidden@host", "postgresql://me:hid/den@host/runs"])
+def test_a_login_in_an_address_is_refused_and_not_shown(uri: str) -> None:
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_PASSWORD") as refused:
+        validate(TrackingSettings, {"trackers": ["mlflow"], "uri": uri}, "tracking")
+    assert "hid" not in str(refused.value)
+
+
+def test_credentials_are_taken_out_of_addresses() -> None:
+    assert (
+        without_credentials("at https://me:pass@host/a@b and s3://key@bucket")
+        == "at https://…@host/a@b and s3://…@bucket"
+    )

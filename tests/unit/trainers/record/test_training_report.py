@@ -1,0 +1,203 @@
+"""What the report says of training, against its points."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.artifacts.artifact import Artifact
+from raytriever.reports.report import Cell, Plot, Section, Table, render
+from tests.unit.small_run import make_artifact, training_points
+from trainers.engine.early_stopping import Criterion, Evaluation
+from trainers.objective import Comparisons
+from trainers.record.ledger import Ledger
+from trainers.record.report_section import loss_sentence, training_section, training_section_of
+
+
+@pytest.fixture
+def points() -> list[dict[str, Any]]:
+    return training_points(60, np.random.default_rng(0))
+
+
+def table_of(section: Section) -> Table:
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    return table
+
+
+def test_examples_rate_and_waiting(points: list[dict[str, Any]]) -> None:
+    section = training_section(points, points, {"training": {"batches_per_step": 2, "bf16": True}})
+    assert section is not None
+    assert section.lead.startswith("60 steps over 480 examples.")
+    assert "Training ran at 16.0 examples/s and waited for data 25.0% of the time." in section.lead
+    assert table_of(section).caption == "Means over 6 steps (batches a step: 2, bfloat16 autocast, 0.50 s a step)."
+
+
+def test_the_table_holds_means_of_both_ends(points: list[dict[str, Any]]) -> None:
+    section = training_section(points, [], {})
+    assert section is not None
+    losses = [point["loss"] for point in points]
+    rows = {str(row[0]): row[1:] for row in table_of(section).rows}
+    assert rows["loss"] == [f"{np.mean(losses[:6]):.4f}", f"{np.mean(losses[-6:]):.4f}"]
+    assert rows["gradient norm"] == ["3.0000", "3.0000"]
+    assert "examples/s" not in section.lead
+
+
+def test_a_metric_that_nobody_knows_is_shown_by_its_name(points: list[dict[str, Any]]) -> None:
+    for point in points:
+        point["share_of_things"] = 0.5
+    section = training_section(points, [], {})
+    assert section is not None
+    assert [row[0] for row in table_of(section).rows][1:3] == ["accuracy (positive ranked first)", "share of things"]
+
+
+def test_no_steps_no_section() -> None:
+    assert training_section([], [], {}) is None
+
+
+@pytest.mark.parametrize("steps", [1, 2, 11])
+def test_short_runs(steps: int) -> None:
+    points = training_points(max(steps, 2), np.random.default_rng(0))[:steps]
+    section = training_section(points, points, {})
+    assert section is not None
+    assert f"{points[0]['loss']:.3f} at the first step and {points[-1]['loss']:.3f} at the last" in section.lead
+
+
+def test_a_change_is_claimed_only_beyond_twice_its_standard_error() -> None:
+    noise = np.tile([-1.0, 1.0], 50)  # a tenth: mean 0, variance 10/9; standard error of the difference 0.471
+    falling, level, rising = (noise + np.linspace(0, change, 100) for change in (-2.0, 0.5, 2.0))
+    assert "falls from" in loss_sentence(falling)
+    assert "rises from" in loss_sentence(rising)
+    assert "within twice its standard error" in loss_sentence(level)
+
+
+EVALUATIONS = [
+    Evaluation(step, {"nDCG@10": value, "RR@10": value / 2}, 10.0)
+    for step, value in ((0, 0.30), (10, 0.35), (20, 0.42), (30, 0.41), (40, 0.415), (50, 0.40))
+]
+CRITERIA = [Criterion("nDCG@10", higher_is_better=True)]
+LEDGER = Ledger(
+    steps=90,
+    batches_per_step=2,
+    ranks=1,
+    slices_per_batch=1,
+    dropped_batches=(0,),
+    sampled_batches=2,
+    comparisons=Comparisons(queries=4, documents=8, positives=1, in_batch=6, hard=1, masked=0.5),
+    cross_batch=0,
+    cross_rank=0,
+    tokens={},
+    trainable_parameters=10,
+    parameters=10,
+    precision="float32",
+).to_json()
+
+
+def tables_of(section: Section) -> list[Table]:
+    return [block for block in section.blocks if isinstance(block, Table)]
+
+
+def plots_of(section: Section) -> list[str]:
+    return [block.svg for block in section.blocks if isinstance(block, Plot)]
+
+
+def text_of(cell: str | Cell) -> str:
+    return cell.text if isinstance(cell, Cell) else cell
+
+
+def test_validation_shows_start_best_and_last_and_what_the_best_took(points: list[dict[str, Any]]) -> None:
+    points = points[:50]
+    section = training_section(points, points, {}, evaluations=EVALUATIONS, criteria=CRITERIA, ledger=LEDGER)
+    assert section is not None
+    table = tables_of(section)[0]
+    assert table.header == ["measure", "start (step 0)", "best (step 20)", "last (step 50)"]
+    rows = {str(row[0]): [text_of(cell) for cell in row[1:]] for row in table.rows}
+    assert rows["nDCG@10"] == ["0.3000", "0.4200", "0.4000"]
+    assert rows["RR@10"] == ["0.1500", "0.2100", "0.2000"]
+    assert rows["examples seen"] == ["0", "160", "400"]
+    assert rows["time in training"] == ["0.0 s", "10.0 s", "25.0 s"]
+    assert rows["time in validation"] == ["10.0 s", "30.0 s", "1 min 00 s"]
+    assert (
+        "In validation, nDCG@10 is 0.3000 before the first step, 0.4200 at its best, step 20 (after 160 examples and"
+        " 10.0 s of training), 0.4000 at the end. The run stopped early, at step 50 of 90: the last 3 evaluations"
+        " brought no improvement."
+    ) in section.lead
+    assert "nDCG@10" in plots_of(section)[0]
+    (caption,) = [block.caption for block in section.blocks if isinstance(block, Plot) and "Orange" in block.caption]
+    assert caption.startswith("Measures of validation by the steps done. Orange: step 20,")  # what on, it isn't told
+    assert tables_of(section)[-1].rows[0][0] == "steps"
+
+
+def test_a_run_to_its_end_did_not_stop_early(points: list[dict[str, Any]]) -> None:
+    section = training_section(
+        points, [], {}, evaluations=EVALUATIONS, criteria=CRITERIA, ledger=LEDGER | {"steps": 60}
+    )
+    assert section is not None
+    assert "stopped early" not in section.lead
+    assert "0.4200 at its best, step 20 (after 160 examples)," in section.lead
+
+
+def test_the_best_at_the_end_is_named_once(points: list[dict[str, Any]]) -> None:
+    section = training_section(points, [], {}, evaluations=EVALUATIONS[:3], criteria=CRITERIA)
+    assert section is not None
+    assert tables_of(section)[0].header == ["measure", "start (step 0)", "best (step 20)"]
+
+
+def test_of_a_loss_less_is_better_and_other_measures_come_and_go(points: list[dict[str, Any]]) -> None:
+    evaluations = [
+        Evaluation(20, {"loss": 0.9}),
+        Evaluation(40, {"loss": 0.8, "average_rank": 7.0}),
+        Evaluation(60, {"loss": 1.0, "average_rank": 6.0}),
+    ]
+    criteria = [Criterion("loss", higher_is_better=False)]
+    section = training_section(points, [], {}, evaluations=evaluations, criteria=criteria)
+    assert section is not None
+    rows = {str(row[0]): [text_of(cell) for cell in row[1:]] for row in tables_of(section)[0].rows}
+    assert tables_of(section)[0].header[2] == "best (step 40)"
+    assert rows["average_rank"] == ["not measured", "7.0000", "6.0000"]
+
+
+def test_an_untrained_evaluation_alone_is_shown(points: list[dict[str, Any]]) -> None:
+    section = training_section(points[:3], [], {}, evaluations=EVALUATIONS[:1], criteria=CRITERIA)
+    assert section is not None
+    assert tables_of(section)[0].header == ["measure", "start (step 0)"]
+
+
+def test_targets_share_a_panel_and_layers_another(points: list[dict[str, Any]]) -> None:
+    for point in points:
+        point |= {"target_min": 0.2, "target_mean": 0.5, "target_max": 0.9}
+        point |= {f"won_by_layer_{layer}": 0.25 for layer in (3, 12, 6, 9)}
+    section = training_section(points, [], {})
+    assert section is not None
+    (svg,) = plots_of(section)
+    assert svg.count("share of queries won by each layer") == 1
+    assert re.findall("layer [0-9]+", svg) == ["layer 12", "layer 9", "layer 6", "layer 3"]
+    assert re.findall(">(min|mean|max)<", svg) == ["max", "mean", "min"]
+    assert "target min" not in svg
+    assert [row[0] for row in table_of(section).rows][2:5] == ["target min", "target mean", "target max"]
+
+
+def test_of_an_artifact_all_files_are_read_and_older_ones_lack_some(
+    tmp_path: Path, points: list[dict[str, Any]]
+) -> None:
+    def lines(rows: list[dict[str, Any]]) -> str:
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
+    evaluations = [{"step": e.step, "epoch": 0, "measures": e.measures} for e in EVALUATIONS]
+    files = {"training.jsonl": lines(points)}
+    old = training_section_of(Artifact(make_artifact(tmp_path / "old", "model", {}, {}, files, 1)))
+    assert old is not None
+    assert len(old.blocks) == 2
+    files |= {"evaluations.jsonl": lines(evaluations), "ledger.json": json.dumps(LEDGER)}
+    facts = {"criteria": [{"measure": "nDCG@10", "higher_is_better": True, "start": 0, "minimum_change": 0.0}]}
+    artifact = Artifact(make_artifact(tmp_path / "new", "model", {}, facts, files, 1))
+    timed = [evaluation | {"seconds": 5.0} for evaluation in evaluations]
+    (tmp_path / "new" / "log.jsonl").write_text(lines([{"throughput": {}}, *points, *timed]))
+    new = training_section_of(artifact)
+    assert new is not None
+    assert [len(tables_of(section)) for section in (old, new)] == [1, 3]
+    assert [text_of(cell) for cell in tables_of(new)[0].rows[-1]] == ["time in validation", "5.0 s", "15.0 s", "30.0 s"]
+    assert "Training ran at 16.0 examples/s" in new.lead
+    assert "nan" not in render("run", "report", [new])

@@ -1,0 +1,288 @@
+"""Checkpoints: step, trainable weights, optimizer state, evaluations, and what they were trained from.
+
+``<folder>/step-00000500/`` holds ``weights.safetensors``, ``optimizer.safetensors`` and ``checkpoint.json``.
+The last is written last, atomically, with the hashes of the others, so its presence means complete.
+Everything else that a run needs (order, learning rate, random draws) is a function of the step and of the evaluations.
+Weights are stored whole however many ranks share them, so a run may go on with another number of ranks.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from raytriever.artifacts.artifact import Derivation
+from raytriever.artifacts.storage import Folder, sha256_of
+from raytriever.errors import StorageError, UserError
+from raytriever.reports.tables import counted
+from trainers.engine import collectives
+from trainers.engine.early_stopping import Evaluation
+from trainers.engine.optimization import trainable_parameters
+from trainers.engine.sharding import like, whole
+
+ALGORITHM_VERSION = 2  # raise it when the same settings would train differently
+_RECORD = "checkpoint.json"
+_WEIGHTS = "weights.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run knows besides its weights: the steps done and what was measured on the way."""
+
+    steps: int
+    evaluations: tuple[Evaluation, ...] = ()
+    best_step: int | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder (local path or URI) that all ranks can read.
+
+    ``config``: the resolved settings that the loop doesn't know (encoder, objective) as JSON values, part of
+    what a checkpoint must agree with. ``keep``: the newest complete checkpoints that are kept; the best one is kept
+    besides, and that which is the best if the run is prolonged. ``say`` gets a line where a run goes on from a
+    checkpoint, and where a damaged one is passed over.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        config: Mapping[str, Any],
+        *,
+        keep: int = 2,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        if keep < 1:
+            raise UserError(f"{keep} checkpoints to keep leaves none to resume from; keep 1 or more.")
+        self.folder = Folder(uri)
+        self._derivation = Derivation("checkpoint", "train", ALGORITHM_VERSION, dict(config), {})
+        self._keep = keep
+        self._say = say
+        self._pending: Future[None] | None = None
+        self._passed_over: tuple[int, ...] = ()
+
+    def of_run(
+        self, training: Mapping[str, Any], batches: str, algorithm_version: int = ALGORITHM_VERSION
+    ) -> "Checkpoints":
+        """The same folder for one run: its settings, its batches' fingerprint and the version that it trains by."""
+        bound = copy.copy(self)
+        config = {**self._derivation.config, "training": dict(training)}
+        inputs = {"batches": batches}
+        bound._derivation = replace(self._derivation, algorithm_version=algorithm_version, config=config, inputs=inputs)
+        return bound
+
+    def save(
+        self,
+        state: State,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        best_if_prolonged: int | None = None,
+    ) -> None:
+        """Copies the state and writes it in the background; then removes what is older than what is kept.
+
+        Kept are the newest, ``state.best_step`` and ``best_if_prolonged``, the best step of a run that goes on from
+        here. Those that ``restore`` passed over are removed too. All ranks call it; the first writes. At most one
+        checkpoint is being written: a call waits for the one before, and raises what that raised.
+        """
+        self.wait()
+        named = trainable_parameters(module)
+        tensors = {_WEIGHTS: _copied(named), _OPTIMIZER: _copied(_optimizer_tensors(optimizer, named))}
+        if collectives.rank() == 0:
+            pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+            self._pending = pool.submit(self._write, state, tensors, {state.best_step, best_if_prolonged})
+            pool.shutdown(wait=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Leaves no checkpoint half-written behind, whatever ended the run."""
+        self.wait()
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is complete; raises what writing it raised."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def _write(
+        self, state: State, tensors: Mapping[str, Mapping[str, Tensor]], best_steps: Collection[int | None]
+    ) -> None:
+        self.folder.delete_temporary()
+        hashes = {}
+        with self.folder.scratch() as scratch:
+            for name, content in tensors.items():
+                save_file(dict(content), scratch / name)
+                hashes[name] = sha256_of(scratch / name)
+                self.folder.put(f"{_step_folder(state.steps)}/{name}", scratch / name)
+        record = {**asdict(state), "files": hashes, "derivation": asdict(self._derivation)}
+        # unsorted: measures come back in the order in which an undisturbed run writes them out
+        self.folder.write_bytes(f"{_step_folder(state.steps)}/{_RECORD}", json.dumps(record, indent=1).encode())
+        self._forget_passed_over(state.steps)
+        self._prune(best_steps)
+
+    def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+        """Loads the newest checkpoint that is whole and returns its state; that of no step where there is none.
+
+        Raises ``UserError`` where it was trained from other batches or settings.
+        """
+        present = self._present()
+        for steps in reversed(present):
+            record, problem = self._verified(steps)
+            if record is None:
+                self._say(
+                    f"Checkpoint {self.folder.describe(_step_folder(steps))} {problem}; passed over for an older one."
+                )
+                continue
+            differences = self._derivation.differences(record["derivation"])
+            if differences:
+                raise UserError(
+                    f"{self.folder.uri} holds checkpoints of a different run: {'; '.join(differences)}. Going"
+                    " on from them would be neither run. Give the settings back their values, or train into"
+                    " another folder."
+                )
+            named = trainable_parameters(module)
+            self._load_weights(steps, record["files"], named)
+            self._load_optimizer(steps, record["files"], named, optimizer)
+            evaluations = tuple(Evaluation(**evaluation) for evaluation in record["evaluations"])
+            self._passed_over = tuple(later for later in present if later > steps)
+            self._say(f"  goes on from the checkpoint after {counted(steps, 'step')}")
+            return State(steps, evaluations, record["best_step"])
+        self._passed_over = tuple(present)
+        return State(0)
+
+    def restore_weights(self, steps: int, module: nn.Module) -> None:
+        """Loads the weights after ``steps`` steps. Raises ``UserError`` where that checkpoint is gone or damaged."""
+        self.wait()
+        collectives.barrier()
+        record, problem = self._verified(steps)
+        if record is None:
+            raise UserError(
+                f"Checkpoint {self.folder.describe(_step_folder(steps))}, the best of the run, {problem}. Train again"
+                " from an older checkpoint: remove the newer ones."
+            )
+        self._load_weights(steps, record["files"], trainable_parameters(module))
+
+    def _present(self) -> list[int]:
+        folders = {name.split("/")[0] for name in self.folder.files() if name.startswith("step-")}
+        return sorted(int(name.removeprefix("step-")) for name in folders if name.removeprefix("step-").isdecimal())
+
+    def _verified(self, steps: int) -> tuple[dict[str, Any] | None, str]:
+        """The checkpoint's record, or None and what is wrong with it."""
+        name = f"{_step_folder(steps)}/{_RECORD}"
+        if not self.folder.exists(name):
+            return None, f"is incomplete (no {_RECORD})"
+        try:
+            record: dict[str, Any] = json.loads(self.folder.read_bytes(name))
+            for file, expected in record["files"].items():
+                if sha256_of(self._path(steps, file, expected)) != expected:
+                    return None, f"is damaged ({file} has another SHA-256 than its record says)"
+            return {name: record[name] for name in ("files", "derivation", "evaluations", "best_step")}, ""
+        except StorageError:  # says nothing of the checkpoint
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, UserError) as error:
+            return None, f"is damaged ({type(error).__name__}: {error})"
+
+    def _path(self, steps: int, file: str, sha256: str) -> Path:
+        return self.folder.local_path(f"{_step_folder(steps)}/{file}", sha256)
+
+    def _load_weights(self, steps: int, files: Mapping[str, str], named: Mapping[str, nn.Parameter]) -> None:
+        weights = self._read(steps, files, _WEIGHTS)
+        expected = {name: tuple(parameter.shape) for name, parameter in named.items()}
+        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        if expected != found:
+            differing = sorted(name for name in expected | found if expected.get(name) != found.get(name))
+            raise UserError(
+                f"Checkpoint {self.folder.describe(_step_folder(steps))} doesn't fit the model:"
+                f" {len(differing)} trainable weights differ in name or shape, the first {differing[0]}"
+                f" ({found.get(differing[0])} there, {expected.get(differing[0])} now). Train into another"
+                " folder."
+            )
+        with torch.no_grad():
+            for name, parameter in named.items():
+                parameter.copy_(like(parameter, weights[name]))
+
+    def _load_optimizer(
+        self, steps: int, files: Mapping[str, str], named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        _restore_optimizer(optimizer, named, self._read(steps, files, _OPTIMIZER))
+
+    def _read(self, steps: int, files: Mapping[str, str], name: str) -> dict[str, Tensor]:
+        try:
+            tensors: dict[str, Tensor] = load_file(self._path(steps, name, files[name]))
+            return tensors
+        except (SafetensorError, KeyError) as error:
+            raise UserError(
+                f"Checkpoint {self.folder.describe(_step_folder(steps))} can't be read: {error}."
+            ) from error
+
+    def _forget_passed_over(self, written: int) -> None:
+        """Damaged ones have a record too: they would count as the newest, and good ones would go in their place."""
+        for steps in self._passed_over:
+            if steps != written:  # that one is whole again
+                self._delete(steps)
+        self._passed_over = ()
+
+    def _prune(self, best_steps: Collection[int | None]) -> None:
+        present = self._present()
+        complete = [steps for steps in present if self.folder.exists(f"{_step_folder(steps)}/{_RECORD}")]
+        for steps in present:
+            if steps < complete[-self._keep :][0] and steps not in best_steps:
+                self._delete(steps)
+        self.folder.delete_empty_folders()
+
+    def _delete(self, steps: int) -> None:
+        for name in (_RECORD, _WEIGHTS, _OPTIMIZER):  # the record first: it must never vouch for absent files
+            self.folder.delete(f"{_step_folder(steps)}/{name}")
+
+
+def _step_folder(steps: int) -> str:
+    return f"step-{steps:08d}"
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU for the first rank, which the next step doesn't change; sharded tensors become whole."""
+    copies = {}
+    for name, tensor in tensors.items():
+        complete = whole(tensor.detach())  # all ranks take part
+        if collectives.rank() == 0:
+            copies[name] = complete.to("cpu", copy=True).contiguous()
+    return copies
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimizer's state as tensors named ``<quantity>/<parameter>``."""
+    return {
+        f"{quantity}/{name}": torch.as_tensor(value)
+        for name, parameter in named.items()
+        for quantity, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    states: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        quantity, _, name = key.partition("/")
+        parameter = named[name]
+        # moments have the parameter's shape and are shared out as it is; step counts are single numbers
+        fitted = like(parameter, tensor) if tensor.shape == parameter.shape else tensor
+        states.setdefault(name, {})[quantity] = fitted
+    names = {parameter: name for name, parameter in named.items()}
+    in_order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    optimizer.load_state_dict(
+        {
+            "state": {place: states[name] for place, name in enumerate(in_order) if name in states},
+            "param_groups": optimizer.state_dict()["param_groups"],
+        }
+    )

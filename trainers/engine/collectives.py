@@ -1,0 +1,182 @@
+"""What ranks do together, and the one place that says how their gradients become one.
+
+A step's loss is the mean over its stored batches. Every rank backpropagates its own share of that mean,
+*already divided by the number of pieces in the whole step*, and ``sum_gradients`` adds the shares up. Nothing
+is averaged over ranks and no other code multiplies by a world size, so one process with twice the batches and
+two processes get the same gradients. ``DistributedDataParallel`` would divide by the world size and could
+hide communication only behind the last chunk of the last batch, because with a gradient cache no gradient is
+complete earlier.
+
+Without a process group every function here is the identity of a single rank.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+
+_BUCKET_BYTES = 64 << 20
+
+
+def is_distributed() -> bool:
+    """Whether a default process group exists."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def world_size(group: dist.ProcessGroup | None = None) -> int:
+    """Ranks in ``group`` (None: the default group)."""
+    return dist.get_world_size(group) if is_distributed() else 1
+
+
+def rank(group: dist.ProcessGroup | None = None) -> int:
+    """This process's place in ``group`` (None: the default group)."""
+    return dist.get_rank(group) if is_distributed() else 0
+
+
+def neighbours(size: int) -> dist.ProcessGroup | None:
+    """The group of ``size`` consecutive ranks that this one belongs to; None for a group of one.
+
+    ``size`` divides the world size, and all ranks call it together.
+    """
+    if size == 1:
+        return None
+    if size == world_size():
+        return dist.group.WORLD
+    mine: dist.ProcessGroup = dist.new_subgroups(size)[0]  # type: ignore[no-untyped-call]
+    return mine
+
+
+def gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The rows of all ranks in rank order: (rows of all ranks, …) from (own rows, …); row counts may differ.
+
+    Differentiable: what each rank's loss says of a row is summed over the ranks and given to the row's owner.
+    All ranks call it together, and where one of them needs the backward pass, all do: give it a tensor that
+    requires a gradient on every rank or on none.
+    """
+    if world_size(group) == 1:
+        return tensor
+    rows = torch.tensor([len(tensor)], device=tensor.device)
+    counts: list[int] = _all_gather(rows, group).tolist()
+    gathered: Tensor = _Gather.apply(tensor, counts, group)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, counts: list[int], group: dist.ProcessGroup | None) -> Tensor:
+        ctx.counts, ctx.group = counts, group
+        longest = max(counts)
+        if min(counts) == longest:
+            return _all_gather(tensor.contiguous(), group)
+        padded = tensor.new_zeros(longest, *tensor.shape[1:])
+        padded[: len(tensor)] = tensor
+        blocks = torch.split(_all_gather(padded, group), longest)
+        return torch.cat([block[:count] for block, count in zip(blocks, counts, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        place = rank(ctx.group)
+        start = sum(ctx.counts[:place])
+        return total[start : start + ctx.counts[place]], None, None
+
+
+def add_up(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The sum of every rank's ``tensor`` (equal shapes), on every rank.
+
+    Differentiable: what all ranks' losses say of the sum is added up, and is each rank's gradient. All ranks call it
+    together, and the backward pass too, as with ``gather``.
+    """
+    if world_size(group) == 1:
+        return tensor
+    total: Tensor = _AddUp.apply(tensor, group)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def _all_gather(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    rows, ranks = len(tensor), world_size(group)
+    gathered = tensor.new_empty(rows * ranks, *tensor.shape[1:])
+    dist.all_gather([gathered[place * rows : (place + 1) * rows] for place in range(ranks)], tensor, group=group)
+    return gathered
+
+
+def sum_across_ranks(tensor: Tensor) -> Tensor:
+    """The sum of every rank's ``tensor`` (equal shapes); not differentiable."""
+    total = tensor.detach().clone()
+    if is_distributed():
+        dist.all_reduce(total)
+    return total
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replaces every ``.grad`` by its sum over the ranks; call it once a step, after the last backward pass.
+
+    ``parameters`` come in the same order on every rank. A parameter that only some ranks used counts as zero
+    on the others; one that no rank used keeps no gradient, as in a single process. Those that are shared out over
+    the ranks are left alone: their backward pass has summed them already (``trainers.engine.sharding``).
+    """
+    listed = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+    if world_size() == 1 or not listed:
+        return
+    used = torch.tensor([p.grad is not None for p in listed], dtype=torch.int32, device=listed[0].device)
+    anywhere = sum_across_ranks(used).tolist()
+    bucket: list[Tensor] = []
+    for parameter, ranks in zip(listed, anywhere, strict=True):
+        if not ranks:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradient = parameter.grad
+        size = sum(tensor.nbytes for tensor in bucket) + gradient.nbytes
+        if bucket and (size > _BUCKET_BYTES or bucket[0].dtype != gradient.dtype):
+            _sum_bucket(bucket)
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        _sum_bucket(bucket)
+
+
+def _sum_bucket(gradients: list[Tensor]) -> None:
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def broadcast_weights(module: nn.Module) -> None:
+    """Gives every rank the first rank's trainable weights and buffers; not those that are shared out over the ranks."""
+    if world_size() == 1:
+        return
+    whole = (parameter for parameter in module.parameters() if not isinstance(parameter, DTensor))
+    trainable = [parameter.detach() for parameter in whole if parameter.requires_grad]
+    for tensor in [*trainable, *module.buffers()]:
+        dist.broadcast(tensor, src=0)
+
+
+def barrier() -> None:
+    """Waits for all ranks."""
+    if is_distributed():
+        dist.barrier()

@@ -1,0 +1,95 @@
+"""The gradient cache: large contrastive batches in the activation memory of one chunk.
+
+GradCache (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") encodes
+without a graph, takes the loss's gradient at the vectors, and encodes each chunk again with it. Encoding
+every chunk under ``torch.utils.checkpoint`` is the same computation with autograd in charge, so it holds for
+any composition: towers that share weights, stages that feed each other, frozen weights with LoRA beside them.
+Until the backward pass reaches a chunk only its inputs and its vectors are kept; its random state is stored,
+so the second encoding draws the same dropout and the gradient is exact.
+
+Data parallel training: a module that encodes in chunks may stand inside ``DistributedDataParallel`` as long
+as one forward call is followed by one backward call, that is, the wrapper is put around the whole objective
+and not around the encoder. Every weight then gets its complete gradient once, whatever the number of chunks;
+plain, ``find_unused_parameters=True`` and ``static_graph=True`` all give the same gradients. The training
+loop needs none of them (see ``trainers.engine.collectives.sum_gradients``).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+Encode = Callable[[Mapping[str, Tensor]], Tensor]
+EncodeSeveral = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
+Encoded = TypeVar("Encoded")
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Texts cut into chunks that are encoded one by one.
+
+    ``chunks``: features of consecutive texts, each tensor (texts of the chunk, …). ``order``: int64 (n,);
+    result row i is row ``order[i]`` of the chunks' vectors laid end to end, which undoes a sorting and
+    repeats equal texts.
+    """
+
+    chunks: tuple[dict[str, Tensor], ...]
+    order: Tensor
+
+
+def cut_by_length(features: Mapping[str, Tensor], chunk_size: int | None, rows: Tensor | None = None) -> Chunks:
+    """Sorts texts by length, longest first, and cuts them into chunks, each trimmed to its own longest text.
+
+    ``features``: right-padded tensors (texts, length), ``attention_mask`` among them. ``chunk_size``: texts a
+    chunk, None for one chunk. ``rows``: int64 (n,), the text that each result row wants (by default every
+    text once).
+    """
+    lengths = features["attention_mask"].sum(dim=1)
+    by_length = torch.argsort(lengths, descending=True, stable=True)
+    chunks = []
+    for chosen in torch.split(by_length, chunk_size or max(1, len(by_length))):
+        longest = int(lengths[chosen[0]])
+        chunks.append({name: tensor[chosen, :longest].contiguous() for name, tensor in features.items()})
+    places = torch.empty_like(by_length)
+    places[by_length] = torch.arange(len(by_length), device=places.device)
+    return Chunks(tuple(chunks), places if rows is None else places[rows])
+
+
+def encode_chunks(encode: Encode, chunks: Chunks, *, cached: bool) -> Tensor:
+    """Vectors (n, d) of texts that are already cut; ``cached`` turns the gradient cache on.
+
+    Tensors that every chunk needs whole, such as a first stage's output, are best closed over by ``encode``; gradients
+    reach them as they reach its weights. Chunks must already be on the encoder's device: the random state that is
+    restored is that of the device they are on.
+    """
+    vectors = torch.cat([_encode_chunk(encode, chunk, cached) for chunk in chunks.chunks])
+    return vectors.index_select(0, chunks.order)
+
+
+def encode_several(encode: EncodeSeveral, chunks: Chunks, *, cached: bool) -> tuple[Tensor, Tensor]:
+    """As ``encode_chunks`` where a text has several vectors: (n, m, d), and bool (n, m) whether there is one.
+
+    m is the largest of any chunk; what a chunk has fewer is absent, and zero.
+    """
+    encoded = [_encode_chunk(encode, chunk, cached) for chunk in chunks.chunks]
+    most = max(vectors.shape[1] for vectors, _ in encoded)
+    vectors, present = zip(*(pad_vectors(*chunk, most) for chunk in encoded), strict=True)
+    return torch.cat(vectors).index_select(0, chunks.order), torch.cat(present).index_select(0, chunks.order)
+
+
+def pad_vectors(vectors: Tensor, present: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """``number`` vectors a text: (n, number, d) and bool (n, number) from (n, m, d) and (n, m) with m <= ``number``."""
+    absent = number - vectors.shape[1]
+    return torch.nn.functional.pad(vectors, (0, 0, 0, absent)), torch.nn.functional.pad(present, (0, absent))
+
+
+def _encode_chunk(
+    encode: Callable[[Mapping[str, Tensor]], Encoded], features: dict[str, Tensor], cached: bool
+) -> Encoded:
+    if not cached or not torch.is_grad_enabled():
+        return encode(features)
+    vectors: Encoded = checkpoint(encode, features, use_reentrant=False, preserve_rng_state=True)
+    return vectors

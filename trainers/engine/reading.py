@@ -1,0 +1,111 @@
+"""Stored batches in, collated batches out, a few steps ahead of the one that trains."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from raytriever.errors import UserError
+from trainers.engine.order import Piece, Step
+from trainers.objective import Objective
+from trainers.objectives.negatives import draw_hard_negatives
+
+BATCH = "batch"
+"""The column that tells the stored batches of a piece apart: int32, the batch's number in its epoch."""
+EPOCH = "epoch"
+"""The column with the number of the batches' epoch: int32."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class BatchSource(Protocol):
+    """Stored batches, numbered from 0 within each epoch. ``uri`` is for messages."""
+
+    @property
+    def uri(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def number_of_batches(self, epoch: int) -> int: ...
+    def read(self, epoch: int, index: int) -> pa.Table: ...
+    def stored_bytes(self, epoch: int, index: int) -> int: ...
+
+
+class Reader:
+    """Reads and collates one rank's pieces for an objective.
+
+    ``hard_negatives``: how many are drawn from each row's pool anew every epoch, None for all.
+    """
+
+    def __init__(
+        self, batches: BatchSource, objective: Objective[Any], seed: int = 0, hard_negatives: int | None = None
+    ) -> None:
+        self._batches = batches
+        self._objective = objective
+        self._seed = seed
+        self._hard_negatives = hard_negatives
+
+    def read_step(self, step: Step) -> list[Any]:
+        """The collated batches of one rank's step, in the order of its pieces."""
+        return [self._collated(step.epoch, piece) for piece in step.pieces]
+
+    def _collated(self, epoch: int, piece: Piece) -> Any:
+        rows = self.read_piece(epoch, piece)
+        try:
+            return self._objective.collate(rows, piece.part * len(rows))
+        except UserError as error:
+            numbers = ", ".join(map(str, piece.batches))
+            problem = f"Batch {numbers} of epoch {epoch} in {self._batches.uri}: {error}"
+            raise type(error)(problem) from error  # storage that fails may be well again at another attempt
+
+    def read_piece(self, epoch: int, piece: Piece) -> pa.Table:
+        """The rows of a piece, with the objective's columns only.
+
+        Raises ``UserError`` where a batch lacks a column or can't be cut into equal slices.
+        """
+        return pa.concat_tables([self._read_batch(epoch, batch, piece) for batch in piece.batches])
+
+    def _read_batch(self, epoch: int, batch: int, piece: Piece) -> pa.Table:
+        table = self._batches.read(epoch, batch)
+        uri = self._batches.uri
+        missing = [name for name in self._objective.columns if name not in (*table.column_names, BATCH, EPOCH)]
+        if missing:
+            raise UserError(
+                f"The batches in {uri} have no column {', '.join(missing)}, which this objective reads; they have"
+                f" {', '.join(table.column_names)}. {self._objective.columns_from}"
+            )
+        rows, remainder = divmod(len(table), piece.parts)
+        if remainder:
+            raise UserError(
+                f"Batch {batch} of epoch {epoch} in {uri} has {len(table)} rows, which {piece.parts} ranks can't"
+                " share evenly. Use as many ranks as batches_per_step or fewer, or a batch size that they divide."
+            )
+        if self._hard_negatives is not None:
+            table = draw_hard_negatives(table, self._hard_negatives, self._seed, epoch)
+        for name, number in ((BATCH, batch), (EPOCH, epoch)):
+            table = table.append_column(name, pa.array([number] * len(table), pa.int32()))
+        return table.select(list(self._objective.columns)).slice(piece.part * rows, rows)
+
+
+def prefetched(
+    produce: Callable[[Item], Result], items: Iterable[Item], depth: int
+) -> Generator[tuple[Item, Result], None, None]:
+    """(item, ``produce(item)``) in order, with up to ``depth`` results made ahead in one background thread.
+
+    What ``produce`` raises is raised here, at its item's turn.
+    """
+    pending: deque[tuple[Item, Future[Result]]] = deque()
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    try:
+        for item in items:
+            pending.append((item, pool.submit(produce, item)))
+            if len(pending) > depth:
+                ready, future = pending.popleft()
+                yield ready, future.result()
+        while pending:
+            ready, future = pending.popleft()
+            yield ready, future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,156 @@
+"""Transformers whose weights, gradients and optimizer states are shared out over the ranks (FSDP2).
+
+Every block is one unit: its weights are gathered just before it runs and given up afterwards, its gradient is summed
+over the ranks and each keeps its own part. What lies outside the transformers (a head, scalar weights) is small and
+stays whole on every rank, where ``collectives.sum_gradients`` sums it.
+
+A unit communicates in every forward and backward pass, so all ranks must make equally many: in training
+``equal_passes`` sees to that, elsewhere ``whole_weights`` takes the communication out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from raytriever.errors import UserError
+from retrieval.encoders.transformer import ShardedUnit, transformer_blocks
+from trainers.engine import collectives
+from trainers.engine.gradient_cache import Chunks
+
+Batch = TypeVar("Batch")
+
+
+def shard(module: nn.Module) -> None:
+    """Shares out every transformer in ``module``, in place; nothing where there is no process group.
+
+    All ranks call it together, with the module on its device and before the optimizer is built. They start from the
+    first rank's trainable weights. Gradients are summed over the ranks, never averaged. Raises ``UserError`` where
+    there is no transformer with a list of blocks, and for an older torch.
+    """
+    if not collectives.is_distributed():
+        return
+    if torch.__version__ < "2.13":  # where several passes are computed again in one backward pass, as in the cache
+        raise UserError(
+            f"Sharding needs torch 2.13 or later, and torch {torch.__version__} is installed: earlier ones lose a"
+            " block's weights between the passes of a step. Upgrade torch, or train without sharding."
+        )
+    collectives.broadcast_weights(module)
+    mesh = init_device_mesh(next(module.parameters()).device.type, (collectives.world_size(),))
+    for transformer in _transformers(module):
+        for unit in (*transformer_blocks(transformer), transformer):
+            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not transformer)
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
+        for entrance in transformer.entrances if isinstance(transformer, ShardedUnit) else ():
+            register_fsdp_forward_method(transformer, entrance)
+
+
+def _transformers(module: nn.Module) -> list[nn.Module]:
+    """The outermost Hugging Face models in ``module``, and what stands for one."""
+    from transformers import PreTrainedModel
+
+    if isinstance(module, PreTrainedModel | ShardedUnit):
+        return [module]
+    found = {id(inner): inner for child in module.children() for inner in _transformers(child)}
+    return list(found.values())
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``shard`` shared out anything in ``module``."""
+    return any(isinstance(inner, FSDPModule) for inner in module.modules())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that is shared out; any other tensor as it is. All ranks call it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """``tensor`` (whole, of the parameter's shape, equal on all ranks) on its device, shared out as it is."""
+    tensor = tensor.to(parameter.device)
+    if not isinstance(parameter, DTensor):
+        return tensor
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+@contextmanager
+def whole_weights(module: nn.Module) -> Iterator[None]:
+    """All weights in ``module`` are whole on every rank while it lasts, and encoding needs no communication.
+
+    For validation and export: ranks may encode different numbers of texts, or one of them alone. All ranks enter and
+    leave together. Read weights by ``named_parameters``: FSDP's ``state_dict`` gives the shared-out ones.
+    """
+    units = [unit for unit in module.modules() if isinstance(unit, FSDPModule)]
+    for unit in units:
+        unit.set_reshard_after_forward(False, recurse=False)
+        unit.unshard()
+    try:
+        yield
+    finally:
+        roots = _transformers(module) if units else []
+        for unit in units:
+            unit.reshard()
+            unit.set_reshard_after_forward(unit not in roots, recurse=False)
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
+    """Scales the gradients of all ranks down to a global norm of ``limit``; returns the norm before, equal on all."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    shared_out = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    if not shared_out:
+        total: Tensor = clip_grad_norm_(parameters, torch.inf if limit is None else limit)
+        return total
+    local = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norms = [whole(get_total_norm(part)) for part in (shared_out, local) if part]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    if limit is not None:
+        coefficient = torch.clamp(limit / (norm + 1e-6), max=1.0)  # as torch's own function has it
+        for gradient in (*(gradient.to_local() for gradient in shared_out), *local):
+            gradient.mul_(coefficient)
+    return norm
+
+
+def equal_passes(batch: Batch, device: torch.device) -> Batch:
+    """``batch`` (a nest as ``Objective.collate`` returns) with equally many chunks on all ranks.
+
+    Ranks have different numbers of distinct texts. One with fewer chunks than another encodes a text again, and nothing
+    reads the vector. All ranks call it together.
+    """
+    found: list[int] = []
+
+    def count(chunks: Chunks) -> Chunks:
+        found.append(len(chunks.chunks))
+        return chunks
+
+    _map_chunks(batch, count)
+    counts = torch.tensor(found, dtype=torch.int64, device=device)
+    if found:
+        dist.all_reduce(counts, dist.ReduceOp.MAX)
+    wanted = iter(counts.tolist())
+    return cast(Batch, _map_chunks(batch, lambda chunks: _with_passes(chunks, next(wanted))))
+
+
+def _with_passes(chunks: Chunks, count: int) -> Chunks:
+    shortest = {name: tensor[-1:] for name, tensor in chunks.chunks[-1].items()}
+    return replace(chunks, chunks=chunks.chunks + (shortest,) * (count - len(chunks.chunks)))
+
+
+def _map_chunks(value: Any, change: Callable[[Chunks], Chunks]) -> Any:
+    if isinstance(value, Chunks):
+        return change(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _map_chunks(getattr(value, f.name), change) for f in fields(value)})
+    if isinstance(value, dict):
+        return {key: _map_chunks(item, change) for key, item in value.items()}
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return type(value)(_map_chunks(item, change) for item in value)
+    return value

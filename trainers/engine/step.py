@@ -1,0 +1,105 @@
+"""One step: the gradients of its pieces, summed over the ranks, and what the step says of itself."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raytriever.errors import UserError
+from trainers.engine import collectives
+from trainers.engine.optimization import trainable_parameters
+from trainers.engine.order import Order, Step, seed_randomness
+from trainers.engine.settings import TrainingSettings
+from trainers.engine.sharding import clip_gradients, equal_passes, is_sharded
+from trainers.objective import Objective, Outcome, to_device
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a step measured, over all ranks: means over its pieces and the number of rows.
+
+    Not a tensor is left.
+    """
+
+    loss: float
+    gradient_norm: float
+    examples: int
+    tokens: int
+    metrics: dict[str, float]
+
+
+def compute_gradients(
+    objective: Objective[Any],
+    step: Step,
+    collated: Sequence[Any],
+    order: Order,
+    settings: TrainingSettings,
+    uri: str,
+) -> Measured:
+    """Leaves the gradient of the step's mean loss in the parameters: equal on all ranks, its norm clipped.
+
+    ``collated`` are this rank's batches, ``uri`` names the stored ones. Raises ``UserError`` on every rank
+    where a loss or the gradient is not finite.
+    """
+    parameters = list(trainable_parameters(objective).values())
+    device = parameters[0].device
+    objective.zero_grad(set_to_none=True)
+    sharded = is_sharded(objective)
+    outcomes = []
+    for piece, batch in zip(step.pieces, collated, strict=True):
+        seed_randomness(settings.seed, step, piece)
+        moved = to_device(batch, device)
+        if sharded:
+            moved = equal_passes(moved, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.bf16 is True):
+            outcome: Outcome = objective(moved)
+        torch.autograd.backward(outcome.loss / order.pieces_per_step)
+        outcomes.append(replace(outcome, loss=outcome.loss.detach()))
+    collectives.sum_gradients(parameters)
+    norm = clip_gradients(parameters, settings.optimizer.max_grad_norm)
+    return _measure(outcomes, norm, step, order, uri)
+
+
+def _measure(outcomes: Sequence[Outcome], norm: Tensor, step: Step, order: Order, uri: str) -> Measured:
+    """One small tensor, a row a piece, crosses the ranks and reaches the CPU: one synchronisation a step."""
+    names = sorted(outcomes[0].metrics)
+    table = norm.new_zeros(order.pieces_per_step + 1, 3 + len(names), dtype=torch.float32)
+    for place, outcome in zip(step.places, outcomes, strict=True):
+        table[place, 0] = outcome.loss
+        table[place, 1] = outcome.examples
+        table[place, 2] = outcome.tokens
+        for column, name in enumerate(names, start=3):
+            table[place, column] = outcome.metrics[name]
+    table = collectives.sum_across_ranks(table)
+    table[-1, 0] = norm
+    *rows, (gradient_norm, *_) = table.tolist()
+    for place, (loss, *_) in enumerate(rows):
+        if not math.isfinite(loss):
+            raise UserError(_not_finite(f"loss is {loss}", order.piece(step.batches, place).batches, step, uri))
+    if not math.isfinite(gradient_norm):
+        raise UserError(_not_finite(f"norm of the gradient is {gradient_norm}", step.batches, step, uri))
+    means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    examples, tokens = (round(sum(row[column] for row in rows)) for column in (1, 2))
+    return Measured(means[0], gradient_norm, examples, tokens, dict(zip(names, means[3:], strict=True)))
+
+
+def _not_finite(what: str, batches: Sequence[int], step: Step, uri: str) -> str:
+    listed = f"batch {batches[0]}" if len(batches) == 1 else f"batches {', '.join(map(str, batches))}"
+    remedy = (
+        "lower optimizer.learning_rate, lengthen schedule.warmup_steps or set bf16 to false, and train into another"
+        " folder"
+    )
+    if step.number == 0:
+        remedy = (
+            "it is the model's weights (are all of them finite?), a temperature of the objective's that is too small"
+            " (objective.similarity_temperature), or training.bf16, which can be set to false: no update has been made,"
+            " so it is not the learning rate"
+        )
+    return (
+        f"Training stopped at step {step.number + 1}: the {what} for {listed} of epoch {step.epoch}. The"
+        f" weights were not updated with it. Look at it with: raytriever show {uri} --epoch {step.epoch}"
+        f" --batch {batches[0]}. If the texts are as they should be, {remedy}."
+    )

@@ -1,0 +1,279 @@
+"""The ledger of a run: what its queries are compared with, what a step encodes, what is trained and what is left out.
+
+It is computed before the first step from a few stored batches, printed and stored, so that nobody has to guess how many
+negatives a setting gives on so many ranks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raytriever.errors import UserError
+from trainers.engine.order import Order, Piece
+from trainers.engine.reading import BatchSource, Reader
+from trainers.objective import Comparisons, Objective
+
+_SAMPLED_BATCHES = 8
+_SAMPLED_ROWS = 16_384  # enough for means; batches this large are not read eight times
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """Tokens of the texts as they are encoded, after cutting: over ``texts`` of the sampled batches.
+
+    ``share_of_longest``: how many are as long as the longest, between 0 and 1; a large share shows that a limit cuts.
+    """
+
+    texts: int
+    mean: float
+    longest: int
+    share_of_longest: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A run in numbers. ``comparisons``: means over the ``sampled_batches`` of the first epoch.
+
+    ``cross_batch``: documents of the step's other batches that each query is compared with, among them those that are
+    left out there because they answer it; ``cross_rank``: how many of all the documents it is compared with another
+    rank encodes. ``tokens``: by the name that the collated batch has for
+    the texts. ``dropped_batches``: of each epoch, after its last whole step.
+    """
+
+    steps: int
+    batches_per_step: int
+    ranks: int
+    slices_per_batch: int
+    dropped_batches: tuple[int, ...]
+    sampled_batches: int
+    comparisons: Comparisons
+    cross_batch: float
+    cross_rank: float
+    tokens: dict[str, TokenLengths]
+    trainable_parameters: int
+    parameters: int
+    precision: str
+
+    @property
+    def negatives(self) -> float:
+        """What is left of a query's negatives without those that are masked; at most, where a step shares them."""
+        return _negatives(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, for ``ledger.json``."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For the terminal: a name and what it is, a line each."""
+        rows = ledger_rows(self.to_json())
+        width = max(len(name) for name, _ in rows)
+        return ["ledger:", *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+def ledger_rows(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A stored ledger in words: (name, value)."""
+    compared, batches = ledger["comparisons"], ledger["batches_per_step"]
+    queries = compared["queries"]
+    return [
+        ("steps", f"{ledger['steps']:,} of {_plural(batches, 'batch', 'batches')}, on {_shared_out(ledger)}"),
+        ("queries", f"{queries * batches:,} a step, {queries:,} a batch"),
+        *_compared_with(ledger),
+        ("documents", f"{compared['documents'] * batches:,} a step"),
+        *((f"tokens of {name}", _in_words(lengths)) for name, lengths in ledger["tokens"].items()),
+        ("parameters", _parameters(ledger["trainable_parameters"], ledger["parameters"])),
+        ("precision", ledger["precision"]),
+        ("left out", _left_out(ledger["dropped_batches"])),
+        ("measured on", _plural(ledger["sampled_batches"], "batch", "batches") + " of the first epoch"),
+    ]
+
+
+def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Positives and negatives; where nothing is marked as a positive, what a text is weighed against."""
+    compared = ledger["comparisons"]
+    if not compared["positives"]:
+        return [("compared with", f"{_number(compared['in_batch'])} others of its batch, none marked as its answer")]
+    negatives = _negatives(ledger)
+    parts = [f"{_number(compared['in_batch'])} of its batch", f"{_number(compared['hard'])} hard"]
+    if ledger["cross_batch"]:
+        parts.insert(1, f"{_number(ledger['cross_batch'])} of the step's other batches")
+    if compared["masked"]:
+        parts.append(f"less {_number(compared['masked'])} masked")
+    all_queries = compared["queries"] * ledger["batches_per_step"]
+    most = "at most " if ledger["cross_batch"] else ""
+    rows = [
+        ("positives", f"{_number(compared['positives'])} a query"),
+        ("negatives", f"{most}{_number(negatives)} a query: {', '.join(parts)}"),
+        ("", f"{most}{negatives * all_queries:,.0f} a step, {compared['masked'] * all_queries:,.0f} masked"),
+    ]
+    if most:  # by their texts, known when the step is made
+        rows.append(("", "less those of other batches that answer the query too, which are not counted here"))
+    if ledger["cross_rank"]:
+        rows.append(("", f"{_number(ledger['cross_rank'])} of a query's documents are encoded by other ranks"))
+    return rows
+
+
+def _negatives(ledger: Mapping[str, Any]) -> float:
+    compared = ledger["comparisons"]
+    return float(compared["in_batch"] + compared["hard"] + ledger["cross_batch"] - compared["masked"])
+
+
+def require_negatives(ledger: Ledger, batches: str) -> None:
+    """Raises ``UserError`` where queries have positives and not one negative: every loss would be 0."""
+    if not ledger.comparisons.positives or round(ledger.negatives, 6) > 0:
+        return
+    compared = ledger.comparisons
+    if compared.masked:
+        why = "every document that isn't its own positive is left out (masked) as a false negative"
+    else:
+        why = f"a batch has {_plural(compared.queries, 'query', 'queries')} and no hard negatives"
+    raise UserError(
+        f"In {_plural(ledger.sampled_batches, 'batch', 'batches')} of {batches} no query has a negative: {why}. There"
+        " is nothing to learn from. Pack larger batches (batch_size), add hard negatives ('negatives' of raytriever"
+        " filter), or mask fewer (its false_negatives)."
+    )
+
+
+def _shared_out(ledger: Mapping[str, Any]) -> str:
+    ranks, slices = ledger["ranks"], ledger["slices_per_batch"]
+    if ranks == 1:
+        return "1 rank"
+    if slices > 1:
+        return f"{ranks} ranks, each a slice of a batch ({slices} slices)"
+    return f"{ranks} ranks, each {_plural(ledger['batches_per_step'] // ranks, 'batch', 'batches')}"
+
+
+def _in_words(lengths: Mapping[str, Any]) -> str:
+    words = f"mean {lengths['mean']:.1f}, longest {lengths['longest']:,}"
+    return words + f" ({lengths['share_of_longest']:.1%} are as long)" if lengths["texts"] > 1 else words
+
+
+def _parameters(trainable: int, total: int) -> str:
+    if trainable == total:
+        return f"{total:,}, all trained"
+    return f"{trainable:,} of {total:,} trained ({trainable / max(total, 1):.2%})"
+
+
+def _left_out(dropped: Sequence[int]) -> str:
+    if not any(dropped):
+        return "no batch"
+    shown = ", ".join(map(str, dropped[:8])) + (", …" if len(dropped) > 8 else "")
+    each = f" in {len(dropped):,} epochs ({shown})" if len(dropped) > 1 else ""
+    return f"{_plural(sum(dropped), 'batch', 'batches')}{each}, behind the last whole step"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if round(value, 1) == round(value) else f"{value:,.1f}"
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def measure_ledger(
+    objective: Objective[Any], batches: BatchSource, reader: Reader, order: Order, ranks: int, precision: str
+) -> Ledger:
+    """The ledger of a run; ``reader`` reads for ``objective`` from ``batches``, ``ranks`` share the steps of ``order``.
+
+    One rank calls it, in which no other takes part. Reads and collates up to 8 batches spread over the first epoch.
+    """
+    found: list[Comparisons] = []
+    lengths: dict[str, list[NDArray[np.int64]]] = {}
+    for index in _spread(batches.number_of_batches(0)):
+        rows = reader.read_piece(0, Piece((index,)))
+        found.append(objective.comparisons(rows))
+        for name, of_texts in text_lengths(objective.collate(rows)).items():
+            lengths.setdefault(name, []).append(of_texts)
+        if sum(compared.queries for compared in found) >= _SAMPLED_ROWS:
+            break
+    compared = _mean(found)
+    cross_batch = float(_offered(compared) * (order.batches_per_step - 1)) if objective.joins_step else 0.0
+    parameters = list(objective.parameters())
+    return Ledger(
+        steps=order.total_steps,
+        batches_per_step=order.batches_per_step,
+        ranks=ranks,
+        slices_per_batch=order.slices_per_batch,
+        dropped_batches=order.dropped_batches,
+        sampled_batches=len(found),
+        comparisons=compared,
+        cross_batch=cross_batch,
+        cross_rank=_cross_rank(compared, order, joined=objective.joins_step),
+        tokens={name: _token_lengths(np.concatenate(parts)) for name, parts in lengths.items()},
+        trainable_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        precision=precision,
+    )
+
+
+def _spread(count: int) -> list[int]:
+    """Up to 8 numbers below ``count``, evenly spread: neighbouring batches may be of one domain."""
+    sampled = min(count, _SAMPLED_BATCHES)
+    return [number * count // sampled for number in range(sampled)]
+
+
+def _mean(found: Sequence[Comparisons]) -> Comparisons:
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(compared, name) for compared in found]))
+
+    return Comparisons(
+        queries=round(mean("queries")),
+        documents=round(mean("documents")),
+        positives=mean("positives"),
+        in_batch=mean("in_batch"),
+        hard=mean("hard"),
+        masked=mean("masked"),
+        offered=None if found[0].offered is None else round(mean("offered")),
+    )
+
+
+def _cross_rank(compared: Comparisons, order: Order, *, joined: bool) -> float:
+    """Documents of a query's comparisons that other ranks encode: those of other slices, or of others' batches."""
+    ranks_per_loss = order.ranks_per_loss
+    if ranks_per_loss == 1:
+        return 0.0
+    batches = order.batches_per_step if joined else 1
+    return _offered(compared) * batches * (1 - 1 / ranks_per_loss)
+
+
+def _offered(compared: Comparisons) -> int:
+    return compared.documents if compared.offered is None else compared.offered
+
+
+def text_lengths(collated: Any) -> dict[str, NDArray[np.int64]]:
+    """Tokens of every text of a collated batch: int64 (texts,) by the name of the field that holds them.
+
+    Any nest of dataclasses, mappings and sequences with ``attention_mask`` tensors (texts, length) in it; what is no
+    dataclass has no such name, and its texts are "texts".
+    """
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    if is_dataclass(collated) and not isinstance(collated, type):
+        for field in fields(collated):
+            masks = list(_attention_masks(getattr(collated, field.name)))
+            if masks:
+                found[field.name.replace("_", " ")] = [mask.sum(dim=-1).reshape(-1).numpy() for mask in masks]
+    else:
+        found["texts"] = [mask.sum(dim=-1).reshape(-1).numpy() for mask in _attention_masks(collated)]
+    return {key: np.concatenate(parts).astype(np.int64) for key, parts in found.items() if parts}
+
+
+def _attention_masks(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("attention_mask"), Tensor):
+            yield value["attention_mask"]
+            return
+        value = list(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, field.name) for field in fields(value)]
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _attention_masks(item)
+
+
+def _token_lengths(lengths: NDArray[np.int64]) -> TokenLengths:
+    longest = int(lengths.max(initial=0))
+    share = float((lengths == longest).mean()) if len(lengths) else 0.0
+    return TokenLengths(len(lengths), float(lengths.mean()) if len(lengths) else 0.0, longest, share)

@@ -1,0 +1,268 @@
+"""The README.md of an exported encoder: what it is, how to load it, what it was trained on, and what was measured.
+
+Its header is the hub's own format, so the hub lists measures and base model; its text needs no network to be written.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+
+from retrieval.encoders.specification import EncoderContract
+
+_NAME = "raytriever encoder"
+
+_CONTEXTUAL = (
+    "**This is a contextual encoder, and the lines above load a fallback**: its second stage alone, which reads texts"
+    " without the context that it was trained for. raytriever reads both stages, and embeds texts behind documents of"
+    " the corpus that they belong to."
+)
+
+_FORM = (
+    "**A document's vectors here are: {}, and the lines above load a fallback**: sentence-transformers has no module"
+    " for them, and `encode_document` gives the vector of the {} alone. `raytriever embed` gives what was trained, as"
+    " `vector_form.json` beside the modules says."
+)
+
+_LIST_SCORER = (
+    "**This encodes queries for a scoring module** ({}), which lies beside it (`scoring.json`, `scoring.safetensors`)"
+    " and ranks lists of candidates as a whole; inner products alone are not what it was trained for. `raytriever"
+    " rerank` with `scoring` set to this folder ranks by the module."
+)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where an objective comes from."""
+
+    authors: str
+    title: str
+    year: int
+    url: str
+
+    def cited(self) -> str:
+        """As a line of Markdown."""
+        return f"{self.authors} ({self.year}). [{self.title}]({self.url})."
+
+
+# objective's kind: the paper that its loss is from
+PAPERS = {
+    "contrastive": Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525"),
+    "contextual": Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525"),
+    "adaptive_margin": Paper(
+        "Gienapp, Deckers, Potthast & Scells",
+        "Learning Effective Representations for Retrieval Using Self-Distillation with Adaptive Relevance Margins",
+        2025,
+        "https://arxiv.org/abs/2407.21515",
+    ),
+    "margin_mse": Paper(
+        "Hofstätter, Althammer, Schröder, Sertkan & Hanbury",
+        "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
+        2020,
+        "https://arxiv.org/abs/2010.02666",
+    ),
+    "multi_layer": Paper(
+        "Xie & Lukasiewicz",
+        "Investigating Multi-layer Representations for Dense Passage Retrieval",
+        2025,
+        "https://aclanthology.org/2025.findings-emnlp.1333/",
+    ),
+    "coder": Paper(
+        "Zerveas, Rekabsaz, Cohen & Eickhoff",
+        "CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking",
+        2022,
+        "https://arxiv.org/abs/2112.08766",
+    ),
+    "revela": Paper(
+        "Cai, Chen, Zhao, Chen, Zhang, Wu, Gurevych & Koeppl",
+        "Revela: Dense Retriever Learning via Language Modeling",
+        2025,
+        "https://arxiv.org/abs/2506.16552",
+    ),
+    "replug": Paper(
+        "Shi, Min, Yasunaga, Seo, James, Lewis, Zettlemoyer & Yih",
+        "REPLUG: Retrieval-Augmented Black-Box Language Models",
+        2024,
+        "https://arxiv.org/abs/2301.12652",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What validation measured of these weights, those after ``step`` steps.
+
+    ``dataset`` and ``split`` name the data, ``revision`` its fingerprint; ``start``: the same measures before the first
+    step, empty where unknown.
+    """
+
+    dataset: str
+    split: str
+    step: int
+    measures: Mapping[str, float]
+    start: Mapping[str, float]
+    revision: str | None = None
+
+
+def model_card(
+    base_model: str,
+    config: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    contract: EncoderContract,
+    points: Sequence[Mapping[str, Any]],
+    *,
+    best_step: int | None = None,
+    measured: Measured | None = None,
+) -> str:
+    """A model card in the hub's format. ``points``: the training curve of the whole run; ``inputs``: fingerprints.
+
+    ``best_step``: the steps after which the weights were as they are, where validation chose them, None: at the end;
+    ``measured``: by validation, None where there is nothing to tell.
+    """
+    kind = config.get("objective", {}).get("kind", "")
+    parts = [
+        f"---\n{_header(base_model, measured, kind).to_yaml().strip()}\n---",
+        "# A text encoder for retrieval",
+        _usage(contract),
+        _facts(contract, base_model, inputs, _training(points, best_step)),
+    ]
+    if measured is not None:
+        parts.append(_measures(measured))
+    if kind:
+        parts.append(_objective(kind))
+    settings = yaml.safe_dump(dict(config), sort_keys=True, allow_unicode=True).strip()
+    parts.append(f"## Settings of the training run\n\n```yaml\n{settings}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _training(points: Sequence[Mapping[str, Any]], best_step: int | None) -> str:
+    """What the weights have seen; the steps after the best are none of theirs."""
+    seen = points if best_step is None else [point for point in points if point["step"] <= best_step]
+    text = f"{len(seen):,} steps, {sum(point['examples'] for point in seen):,} examples"
+    if best_step is None:
+        return text
+    return f"{text}: the weights after step {best_step:,} of {len(points):,}, chosen by validation"
+
+
+def _header(base_model: str, measured: Measured | None, kind: str) -> ModelCardData:
+    tags = ["sentence-transformers", "feature-extraction", "retrieval", "raytriever"]
+    return ModelCardData(
+        base_model=base_model if is_hub_name(base_model) else None,
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        tags=[*tags, *([kind] if kind else [])],
+        model_name=_NAME if measured else None,
+        eval_results=_results(measured) if measured else None,
+    )
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether it looks like ``org/name`` and not like a path."""
+    return re.fullmatch(r"[\w][\w.-]*/[\w][\w.-]*", model) is not None
+
+
+def _results(measured: Measured) -> list[EvalResult]:
+    """Of model-index; a value that is no finite number has no place there."""
+    return [
+        EvalResult(
+            task_type="information-retrieval",
+            task_name="Information Retrieval",
+            dataset_type=re.sub(r"[^\w.-]+", "-", measured.dataset).strip("-") or "collection",
+            dataset_name=measured.dataset,
+            dataset_split=measured.split,
+            dataset_revision=measured.revision,
+            metric_type=measure.lower().replace("@", "_at_"),
+            metric_name=measure,
+            metric_value=round(float(value), 6),
+        )
+        for measure, value in measured.measures.items()
+        if abs(value) < float("inf")
+    ]
+
+
+def _usage(contract: EncoderContract) -> str:
+    lines = [
+        "```python",
+        "from sentence_transformers import SentenceTransformer",
+        "",
+        'encoder = SentenceTransformer("path/to/this/folder")  # or its name on the hub',
+        'queries = encoder.encode_query(["how do I open a file?"])',
+        'documents = encoder.encode_document(["open(path) returns a file object."])',
+        "similarities = encoder.similarity(queries, documents)",
+        "```",
+    ]
+    if contract.query_prompt or contract.document_prompt:
+        lines += ["", "`encode_query` and `encode_document` put the prompts before the texts; `encode` alone does not."]
+    if (fallback := _fallback_of(contract.form)) is not None:
+        lines += ["", fallback]
+    if contract.list_scorer is not None:
+        lines += ["", _LIST_SCORER.format(contract.list_scorer)]
+    if contract.architecture != "plain":
+        lines += ["", _CONTEXTUAL]
+    return "\n".join(lines)
+
+
+def _fallback_of(form: str) -> str | None:
+    """What is lost of a document's vectors, a ``VectorForm`` in words, without raytriever; None where nothing is."""
+    reduction, _, vectors = form.rpartition(" of ")
+    keeps_all = not reduction and vectors != "single"
+    averages_tokens = reduction in ("average", "scalar_mix") and vectors.startswith("first ")
+    if not keeps_all and not averages_tokens:
+        return None
+    place = "first token" if vectors.endswith("tokens") else "last layer"
+    return _FORM.format(form, place)
+
+
+def _facts(contract: EncoderContract, base_model: str, inputs: Mapping[str, str], training: str) -> str:
+    pooling = f"{contract.dimension} dimensions, {contract.pooling} pooling"
+    base = f"[{base_model}](https://huggingface.co/{base_model}), " if is_hub_name(base_model) else ""
+    rows = {
+        "vectors": pooling + (", normalised" if contract.normalize else ""),
+        "similarity": "cosine" if contract.normalize else "inner product",
+        "texts": f"up to {contract.max_length} tokens",
+        "query prompt": _code(contract.query_prompt),
+        "document prompt": _code(contract.document_prompt),
+        "training": training,
+        "batches": _code(inputs["batches"]),
+        "start": f"{base}weights {_code(inputs['encoder.model'])}",
+    }
+    if contract.architecture != "plain":
+        rows["architecture"] = contract.architecture
+    if contract.form != "single":
+        rows["documents"] = contract.form
+    table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows.items())
+    return f"| | |\n|---|---|\n{table}"
+
+
+def _code(text: str) -> str:
+    """As code; repr keeps a prompt's own spaces and quotes visible."""
+    return f"`{text}`" if re.fullmatch(r"[0-9a-f]+", text) else (f"`{text!r}`" if text else "none")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _measures(measured: Measured) -> str:
+    has_start = bool(measured.start)
+    lines = [
+        "## Measures",
+        "",
+        f"On the split `{measured.split}` of {measured.dataset}, by which these weights were chosen (those after"
+        f" {measured.step:,} steps). Being the best of several looks, they are no test.",
+        "",
+        "| measure | value |" + (" before training |" if has_start else ""),
+        "|---|---:|" + ("---:|" if has_start else ""),
+    ]
+    for name, value in measured.measures.items():
+        before = f" {measured.start[name]:.4f} |" if name in measured.start else (" |" if has_start else "")
+        lines.append(f"| {_cell(name)} | {value:.4f} |{before}")
+    return "\n".join(lines)
+
+
+def _objective(kind: str) -> str:
+    text = f"## Objective\n\n`{kind}`"
+    return f"{text}, from {PAPERS[kind].cited()}" if kind in PAPERS else text

@@ -1,0 +1,298 @@
+"""The report's section on training: its ledger, its curve, its validation, how fast it went and waited for data."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raytriever.artifacts.artifact import LOG, Artifact
+from raytriever.reports.plots import Curve, Panel, curve_panels
+from raytriever.reports.progress import format_seconds
+from raytriever.reports.report import Block, Cell, Plot, Section, Table
+from trainers.engine.early_stopping import (
+    Criterion,
+    Evaluation,
+    best_evaluation,
+    criterion_at,
+    evaluations_without_improvement,
+)
+from trainers.record.ledger import ledger_rows
+
+# What the report says of validation: the measures over the run, its best state and what that took.
+
+Points = Sequence[Mapping[str, Any]]
+
+_MOST_PANELS = 8
+
+
+def validation_blocks(
+    evaluations: Sequence[Evaluation], criteria: Sequence[Criterion], points: Points, log: Points
+) -> list[Block]:
+    """A panel for each measure with the best state marked, and a table of its start, best and end."""
+    best = best_evaluation(evaluations, criteria)
+    decisive = criterion_at(criteria, evaluations[-1].step).measure
+    names = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.measures))
+    names.sort(key=lambda name: name != decisive)
+    marked = best.step if best else None
+    panels = []
+    for name in names[:_MOST_PANELS]:
+        having = [evaluation for evaluation in evaluations if name in evaluation.measures]
+        steps = np.array([evaluation.step for evaluation in having], dtype=np.int64)
+        values = np.array([evaluation.measures[name] for evaluation in having], dtype=np.float64)
+        panels.append(Panel(name, [Curve(name, steps, values)], smoothed=False, dots=True, marked=marked))
+    caption = "Measures of validation by the steps done."
+    if best:
+        caption += f" Orange: step {best.step:,}, the best by {decisive}, whose weights are the model's."
+    if len(names) > _MOST_PANELS:
+        caption += f" {len(names) - _MOST_PANELS} more measures are in the table."
+    return [
+        Plot(curve_panels(panels, "Validation"), caption),
+        _measure_table(evaluations, best, names, points, log),
+    ]
+
+
+def _measure_table(
+    evaluations: Sequence[Evaluation], best: Evaluation | None, names: Sequence[str], points: Points, log: Points
+) -> Table:
+    first, last = evaluations[0], evaluations[-1]
+    shown = [(_when("start" if first.step == 0 else "first", first), first)]
+    if best:
+        shown.append((_when("best", best), best))
+    if last is not first and last is not best:
+        shown.append((_when("last", last), last))
+    rows: list[list[str | Cell]] = [
+        [name, *(_value(evaluation, name, evaluation is best) for _, evaluation in shown)] for name in names
+    ]
+    rows.append(["examples seen", *(f"{_sum(points, 'examples', evaluation.step):,.0f}" for _, evaluation in shown)])
+    if log:
+        times = [_sum(log, "seconds", evaluation.step) for _, evaluation in shown]
+        rows.append(["time in training", *map(format_seconds, times)])
+    if any(evaluation.seconds for evaluation in evaluations):
+        times = [sum(e.seconds for e in evaluations if e.step <= evaluation.step) for _, evaluation in shown]
+        rows.append(["time in validation", *map(format_seconds, times)])
+    caption = f"{len(evaluations):,} evaluations."
+    return Table(["measure", *(title for title, _ in shown)], rows, caption)
+
+
+def _when(title: str, evaluation: Evaluation) -> str:
+    return f"{title} (step {evaluation.step:,})"
+
+
+def _value(evaluation: Evaluation, name: str, is_best: bool) -> str | Cell:
+    if name not in evaluation.measures:
+        return "not measured"
+    return Cell(f"{evaluation.measures[name]:.4f}", is_strong=is_best)
+
+
+def _sum(points: Points, name: str, step: int) -> float:
+    return float(sum(point[name] for point in points if point["step"] <= step))
+
+
+def validation_sentence(
+    evaluations: Sequence[Evaluation],
+    criteria: Sequence[Criterion],
+    points: Points,
+    log: Points,
+    planned_steps: int | None,
+) -> str:
+    """Start, best and end in words, what the best took, and whether the run was stopped there."""
+    best, last = best_evaluation(evaluations, criteria), evaluations[-1]
+    if best is None:
+        return ""
+    name = criterion_at(criteria, last.step).measure
+    took = f"{_sum(points, 'examples', best.step):,.0f} examples"
+    if log:
+        took += f" and {format_seconds(_sum(log, 'seconds', best.step))} of training"
+    parts = []
+    if evaluations[0].step == 0 and name in evaluations[0].measures:
+        parts.append(f"{evaluations[0].measures[name]:.4f} before the first step")
+    parts.append(f"{best.measures[name]:.4f} at its best, step {best.step:,} (after {took})")
+    if last is not best:
+        parts.append(f"{last.measures[name]:.4f} at the end")
+    sentence = f"In validation, {name} is {', '.join(parts)}."
+    steps = int(points[-1]["step"])
+    if planned_steps is not None and steps < planned_steps:
+        count = evaluations_without_improvement(evaluations, criteria)
+        runs = "the last evaluation" if count == 1 else f"the last {count} evaluations"
+        sentence += f" The run stopped early, at step {steps:,} of {planned_steps:,}: {runs} brought no improvement."
+    return sentence
+
+
+TRAINING = "training.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+LEDGER = "ledger.json"
+
+_EVERY_STEP = (
+    "step", "epoch", "learning_rate", "loss", "gradient_norm", "examples", "tokens", "seconds", "waiting_seconds",
+)  # fmt: skip
+_LABELS = {
+    "accuracy": "accuracy (positive ranked first)",
+    "positive_rank": "mean rank of the positive",
+    "positive_similarity": "mean similarity of the positive",
+    "negative_similarity": "mean similarity of the negatives",
+}
+_TARGETS = ("target_min", "target_mean", "target_max")  # Fig. 6 of Gienapp et al. 2025
+_SHARE = re.compile(r"won_by_(\w+)_(\d+)")  # §4.2.2 of Xie & Lukasiewicz 2025
+
+
+def training_section_of(model: Artifact) -> Section | None:
+    """The section of a model artifact; what an older one lacks is left out.
+
+    Read are training.jsonl, evaluations.jsonl, ledger.json and, for times, the log, whose lines are points (with a
+    ``loss``) and evaluations (with ``measures``). The manifest's fact ``criteria`` says which measure decided.
+    """
+    files = model.folder.files()
+    points = _lines(model.folder.read_bytes(TRAINING))
+    log = _lines(model.folder.read_bytes(LOG)) if LOG in files else []
+    stored = _lines(model.folder.read_bytes(EVALUATIONS)) if EVALUATIONS in files else []
+    seconds = {line["step"]: line.get("seconds", 0.0) for line in log if "measures" in line}
+    return training_section(
+        points,
+        [line for line in log if "loss" in line],
+        model.config,
+        evaluations=[Evaluation(line["step"], line["measures"], seconds.get(line["step"], 0.0)) for line in stored],
+        criteria=[Criterion(**criterion) for criterion in model.manifest["facts"].get("criteria", [])],
+        ledger=json.loads(model.folder.read_bytes(LEDGER)) if LEDGER in files else None,
+    )
+
+
+def _lines(data: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in data.decode().splitlines() if line]
+
+
+def training_section(
+    points: Points,
+    log: Points,
+    config: Mapping[str, Any],
+    *,
+    evaluations: Sequence[Evaluation] = (),
+    criteria: Sequence[Criterion] = (),
+    ledger: Mapping[str, Any] | None = None,
+) -> Section | None:
+    """``points``: a model's training.jsonl, one mapping a step; ``log``: with times, or empty. None: no step.
+
+    ``evaluations``: in order, none where nothing was validated; ``criteria``: by which the best of them was found.
+    """
+    if not points:
+        return None
+    metrics = _metrics(points)
+    svg = curve_panels(_panels(points, metrics), "Training curves", _epoch_ends(points))
+    caption = (
+        "Points: one a step (of long runs, means of neighbouring steps). Lines: running mean over a tenth of them."
+    )
+    if len({point["epoch"] for point in points}) > 1:
+        caption += " Dotted: an epoch ends."
+    blocks: list[Block] = [Plot(svg, caption), _table(points, log, config, metrics)]
+    lead = _lead(points, log)
+    if evaluations:
+        planned = None if ledger is None else int(ledger["steps"])
+        lead = f"{lead} {validation_sentence(evaluations, criteria, points, log, planned)}".rstrip()
+        blocks = [*validation_blocks(evaluations, criteria, points, log), *blocks]
+    if ledger is not None:
+        blocks.append(_ledger_table(ledger))
+    return Section("Training", lead, blocks)
+
+
+def _metrics(points: Points) -> list[str]:
+    """The objective's own metrics, those with a label first."""
+    others = [name for name in points[0] if name not in (*_EVERY_STEP, *_LABELS)]
+    return [*(name for name in _LABELS if name in points[0]), *others]
+
+
+def _panels(points: Points, metrics: Sequence[str]) -> list[Panel]:
+    """Loss and learning rate, then a panel for each metric; targets share one, and so do the shares of layers."""
+
+    def curve(name: str, label: str) -> Curve:
+        return Curve(label, np.array([point["step"] for point in points], dtype=np.int64), _values(points, name))
+
+    panels = [
+        Panel("loss", [curve("loss", "loss")]),
+        Panel("learning rate", [curve("learning_rate", "learning rate")], smoothed=False),
+    ]
+    shares = {name: match for name in metrics if (match := _SHARE.fullmatch(name))}
+    joined = {*shares, *(_TARGETS if all(name in metrics for name in _TARGETS) else ())}
+    if joined & set(_TARGETS):
+        panels.append(Panel("targets", [curve(name, name.removeprefix("target_")) for name in _TARGETS]))
+    if shares:
+        ordered = sorted(shares, key=lambda name: int(shares[name][2]))
+        unit = shares[ordered[0]][1].replace("_", " ")
+        stacked = [curve(name, f"{unit} {shares[name][2]}") for name in ordered]
+        panels.append(Panel(f"share of queries won by each {unit}", stacked, stacked=True))
+    panels += [Panel(_label(name), [curve(name, name)]) for name in metrics if name not in joined]
+    return panels
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name, name.replace("_", " "))
+
+
+def _values(points: Points, name: str) -> NDArray[np.float64]:
+    return np.array([point[name] for point in points], dtype=np.float64)
+
+
+def _epoch_ends(points: Points) -> list[float]:
+    return [
+        (before["step"] + after["step"]) / 2 for before, after in pairwise(points) if before["epoch"] != after["epoch"]
+    ]
+
+
+def _lead(points: Points, log: Points) -> str:
+    examples = sum(int(point["examples"]) for point in points)
+    lead = f"{len(points):,} steps over {examples:,} examples. {loss_sentence(_values(points, 'loss'))}"
+    seconds = sum(float(point["seconds"]) for point in log)
+    if seconds > 0:
+        waiting = sum(float(point["waiting_seconds"]) for point in log)
+        rate = f"{sum(int(point['examples']) for point in log) / seconds:,.1f} examples/s"
+        tokens = sum(int(point.get("tokens", 0)) for point in log)
+        if tokens:
+            rate += f" ({tokens / seconds:,.0f} tokens/s)"
+        lead += f" Training ran at {rate} and waited for data {waiting / seconds:.1%} of the time."
+    return lead
+
+
+def loss_sentence(losses: NDArray[np.float64]) -> str:
+    """The first tenth of the steps against the last; says that the loss moved only beyond twice the standard error."""
+    window = max(1, len(losses) // 10)
+    first, last = losses[:window], losses[-window:]
+    if window < 5:
+        return f"The loss is {losses[0]:.3f} at the first step and {losses[-1]:.3f} at the last."
+    means = f"from {first.mean():.3f} to {last.mean():.3f}"
+    error = float(np.sqrt(first.var(ddof=1) / window + last.var(ddof=1) / window))
+    change = float(last.mean() - first.mean())
+    if abs(change) <= 2 * error:
+        return f"The mean loss goes {means} (first and last {window} steps), which is within twice its standard error."
+    return f"The mean loss {'falls' if change < 0 else 'rises'} {means} (first and last {window} steps)."
+
+
+def _table(points: Points, log: Points, config: Mapping[str, Any], metrics: Sequence[str]) -> Table:
+    window = max(1, len(points) // 10)
+    rows = [
+        [_label(name), *(f"{_values(part, name).mean():.4f}" for part in _ends(points, window))]
+        for name in ("loss", *metrics, "gradient_norm")
+    ]
+    settings = config.get("training", {})
+    objective = config.get("objective", {}).get("kind")
+    parts = [f"objective {objective}"] if objective else []
+    if "batches_per_step" in settings:
+        parts.append(f"batches a step: {settings['batches_per_step']}")
+    if "bf16" in settings:
+        parts.append("bfloat16 autocast" if settings["bf16"] is True else "float32")
+    seconds = sum(float(point["seconds"]) for point in log)
+    if seconds > 0:
+        parts.append(f"{seconds / len(log):.2f} s a step")
+    caption = f"Means over {window:,} step{'s' if window > 1 else ''}"
+    caption += f" ({', '.join(parts)})." if parts else "."
+    return Table(["mean of", "first tenth of the steps", "last tenth of the steps"], rows, caption)
+
+
+def _ends(points: Points, window: int) -> tuple[Points, Points]:
+    return points[:window], points[-window:]
+
+
+def _ledger_table(ledger: Mapping[str, Any]) -> Table:
+    caption = "The run's ledger: what its queries are compared with, what a step encodes and what is trained."
+    return Table(["ledger", "as planned before the first step"], ledger_rows(ledger), caption, text_columns=2)
