@@ -56,7 +56,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Settings(BaseModel):
     """Base of every settings model: immutable, and a key it doesn't know is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 @dataclass(frozen=True)
