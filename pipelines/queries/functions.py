@@ -9,23 +9,17 @@ from pydantic import Field, field_validator
 
 from pipelines.chunking.words import count_words
 from pipelines.formats.python_functions import documented_functions, first_paragraph
-from pipelines.formats.source_tree import language_of
 from pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument
+from pipelines.source_languages import LANGUAGES as SOURCE_LANGUAGES
+from pipelines.source_languages import Comments, language_of
 from raytriever.settings.configuration import Settings, did_you_mean
 
 # Documented functions in languages that aren't parsed here: a comment directly above a definition.
 #
 # By lines and indentation, so it wants code that is laid out as people lay it out; what it can't tell it leaves out.
 
-Comments = Literal["slashes", "hashes", "dashes"]
-
 # which comments a language has
-COMMENTS: dict[str, Comments] = {
-    **dict.fromkeys(("c", "c++", "c#", "cuda", "dart", "go", "groovy", "java", "javascript", "kotlin"), "slashes"),
-    **dict.fromkeys(("php", "rust", "scala", "solidity", "swift", "typescript", "zig"), "slashes"),
-    **dict.fromkeys(("bash", "julia", "perl", "powershell", "r", "ruby"), "hashes"),
-    "lua": "dashes",
-}
+COMMENTS: dict[str, Comments] = {row.name: row.comments for row in SOURCE_LANGUAGES if row.comments}
 
 _LINE_COMMENT = {
     "slashes": re.compile(r"\s*//[/!]?"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.formats.source_tree import SourceTree, language_of
+from pipelines.formats.source_tree import SourceTree
+from pipelines.source_languages import language_of
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.checked_source import CheckedSource
