@@ -8,7 +8,7 @@ from raytriever.settings.configuration import did_you_mean, map_inputs, validate
 
 # command: (module, class, what it does)
 JOBS = {
-    "collect": ("retrieval.jobs.collect", "Collect", "Read a source in any of many formats into a collection."),
+    "collect": ("pipelines.jobs.collect", "Collect", "Read a source in any of many formats into a collection."),
     "chunk": ("pipelines.jobs.chunk", "Chunk", "Cut documents into chunks: sentences, Markdown or source code."),
     "context": ("retrieval.jobs.context", "Context", "Fit a contextual encoder's context to a collection."),
     "embed": ("retrieval.jobs.embed", "Embed", "Embed the documents and queries of a collection."),
@@ -26,11 +26,11 @@ JOBS = {
     "train": ("trainers.jobs.train", "Train", "Train an encoder on stored batches."),
     "index": ("retrieval.jobs.index", "Index", "Build a sharded FAISS index, or a BM25 index."),
     "search": ("retrieval.jobs.search", "Search", "Search an index with a split's queries; writes a TREC run."),
-    "mine": ("retrieval.jobs.mine", "Mine", "Turn a run into hard negatives or labelled candidate lists."),
+    "mine": ("pipelines.jobs.mine", "Mine", "Turn a run into hard negatives or labelled candidate lists."),
     "rerank": ("retrieval.jobs.rerank", "Rerank", "Rank a run's candidates anew by an encoder's vectors."),
     "fuse": ("retrieval.jobs.fuse", "Fuse", "Fuse runs by reciprocal rank."),
     "evaluate": ("retrieval.jobs.evaluate", "Evaluate", "Measure runs and test their differences."),
-    "export": ("retrieval.jobs.export", "Export", "Write data in another format, or an encoder with its code."),
+    "export": ("pipelines.jobs.export", "Export", "Write data in another format, or an encoder with its code."),
     "report": ("trainers.jobs.report", "Report", "Gather a run's figures and plots in one HTML file."),
 }
 
