@@ -65,7 +65,8 @@ class RaytrieverEncoder:
         if not self._towers.document.form.reduced:
             raise UserError(
                 f"{model_name} gives a document several vectors ({self._towers.document.form}), and MTEB's own search"
-                " takes one. Use RaytrieverSearch, which takes several, or a form with a reduction."
+                " takes one. Take a form with a reduction, or evaluate by a recipe (collect with source.kind=mteb, then"
+                " embed, index, search and evaluate with like=mteb)."
             )
         self.mteb_model_meta = model_meta(self._towers, name or result_name(model_name))
         self._towers.to(device=place, dtype=getattr(torch, dtype))
@@ -99,7 +100,8 @@ class RaytrieverEncoder:
         if not alone:
             raise UserError(
                 "The encoder reads some of the corpus before a query or document, and MTEB's own search doesn't say"
-                " which corpus. Use RaytrieverSearch, which fits a context to each."
+                " which corpus. Evaluate such tasks by a recipe: collect with source.kind=mteb, then context, embed,"
+                " index, search and evaluate with like=mteb."
             )
         if task != self._fitted_to:
             count = encoder.contextual_form.context_documents
@@ -123,35 +125,32 @@ def load_described(settings: EncoderSettings) -> Towers:
     return load_towers(settings, located.path, located.fingerprint).eval()
 
 
-def model_meta(encoder: Towers, name: str, experiment: Mapping[str, Any] | None = None) -> "ModelMeta":
+def model_meta(encoder: Towers, name: str) -> "ModelMeta":
     """What MTEB wants to know of a model, from its encoder; what that doesn't say is left unknown.
 
-    The revision is the fingerprint of the model's files. Every setting of the encoder, and ``experiment``, are MTEB's
-    ``experiment_kwargs``, by which it keeps the results of different settings apart.
+    The revision is the fingerprint of the model's files. Every setting of the encoder is among MTEB's
+    ``experiment_kwargs``, by which it keeps the results of different settings apart. Raises ``UserError`` where
+    ``name`` is not of the form organization/model.
     """
-    contract = encoder.contract
-    parameters = sum(parameter.numel() for parameter in encoder.parameters())
-    settings = contract.model_dump(exclude={"model", "revision", "dimension"})
-    return described_model(
-        name,
-        contract.model[:40],
-        settings | dict(experiment or {}),
-        n_parameters=parameters,
-        memory_usage_mb=parameters * 4 / 2**20,
-        max_tokens=contract.max_length,
-        embed_dim=contract.dimension,
-        framework=["PyTorch"],
-        similarity_fn_name=import_mteb().models.model_meta.ScoringFunction("cosine" if contract.normalize else "dot"),
-        use_instructions=bool(contract.query_prompt or contract.document_prompt),
-    )
-
-
-def described_model(name: str, revision: str, experiment: Mapping[str, Any], **known: Any) -> "ModelMeta":
-    """MTEB's description of a model. Raises ``UserError`` where ``name`` is not of the form organization/model."""
     if name.count("/") != 1:
         raise UserError(f"name is {name!r}. MTEB files results under names of the form organization/model.")
-    values = {"name": name, "revision": revision, "experiment_kwargs": dict(experiment)} | known
-    meta: ModelMeta = import_mteb().models.ModelMeta.create_empty(values)
+    contract = encoder.contract
+    parameters = sum(parameter.numel() for parameter in encoder.parameters())
+    models = import_mteb().models
+    meta: ModelMeta = models.ModelMeta.create_empty(
+        {
+            "name": name,
+            "revision": contract.model[:40],
+            "experiment_kwargs": contract.model_dump(exclude={"model", "revision", "dimension"}),
+            "n_parameters": parameters,
+            "memory_usage_mb": parameters * 4 / 2**20,
+            "max_tokens": contract.max_length,
+            "embed_dim": contract.dimension,
+            "framework": ["PyTorch"],
+            "similarity_fn_name": models.model_meta.ScoringFunction("cosine" if contract.normalize else "dot"),
+            "use_instructions": bool(contract.query_prompt or contract.document_prompt),
+        }
+    )
     return meta
 
 

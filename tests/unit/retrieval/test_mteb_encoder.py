@@ -1,0 +1,195 @@
+"""Our encoder as a model of MTEB, on tasks made here without a hub: sentence-transformers is the oracle."""
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.mteb_encoder import RaytrieverEncoder, load_described, result_name
+from tests.unit.retrieval.encoders.contextual.made_up import contextual
+from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    mteb = pytest.importorskip("mteb", reason="MTEB is not installed")
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+WORDS = ["wing", "lift", "drag", "flow", "shock", "heat", "plate", "cone", "jet", "wave"]
+DOCUMENTS, QUERIES = 120, 20
+
+
+def metadata(name: str, type_: str = "Retrieval") -> Any:
+    return mteb.TaskMetadata(
+        name=name,
+        description="Made up",
+        dataset={"path": "nowhere/at-all", "revision": "0" * 40},
+        type=type_,
+        category="t2t",
+        eval_splits=["test"],
+        eval_langs=["eng-Latn"],
+        main_score="ndcg_at_10",
+        prompt={"query": "Find a passage about flight"},
+    )
+
+
+class Flight(AbsTaskRetrieval):
+    """Queries repeat words of the one or two documents that are relevant; some have an instruction."""
+
+    metadata = metadata("Flight")
+    candidates = False
+
+    def load_data(self, *_: Any, **__: Any) -> None:
+        generator = np.random.default_rng(5)
+        texts = [" ".join(generator.choice(WORDS, size=6)) for _ in range(DOCUMENTS)]
+        corpus = [
+            {"id": f"d/{row:03d} ü", "title": WORDS[row % 10] if row % 3 else "", "text": f"{texts[row]} {row}"}
+            for row in range(DOCUMENTS)
+        ]
+        corpus[9]["text"] = ""  # MTEB has such documents
+        corpus[18]["text"] = corpus[9]["title"] = ""
+        queries = [
+            {"id": f"q{row}", "text": f"{texts[row]}?", "instruction": "No patents." if row % 2 else ""}
+            for row in range(QUERIES)
+        ]
+        judged = {f"q{row}": {corpus[row]["id"]: 2, corpus[row + 20]["id"]: 1} for row in range(QUERIES - 1)}
+        ranked = {f"q{row}": [corpus[n]["id"] for n in generator.permutation(60)[:30]] for row in range(1, QUERIES)}
+        self.dataset = {
+            "default": {
+                "test": {
+                    "corpus": Dataset.from_list(corpus),
+                    "queries": Dataset.from_list(queries),
+                    "relevant_docs": judged,
+                    "top_ranked": ranked if self.candidates else None,
+                }
+            }
+        }
+        self.data_loaded = True
+
+
+class FlightReranking(Flight):
+    metadata = metadata("FlightReranking", "Reranking")
+    candidates = True
+
+
+def evaluate(model: Any, task: Any, folder: Path | None = None) -> dict[str, float]:
+    """Scores of the test split; ``folder``: where MTEB writes the rankings."""
+    done = mteb.evaluate(
+        model,
+        task,
+        cache=None,
+        co2_tracker=False,
+        show_progress_bar=False,
+        prediction_folder=folder,
+        encode_kwargs={"batch_size": 16},
+    )
+    scores: dict[str, float] = done.task_results[0].scores["test"][0]
+    return scores
+
+
+def predictions(folder: Path, name: str) -> dict[str, dict[str, float]]:
+    found = json.loads((folder / f"{name}_predictions.json").read_text())
+    of_split: dict[str, dict[str, float]] = found["default"]["test"]
+    return of_split
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more are slower for a model this small
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny encoder as a sentence-transformers folder with both prompts."""
+    folder = tmp_path_factory.mktemp("encoder")
+    model = str(save_tiny_model("bert", folder / "plain"))
+    prompts = {"query_prompt": "the index of ", "document_prompt": "return "}
+    load_described(EncoderSettings(model=model, pooling="mean", normalize=True, **prompts)).query.save(folder / "tiny")
+    return str(folder / "tiny")
+
+
+@pytest.mark.parametrize("task", [Flight(), FlightReranking()], ids=["retrieval", "re-ranking"])
+def test_the_same_as_the_exported_encoder(encoder: str, tmp_path: Path, task: Any) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    models = {
+        "encoder": RaytrieverEncoder(encoder, device="cpu", dtype="float32"),
+        "exported": SentenceTransformer(encoder, device="cpu"),
+    }
+    scores = {name: evaluate(model, task, tmp_path / name) for name, model in models.items()}
+    assert 0.05 < scores["encoder"]["ndcg_at_10"] < 1
+    assert scores["exported"]["ndcg_at_10"] == pytest.approx(scores["encoder"]["ndcg_at_10"], abs=1e-6)
+    found = predictions(tmp_path / "exported", task.metadata.name)
+    for query, documents in predictions(tmp_path / "encoder", task.metadata.name).items():
+        assert found[query] == pytest.approx(documents, abs=1e-5)
+
+
+def test_what_mteb_is_told_of_the_model(encoder: str) -> None:
+    meta = RaytrieverEncoder(encoder).mteb_model_meta
+    assert meta.name == "raytriever/tiny"
+    assert (meta.embed_dim, meta.max_tokens, meta.similarity_fn_name.value) == (32, 48, "cosine")
+    assert meta.n_parameters > 10_000
+    assert meta.use_instructions
+    assert meta.training_datasets is None
+    assert meta.experiment_kwargs["query_prompt"] == "the index of "
+    other = RaytrieverEncoder(encoder, name="our/name", query_prompt="another ").mteb_model_meta
+    assert other.name == "our/name"
+    assert other.experiment_name != meta.experiment_name  # MTEB keeps their results apart
+    assert result_name("org/name") == "org/name"
+    with pytest.raises(UserError, match="name is 'plain'"):
+        RaytrieverEncoder(encoder, name="plain")
+
+
+def test_a_text_without_a_role_has_no_prompt(encoder: str) -> None:
+    from mteb.types import PromptType
+    from sentence_transformers import SentenceTransformer
+
+    ours = RaytrieverEncoder(encoder, device="cpu", dtype="float32")
+    exported = SentenceTransformer(encoder, device="cpu")
+    texts = ["the wing of a plane", "heat"]
+    for role, prompt in ((None, None), (PromptType.query, "query"), (PromptType.document, "document")):
+        task = {"task_metadata": Flight.metadata, "hf_split": "test", "hf_subset": "default"}
+        found = ours.encode([{"text": texts[:1]}, {"text": texts[1:]}], prompt_type=role, **task)
+        expected = exported.encode(texts, prompt_name=prompt, prompt=None if prompt else "")
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        ours.similarity(found, found).diagonal(), ours.similarity_pairwise(found, found), rtol=1e-6
+    )
+    with pytest.raises(UserError, match="precision 'int8' is not supported"):
+        ours.encode([], prompt_type=None, precision="int8", **task)
+
+
+def test_without_mteb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    with pytest.raises(UserError, match=r"pip install 'raytriever\[mteb\]'"):
+        RaytrieverEncoder("org/name")
+
+
+def test_a_contextual_encoder_is_refused_for_retrieval_and_reads_other_tasks_texts_as_context(tmp_path: Path) -> None:
+    contextual(dtype=torch.float32, context_documents=8, query_prompt="flight ").save(tmp_path / "contextual")
+    model = RaytrieverEncoder(str(tmp_path / "contextual"), device="cpu", dtype="float32")
+    with pytest.raises(UserError, match=r"Evaluate such tasks by a recipe: collect with source\.kind=mteb"):
+        evaluate(model, Flight())
+    texts = [f"wing number {number}" for number in range(20)]
+    task: Any = type("Task", (), {"metadata": type("Metadata", (), {"name": "Similar"})})
+    found = model.encode([{"text": texts}], task_metadata=task.metadata, hf_split="test", hf_subset="default")
+    own = model._without_prompts
+    assert isinstance(own, ContextualEncoder)
+    drawn = [texts[place] for place in np.random.default_rng(0).permutation(20)[:8]]
+    own.use_context(own.embed_context(drawn))
+    np.testing.assert_allclose(found, encode_texts(own, texts, "query"), atol=1e-6)
+    later = model.encode([{"text": texts[:2]}], task_metadata=task.metadata, hf_split="train", hf_subset="default")
+    np.testing.assert_allclose(later, found[:2], atol=1e-5)
