@@ -58,7 +58,7 @@ class EncoderContract(Settings):
     normalize: bool
     query_prompt: str
     document_prompt: str
-    max_length: int  # tokens; 0: texts are read whole, which only latent semantic analysis can
+    max_length: int  # tokens
     append_eos: bool = False  # whether every text ends in the tokenizer's end-of-sequence token
     dtype: Dtype
     dimension: int
