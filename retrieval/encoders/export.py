@@ -10,8 +10,8 @@ import torch
 
 from retrieval.encoders.adapter import merged_weights
 from retrieval.encoders.modules import CONTEXTUAL_FILE, DOCUMENT_MODEL_FILE, LAYER_POOLING, SCORING_FILE
-from retrieval.encoders.pooling import FORM_FILE, VectorForm
 from retrieval.encoders.specification import EncoderContract, Pooling, Role
+from retrieval.encoders.vector_form import FORM_FILE, VectorForm
 
 if TYPE_CHECKING:
     from retrieval.encoders.text_encoder import TextEncoder

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.pooling import FORM_FILE, at_least_float32
+from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.specification import Pooling, Role
+from retrieval.encoders.vector_form import FORM_FILE
 
 DOCUMENT_MODEL_FILE = "document_model.json"  # beside the modules of an encoder of queries alone
 SCORING_FILE = "scoring.json"  # beside the modules of an encoder of queries that was trained with a scoring module

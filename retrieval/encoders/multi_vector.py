@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.pooling import VectorForm, pool
+from retrieval.encoders.pooling import pool
 from retrieval.encoders.specification import Pooling
+from retrieval.encoders.structure import transformer_blocks
 from retrieval.encoders.text_encoder import TextEncoder
-from retrieval.encoders.transformer import transformer_blocks
+from retrieval.encoders.vector_form import VectorForm
 
 # The states of chosen layers of a transformer, without keeping those of all.
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
-from retrieval.encoders.pooling import VectorForm
+from retrieval.encoders.vector_form import VectorForm
 
 Pooling = Literal["mean", "cls", "last_token"]
 Role = Literal["query", "document"]

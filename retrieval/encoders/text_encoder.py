@@ -25,7 +25,7 @@ from retrieval.encoders.modules import (
     read_modules,
     read_pooling,
 )
-from retrieval.encoders.pooling import VectorForm, pool
+from retrieval.encoders.pooling import pool
 from retrieval.encoders.pretrained import locate_base
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Pooling, Projection, Role, require_length
 from retrieval.encoders.tokenizer import (
@@ -37,6 +37,7 @@ from retrieval.encoders.tokenizer import (
     settle_length,
 )
 from retrieval.encoders.transformer import load_transformer
+from retrieval.encoders.vector_form import VectorForm
 
 # A layer behind the pooling that the encoder's folder lacks: a fresh one to train, or the model's own pooler.
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 from torch import nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.transformer import first_line, is_causal, position_limit
+from retrieval.encoders.structure import is_causal, position_limit
+from retrieval.encoders.transformer import first_line
 
 _FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "tokenizer.model")
 _LENGTH_WITHOUT_LIMIT = 512  # for models and tokenizers that state none

@@ -13,9 +13,9 @@ from retrieval.encoders.contextual.folder import is_contextual, load_contextual
 from retrieval.encoders.export import write_form, write_routes, write_sentence_transformers_folder
 from retrieval.encoders.modules import has_two_towers, read_json
 from retrieval.encoders.multi_vector import MultiVectorEncoder
-from retrieval.encoders.pooling import FORM_FILE, VectorForm
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.encoders.vector_form import FORM_FILE, VectorForm
 
 
 class Towers(nn.Module):

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,56 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
 from retrieval.encoders.modules import safe_weights
-
-# How a transformer of any family is built: its blocks, its positions, and what runs its parts by themselves.
-
-
-class ShardedUnit(nn.Module):
-    """A module of ours that runs a transformer's blocks itself, and is shared out as a Hugging Face model is.
-
-    ``entrances``: its methods beside ``forward`` that compute by its own weights. Sharding gathers weights around them
-    as around ``forward``, of the instance alone and only once at a time: one calls another by the class.
-    """
-
-    entrances: ClassVar[tuple[str, ...]] = ()
-
-
-def position_limit(transformer: nn.Module) -> int | None:
-    """Tokens for which the model has a learned position each; None for rotary and relative positions.
-
-    RoBERTa's and MPNet's tables hold ``padding_idx + 1`` rows that no token uses: 512 positions of 514.
-    """
-    for name, module in transformer.named_modules():
-        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in ("position_embeddings", "wpe"):
-            unused = 0 if module.padding_idx is None else module.padding_idx + 1
-            return module.num_embeddings - unused
-    return None
-
-
-def is_causal(transformer: nn.Module) -> bool:
-    """Whether a token reads those before it alone, as in a decoder: by what the model's attention layers say."""
-    return any(getattr(module, "is_causal", False) is True for module in transformer.modules())
-
-
-def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
-    """Its blocks in order: the members of its outermost list of modules, which every family names differently.
-
-    Raises ``UserError`` where it has no such list.
-    """
-    blocks = [block for child in transformer.children() for block in _listed(child)]
-    if not blocks:
-        raise UserError(
-            f"{type(transformer).__name__} has no list of blocks (torch.nn.ModuleList), one by one of which they could"
-            " be sharded, compiled or computed again. Leave out sharding, compile and activation_checkpointing."
-        )
-    return blocks
-
-
-def _listed(module: nn.Module) -> list[nn.Module]:
-    if isinstance(module, nn.ModuleList):
-        return list(module)
-    return [block for child in module.children() for block in _listed(child)]
-
+from retrieval.encoders.structure import transformer_blocks
 
 # what transformers doesn't know of published weights' names: pattern and replacement, by family
 _OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model, whose class held the encoder under this name

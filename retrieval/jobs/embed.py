@@ -20,13 +20,13 @@ from retrieval.encoders.contextual.contexts import CorpusContext
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual
 from retrieval.encoders.modules import read_document_model
-from retrieval.encoders.pooling import VectorForm
 from retrieval.encoders.specification import (
     EncoderContract,
     EncoderSettings,
     Role,
 )
 from retrieval.encoders.towers import Towers, load_towers, settle_form
+from retrieval.encoders.vector_form import VectorForm
 from retrieval.jobs.model_stage import ModelStage
 from retrieval.rankings import StoredRun
 from retrieval.vectors import ROW, VECTORS

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from raytriever.errors import UserError
-from retrieval.encoders.transformer import ShardedUnit, transformer_blocks
+from retrieval.encoders.structure import ShardedUnit, transformer_blocks
 from trainers.engine import collectives
 from trainers.engine.gradient_cache import Chunks
 

@@ -11,7 +11,7 @@ from raytriever.errors import UserError
 from raytriever.reports.progress import say
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
-from retrieval.encoders.transformer import position_limit
+from retrieval.encoders.structure import position_limit
 from retrieval.jobs.model_stage import ModelStage
 from trainers.objectives.language_models import (
     SCHEMA,

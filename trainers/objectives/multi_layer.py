@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from raytriever.errors import UserError
-from retrieval.encoders.pooling import VectorForm, at_least_float32
+from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.towers import settle_form
+from retrieval.encoders.vector_form import VectorForm
 from trainers.engine.gradient_cache import encode_chunks, encode_several, pad_vectors
 from trainers.objective import Outcome
 from trainers.objectives.contrastive import batch_metrics, contrastive_metrics, masked_contrastive_loss

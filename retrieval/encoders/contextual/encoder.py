@@ -23,8 +23,8 @@ from retrieval.encoders.contextual.context_reader import (
 from retrieval.encoders.contextual.second_stage import Prefix
 from retrieval.encoders.pooling import pool, segment_means
 from retrieval.encoders.specification import EncoderContract
+from retrieval.encoders.structure import ShardedUnit
 from retrieval.encoders.text_encoder import TextEncoder
-from retrieval.encoders.transformer import ShardedUnit
 
 # What a contextual encoder is beside its two transformers: what comes before the text, and how the text reads it.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.transformer import position_limit, transformer_blocks
+from retrieval.encoders.structure import position_limit, transformer_blocks
 
 # Families of transformers as second stages: hidden states, positions and masks come from us, the layers are their own.
 #

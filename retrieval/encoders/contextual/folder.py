@@ -138,20 +138,19 @@ def _read_form(path: Path) -> ContextualForm:
 # folder is that of this package, its imports made relative. Without trust it isn't loaded at all; the folder that
 # ``ContextualEncoder.save`` writes is, as a plain encoder without context.
 
-_RETRIEVAL = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _MODULE = "contextual_transformer"
 _SOURCES = (
-    "errors.py",
-    "encoders/structure.py",
-    "encoders/pooling.py",
-    "encoders/contextual/drawing.py",
-    "encoders/contextual/backbones.py",
-    "encoders/contextual/families.py",
-    "encoders/contextual/second_stage.py",
-    "encoders/contextual/context_reader.py",
-    f"encoders/contextual/{_MODULE}.py",
+    "raytriever/errors.py",
+    "retrieval/encoders/structure.py",
+    "retrieval/encoders/pooling.py",
+    "retrieval/encoders/contextual/drawing.py",
+    "retrieval/encoders/contextual/families.py",
+    "retrieval/encoders/contextual/second_stage.py",
+    "retrieval/encoders/contextual/context_reader.py",
+    f"retrieval/encoders/contextual/{_MODULE}.py",
 )
-_OWN_IMPORT = re.compile(r"^from raytriever\.(?:\w+\.)*(\w+) import", re.MULTILINE)
+_OWN_IMPORT = re.compile(r"^from (?:raytriever|retrieval)\.(?:\w+\.)*(\w+) import", re.MULTILINE)
 
 
 def write_module_folder(encoder: ContextualEncoder, folder: Path, context: CorpusContext | None = None) -> None:
@@ -169,7 +168,7 @@ def write_module_folder(encoder: ContextualEncoder, folder: Path, context: Corpu
         module |= {"idx": number, "name": str(number)}
     _write(listing, modules)
     for source in _SOURCES:
-        text = (_RETRIEVAL / source).read_text(encoding="utf-8")
+        text = (_ROOT / source).read_text(encoding="utf-8")
         (folder / Path(source).name).write_text(_OWN_IMPORT.sub(r"from .\1 import", text), encoding="utf-8")
     _write_context(context, folder)
 

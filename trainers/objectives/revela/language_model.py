@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.transformer import ShardedUnit, checkpoint_activations
+from retrieval.encoders.structure import ShardedUnit
+from retrieval.encoders.transformer import checkpoint_activations
 from trainers.objectives.revela.cross_attention import Readers, find_readers
 from trainers.objectives.revela.decoder_layer import InBatchLayer, decoder_parts
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
 from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.structure import transformer_blocks
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from retrieval.encoders.transformer import checkpoint_activations, compile_blocks, transformer_blocks
+from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, SENTENCES, TEXTS, load_tiny, save_tiny_model
 from trainers.engine.gradient_cache import cut_by_length, encode_chunks
 

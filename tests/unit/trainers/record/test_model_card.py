@@ -7,8 +7,8 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from retrieval.encoders.pooling import VectorForm
 from retrieval.encoders.specification import EncoderContract
+from retrieval.encoders.vector_form import VectorForm
 from trainers.objectives.kinds import ObjectiveSettings
 from trainers.record.model_card import PAPERS, Measured, model_card
 
