@@ -20,7 +20,6 @@ JOBS = {
     "group": ("pipelines.jobs.group", "Group", "Group chunks of a few documents into training batches."),
     "lists": ("pipelines.jobs.lists", "Lists", "Make training batches of labelled candidate lists."),
     "mix": ("pipelines.jobs.mix", "Mix", "Mix batches of several artifacts, all or by ratio."),
-    "publish": ("pipelines.jobs.publish", "Publish", "Write batches for the hub or for another trainer."),
     "score": ("trainers.jobs.score", "Score", "Score the chunks of batches by a language model, for REPLUG."),
     "train": ("trainers.jobs.train", "Train", "Train an encoder on stored batches."),
     "index": ("retrieval.jobs.index", "Index", "Build a sharded FAISS index, or a BM25 index."),

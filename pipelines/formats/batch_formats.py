@@ -1,5 +1,7 @@
 """What a format of published batches is."""
 
+import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -141,7 +143,7 @@ class Published:
         return self.figures.counts["hard negatives"] // max(1, self.figures.counts["examples"])
 
 
-class PublishedFormat(Protocol):
+class BatchFormat(Protocol):
     """One tool's files. ``layouts``: those that it can hold; ``ending``: of its files' names."""
 
     layouts: tuple[Layout, ...]
@@ -188,3 +190,33 @@ def masks_left_out(published: Published, tool: str, instead: str) -> str:
         f" ({counts['masked'] / counts['negatives']:.2%}) are trained on as negatives here. No example was left out for"
         f" it. {instead}\n"
     )
+
+
+SHUFFLING = """Its trainer shuffles examples. With transformers 5, `--train_sampling_strategy sequential` keeps the
+order, so that every step sees a stored batch; with transformers 4, override `_get_train_sampler` of the trainer with
+one that returns `torch.utils.data.SequentialSampler(self.train_dataset)`. On several processes each takes whole
+batches in turn. `--num_train_epochs 1` passes once through the files that are named.
+"""
+MASKS_KEPT_IN = "Raytriever trains on the masks, and the format hugging_face keeps them."
+
+
+class JsonLines(ABC):
+    """A file of lines a stretch of batches."""
+
+    layouts: tuple[Layout, ...] = ("pairs",)
+    ending = "jsonl"
+
+    def write(self, path: Path, batches: Iterable[Batch]) -> None:
+        """Writes the examples one after the other."""
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            for batch in batches:
+                for row in batch.rows.to_pylist():
+                    file.write(json.dumps(self.record(row), ensure_ascii=False) + "\n")
+
+    @abstractmethod
+    def record(self, row: dict[str, Any]) -> dict[str, Any]:
+        """What is written of one example of layout ``pairs``."""
+
+    def front_matter(self, published: Published) -> dict[str, Any]:
+        """Configurations of the files."""
+        return {"configs": data_files(published, self.ending)}

@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 from pydantic import Field
 
 from pipelines.formats.json_records import identifier, optional_string, string
-from pipelines.formats.training_exports import judgments_by_split, require_judgments, require_name, rows
+from pipelines.formats.training_examples import judgments_by_split, require_judgments, require_name, rows
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath

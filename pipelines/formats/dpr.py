@@ -17,15 +17,16 @@ from pipelines.formats.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
     RANDOM_NEGATIVE,
+    Document,
     Example,
     ExampleFormat,
+    TrainingExamples,
     example_of,
     files_of_splits,
     first_of_each_id,
     objects,
     texts,
 )
-from pipelines.formats.training_exports import Document, TrainingExamples
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath

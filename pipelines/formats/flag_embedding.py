@@ -7,17 +7,20 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pipelines.batches import Layout
+from pipelines.formats.batch_formats import MASKS_KEPT_IN, SHUFFLING, Column, JsonLines, Published, masks_left_out
 from pipelines.formats.json_records import optional_string, required, string
 from pipelines.formats.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
+    Document,
     Example,
     ExampleFormat,
+    TrainingExamples,
     example_of,
     files_of_splits,
     texts,
 )
-from pipelines.formats.training_exports import Document, TrainingExamples
 from raytriever.artifacts.storage import Folder
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
@@ -109,3 +112,39 @@ def training_record(query: str, positives: list[str], negatives: list[str]) -> d
 
 def _text(document: Document) -> str:
     return passage_text(document["title"], document["text"])
+
+
+class BatchLines(JsonLines):
+    """Lines of query, pos, neg."""
+
+    def record(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Texts alone."""
+        return training_record(row["query"], [row["document"]], row["hard_negatives"])
+
+    def columns(self, layout: Layout) -> list[Column]:  # noqa: ARG002
+        """The keys of a line."""
+        return [
+            Column("query", "string", "text of the query"),
+            Column("pos", "list of strings", "text of the document that answers it"),
+            Column("neg", "list of strings", "texts of its hard negatives"),
+        ]
+
+    def usage(self, published: Published) -> str:
+        """FlagEmbedding's arguments, and what it needs of every example."""
+        size, without = published.batch_size, published.figures.counts["examples without a hard negative"]
+        group = max(2, 1 + published.negatives)
+        warning = (
+            f"\nFlagEmbedding needs a negative of every example; {without:,} here have none. Mine some and make the"
+            " batches again, or train with another tool.\n"
+            if without
+            else ""
+        )
+        return f"""The next {size} lines are the next batch.
+
+```
+torchrun -m FlagEmbedding.finetune.embedder.encoder_only.base --train_data data/epoch-*/batches-*.jsonl \\
+  --per_device_train_batch_size {size} --train_group_size {group} --same_dataset_within_batch False \\
+  --num_train_epochs 1 …
+```
+
+{SHUFFLING}{warning}""" + masks_left_out(published, "FlagEmbedding", MASKS_KEPT_IN)

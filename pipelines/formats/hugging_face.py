@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from pipelines.batches import Layout
-from pipelines.formats.batch_formats import Batch, Column, Published, PublishedFormat, data_files, figure_rows
+from pipelines.formats.batch_formats import Batch, BatchFormat, Column, Published, data_files, figure_rows
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 
@@ -131,7 +131,7 @@ _LEADS: dict[Layout, str] = {
 
 
 def card(
-    format_: PublishedFormat,
+    format_: BatchFormat,
     published: Published,
     batches: Artifact,
     made_from: Mapping[str, Artifact],

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from pipelines.formats.columns import Columns, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
 from pipelines.formats.tables import FileTables, Tables, is_table
-from pipelines.formats.training_exports import has_values, judgments_by_split, require_judgments
+from pipelines.formats.training_examples import has_values, judgments_by_split, require_judgments
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from pipelines.batches import Layout
 from pipelines.formats.batch_formats import Batch, Column, Published, data_files, masks_left_out
-from pipelines.formats.training_exports import Document, TrainingExamples
+from pipelines.formats.training_examples import Document, TrainingExamples
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, passage_text
 
@@ -82,7 +82,7 @@ def _table(rows: list[list[str]], schema: pa.Schema) -> pa.Table:
 # Batches as sentence-transformers trains on them: columns anchor, positive, negative_1 … in batch order.
 
 
-class SentenceTransformers:
+class BatchFiles:
     """Parquet with ``negatives`` hard negatives of every example, the first ones."""
 
     layouts: tuple[Layout, ...] = ("pairs",)

@@ -8,18 +8,22 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pipelines.batches import Layout
+from pipelines.formats.batch_formats import MASKS_KEPT_IN, SHUFFLING, Column, JsonLines, Published, masks_left_out
 from pipelines.formats.json_records import identifier, identifier_of, optional_string, string
 from pipelines.formats.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
+    Document,
     Example,
     ExampleFormat,
+    TrainingExamples,
     example_of,
     files_of_splits,
     first_of_each_id,
     objects,
+    rows,
 )
-from pipelines.formats.training_exports import Document, TrainingExamples, rows
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
@@ -198,3 +202,40 @@ def training_record(
 
 def _passage(document: Document) -> dict[str, str]:
     return {"docid": document["id"], "title": document["title"], "text": document["text"]}
+
+
+class BatchLines(JsonLines):
+    """Examples with their passages written out, which every version of Tevatron reads."""
+
+    def record(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A document's title is in its text already."""
+        negatives = zip(row["hard_negative_ids"], row["hard_negatives"], strict=True)
+        return training_record(
+            row["query_id"],
+            row["query"],
+            [{"id": row["document_id"], "title": "", "text": row["document"]}],
+            [{"id": id_, "title": "", "text": text} for id_, text in negatives],
+        )
+
+    def columns(self, layout: Layout) -> list[Column]:  # noqa: ARG002
+        """The keys of a line."""
+        return [
+            Column("query_id", "string", "id of the query"),
+            Column("query", "string", "text of the query"),
+            Column("positive_passages", "list of objects", "docid, title (empty), text of the document"),
+            Column("negative_passages", "list of objects", "the same of the hard negatives"),
+        ]
+
+    def usage(self, published: Published) -> str:
+        """Tevatron's arguments."""
+        size, group = published.batch_size, 1 + published.negatives
+        return f"""The next {size} lines are the next batch.
+
+```
+python -m tevatron.retriever.driver.train --dataset_name json --dataset_path 'data/epoch-*/batches-*.jsonl' \\
+  --per_device_train_batch_size {size} --train_group_size {group} --num_train_epochs 1 …
+```
+
+`--train_group_size` is 1 and the hard negatives of an example that take part. {SHUFFLING}""" + masks_left_out(
+            published, "Tevatron", MASKS_KEPT_IN
+        )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TextIO
 from pydantic import AfterValidator, Field
 
 from pipelines.formats.json_records import identifier, optional_string, string
-from pipelines.formats.training_exports import has_values, judgments_by_split, require_name, rows
+from pipelines.formats.training_examples import has_values, judgments_by_split, require_name, rows
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings

@@ -1,18 +1,25 @@
-"""`raytriever export`: writes a collection, its judgments or candidates, or an encoder, in another tool's format."""
+"""`raytriever export`: writes a collection, its training examples, batches or an encoder in another tool's format."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.formats import beir, dpr, flag_embedding, mteb, sentence_transformers, tevatron, trec
-from pipelines.formats.training_exports import MinedNegatives
+from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
+from pipelines.formats.hugging_face import README, HuggingFace, card, require_lineage
+from pipelines.formats.training_examples import MinedNegatives
 from pipelines.mining.candidates import StoredCandidates
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath
+from raytriever.settings.configuration import Input, InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.contextual.contexts import CorpusContext
@@ -23,7 +30,6 @@ if TYPE_CHECKING:
 
 EXPORT = "export"
 
-# what holds a whole collection, and what holds the training examples of one split
 _COLLECTIONS = {"beir": beir.write, "mteb": mteb.write, "trec": trec.write}
 _EXAMPLES: dict[str, Callable[..., list[str]]] = {
     "dpr": dpr.write,
@@ -31,45 +37,101 @@ _EXAMPLES: dict[str, Callable[..., list[str]]] = {
     "sentence_transformers": sentence_transformers.write,
     "tevatron": tevatron.write,
 }
+_BATCHES: dict[str, Callable[[BatchReader, int | None], BatchFormat]] = {
+    "hugging_face": lambda reader, _: HuggingFace(reader.schema),
+    "sentence_transformers": lambda reader, negatives: sentence_transformers.BatchFiles(_negatives(reader, negatives)),
+    "tevatron": lambda *_: tevatron.BatchLines(),
+    "flag_embedding": lambda *_: flag_embedding.BatchLines(),
+}
 _ENCODER = "contextual_encoder"
+# what is exported, and the formats that hold it
+_FORMATS = {"collection": (*_COLLECTIONS, *_EXAMPLES), "batches": tuple(_BATCHES), "encoder": (_ENCODER,)}
+# settings for some of these alone
+_OF_EXAMPLES = {"split", "candidates"}
+_OF_BATCHES = {"made_from", "title", "license", "order", "seed", "batches_per_file"}
 
 
 class ExportConfig(StageConfig):
-    """What is written, and for which tool."""
+    """What is written (a collection, batches or an encoder), and for which tool."""
 
-    collection: InputPath | None = None  # of all formats but contextual_encoder
+    collection: InputPath | None = None
+    """The collection to export, whole or the training examples of one split."""
     format: Literal[
-        "beir", "mteb", "trec", "dpr", "flag_embedding", "sentence_transformers", "tevatron", "contextual_encoder"
+        "beir",
+        "mteb",
+        "trec",
+        "dpr",
+        "flag_embedding",
+        "sentence_transformers",
+        "tevatron",
+        "hugging_face",
+        "contextual_encoder",
     ]
-    split: str | None = None  # of training examples; whole collections have all splits
-    candidates: InputPath | None = None  # mined ones: hard negatives in place of those that the split judges
-    negatives: int | None = Field(default=None, ge=0)  # of every example of sentence_transformers; None: the fewest
-    encoder: EncoderSettings | None = None  # of contextual_encoder: a folder of sentence-transformers with its code
-    context: InputPath | None = None  # that the encoder's folder starts with, or vectors or an index made with one
+    """The tool or layout to write for."""
+    split: str | None = None
+    """The split of training examples; whole collections have all splits."""
+    candidates: InputPath | None = None
+    """Mined candidates: hard negatives in place of those that the split judges."""
+    negatives: int | None = Field(default=None, ge=0)
+    """Negatives of every row of sentence_transformers; None: the fewest of a query, or of the first batch."""
+    encoder: EncoderSettings | None = None
+    """The contextual encoder to export: a folder of sentence-transformers with its code."""
+    context: InputPath | None = None
+    """The context that the encoder's folder starts with, or vectors or an index made with one."""
+    batches: InputPath | None = None
+    """The batches to export."""
+    made_from: Annotated[dict[str, str], Input()] = Field(default={})
+    """By any names: artifacts that the batches come from, whose settings the card shows."""
+    title: str = Field(default="Training batches", min_length=1)
+    """Title of the batches' card."""
+    license: str | None = None
+    """License of the batches as the hub names it: cc-by-sa-4.0."""
+    order: Literal["shuffled", "stored"] = "shuffled"
+    """Order of an epoch's batches: shuffled for a trainer; stored: domain after domain, along the tour."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the shuffle."""
+    batches_per_file: int = Field(default=1_000, gt=0)
+    """Batches in a file."""
+
+    @property
+    def exported(self) -> str:
+        """What is exported: ``collection``, ``batches`` or ``encoder``."""
+        return next(name for name in _FORMATS if getattr(self, name) is not None)
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        is_encoder = self.format == _ENCODER
-        if is_encoder != (self.encoder is not None) or is_encoder != (self.collection is None):
+    def _check(self) -> Self:
+        given = [name for name in _FORMATS if getattr(self, name) is not None]
+        able = [name for name, formats in _FORMATS.items() if self.format in formats]
+        if len(given) != 1 or given[0] not in able:
             raise ValueError(
-                f"format {_ENCODER} writes an 'encoder' and no collection, all other formats a 'collection' and no"
-                f" encoder; the format is {self.format}"
+                f"format {self.format} writes {' or '.join(able)}: of {', '.join(_FORMATS)}, set that alone; given are"
+                f" {', '.join(given) or 'none'}"
             )
-        if self.context is not None and not is_encoder:
-            raise ValueError(f"context is for format {_ENCODER}, not for {self.format}: leave it out")
+        foreign = set() if self.exported == "batches" else set(_OF_BATCHES)
+        if self.exported != "collection" or self.format in _COLLECTIONS:
+            foreign |= _OF_EXAMPLES
+        if self.format != "sentence_transformers":
+            foreign |= {"negatives"}
+        if self.exported != "encoder":
+            foreign |= {"context"}
+        fields = type(self).model_fields
+        wrong = [name for name in fields if name in foreign and getattr(self, name) != fields[name].default]
+        if wrong:
+            raise ValueError(f"format {self.format} of {self.exported} takes no {', '.join(wrong)}: leave that out")
+        if self.exported == "collection" and self.format in _EXAMPLES and self.split is None:
+            raise ValueError(f"format {self.format} holds the training examples of one split: set split, to train say")
         return self
 
 
 class Export(Stage[ExportConfig]):
-    """One pass over the collection, or over an encoder's weights; the folder is what the other tool reads.
+    """One shard of a collection or an encoder; of batches a shard for each file, then the card, from their counts.
 
-    Our manifest lies beside it.
+    The folder is what the other tool reads; our manifest lies beside it.
     """
 
     command = "export"
     kind = EXPORT
     config_class = ExportConfig
-    unit = "files"
 
     @cached_property
     def _located(self) -> "LocatedModel | None":
@@ -84,6 +146,14 @@ class Export(Stage[ExportConfig]):
     def _context(self) -> CorpusContext | None:
         return None if self.config.context is None else CorpusContext.of(self.config.context)
 
+    @cached_property
+    def _reader(self) -> BatchReader:
+        return BatchReader(str(self.config.batches))
+
+    @property
+    def _batch_format(self) -> BatchFormat:
+        return _BATCHES[self.config.format](self._reader, self.config.negatives)
+
     def input_fingerprints(self) -> dict[str, str]:
         """The artifacts'; of an encoder its model's and its context's own."""
         if self._located is None:
@@ -92,102 +162,168 @@ class Export(Stage[ExportConfig]):
         return found | ({"context": self._context.description.fingerprint} if self._context else {})
 
     def resolved(self) -> dict[str, Any]:
-        """Without the encoder where none is written."""
-        values = super().resolved()
-        if self.config.encoder is None:
-            del values["encoder"]
-        return values
+        """Without what belongs to other exports."""
+        others = {
+            "collection": {"encoder", *_OF_BATCHES},
+            "batches": {"encoder", *_OF_EXAMPLES},
+            "encoder": _OF_BATCHES,
+        }
+        left_out = others[self.config.exported]
+        return {key: value for key, value in super().resolved().items() if key not in left_out}
 
     def plan(self) -> list[Shard]:
-        """One shard. Raises ``UserError`` where settings and format don't go together, and for an unknown split."""
-        config = self.config
+        """The shards. Raises ``UserError`` for an unknown split, and for inputs that don't fit the format."""
         if self._located is not None:
             self._check_encoder(self._located)
-            return [Shard("all")]
-        if config.format in _COLLECTIONS and (config.split is not None or config.candidates is not None):
-            raise UserError(
-                f"format {config.format} holds the whole collection: leave out split and candidates, which belong to"
-                f" formats of training examples ({', '.join(_EXAMPLES)})."
-            )
-        if config.negatives is not None and config.format != "sentence_transformers":
-            raise UserError(
-                f"format {config.format} holds as many negatives as a query has: leave 'negatives' out, which is for"
-                " format sentence_transformers."
-            )
-        if config.format in _EXAMPLES and config.split is None:
-            raise UserError(
-                f"format {config.format} holds the training examples of one split: set split, to train say."
-            )
-        collection = StoredCollection(str(config.collection))
-        if config.split is not None:
-            collection.judgments(config.split)
-        if config.candidates is not None:
-            self._check_candidates(collection, StoredCandidates(config.candidates))
+        elif self.config.exported == "batches":
+            self._check_batches()
+            return [*self._files(), Shard("card", phase=1)]
+        else:
+            self._check_collection(StoredCollection(str(self.config.collection)))
         return [Shard("all")]
+
+    def total_rows(self, shards: list[Shard]) -> int | None:  # noqa: ARG002
+        """Examples of all epochs of batches."""
+        if self.config.exported != "batches":
+            return None
+        batches = sum(self._reader.number_of_batches(epoch) for epoch in range(self._reader.epochs))
+        return batches * self._reader.batch_size
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Has the format's files written and adds them."""
+        if self.config.exported == "batches":
+            return self._write_card(writer) if shard.phase else self._write_batches(shard, writer)
+        folder = writer.path("")  # files are built where the shard's files are
+        names = self._write_collection(folder) if self._located is None else self._write_encoder(self._located, folder)
+        for name in names:
+            writer.add(name)
+        return writer.commit(len(names))
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
+        """What a trainer of these batches needs to know."""
+        if self.config.exported != "batches":
+            return {}
+        return {"layout": self._reader.layout, "batch_size": self._reader.batch_size, "epochs": self._reader.epochs}
+
+    def summary(self, artifact: Artifact) -> str:
+        """Files, or batches and their size, and the format."""
+        form = artifact.config["format"]
+        if self.config.exported != "batches":
+            return f"{artifact.rows:,} files of {form}"
+        batches, size = artifact.manifest["counts"]["batches"], artifact.manifest["facts"]["batch_size"]
+        return f"{batches:,} batches of {size:,} for {form}"
+
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The folder."""
+        return [""]
+
+    def _check_collection(self, collection: StoredCollection) -> None:
+        split = self.config.split
+        if split is not None:
+            collection.judgments(split)
+        if self.config.candidates is not None:
+            candidates = StoredCandidates(self.config.candidates)
+            require_same_origin("collection", collection, candidates)
+            if candidates.config["split"] != split:
+                raise UserError(
+                    f"{candidates.uri} was mined for split '{candidates.config['split']}', not for '{split}'."
+                    " Set split to that one, or mine for this one."
+                )
+
+    def _write_collection(self, folder: Path) -> list[str]:
+        config, collection = self.config, StoredCollection(str(self.config.collection))
+        if config.split is None:
+            return _COLLECTIONS[config.format](collection, folder)
+        mined = MinedNegatives(StoredCandidates(config.candidates)) if config.candidates else None
+        write = _EXAMPLES[config.format]
+        if config.format == "sentence_transformers":
+            write = partial(write, negatives=config.negatives)
+        return write(collection, config.split, folder, mined)
 
     def _check_encoder(self, located: "LocatedModel") -> None:
         from retrieval.encoders.contextual.folder import is_contextual
 
-        config = self.config
-        others = [name for name in ("split", "candidates", "negatives") if getattr(config, name) is not None]
-        if others:
-            raise UserError(f"format {_ENCODER} writes an encoder alone: leave out {', '.join(others)}.")
         if not is_contextual(located.path):
             raise UserError(
                 f"Encoder {located.origin} reads no context, so its folder is one of sentence-transformers as it is."
                 " Give that folder, or export an encoder that the objective contextual trained."
             )
         if self._context is not None:
-            self._context.description.require(located.fingerprint, None, str(config.context))
-
-    def _check_candidates(self, collection: StoredCollection, candidates: StoredCandidates) -> None:
-        require_same_origin("collection", collection, candidates)
-        if candidates.config["split"] != self.config.split:
-            raise UserError(
-                f"{candidates.uri} was mined for split '{candidates.config['split']}', not for '{self.config.split}'."
-                " Set split to that one, or mine for this one."
-            )
-
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
-        """Has the format's files written and adds them."""
-        config = self.config
-        folder = writer.path("")  # files are built where the shard's files are
-        if self._located is not None:
-            names = self._write_encoder(self._located, folder)
-            for name in names:
-                writer.add(name)
-            return writer.commit(len(names))
-        collection = StoredCollection(str(config.collection))
-        if config.split is None:
-            names = _COLLECTIONS[config.format](collection, folder)
-        else:
-            mined = MinedNegatives(StoredCandidates(config.candidates)) if config.candidates else None
-            write = _EXAMPLES[config.format]
-            if config.format == "sentence_transformers":
-                write = partial(sentence_transformers.write, negatives=config.negatives)
-            names = write(collection, config.split, folder, mined)
-        for name in names:
-            writer.add(name)
-        return writer.commit(len(names))
+            self._context.description.require(located.fingerprint, None, str(self.config.context))
 
     def _write_encoder(self, located: "LocatedModel", folder: Path) -> list[str]:
         from retrieval.encoders.contextual.encoder import ContextualEncoder
         from retrieval.encoders.contextual.folder import write_module_folder
         from retrieval.encoders.towers import load_towers
 
-        settings = self.config.encoder
-        if settings is None:
-            raise RuntimeError("only an encoder's export writes one")
-        encoder = load_towers(settings, located.path, located.fingerprint).eval().query
-        if not isinstance(encoder, ContextualEncoder):
-            raise RuntimeError("plan() refuses plain encoders")
+        assert self.config.encoder is not None
+        encoder = load_towers(self.config.encoder, located.path, located.fingerprint).eval().query
+        assert isinstance(encoder, ContextualEncoder)
         write_module_folder(encoder, folder, self._context)
         return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-    def summary(self, artifact: Artifact) -> str:
-        """Files and format."""
-        return f"{artifact.rows:,} files of {artifact.config['format']}"
+    def _check_batches(self) -> None:
+        reader = self._reader
+        if reader.layout not in self._batch_format.layouts:
+            raise UserError(
+                f"{reader.uri} holds batches of layout '{reader.layout}', which format {self.config.format} can't: it"
+                " is for queries with the texts of their documents, layout 'pairs'. Format hugging_face holds any"
+                " layout."
+            )
+        require_lineage(reader.artifact, self._made_from())
 
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The folder."""
-        return [""]
+    def _made_from(self) -> dict[str, Artifact]:
+        return {name: Artifact(uri) for name, uri in self.config.made_from.items()}
+
+    def _files(self) -> list[Shard]:
+        """A shard for each file of batches."""
+        return [
+            Shard(f"epoch={epoch:05d}-{number:05d}", {"epoch": epoch, "number": number, "first": first})
+            for epoch in range(self._reader.epochs)
+            for number, first in enumerate(
+                range(0, self._reader.number_of_batches(epoch), self.config.batches_per_file)
+            )
+        ]
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        """The numbers of the epoch's batches in the order in which they are written."""
+        count, is_shuffled = self._reader.number_of_batches(epoch), self.config.order == "shuffled"
+        return epoch_permutation(self.config.seed, epoch, count) if is_shuffled else np.arange(count)
+
+    def _write_batches(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        format_, figures = self._batch_format, Figures()
+        epoch, number, first = (shard.description[key] for key in ("epoch", "number", "first"))
+
+        def batches() -> Iterator[Batch]:
+            for index in self._order(epoch)[first : first + self.config.batches_per_file].tolist():
+                batch = Batch(epoch, index, self._reader.read(epoch, index))
+                figures.add(batch.rows, self._reader.layout)
+                yield batch
+
+        name = f"{epoch_folder(epoch)}/batches-{number:05d}.{format_.ending}"
+        format_.write(writer.path(name), batches())
+        writer.add(name)
+        counts = dict(sorted(figures.counts.items()))
+        facts = {"epoch": epoch, "domains": dict(sorted(figures.domains.items()))}
+        return writer.commit(counts["examples"], counts=counts, facts=facts)
+
+    def _write_card(self, writer: ShardWriter) -> ShardRecord:
+        reader, config = self._reader, self.config
+        figures, of_epochs = Figures(), tuple(Figures() for _ in range(reader.epochs))
+        for file in self._files():
+            record = ShardRecord.from_json(json.loads(writer.read(f"{RECORDS}{file.name}.json")))
+            for counted in (figures, of_epochs[record.facts["epoch"]]):
+                counted.counts.update(record.counts)
+                counted.domains.update(record.facts["domains"])
+        published = Published(reader.layout, reader.batch_size, figures, of_epochs)
+        text = card(self._batch_format, published, reader.artifact, self._made_from(), config.title, config.license)
+        writer.path(README).write_text(text, encoding="utf-8", newline="\n")
+        writer.add(README)
+        return writer.commit(0)
+
+
+def _negatives(reader: BatchReader, wanted: int | None) -> int:
+    """As many as are asked for, else as many as the example of the first batch with the fewest has."""
+    if wanted is not None or reader.layout != "pairs":
+        return wanted or 0
+    return int(pc.min(pc.list_value_length(reader.read(0, 0)["hard_negatives"])).as_py() or 0)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats import training_exports as training_examples
-from pipelines.formats.training_exports import TrainingExample, TrainingExamples
+from pipelines.formats import training_examples
+from pipelines.formats.training_examples import TrainingExample, TrainingExamples
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 from tests.unit.retrieval.exports.made_up import Rows, collections, stored

@@ -110,7 +110,7 @@ def test_what_mining_took_for_relevant_is_positive_here_too(tmp_path: Path, coll
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, collection: StoredCollection) -> None:
-    with pytest.raises(UserError, match="format beir holds the whole collection: leave out split and candidates"):
+    with pytest.raises(UserError, match="format beir of collection takes no split: leave that out"):
         export(tmp_path, collection, format="beir", split="train")
     with pytest.raises(UserError, match="format dpr holds the training examples of one split: set split"):
         export(tmp_path, collection, format="dpr")

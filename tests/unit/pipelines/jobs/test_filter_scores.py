@@ -14,9 +14,9 @@ import pytest
 
 from pipelines.batches import SCHEMAS, TEACHER_SCORES, BatchReader
 from pipelines.jobs import filter_scores
+from pipelines.jobs.export import Export, ExportConfig
 from pipelines.jobs.filter import Filter, FilterConfig
 from pipelines.jobs.mix import Mix, MixConfig
-from pipelines.jobs.publish import Publish, PublishConfig
 from pipelines.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
@@ -299,7 +299,7 @@ def test_other_scores_are_another_artifact(world: World, tmp_path: Path) -> None
         run(world, tmp_path / "b", teacher_scores=path)
 
 
-def test_scores_survive_mixing_and_publishing(world: World, tmp_path: Path) -> None:
+def test_scores_survive_mixing_and_exporting(world: World, tmp_path: Path) -> None:
     scored = run(world, tmp_path / "s", teacher_scores=run_file(world, tmp_path / "teacher.trec"))
     plain = run(world, tmp_path / "p")
     assert plain.columns == tuple(SCHEMAS["pairs"].names)
@@ -313,7 +313,7 @@ def test_scores_survive_mixing_and_publishing(world: World, tmp_path: Path) -> N
     with pytest.raises(UserError, match="has batches of columns query_id"):
         make(Mix(validate(MixConfig, unlike, "Settings of mix")))
     published = {"batches": scored.uri, "format": "hugging_face", "output": str(tmp_path / "h")}
-    make(Publish(validate(PublishConfig, published, "Settings of publish")))
+    make(Export(validate(ExportConfig, published, "Settings of export")))
     table = pq.read_table(tmp_path / "h" / "data" / "epoch-00000" / "batches-00000.parquet")
     first = scored.read(0, table["batch"][0].as_py())
     for name in TEACHER_SCORES.names:

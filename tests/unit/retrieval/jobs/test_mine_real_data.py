@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.formats.beir import BeirFolder
-from pipelines.formats.training_exports import MinedNegatives
+from pipelines.formats.training_examples import MinedNegatives
 from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.mine import Mine, MineConfig
 from pipelines.mining.candidates import StoredCandidates

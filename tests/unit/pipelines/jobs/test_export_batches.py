@@ -1,4 +1,4 @@
-"""`raytriever publish`: what other tools read back is the stored batches, in their order."""
+"""`raytriever export` of batches: what other tools read back is the stored batches, in their order."""
 
 import json
 import re
@@ -16,11 +16,10 @@ import yaml
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
 from pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout, epoch_permutation
-from pipelines.jobs.publish import Publish, PublishConfig
+from pipelines.jobs.export import Export, ExportConfig
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
-from raytriever.jobs import stage_class
 from raytriever.settings.configuration import validate
 from tests.unit.retrieval.encoders.tiny_models import save_sentence_transformer, save_tiny_model
 from tests.unit.small_run import make, make_artifact
@@ -77,9 +76,9 @@ def stored(folder: Path, layout: Layout = "pairs", inputs: dict[str, str] | None
     return BatchReader(writer.finish(records, {"layout": layout}, {}).uri)
 
 
-def publish(folder: Path, reader: BatchReader, **settings: Any) -> Artifact:
-    values = {"batches": reader.uri, "output": str(folder), "batches_per_file": 2, **settings}
-    return Artifact(make(Publish(validate(PublishConfig, values, "Settings of publish"))), "published")
+def export(folder: Path, reader: BatchReader, **settings: Any) -> Artifact:
+    values = {"batches": reader.uri, "format": "hugging_face", "output": str(folder), "batches_per_file": 2, **settings}
+    return Artifact(make(Export(validate(ExportConfig, values, "Settings of export"))), "export")
 
 
 def places() -> list[tuple[int, int]]:
@@ -95,7 +94,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("layout", ["pairs", "chunks", "candidates"])
 def test_datasets_reads_every_layout_in_order(tmp_path: Path, layout: Layout) -> None:
     reader = stored(tmp_path / "b", layout)
-    made = publish(tmp_path / "p", reader)
+    made = export(tmp_path / "p", reader)
     rows = datasets.load_dataset(made.uri, split="train")
     assert rows.features == datasets.Features.from_arrow_schema(pq.read_schema(made.path(made.names()[0])))
     assert rows.column_names == ["epoch", "batch", *SCHEMAS[layout].names]
@@ -110,17 +109,17 @@ def test_datasets_reads_every_layout_in_order(tmp_path: Path, layout: Layout) ->
 
 
 def test_order_stored_keeps_the_stored_order(tmp_path: Path) -> None:
-    made = publish(tmp_path / "p", stored(tmp_path / "b"), order="stored")
+    made = export(tmp_path / "p", stored(tmp_path / "b"), order="stored")
     rows = datasets.load_dataset(made.uri, split="train")
     assert rows["batch"][:] == [index for batches in BATCHES for index in range(batches) for _ in range(SIZE)]
-    shuffled = datasets.load_dataset(publish(tmp_path / "q", stored(tmp_path / "c"), seed=1).uri, split="train")
+    shuffled = datasets.load_dataset(export(tmp_path / "q", stored(tmp_path / "c"), seed=1).uri, split="train")
     assert shuffled["batch"][:] != rows["batch"][:]
 
 
 def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
     reader = stored(tmp_path / "b")
     for name, columns in (("hugging_face", ["query", "document"]), ("sentence_transformers", ["anchor", "positive"])):
-        made = publish(tmp_path / name, reader, format=name)
+        made = export(tmp_path / name, reader, format=name)
         assert made.names() == [
             *(f"data/epoch-00000/batches-{number:05d}.parquet" for number in range(3)),
             *(f"data/epoch-00001/batches-{number:05d}.parquet" for number in range(2)),
@@ -139,7 +138,7 @@ def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("negatives", [None, 1, 0])
 def test_sentence_transformers_has_as_many_negatives_in_every_row(tmp_path: Path, negatives: int | None) -> None:
     reader = stored(tmp_path / "b")
-    made = publish(tmp_path / "p", reader, format="sentence_transformers", negatives=negatives)
+    made = export(tmp_path / "p", reader, format="sentence_transformers", negatives=negatives)
     rows = datasets.load_dataset(made.uri, split="train")
     assert rows.column_names == ["anchor", "positive", "negative_1"][: 2 + (1 if negatives is None else negatives)]
     expected = [row for place in places() for row in reader.read(*place).to_pylist()]
@@ -148,7 +147,7 @@ def test_sentence_transformers_has_as_many_negatives_in_every_row(tmp_path: Path
     with pytest.raises(
         UserError, match=rf"row 0 of batch {places()[0][1]}, epoch 0, has 1 hard negatives, .* as many, 2 by"
     ):
-        publish(tmp_path / "no", reader, format="sentence_transformers", negatives=2)
+        export(tmp_path / "no", reader, format="sentence_transformers", negatives=2)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_lines_of_json_are_the_examples_in_order(
     tmp_path: Path, form: str, expected: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     reader = stored(tmp_path / "b")
-    made = publish(tmp_path / "p", reader, format=form)
+    made = export(tmp_path / "p", reader, format=form)
     lines = [line for name in made.names("data/") for line in made.path(name).read_text().split("\n")[:-1]]
     rows = [row for place in places() for row in reader.read(*place).to_pylist()]
     assert [json.loads(line) for line in lines] == list(map(expected, rows))
@@ -194,7 +193,7 @@ def test_the_card_says_what_and_how(tmp_path: Path) -> None:
     source = {"source": {"path": "/home/someone/corpora/notes", "kind": ODD + "```"}}
     packing = make_artifact(tmp_path / "packing", "packing", {"clusters": "0" * 64}, source, {"x": "1"}, 1)
     reader = stored(tmp_path / "b", inputs={"packing": Artifact(packing).fingerprint})
-    made = publish(tmp_path / "p", reader, made_from={"packing": packing}, title=ODD, license="cc-by-4.0")
+    made = export(tmp_path / "p", reader, made_from={"packing": packing}, title=ODD, license="cc-by-4.0")
     head, text = head_and_text(made)
     assert (head["pretty_name"], head["license"]) == (ODD, "cc-by-4.0")
     assert [item["config_name"] for item in head["configs"]] == ["default", "epoch-00000", "epoch-00001"]
@@ -214,7 +213,7 @@ def test_the_card_says_what_and_how(tmp_path: Path) -> None:
     assert len([row for row in rows if "é漢字" in row]) == 1
     facts = made.manifest["facts"]
     assert facts == {"layout": "pairs", "batch_size": SIZE, "epochs": 2}
-    stage = Publish(PublishConfig(batches=reader.uri, output=made.uri))
+    stage = Export(ExportConfig(batches=reader.uri, format="hugging_face", output=made.uri))
     assert stage.summary(made) == "8 batches of 4 for hugging_face"
     assert stage.total_rows([]) == made.rows == 32
 
@@ -225,7 +224,7 @@ def test_folders_of_one_s_machine_are_not_published(tmp_path: Path) -> None:
     writer.begin()
     collection = writer.finish([], {}, {})
     reader = stored(tmp_path / "b", inputs={"collection": collection.fingerprint})
-    text = publish(tmp_path / "p", reader, made_from={"corpus": collection.uri}).path("README.md").read_text()
+    text = export(tmp_path / "p", reader, made_from={"corpus": collection.uri}).path("README.md").read_text()
     assert "someone" not in text
     assert "path: …/notes" in text
     assert "- …/y" in text
@@ -235,11 +234,11 @@ def test_folders_of_one_s_machine_are_not_published(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["sentence_transformers", "tevatron", "flag_embedding"])
 def test_the_card_names_what_the_format_leaves_out(tmp_path: Path, form: str) -> None:
-    _, text = head_and_text(publish(tmp_path / "p", stored(tmp_path / "b"), format=form))
+    _, text = head_and_text(export(tmp_path / "p", stored(tmp_path / "b"), format=form))
     assert "has no place for masks: 16 negatives" in text
     assert "No example was left out for it." in text
     unmasked = stored(tmp_path / "unmasked", masked=[], hard_negative_ids=[], hard_negatives=[])
-    _, text = head_and_text(publish(tmp_path / "p2", unmasked, format=form))
+    _, text = head_and_text(export(tmp_path / "p2", unmasked, format=form))
     assert "no place for masks" not in text
     assert ("32 here have none" in text) == (form == "flag_embedding")
 
@@ -247,7 +246,7 @@ def test_the_card_names_what_the_format_leaves_out(tmp_path: Path, form: str) ->
 def test_bytes_are_a_function_of_the_batches(tmp_path: Path) -> None:
     reader = stored(tmp_path / "b")
     for form in ("hugging_face", "sentence_transformers", "tevatron", "flag_embedding"):
-        one, two = (publish(tmp_path / form / name, reader, format=form) for name in "ab")
+        one, two = (export(tmp_path / form / name, reader, format=form) for name in "ab")
         assert one.fingerprint == two.fingerprint
 
 
@@ -255,13 +254,13 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     chunks = stored(tmp_path / "chunks", "chunks")
     for form in ("sentence_transformers", "tevatron", "flag_embedding"):
         with pytest.raises(UserError, match=rf"layout 'chunks', which format {form} can't: .* hugging_face holds any"):
-            publish(tmp_path / "no", chunks, format=form)
+            export(tmp_path / "no", chunks, format=form)
     reader = stored(tmp_path / "b")
-    with pytest.raises(UserError, match="format tevatron holds as many negatives as an example has"):
-        publish(tmp_path / "no", reader, format="tevatron", negatives=1)
+    with pytest.raises(UserError, match="format tevatron of batches takes no negatives: leave that out"):
+        export(tmp_path / "no", reader, format="tevatron", negatives=1)
     stranger = make_artifact(tmp_path / "s", "packing", {}, {}, {"x": "1"}, 1)
     with pytest.raises(UserError, match=r"made_from\.packing: .*/s is not among what .*/b was made from"):
-        publish(tmp_path / "no", reader, made_from={"packing": stranger})
+        export(tmp_path / "no", reader, made_from={"packing": stranger})
     assert not [path for path in (tmp_path / "no").rglob("*") if path.suffix != ".json" and path.is_file()]
 
 
@@ -274,7 +273,7 @@ def training_program(page: Path) -> str:
 def test_sentence_transformers_trains_on_the_stored_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program of the card and of docs/batches.md, run: every step sees exactly the stored batch."""
     reader = stored(tmp_path / "b")
-    made = publish(tmp_path / "p", reader, format="sentence_transformers")
+    made = export(tmp_path / "p", reader, format="sentence_transformers")
     program = training_program(made.path("README.md"))
     documented = training_program(Path(__file__).parents[4] / "docs" / "batches.md")
     assert program == documented.replace("_batch_size=64", f"_batch_size={SIZE}")
@@ -298,7 +297,3 @@ def test_sentence_transformers_trains_on_the_stored_batches(tmp_path: Path, monk
     exec(program, module.__dict__)
     expected = [reader.read(*place).to_pylist() for place in places()]
     assert seen == [[(row["query"], row["document"], row["hard_negatives"][0]) for row in rows] for rows in expected]
-
-
-def test_the_command_has_it() -> None:
-    assert stage_class("publish", "here") is Publish
