@@ -17,7 +17,7 @@ from raytriever.cluster import commands
 from raytriever.cluster.tokens import open_environment
 from raytriever.command_line import TracebackOption, user_errors
 from raytriever.jobs import JOBS, recipe_stages, stage_class
-from raytriever.reports.progress import check_log_form
+from raytriever.reports.log import configure_log, log
 
 app = typer.Typer(
     help="Train retrievers on well-built batches, index, search and evaluate. See README.md.",
@@ -193,7 +193,6 @@ def _job_command(job: str) -> Callable[..., None]:
 
 
 def _run_job(job: str, config: Path | None, overrides: list[str], print_config: bool, force: bool) -> None:
-    from raytriever.reports.progress import say
     from raytriever.settings.configuration import apply_overrides, read_yaml, validate
     from raytriever.stages.ray_session import RaySession
     from raytriever.stages.stage import closing_lines, run_stage
@@ -207,7 +206,7 @@ def _run_job(job: str, config: Path | None, overrides: list[str], print_config: 
     with RaySession() as session:
         artifact = run_stage(stage, session, replace=force)
     for line in closing_lines([(stage, artifact)]):
-        say(line)
+        log.info(line)
 
 
 for _job in JOBS:
@@ -220,6 +219,6 @@ app.command("doctor")(commands.doctor)
 def main() -> None:
     """Entry point of the ``raytriever`` command."""
     with user_errors(False):
+        configure_log()
         open_environment()
-        check_log_form()
     app()

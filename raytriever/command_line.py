@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from raytriever.errors import UserError
-from raytriever.reports.progress import log_line
+from raytriever.reports.log import fields_of, log
 
 TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
 
@@ -24,9 +24,9 @@ class user_errors:
         if isinstance(error, UserError):
             if self._with_traceback:
                 traceback.print_exception(error)
-            typer.echo(log_line(f"raytriever: {error}", error), err=True)
+            log.error(f"raytriever: {error}", extra={"fields": fields_of(error)})
             raise SystemExit(2) from error
         if isinstance(error, KeyboardInterrupt):
-            said = "raytriever: interrupted; run the same command again to go on from here."
-            typer.echo(log_line(said, error), err=True)
+            message = "raytriever: interrupted; run the same command again to go on from here."
+            log.error(message, extra={"fields": fields_of(error)})
             raise SystemExit(130) from error

@@ -13,6 +13,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from raytriever.reports.log import configure_log, log_to
+
 hypothesis.settings.register_profile("no deadline", deadline=None)  # how long an example takes is the machine's matter
 hypothesis.settings.load_profile("no deadline")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # huggingface_hub reads it when it is imported
@@ -45,6 +47,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYTRIEVER_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shown_log() -> None:
+    """As the command shows it; ``capsys`` has its lines."""
+    configure_log()
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The lines of the log during this test, which are then not shown."""
+    lines: list[str] = []
+    with log_to(lambda record: lines.append(record.getMessage())):
+        yield lines
 
 
 @pytest.fixture

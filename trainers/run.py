@@ -1,7 +1,7 @@
 """One training run from its settings: encoders, objective, validation, loop, export. Plain Python: no Ray, no stage."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
 from raytriever.errors import UserError
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath, Settings, without_inputs
 from retrieval.encoders.adapter import LoraSettings, add_adapter
 from retrieval.encoders.pretrained import LocatedModel, locate_models
@@ -108,7 +108,6 @@ class Watchers:
     on_step: Callable[[StepReport], None] = lambda _: None
     on_evaluation: Callable[[Evaluation], None] = lambda _: None
     on_checkpoint: Callable[[int], None] = lambda _: None
-    say: Callable[[str], None] = field(default=say)
 
 
 def _require_one_form(settings: RunSettings) -> None:
@@ -175,7 +174,7 @@ def _run(
 ) -> tuple[Objective[Any], Trained]:
     with failing_together(device):
         for line in require_precision(settings.training, device):
-            watchers.say(line)
+            log.info(line)
     torch.manual_seed(settings.training.seed)
     towers = load_for_training(settings, located)
     objective = build_objective(settings.objective, towers, located.by_setting, settings.training.seed).to(device)
@@ -185,7 +184,7 @@ def _run(
     objective.check_batches(batches)
     order = run_order(objective, batches, training)
     for line in check_ranks_agree(objective, batches.fingerprint, order.total_steps):
-        watchers.say(line)
+        log.info(line)
     with failing_together(device):
         if collectives.rank() == 0:
             _introduce(objective, batches, order, training, watchers)
@@ -193,9 +192,9 @@ def _run(
     if settings.validation is not None:
         validation = open_validation(settings.validation, bf16=training.bf16 is True, epoch_ends=order.epoch_ends)
         for note in validation.notes if collectives.rank() == 0 else ():
-            watchers.say(f"  validation: {note}")
+            log.info(f"  validation: {note}")
     config = shaping(settings) | {"fingerprints": located.fingerprints}
-    checkpoints = Checkpoints(f"{folder}/checkpoints", config, keep=settings.checkpoints_kept, say=watchers.say)
+    checkpoints = Checkpoints(f"{folder}/checkpoints", config, keep=settings.checkpoints_kept)
     trained = train(
         objective,
         batches,
@@ -215,13 +214,13 @@ def _introduce(
     """Says what the run is, before its first step. Raises ``UserError`` where there is nothing to learn from."""
     require_pools(batches, training.hard_negatives)
     if objective.similarity == "cosine" and not objective.encoder("document").contract.normalize:
-        watchers.say(
+        log.warning(
             "  Warning: the objective trains cosines, but the encoder doesn't normalise its vectors, so a search ranks"
             " by inner products instead. Set encoder.normalize to true."
         )
     if training.max_steps is not None and training.max_steps > order.total_steps:
         counted = "its epoch gives" if training.epochs == 1 else f"its {training.epochs} epochs give"
-        watchers.say(
+        log.warning(
             f"  Warning: training.max_steps is {training.max_steps:,}, but {counted} {order.total_steps:,} steps: the"
             " run ends there, and its learning rate is planned for as many. Pack and train more epochs for a longer"
             " one."

@@ -25,7 +25,7 @@ from pyarrow import fs
 
 from raytriever.artifacts.object_store import StoreFile, open_object_store, refuse_keys
 from raytriever.errors import UserError, storage_error
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 
 # Names and hashes as manifests and records give them: others may have written them, and files are made under both.
 
@@ -103,7 +103,7 @@ class Folder:
                 raise
             if not pauses or not _PASSING.search(str(error)):
                 raise storage_error(self.uri, error) from error
-            say(f"{self.uri}: {error}. Trying again in {pauses[0]} s.")
+            log.warning(f"{self.uri}: {error}. Trying again in {pauses[0]} s.")
         time.sleep(pauses[0])
         return self._ask(act, pauses[1:])
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from raytriever.command_line import TracebackOption, user_errors
+from raytriever.reports.log import log
 
 AddressOption = Annotated[
     str | None, typer.Option(metavar="URL", help="The dashboard, http://HOST:8265; else RAY_API_SERVER_ADDRESS.")
@@ -37,11 +38,10 @@ def submit(
     """Runs a command on a cluster: sends the program, shows what it writes, exits with its code."""
     with user_errors(traceback_wanted):
         from raytriever.cluster.submit import follow_job, submit_job
-        from raytriever.reports.progress import say
 
         submitted = submit_job(command, address, token_file, env or [], name, runtime_env, installed=installed)
         if detach:
-            say(f"{submitted.name}: submitted; raytriever jobs logs {submitted.name} --follow")
+            log.info(f"{submitted.name}: submitted; raytriever jobs logs {submitted.name} --follow")
             return
         code = follow_job(submitted.server, submitted.name)
     raise typer.Exit(code)

@@ -18,7 +18,8 @@ from raytriever.cluster.job_server import Job, JobServer, UnknownJob, Unreachabl
 from raytriever.cluster.package import settings_files, write_package
 from raytriever.cluster.tokens import OPENING_HOOK, SEALED_VARIABLE, cluster_token, seal
 from raytriever.errors import UserError
-from raytriever.reports.progress import format_seconds, say
+from raytriever.reports.log import log
+from raytriever.reports.progress import format_seconds
 from raytriever.settings.configuration import did_you_mean, read_yaml
 
 # A submitted job's log as it grows, shown once and whole, whatever happens to the connection.
@@ -97,7 +98,7 @@ class JobLog:
         except Unreachable:
             raise
         except UserError as error:  # the node that has the log is lost; how the job ended is known all the same
-            say(f"{self.name}: the end of its log can't be read. {error}")
+            log.info(f"{self.name}: the end of its log can't be read. {error}")
 
     def _show(self, text: str, begin: int) -> None:
         """Hands over what is new of ``text``, which begins at the log's character ``begin``."""
@@ -134,7 +135,7 @@ def submit_job(
     token = cluster_token(token_file)
     server = JobServer(dashboard_address(address), token)
     if is_open := server.is_open():
-        say("This cluster takes jobs from anyone who reaches it: start it with RAY_AUTH_MODE=token.")
+        log.info("This cluster takes jobs from anyone who reaches it: start it with RAY_AUTH_MODE=token.")
     environment = _environment(runtime_env, _sealed(secrets_sent, None if is_open else token))
     name = name or f"{command[0]}-{secrets.token_hex(4)}"
     renamed, settings = settings_files(command)
@@ -146,7 +147,7 @@ def submit_job(
     with tempfile.TemporaryDirectory(prefix="raytriever-") as folder:
         package = Path(folder) / "raytriever.zip"
         size = write_package(package, settings)
-        say(f"{name}: {size / 1e6:.1f} MB of program and settings to {server.address}")
+        log.info(f"{name}: {size / 1e6:.1f} MB of program and settings to {server.address}")
         server.submit(shlex.join(["python", "-m", "raytriever", *renamed]), name, environment, package)
     return Submitted(server, name)
 
@@ -220,18 +221,18 @@ def _environment(file: Path | None, sealed: str | None) -> dict[str, Any]:
 
 def follow_job(server: JobServer, name: str) -> int:
     """Shows the job's log until it ends; returns its exit code. Ctrl-C asks whether to stop it or to leave it alone."""
-    log = JobLog(server, name, _write)
+    shown = JobLog(server, name, _write)
     while True:
         try:
-            return _closed(log.follow())
+            return _closed(shown.follow())
         except KeyboardInterrupt:
             answer = _asked(name)
             if answer == "stop":
                 server.stop(name)
-                say(f"{name}: asked to stop")
+                log.info(f"{name}: asked to stop")
                 return _INTERRUPTED
             if answer == "detach":
-                say(f"{name}: goes on; raytriever jobs logs {name} --follow, raytriever jobs stop {name}")
+                log.info(f"{name}: goes on; raytriever jobs logs {name} --follow, raytriever jobs stop {name}")
                 return _INTERRUPTED
 
 
@@ -250,18 +251,18 @@ def _closed(job: Job) -> int:
     """Says how the job ended; its exit code as a shell would give it."""
     seconds = f" in {format_seconds(job.ended - job.started)}" if job.started and job.ended else ""
     if job.status == "SUCCEEDED":
-        say(f"{job.name}: done{seconds}")
+        log.info(f"{job.name}: done{seconds}")
         return 0
     if job.status == "STOPPED":
-        say(f"{job.name}: stopped{seconds}; submit the same command again, it goes on from there")
+        log.info(f"{job.name}: stopped{seconds}; submit the same command again, it goes on from there")
         return _INTERRUPTED
     if job.exit_code is None:  # it never began, or what watched it is lost; Ray's message tells which
-        say(
+        log.info(
             f"{job.name}: ended without an exit code{seconds}: {job.message.strip() or 'Ray does not say why'}. Submit"
             " the same command again, it goes on from what is finished"
         )
         return 1
-    say(f"{job.name}: failed with exit code {job.exit_code}{seconds}")
+    log.info(f"{job.name}: failed with exit code {job.exit_code}{seconds}")
     return job.exit_code if job.exit_code > 0 else 128 - job.exit_code  # a negative one is a signal's number
 
 

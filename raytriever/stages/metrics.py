@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from raytriever.artifacts.artifact import ShardRecord
 from raytriever.artifacts.storage import absolute
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class StageMetrics:
             self._tell(metric, value, self._tags | tags)
         except Exception as error:
             self._off = True
-            say(f"Ray's metrics are off: {type(error).__name__}: {error}. The run goes on without them.")
+            log.warning(f"Ray's metrics are off: {type(error).__name__}: {error}. The run goes on without them.")
 
     def _tell(self, metric: Metric, value: float, tags: dict[str, str]) -> None:
         told = self._told.get(metric.name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.stages.stage import Stage
 
 
@@ -30,7 +30,7 @@ def check_stage(stage: Stage[Any], run: Mapping[str, Stage[Any]], *, driven_else
     except NotHere as error:
         if not os.environ.get("RAY_ADDRESS") or (error.by_driver and not driven_elsewhere):
             raise
-        say(f"Warning: {error} (Other machines of the cluster may have it; this one doesn't.)")
+        log.warning(f"Warning: {error} (Other machines of the cluster may have it; this one doesn't.)")
 
 
 @contextmanager

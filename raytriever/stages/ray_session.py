@@ -14,7 +14,8 @@ from typing import Any
 
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
-from raytriever.reports.progress import SUBMITTED, format_seconds, say
+from raytriever.reports.log import SUBMITTED, log
+from raytriever.reports.progress import format_seconds
 
 _LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
 
@@ -76,7 +77,7 @@ class RaySession:
         started = time.monotonic()
         if address:
             self._join(address)
-            say(f"Ray: joined the cluster at {address}")
+            log.info(f"Ray: joined the cluster at {address}")
         else:
             # Ray's native layer warns of its own actor pools; its errors reach the user as exceptions all the same
             os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -89,7 +90,7 @@ class RaySession:
                     " the machine overloaded, or out of memory or room in /tmp? Run the same command again; finished"
                     " work is kept."
                 ) from error
-            say(
+            log.info(
                 f"Ray: local instance on {int(ray.cluster_resources().get('CPU', 0))} CPUs"
                 f" ({format_seconds(time.monotonic() - started)})"
             )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raytriever.artifacts.artifact import Artifact
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.stages.preflight import check_stage
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Stage, closing_lines, run_stage
@@ -23,7 +23,7 @@ def run_variants(
         for name in wanted[variant]:
             check_stage(stages[name], stages)
             for warning in stages[name].warnings(stages):
-                say(f"Warning: {warning}")
+                log.warning(f"Warning: {warning}")
     finished: dict[str, list[tuple[Stage[Any], Artifact]]] = {}
     with RaySession() as session:
         for variant, stages in variants.items():
@@ -36,6 +36,6 @@ def run_variants(
                     stages[later].check_made(stage.config.output)
     for variant, done in finished.items():
         for line in [*(["", variant] if variant else []), *closing_lines(done)]:
-            say(line)
+            log.info(line)
     for line in overview({variant: [artifact for _, artifact in done] for variant, done in finished.items()}):
-        say(line)
+        log.info(line)

@@ -5,6 +5,7 @@ depend on how many workers there are or which of them are killed.
 """
 
 import json
+import logging
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import ray.data
 
 from raytriever.artifacts.artifact import ShardRecord
 from raytriever.errors import UserError
-from raytriever.reports.progress import heard_by, lines_of, say
+from raytriever.reports.log import log, log_fields, log_to
 from raytriever.stages.stage import Shard, Stage
 
 
@@ -28,9 +29,9 @@ class _ShardMaker:
 
     def __call__(self, batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, list[str]]:
         shard = Shard(**json.loads(batch["shard"][0]))
-        said: list[str] = []  # nobody reads a worker's own output
+        logged: list[logging.LogRecord] = []
         row = {"shard": shard.name, "record": "", "error": "", "trace": ""}
-        with heard_by(said.append):
+        with log_to(logged.append):
             try:
                 if not self._loaded:
                     _use_assigned_cpus()
@@ -39,7 +40,8 @@ class _ShardMaker:
                 row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
             except UserError as error:
                 row |= {"error": str(error), "trace": traceback.format_exc()}
-        return {name: [value] for name, value in (row | {"said": json.dumps(said)}).items()}
+        row["logged"] = json.dumps([vars(record) for record in logged])
+        return {name: [value] for name, value in row.items()}
 
 
 def _use_assigned_cpus() -> None:
@@ -78,9 +80,9 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
             _ShardMaker(stage), batch_size=1, compute=ray.data.TaskPoolStrategy(size=workers), **options
         )
     for row in mapped.iter_rows():
-        with lines_of(shard=row["shard"]):
-            for line in json.loads(row["said"]):
-                say(line)
+        with log_fields(shard=row["shard"]):
+            for attributes in json.loads(row["logged"]):
+                log.handle(logging.makeLogRecord(attributes))
         if row["error"]:
             error = UserError(row["error"])
             error.add_note(row["trace"])  # for --traceback: where on the worker it arose

@@ -19,7 +19,8 @@ from raytriever.artifacts.object_store import refuse_keys
 from raytriever.artifacts.storage import Folder, absolute
 from raytriever.artifacts.writer import ArtifactWriter, maker_run
 from raytriever.errors import StorageError, UserError, storage_error
-from raytriever.reports.progress import ProgressLine, format_seconds, lines_of, say
+from raytriever.reports.log import log, log_fields
+from raytriever.reports.progress import ProgressLine, format_seconds
 from raytriever.settings.configuration import Settings, input_paths, map_inputs, without_inputs
 from raytriever.stages.metrics import StageMetrics, stage_labels
 from raytriever.stages.ray_session import RaySession, refuse_copied_folder
@@ -197,7 +198,7 @@ class Stage(Generic[Config]):
         Raises ``UserError`` in that case too, before anything there changes.
         """
         folder = Folder(self.config.output)
-        with lines_of(shard=shard.name), storage_errors(self.config.output), folder.scratch() as scratch:
+        with log_fields(shard=shard.name), storage_errors(self.config.output), folder.scratch() as scratch:
             run = shard.run or maker_run(folder)
 
             def require_own() -> None:
@@ -250,23 +251,23 @@ def run_stage(
     output = stage.config.output
     refuse_keys(output)  # before its parts become labels of lines
     refuse_copied_folder(output)
-    with lines_of(**stage_labels(output)), storage_errors(output):
+    with log_fields(**stage_labels(output)), storage_errors(output):
         writer = ArtifactWriter(output, stage.derivation(), replace=replace)
         if writer.complete:
             writer.sweep()
             artifact = Artifact(output)
-            say(f"{label}: reused, {stage.summary(artifact)} ({output})")
+            log.info(f"{label}: reused, {stage.summary(artifact)} ({output})")
             return artifact
         started, metrics = time.monotonic(), StageMetrics(output)
         shards = stage.plan()
         if writer.differences:
             require_own_recipe(output, recipe)
             more = f", and {len(writer.differences) - 1} more" if len(writer.differences) > 1 else ""
-            say(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
+            log.info(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
         finished = writer.begin()
         shards = [dataclasses.replace(shard, derivation=writer.derivation.digest, run=writer.run) for shard in shards]
         if finished:
-            say(f"{label}: {len(finished)} of {len(shards)} shards are there already")
+            log.info(f"{label}: {len(finished)} of {len(shards)} shards are there already")
         with _one_maker(writer):
             with ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
                 progress.start_at(sum(record.rows for record in finished.values()))
@@ -279,7 +280,7 @@ def run_stage(
             records = [finished[shard.name] for shard in shards if not shard.intermediate]
             seconds = time.monotonic() - started
             artifact = writer.finish(records, stage.facts(records), run_facts(seconds, recipe))
-        say(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
+        log.info(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
     return artifact
 
 

@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
 from raytriever.errors import UserError
-from raytriever.reports.progress import fields_here, heard_by, lines_of, say
+from raytriever.reports.log import log, log_to
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Stage, run_stage
 from raytriever.sweep.budgets import Portion, Stages
@@ -34,15 +34,15 @@ _QUIET_ENVIRONMENT = {
 
 @ray.remote(num_cpus=0)
 class _Board:
-    """Where trials post their lines, each with what a log says of it, and the driver reads them."""
+    """Where trials post their log records, and the driver reads them."""
 
     def __init__(self) -> None:
-        self._posted: list[tuple[str, dict[str, str]]] = []
+        self._posted: list[logging.LogRecord] = []
 
-    def post(self, line: str, fields: dict[str, str]) -> None:
-        self._posted.append((line, fields))
+    def post(self, record: logging.LogRecord) -> None:
+        self._posted.append(record)
 
-    def take(self) -> list[tuple[str, dict[str, str]]]:
+    def take(self) -> list[logging.LogRecord]:
         posted, self._posted = self._posted, []
         return posted
 
@@ -66,9 +66,8 @@ class _Narrator(TrialProgressCallback):  # type: ignore[misc]
             self.show()
 
     def show(self) -> None:
-        for line, fields in ray.get(self._board.take.remote()):
-            with lines_of(**fields):
-                say(line)
+        for record in ray.get(self._board.take.remote()):
+            log.handle(record)
         self._shown = time.monotonic()
 
 
@@ -79,10 +78,11 @@ def _make_portion(name: str, stages: Stages, recipe: str, board: Any, folder: st
     """Makes a portion's stages of ``recipe``, as if in the driver's current ``folder``; what goes wrong is returned."""
     here = chdir(folder) if Path(folder).is_dir() else nullcontext()
 
-    def post(line: str) -> None:
-        board.post.remote(f"{name}: {line.strip()}", fields_here())
+    def post(record: logging.LogRecord) -> None:
+        record.msg = f"{name}: {record.msg.strip()}"
+        board.post.remote(record)
 
-    with here, heard_by(post), RaySession() as session:
+    with here, log_to(post), RaySession() as session:
         try:
             for stage_name, stage in stages.items():
                 run_stage(stage, session, replace=True, label=stage_name, recipe=recipe)
@@ -125,7 +125,7 @@ def make_portions(portions: Sequence[Portion], concurrent: int, recipe: str) -> 
         )
         if failure:
             failures[name] = failure
-            say(f"{name}: failed: {failure.reason}")
+            log.info(f"{name}: failed: {failure.reason}")
     return failures
 
 

@@ -10,7 +10,7 @@ from raytriever.artifacts.artifact import is_artifact
 from raytriever.artifacts.storage import absolute
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.reports.tables import counted
 from raytriever.settings.configuration import Settings
 from raytriever.settings.recipe import Recipe, load_recipe
@@ -108,7 +108,7 @@ def run_sweep(sweep: Sweep) -> Swept:
     """
     _check(sweep.trials)
     for warning in _warnings(sweep.trials):
-        say(f"Warning: {warning}")
+        log.warning(f"Warning: {warning}")
     failures: dict[str, Failure] = {}  # by the portion's name
     with RaySession() as session:
         for portions in portions_of(sweep.trials):
@@ -122,7 +122,9 @@ def run_sweep(sweep: Sweep) -> Swept:
                 from raytriever.stages.trials import make_portions
 
                 stages = ", ".join(dict.fromkeys(name for portion in missing for name in portion.stages))
-                say(f"{counted(len(missing), 'setting')} of {stages} to make, {sweep.settings.concurrent} at a time")
+                log.info(
+                    f"{counted(len(missing), 'setting')} of {stages} to make, {sweep.settings.concurrent} at a time"
+                )
                 failures |= make_portions(missing, sweep.settings.concurrent, sweep.recipe.name)
     results = [_result(sweep, trial, failures) for trial in sweep.trials]
     settings = {key: value for key, value in sweep.settings.model_dump(mode="json").items() if value not in (None, [])}
@@ -158,7 +160,7 @@ def _missing(portions: Sequence[Portion], trials: Sequence[Trial], failures: dic
         if any(other.is_part_of(portion) for other in failed):
             continue
         if all(_is_finished(stage) for stage in portion.stages.values()):
-            say(f"{portion.name}: reused")
+            log.info(f"{portion.name}: reused")
         else:
             missing.append(portion)
     return missing

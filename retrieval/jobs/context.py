@@ -8,7 +8,7 @@ from pydantic import Field
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.reports.tables import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
@@ -98,7 +98,7 @@ class Context(ModelStage[ContextConfig]):
         )
         if len(rows) < wanted:
             found = f"{counted(len(rows), 'document')}{self._of_domains()}"
-            say(f"  {collection.uri} has {found} that are not empty; {wanted} were wanted")
+            log.info(f"  {collection.uri} has {found} that are not empty; {wanted} were wanted")
         vectors = encoder.embed_context(texts).float().cpu().numpy()
         if not np.isfinite(vectors).all():
             raise UserError(f"Encoder {config.encoder.model} gives NaN or infinity for documents of {collection.uri}.")

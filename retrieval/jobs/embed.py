@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
 from raytriever.errors import UserError
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
@@ -94,9 +94,9 @@ class Embed(ModelStage[EmbedConfig]):
         form, _ = settle_form(self.config.encoder.form, self.located.path)
         self._check_query_encoder()
         self._check_context()
-        say(f"  encoder: {self.config.encoder.model} from {self.located.origin}, {self.config.encoder.dtype}")
+        log.info(f"  encoder: {self.config.encoder.model} from {self.located.origin}, {self.config.encoder.dtype}")
         if not form.reduced and "documents" in self.config.parts:
-            say(f"  {form.vectors or 'max_length'} vectors a document: {form}")
+            log.info(f"  {form.vectors or 'max_length'} vectors a document: {form}")
         collection = StoredCollection(self.config.collection)
         if self.config.run:
             require_same_origin("collection", collection, StoredRun(self.config.run))

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.reports.tables import counted
 from raytriever.settings.configuration import Input, InputPath
 from raytriever.stages.preflight import is_at
@@ -146,7 +146,7 @@ class Evaluate(Stage[EvaluateConfig]):
         systems = judge_runs(config.runs, judged_by, measures, conventions, config.answer_match)
         pairs = testable_pairs(systems, measures)
         if len(pairs) < math.comb(len(systems), 2):
-            say("  runs that share fewer than 2 queries are not compared: that takes 2 at least")
+            log.info("  runs that share fewer than 2 queries are not compared: that takes 2 at least")
         comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
         judgments = f"split '{config.split}'" if config.collection is not None else "the qrels file"
         made = {name: made_with(path) for name, path in config.runs.items()}

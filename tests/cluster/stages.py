@@ -6,7 +6,7 @@ from pathlib import Path
 
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.errors import UserError
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 
@@ -40,7 +40,7 @@ class Count(Stage[CountConfig]):
         if marker and number == 1 and not Path(marker).exists():
             Path(marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        say(f"number {number} is written")
+        log.info(f"number {number} is written")
         name = f"numbers/{number:05d}.txt"
         writer.path(name).write_text(f"{number}\n" * self.config.repeat)
         writer.add(name)

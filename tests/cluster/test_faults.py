@@ -171,7 +171,7 @@ class TrainHere(Train):
 
     def execute(self, pending, session, progress):  # noqa: ARG002
         for _ in pending:
-            nobody = Heard(on_line=lambda _: None, on_step=lambda _: None, on_checkpoint=lambda _: None)
+            nobody = Heard(on_step=lambda _: None, on_checkpoint=lambda _: None)
             yield self.train_here(torch.device("cpu"), nobody)
 
 

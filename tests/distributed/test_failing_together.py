@@ -26,7 +26,7 @@ def refused(train, *arguments: object) -> str:
 def refusals(rank: int, settings: dict) -> list[str]:  # noqa: ARG001
     """Of the batches, which only the first rank looks at beforehand, and of a tracker, which it alone opens."""
     sys.modules["wandb"] = None  # as if it weren't installed
-    heard = Heard(on_line=lambda _: None, on_step=lambda _: None, on_checkpoint=lambda _: None)
+    heard = Heard(on_step=lambda _: None, on_checkpoint=lambda _: None)
     config = TrainConfig.model_validate(settings)
     with_tracker = config.model_copy(update={"tracking": config.tracking.model_copy(update={"trackers": ("wandb",)})})
     return [

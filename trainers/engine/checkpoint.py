@@ -8,7 +8,7 @@ Weights are stored whole however many ranks share them, so a run may go on with 
 
 import copy
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from raytriever.artifacts.artifact import Derivation
 from raytriever.artifacts.storage import Folder, sha256_of
 from raytriever.errors import StorageError, UserError
+from raytriever.reports.log import log
 from raytriever.reports.tables import counted
 from trainers.engine import collectives
 from trainers.engine.early_stopping import Evaluation
@@ -48,8 +49,7 @@ class Checkpoints:
 
     ``config``: the resolved settings that the loop doesn't know (encoder, objective) as JSON values, part of
     what a checkpoint must agree with. ``keep``: the newest complete checkpoints that are kept; the best one is kept
-    besides, and that which is the best if the run is prolonged. ``say`` gets a line where a run goes on from a
-    checkpoint, and where a damaged one is passed over.
+    besides, and that which is the best if the run is prolonged.
     """
 
     def __init__(
@@ -58,14 +58,12 @@ class Checkpoints:
         config: Mapping[str, Any],
         *,
         keep: int = 2,
-        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         if keep < 1:
             raise UserError(f"{keep} checkpoints to keep leaves none to resume from; keep 1 or more.")
         self.folder = Folder(uri)
         self._derivation = Derivation("checkpoint", "train", ALGORITHM_VERSION, dict(config), {})
         self._keep = keep
-        self._say = say
         self._pending: Future[None] | None = None
         self._passed_over: tuple[int, ...] = ()
 
@@ -139,7 +137,7 @@ class Checkpoints:
         for steps in reversed(present):
             record, problem = self._verified(steps)
             if record is None:
-                self._say(
+                log.info(
                     f"Checkpoint {self.folder.describe(_step_folder(steps))} {problem}; passed over for an older one."
                 )
                 continue
@@ -155,7 +153,7 @@ class Checkpoints:
             self._load_optimizer(steps, record["files"], named, optimizer)
             evaluations = tuple(Evaluation(**evaluation) for evaluation in record["evaluations"])
             self._passed_over = tuple(later for later in present if later > steps)
-            self._say(f"  goes on from the checkpoint after {counted(steps, 'step')}")
+            log.info(f"  goes on from the checkpoint after {counted(steps, 'step')}")
             return State(steps, evaluations, record["best_step"])
         self._passed_over = tuple(present)
         return State(0)

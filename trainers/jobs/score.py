@@ -8,7 +8,7 @@ from pydantic import Field
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.encoders.structure import position_limit
@@ -63,7 +63,7 @@ class Score(ModelStage[ScoreConfig]):
                 f"{batches.uri} holds batches of layout '{batches.layout}'; scores are of chunks. Make batches of"
                 " chunks (raytriever chunk, then group)."
             )
-        say(f"  language model: {config.language_model.model} from {self.located.origin}")
+        log.info(f"  language model: {config.language_model.model} from {self.located.origin}")
         shards = []
         for epoch in range(batches.epochs):
             total = batches.number_of_batches(epoch)

@@ -14,7 +14,8 @@ from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import LOG, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.reports.progress import ProgressLine, say
+from raytriever.reports.log import log
+from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Shard, Stage, StageConfig, storage_errors
@@ -137,11 +138,11 @@ class Train(Stage[TrainConfig]):
         require_epochs(config.training.epochs, batches.epochs, batches.uri)
         self._check_slices(batches.batch_size, batches.uri)
         for warning in training_set_warnings(config.validation, batches) if config.validation else ():
-            say(f"  Warning: {warning}")
+            log.warning(f"  Warning: {warning}")
         for note in config.objective.notes(batches.batch_size):
-            say(f"  {note}")
+            log.info(f"  {note}")
         precision = "bfloat16 autocast" if config.training.bf16 else "float32"
-        say(f"  encoder: {config.encoder.model} from {self._located().query.origin}; {precision}")
+        log.info(f"  encoder: {config.encoder.model} from {self._located().query.origin}; {precision}")
         return [Shard("run")]
 
     def _check_slices(self, batch_size: int | None, batches: str) -> None:
@@ -170,7 +171,7 @@ class Train(Stage[TrainConfig]):
         with failing_together(device):
             if collectives.rank() == 0:
                 record = RunRecord(config.tracking, config.output, self.derivation(), device, heard)
-        watchers = record.watchers if record else Watchers(on_checkpoint=heard.on_checkpoint, say=lambda _: None)
+        watchers = record.watchers if record else Watchers(on_checkpoint=heard.on_checkpoint)
         with record or nullcontext():
             with storage_errors(config.output):  # trying again in vain would cost as many starts as failures_survived
                 objective, trained = run_training(config, located, config.output, device, watchers)

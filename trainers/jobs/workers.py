@@ -1,6 +1,7 @@
 """Ray Train around the plain loop: starts the workers, shows their progress, brings back the record or the error."""
 
 import json
+import logging
 import threading
 import uuid
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.artifacts.artifact import ShardRecord
 from raytriever.errors import StorageError, UserError
-from raytriever.reports.progress import ProgressLine, heard_by, say
+from raytriever.reports.log import log, log_to
+from raytriever.reports.progress import ProgressLine
 from raytriever.stages.metrics import (
     EXAMPLES,
     LEARNING_RATE,
@@ -50,16 +52,16 @@ class Step:
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)  # what it forgets was for the eye only
 class Board:
-    """Where the first worker posts its steps and lines and the driver reads them, maybe on different machines."""
+    """Where the first worker posts its steps and log records and the driver reads them, maybe on different machines."""
 
     def __init__(self) -> None:
-        self._posted: list[Step | str] = []
+        self._posted: list[Step | logging.LogRecord] = []
 
-    def post(self, item: "Step | str") -> None:
+    def post(self, item: "Step | logging.LogRecord") -> None:
         """Adds what the driver has not read yet."""
         self._posted.append(item)
 
-    def take(self) -> "list[Step | str]":
+    def take(self) -> "list[Step | logging.LogRecord]":
         """What was posted since the last call."""
         posted, self._posted = self._posted, []
         return posted
@@ -170,8 +172,8 @@ def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         for item in ray.get(board.take.remote()):
-            if isinstance(item, str):
-                say(item)
+            if isinstance(item, logging.LogRecord):
+                log.handle(item)
                 continue
             if not started:
                 progress.start_at((item.number - 1) * item.examples)
@@ -221,7 +223,7 @@ def _cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
     ]
     if not any(node.workers(1, gpus_per_worker) for node in nodes):
         kind = "GPUs" if gpus_per_worker > 0 else "CPUs"
-        say(
+        log.info(
             f"  no node with {kind} for a worker is there yet, so each worker asks for 1 CPU;"
             " resources.cpus_per_worker asks for more"
         )
@@ -253,13 +255,14 @@ def _train_on_worker(arguments: dict[str, Any]) -> str:
         board.post.remote(Step(report.step, report.measured.examples, note))
 
     heard = Heard(
-        on_line=lambda line: board.post.remote(line),
         on_step=on_step,
         on_checkpoint=lambda steps: ray.train.report({"step": steps}),
         on_ledger=metrics.note_ledger,
     )
     try:
-        with heard_by(heard.on_line):  # nobody reads a worker's own output
+        # what concerns the run is logged by all ranks alike and shown once, and warnings of storage by any
+        first = ray.train.get_context().get_world_rank() == 0
+        with log_to(board.post.remote, level=logging.INFO if first else logging.WARNING):
             record = stage.train_here(get_device(), heard)
     except UserError as error:
         if ray.train.get_context().get_world_size() > 1:

@@ -14,6 +14,7 @@ import torch
 from raytriever.artifacts.artifact import Derivation, to_json
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
+from raytriever.reports.log import log
 from trainers.engine.early_stopping import Evaluation
 from trainers.engine.loop import StepReport
 from trainers.record.ledger import Ledger
@@ -138,12 +139,11 @@ _STEPS_MEASURED = 10
 
 @dataclass(frozen=True)
 class Heard:
-    """Where a worker's words go: lines for the user, steps for the progress, checkpoints for Ray Train.
+    """What a worker reports: steps for the progress line, checkpoints for Ray Train.
 
     ``on_ledger`` gets the run in numbers before the first step.
     """
 
-    on_line: Callable[[str], None]
     on_step: Callable[[StepReport], None]
     on_checkpoint: Callable[[int], None]
     on_ledger: Callable[[Ledger], None] = lambda _: None
@@ -166,13 +166,12 @@ class RunRecord:
         self._first_points: list[dict[str, Any]] = []
         self._device = device
         self._heard = heard
-        self._trackers = open_trackers(tracking, tracked_training(tracking, output, derivation), heard.on_line)
+        self._trackers = open_trackers(tracking, tracked_training(tracking, output, derivation))
         self.watchers = Watchers(
             on_ledger=self._note_ledger,
             on_step=self._note_step,
             on_evaluation=self._note_evaluation,
             on_checkpoint=self._note_checkpoint,
-            say=heard.on_line,
         )
 
     def __enter__(self) -> Self:
@@ -191,7 +190,7 @@ class RunRecord:
         self.ledger = ledger
         self._heard.on_ledger(ledger)
         for line in ledger.lines():
-            self._heard.on_line(f"  {line}")
+            log.info(f"  {line}")
 
     def _note_step(self, report: StepReport) -> None:
         point = point_of(report)
@@ -203,13 +202,13 @@ class RunRecord:
                 throughput = measure_throughput(self._first_points, self._device)
                 self.measured.append({"throughput": throughput.to_json()})
                 for line in measured_lines(throughput):
-                    self._heard.on_line(f"  {line}")
+                    log.info(f"  {line}")
         self._heard.on_step(report)
 
     def _note_evaluation(self, evaluation: Evaluation) -> None:
         self._trackers.log(evaluation.step, {f"dev/{name}": value for name, value in evaluation.measures.items()})
         shown = ", ".join(f"{name} {value:.4f}" for name, value in list(evaluation.measures.items())[:4])
-        self._heard.on_line(f"  after {evaluation.step:,} steps: {shown} ({evaluation.seconds:.1f} s)")
+        log.info(f"  after {evaluation.step:,} steps: {shown} ({evaluation.seconds:.1f} s)")
 
     def _note_checkpoint(self, steps: int) -> None:
         self._curve.store()  # before the checkpoint: every step up to it has its point

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from raytriever.errors import UserError
-from raytriever.reports.progress import say
+from raytriever.reports.log import log
 from raytriever.settings.configuration import Settings
 
 # The three trackers, each around its package, which is handed in: nothing here imports one.
@@ -252,11 +252,11 @@ class Trackers:
             tracker.wait(deadline)
 
 
-def open_trackers(settings: TrackingSettings, training: TrackedTraining, say: Callable[[str], None] = say) -> Trackers:
+def open_trackers(settings: TrackingSettings, training: TrackedTraining) -> Trackers:
     """The trackers that ``settings`` names; a resumed training goes on in the run in which it was tracked.
 
-    Of ``training`` they are told the settings; nothing else, and nothing of the environment. ``say`` gets a line where
-    a tracker is turned off. Raises ``UserError`` where a package or a login is absent.
+    Of ``training`` they are told the settings; nothing else, and nothing of the environment. A tracker that is
+    turned off is a line of the log. Raises ``UserError`` where a package or a login is absent.
     """
     modules = require_packages(settings)
     if "wandb" in modules:
@@ -264,7 +264,7 @@ def open_trackers(settings: TrackingSettings, training: TrackedTraining, say: Ca
     opened = []
     for name, module in modules.items():
         start = partial(_open, name, module, settings, training)
-        opened.append(_InBackground(_TITLES[name], start, say))
+        opened.append(_InBackground(_TITLES[name], start))
     return Trackers(opened, settings.every)
 
 
@@ -313,10 +313,9 @@ def _require_login(wandb: Any) -> None:
 class _InBackground:
     """A tracker in a thread of its own. What it raises turns it off with one line."""
 
-    def __init__(self, title: str, start: Callable[[], Tracker], say: Callable[[str], None]) -> None:
+    def __init__(self, title: str, start: Callable[[], Tracker]) -> None:
         self._title = title
         self._start = start
-        self._say = say
         self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(_WAITING_POINTS)
         self._ended = threading.Event()
         self._dropped = 0
@@ -344,9 +343,9 @@ class _InBackground:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._off = True
-            self._say(f"{self._title} was left behind with points that it had not sent; is its server in reach?")
+            log.warning(f"{self._title} was left behind with points that it had not sent; is its server in reach?")
         elif self._dropped:
-            self._say(f"{self._title} was too slow: {self._dropped:,} points were not sent.")
+            log.warning(f"{self._title} was too slow: {self._dropped:,} points were not sent.")
 
     def _work(self) -> None:
         try:
@@ -358,7 +357,7 @@ class _InBackground:
             if not self._off:
                 self._off = True
                 problem = without_credentials(" ".join(f"{type(error).__name__}: {error}".split()))
-                self._say(f"{self._title} is off: {problem[:300]}. Training goes on, and its curve is stored.")
+                log.warning(f"{self._title} is off: {problem[:300]}. Training goes on, and its curve is stored.")
 
     def _next(self) -> tuple[int, dict[str, float]] | None:
         try:

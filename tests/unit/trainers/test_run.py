@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from raytriever.errors import UserError
+from raytriever.reports.log import log_to
 from raytriever.settings.configuration import validate
 from retrieval.encoders.text_encoder import TextEncoder
 from tests.unit.trainers.pair_batches import pair, store_pairs
@@ -32,8 +33,9 @@ def settings(encoder: Path, batches: str, **changes: Any) -> RunSettings:
 def ran(chosen: RunSettings, folder: Path) -> list[str]:
     """The lines that a run says."""
     lines: list[str] = []
-    watchers = Watchers(say=lines.append, on_ledger=lambda ledger: lines.extend(ledger.lines()))
-    run_training(chosen, chosen.located(), str(folder), CPU, watchers)
+    watchers = Watchers(on_ledger=lambda ledger: lines.extend(ledger.lines()))
+    with log_to(lambda record: lines.append(record.getMessage())):
+        run_training(chosen, chosen.located(), str(folder), CPU, watchers)
     return lines
 
 

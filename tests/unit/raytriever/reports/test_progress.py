@@ -1,7 +1,8 @@
 import pytest
 
 from raytriever.reports import progress
-from raytriever.reports.progress import ProgressLine, format_seconds, say
+from raytriever.reports.log import log
+from raytriever.reports.progress import ProgressLine, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -57,5 +58,5 @@ def test_short_work_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_what_is_said_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
-    say("[bold]kept[/bold] " + "x" * 300)
+    log.info("[bold]kept[/bold] " + "x" * 300)
     assert capsys.readouterr() == ("", "[bold]kept[/bold] " + "x" * 300 + "\n")

@@ -239,7 +239,7 @@ def test_a_shard_of_other_settings_is_not_taken_for_finished(stage: Numbers) -> 
 @pytest.mark.parametrize("output", ["s3://KEY:SEC/RET@bucket/x", "s3://KEY:SECRET@bucket/x?region=y"])
 def test_keys_in_an_output_are_in_no_line(stage: Numbers, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
     labels: list[object] = []
-    monkeypatch.setattr("raytriever.stages.stage.lines_of", lambda **found: labels.append(found))
+    monkeypatch.setattr("raytriever.stages.stage.log_fields", lambda **found: labels.append(found))
     with pytest.raises(UserError, match="holds keys") as refused:
         run(Numbers(stage.config.model_copy(update={"output": output})))
     assert labels == []

@@ -7,7 +7,6 @@ import pytest
 from pipelines.jobs.collect import Collect
 from raytriever.errors import UserError
 from raytriever.jobs import recipe_stages
-from raytriever.stages import preflight as before_run
 from raytriever.sweep import sweep
 from raytriever.sweep.sweep import SweepSettings, plan_sweep, run_sweep
 from trainers.jobs.train import Train
@@ -53,13 +52,11 @@ class Begun(Exception):
 
 @pytest.mark.parametrize(("split", "times"), [("test", 1), ("dev", 0)])
 def test_what_stages_warn_of_is_said_once_and_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, times: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str], split: str, times: int
 ) -> None:
     def begin() -> None:
         raise Begun
 
-    said: list[str] = []
-    monkeypatch.setattr(sweep, "say", said.append)
     monkeypatch.setattr(Collect, "check_before_run", lambda *_: None)
     monkeypatch.setattr(Train, "check_before_run", lambda *_: None)
     monkeypatch.setattr(sweep, "RaySession", begin)
@@ -71,8 +68,8 @@ def test_what_stages_warn_of_is_said_once_and_first(
     assert len(planned.trials) == 3
     with pytest.raises(Begun):
         run_sweep(planned)
-    assert len(said) == times
-    assert all("Warning: " in line and f"test set of this run: split '{split}'" in line for line in said)
+    assert len(logged) == times
+    assert all("Warning: " in line and f"test set of this run: split '{split}'" in line for line in logged)
 
 
 @pytest.mark.usefixtures("begins")
@@ -89,15 +86,13 @@ def test_a_trials_mistake_is_found_before_anything_is_made(tmp_path: Path, tiny_
 
 @pytest.mark.usefixtures("begins")
 def test_what_other_machines_of_a_cluster_may_have_is_only_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(before_run, "say", said.append)
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(Begun):
         run_sweep(planned_of(tmp_path, "model.encoder.model=./nowhere"))  # trials are driven by any machine
-    assert len(said) == 3
-    assert all("is no folder" in line and "Other machines of the cluster may have it" in line for line in said)
+    assert len(logged) == 3
+    assert all("is no folder" in line and "Other machines of the cluster may have it" in line for line in logged)
     shared = "base: {job: embed, collection: collection, encoder: {model: ./nowhere, dtype: float32}}"
     monkeypatch.setitem(globals(), "RECIPE", RECIPE.replace("  pairs:", f"  {shared}\n  pairs:", 1))
     with pytest.raises(UserError, match="is no folder"):  # shared stages are driven by this one

@@ -37,8 +37,8 @@ def step(encoder, optimizer):
     optimizer.step()
 
 
-def run(folder: Path, lines: list[str] | None = None, keep: int = 2, **config) -> Checkpoints:
-    checkpoints = Checkpoints(str(folder), config, keep=keep, say=(lines if lines is not None else []).append)
+def run(folder: Path, keep: int = 2, **config) -> Checkpoints:
+    checkpoints = Checkpoints(str(folder), config, keep=keep)
     return checkpoints.of_run(TRAINING, "b" * 64)
 
 
@@ -159,19 +159,18 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_with_a_line(tmp_path, damage):
+def test_a_damaged_checkpoint_is_passed_over_with_a_line(tmp_path, damage, logged):
     encoder, optimizer = stepped()
     save(run(tmp_path), 3, encoder, optimizer)
     kept = weights_of(encoder)
     step(encoder, optimizer)
     save(run(tmp_path), 6, encoder, optimizer)
     DAMAGE[damage][0](tmp_path / "step-00000006")
-    lines: list[str] = []
-    assert run(tmp_path, lines).restore(encoder, optimizer).steps == 3
-    assert len(lines) == 2
-    assert "step-00000006" in lines[0]
-    assert re.search(DAMAGE[damage][1], lines[0])
-    assert lines[1].strip() == "goes on from the checkpoint after 3 steps"
+    assert run(tmp_path).restore(encoder, optimizer).steps == 3
+    assert len(logged) == 2
+    assert "step-00000006" in logged[0]
+    assert re.search(DAMAGE[damage][1], logged[0])
+    assert logged[1].strip() == "goes on from the checkpoint after 3 steps"
     for name, value in kept.items():
         np.testing.assert_array_equal(weights_of(encoder)[name], value)
 
@@ -181,7 +180,7 @@ def folders(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_newest_one_does_not_keep_new_ones_from_staying(tmp_path, damage):
+def test_a_damaged_newest_one_does_not_keep_new_ones_from_staying(tmp_path, damage, logged):
     encoder, optimizer = stepped()
     for steps in (2, 12):
         save(run(tmp_path, keep=1), steps, encoder, optimizer, best_step=2)
@@ -192,9 +191,9 @@ def test_a_damaged_newest_one_does_not_keep_new_ones_from_staying(tmp_path, dama
     for steps in (4, 6):
         save(resumed, steps, encoder, optimizer, best_step=2)
         assert folders(tmp_path) == [2, steps]
-    lines: list[str] = []
-    assert run(tmp_path, lines).restore(encoder, optimizer).steps == 6
-    assert [line.strip() for line in lines] == ["goes on from the checkpoint after 6 steps"]
+    logged.clear()
+    assert run(tmp_path).restore(encoder, optimizer).steps == 6
+    assert [line.strip() for line in logged] == ["goes on from the checkpoint after 6 steps"]
 
 
 def test_a_damaged_one_is_kept_in_no_good_ones_place(tmp_path):
@@ -230,10 +229,9 @@ def test_a_checkpoint_behind_a_store_that_fails_is_not_taken_for_damaged(tmp_pat
         run(tmp_path).restore(encoder, optimizer)
 
 
-def test_a_hostile_record_in_a_store_makes_no_file_outside_of_the_cache(object_store, tmp_path, monkeypatch):
+def test_a_hostile_record_in_a_store_makes_no_file_outside_of_the_cache(object_store, tmp_path, monkeypatch, logged):
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    lines: list[str] = []
-    checkpoints = Checkpoints(f"{object_store}/hostile", {}, say=lines.append).of_run(TRAINING, "b" * 64)
+    checkpoints = Checkpoints(f"{object_store}/hostile", {}).of_run(TRAINING, "b" * 64)
     encoder, optimizer = stepped()
     save(checkpoints, 3, encoder, optimizer)
     name = "step-00000003/checkpoint.json"
@@ -243,7 +241,7 @@ def test_a_hostile_record_in_a_store_makes_no_file_outside_of_the_cache(object_s
     (tmp_path / "cache" / "files").mkdir(parents=True)
     (tmp_path / ".bashrc").write_text("mine")
     assert checkpoints.restore(encoder, optimizer).steps == 0
-    assert "'../../.bashrc', which is none" in lines[0]
+    assert "'../../.bashrc', which is none" in logged[0]
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / ".bashrc"]
     assert (tmp_path / ".bashrc").read_text() == "mine"
 

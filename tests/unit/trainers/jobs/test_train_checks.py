@@ -13,7 +13,6 @@ from raytriever.errors import UserError
 from raytriever.jobs import recipe_stages
 from raytriever.settings.configuration import validate
 from raytriever.settings.recipe import load_recipe
-from raytriever.stages import preflight as before_run
 from raytriever.stages.preflight import NotHere, check_stage
 from raytriever.stages.stage import Stage
 from tests.unit.small_run import make_artifact
@@ -103,14 +102,12 @@ def test_a_model_that_is_there_needs_no_package_that_it_was_made_with(
 
 
 def test_on_a_cluster_packages_of_workers_are_only_said_but_the_drivers_models_are_needed(
-    check, monkeypatch: pytest.MonkeyPatch
+    check, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(before_run, "say", said.append)
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     monkeypatch.setitem(sys.modules, "wandb", None)
     check("first.tracking.trackers=[wandb]")
-    (line,) = said
+    (line,) = logged
     assert line.startswith("Warning: tracking.trackers names wandb")
     with pytest.raises(NotHere, match="is no folder"):
         check("first.encoder.model=./nowhere")

@@ -111,11 +111,11 @@ def test_an_error_is_raised_where_other_workers_may_wait(
 ) -> None:
     threads = torch.get_num_threads()
     stage = Refusing(error, SimpleNamespace(output=str(tmp_path)))
-    arguments = {"stage": stage, "board": None, "threads": threads}
+    arguments = {"stage": stage, "board": SimpleNamespace(post=SimpleNamespace(remote=None)), "threads": threads}
     monkeypatch.setattr(workers, "get_device", lambda: torch.device("cpu"))
 
     def train(world_size: int) -> str:
-        context = SimpleNamespace(get_world_size=lambda: world_size)
+        context = SimpleNamespace(get_world_size=lambda: world_size, get_world_rank=lambda: 0)
         monkeypatch.setattr(workers.ray.train, "get_context", lambda: context)
         return workers._train_on_worker(arguments)
 

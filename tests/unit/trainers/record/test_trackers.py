@@ -71,21 +71,14 @@ class Stub(ModuleType):
         return [(arguments, named) for called, arguments, named in self.calls if called == name]
 
 
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
 def install(monkeypatch: pytest.MonkeyPatch, stub: ModuleType, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, stub)
 
 
-def track(
-    name: str, folder: Path, said: list[str], digest: str = "a" * 64, *, failed: bool = False, **settings: Any
-) -> None:
+def track(name: str, folder: Path, digest: str = "a" * 64, *, failed: bool = False, **settings: Any) -> None:
     """Two steps and an evaluation."""
     training = TrackedTraining(digest, folder, CONFIG)
-    opened = open_trackers(TrackingSettings(trackers=(name,), **settings), training, said.append)
+    opened = open_trackers(TrackingSettings(trackers=(name,), **settings), training)
     opened.log(0, {"dev/nDCG@10": 0.3})
     opened.log_step(POINT)
     opened.log_step(POINT | {"step": 5})
@@ -105,24 +98,24 @@ def test_a_step_is_told_with_its_rates() -> None:
     }
 
 
-def test_tensorboard_for_real(tmp_path: Path, said: list[str]) -> None:
+def test_tensorboard_for_real(tmp_path: Path, logged: list[str]) -> None:
     pytest.importorskip("tensorboardX")
-    track("tensorboard", tmp_path, said, run_name="first")
+    track("tensorboard", tmp_path, run_name="first")
     (events,) = (tmp_path / "tensorboard" / "first-aaaaaaaa").iterdir()
     data = events.read_bytes()
     for name in (b"train/loss", b"speed/examples_per_second", b"dev/nDCG_at_10", b"learning_rate"):
         assert name in data
-    assert said == []
+    assert logged == []
 
 
-def test_tensorboard_purges_the_steps_that_are_taken_again(tmp_path: Path, said: list[str]) -> None:
+def test_tensorboard_purges_the_steps_that_are_taken_again(tmp_path: Path, logged: list[str]) -> None:
     """As TensorBoard reads events of a version from 2 on: a start purges what has its step or a later one."""
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
     def attempt(*steps: int, digest: str = "a" * 64) -> None:
         training = TrackedTraining(digest, tmp_path, CONFIG)
-        opened = open_trackers(TrackingSettings(trackers=("tensorboard",)), training, said.append)
+        opened = open_trackers(TrackingSettings(trackers=("tensorboard",)), training)
         for step in steps:
             opened.log_step(POINT | {"step": step})
         opened.close(failed=True)
@@ -139,7 +132,7 @@ def test_tensorboard_purges_the_steps_that_are_taken_again(tmp_path: Path, said:
                 kept = [step for step in kept if step < event.step]
             kept += [event.step for value in event.summary.value if value.tag == "train/loss"]
     assert kept == [1, 2, 3, 4, 5]
-    assert said == []
+    assert logged == []
 
 
 def records(data: bytes) -> Iterator[bytes]:
@@ -152,19 +145,19 @@ def records(data: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize(("failed", "code", "status"), [(False, 0, "FINISHED"), (True, 1, "FAILED")])
 def test_a_training_that_failed_is_shown_as_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str], failed: bool, code: int, status: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str], failed: bool, code: int, status: str
 ) -> None:
     stub = Stub()
     for name in ("wandb", "mlflow"):
         install(monkeypatch, stub, name)
-        track(name, tmp_path, said, failed=failed)
+        track(name, tmp_path, failed=failed)
     assert stub.named("finish") == [((), {"exit_code": code})]
     assert stub.named("set_terminated") == [(("run7",), {"status": status})]
     assert stub.named("update_run") == []
-    track("mlflow", tmp_path, said)
+    track("mlflow", tmp_path)
     assert stub.named("update_run") == [(("run7",), {"status": "RUNNING"})]  # it goes on
     assert stub.named("set_terminated")[1] == (("run7",), {"status": "FINISHED"})
-    assert said == []
+    assert logged == []
 
 
 @pytest.mark.parametrize("error", [None, UserError("the loss is nan"), KeyboardInterrupt()])
@@ -174,7 +167,7 @@ def test_whatever_ends_a_run_the_trackers_are_told(
     stub = Stub()
     install(monkeypatch, stub, "wandb")
     derivation = Derivation("model", "train", 2, {}, {})
-    heard = Heard(on_line=lambda _: None, on_step=lambda _: None, on_checkpoint=lambda _: None)
+    heard = Heard(on_step=lambda _: None, on_checkpoint=lambda _: None)
     tracking = TrackingSettings(trackers=("wandb",))
     record = RunRecord(tracking, str(tmp_path / "model"), derivation, torch.device("cpu"), heard)
     with suppress(UserError, KeyboardInterrupt), record:
@@ -183,33 +176,33 @@ def test_whatever_ends_a_run_the_trackers_are_told(
     assert stub.named("finish") == [((), {"exit_code": 0 if error is None else 1})]
 
 
-def test_weights_and_biases_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]) -> None:
+def test_weights_and_biases_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]) -> None:
     monkeypatch.setenv("SOME_TOKEN", "not-to-be-told")
     stub = Stub()
     install(monkeypatch, stub, "wandb")
-    track("wandb", tmp_path, said, project="retrieval", run_name="a", entity="us", every=4)
+    track("wandb", tmp_path, project="retrieval", run_name="a", entity="us", every=4)
     (_, given), *_ = stub.named("init")
     assert (given["project"], given["name"], given["entity"], given["config"]) == ("retrieval", "a", "us", CONFIG)
     assert given["save_code"] is False
     assert given["settings"]["disable_git"]
     assert given["settings"]["x_disable_meta"]
-    logged = stub.named("log")
-    assert [named["step"] for _, named in logged] == [0, 4]  # of the steps, every fourth
-    assert logged[0][0] == ({"dev/nDCG@10": 0.3},)
+    sent = stub.named("log")
+    assert [named["step"] for _, named in sent] == [0, 4]  # of the steps, every fourth
+    assert sent[0][0] == ({"dev/nDCG@10": 0.3},)
     assert len(stub.named("finish")) == 1
     assert "not-to-be-told" not in str(stub.calls)
     assert (given["id"], given["resume"]) == (None, None)
-    track("wandb", tmp_path, said)
+    track("wandb", tmp_path)
     (_, again) = stub.named("init")[1]
     assert (again["id"], again["resume"]) == ("run7", "allow")  # a run that goes on is one run there
-    assert said == []
+    assert logged == []
 
 
-def test_mlflow_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]) -> None:
+def test_mlflow_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     stub = Stub()
     install(monkeypatch, stub, "mlflow")
-    track("mlflow", tmp_path, said, project="retrieval")
+    track("mlflow", tmp_path, project="retrieval")
     assert stub.named("MlflowClient") == [((), {"tracking_uri": f"sqlite:///{tmp_path / 'mlflow.db'}"})]
     assert stub.named("create_experiment")[0][0] == ("retrieval",)
     parameters, *metrics = (named for _, named in stub.named("log_batch"))
@@ -217,14 +210,14 @@ def test_mlflow_by_a_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said:
     names = {(metric[1], metric[2], metric[4]) for named in metrics for metric in named["metrics"]}
     assert {("dev/nDCG_at_10", 0.3, 0), ("train/loss", 1.5, 4), ("train/loss", 1.5, 5)} <= names
     assert stub.named("set_terminated")[0][0] == ("run7",)
-    track("mlflow", tmp_path, said, uri="http://server")
+    track("mlflow", tmp_path, uri="http://server")
     assert stub.named("MlflowClient")[1][1] == {"tracking_uri": "http://server"}
     assert len(stub.named("create_run")) == 1
-    assert said == []
+    assert logged == []
 
 
 def test_trainings_that_share_a_folder_have_runs_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]
 ) -> None:
     given: list[str | None] = []
     names = iter(("first", "second", "third"))
@@ -238,24 +231,24 @@ def test_trainings_that_share_a_folder_have_runs_of_their_own(
     install(monkeypatch, stub, "wandb")
     # two trials, begun anew after a crash; then the first with another learning rate
     for digest in ("1" * 64, "2" * 64, "1" * 64, "2" * 64, "3" * 64):
-        track("wandb", tmp_path, said, digest)
+        track("wandb", tmp_path, digest)
     assert given == [None, None, "first", "second", None]
-    assert said == []
+    assert logged == []
 
 
 def test_a_note_that_was_cut_off_begins_a_new_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]
 ) -> None:
     stub = Stub()
     install(monkeypatch, stub, "mlflow")
-    track("mlflow", tmp_path, said)
+    track("mlflow", tmp_path)
     (note,) = tmp_path.glob("mlflow-*.run")
     assert json.loads(note.read_text()) == {"id": "run7", "training": "a" * 64}
     note.write_text(note.read_text()[:8])
-    track("mlflow", tmp_path, said)
-    track("mlflow", tmp_path, said)
+    track("mlflow", tmp_path)
+    track("mlflow", tmp_path)
     assert len(stub.named("create_run")) == 2
-    assert said == []
+    assert logged == []
 
 
 def test_a_training_is_another_one_where_the_model_is_made_of_something_else(tmp_path: Path) -> None:
@@ -276,18 +269,18 @@ def test_a_training_is_another_one_where_the_model_is_made_of_something_else(tmp
 
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
 def test_what_goes_wrong_there_costs_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str], fails: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str], fails: str
 ) -> None:
     install(monkeypatch, Stub(fails=fails), "wandb")
-    track("wandb", tmp_path, said)
-    assert said == [
+    track("wandb", tmp_path)
+    assert logged == [
         "Weights & Biases is off: OSError: connection to http://…@server refused. Training goes on, and its curve is"
         " stored."
     ]
 
 
 def test_a_tracker_that_hangs_makes_nobody_wait(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]
 ) -> None:
     released = threading.Event()
     stub = Stub()
@@ -295,31 +288,31 @@ def test_a_tracker_that_hangs_makes_nobody_wait(
     install(monkeypatch, stub, "wandb")
     monkeypatch.setattr(trackers, "_CLOSING_SECONDS", 0.2)
     monkeypatch.setattr(trackers, "_WAITING_POINTS", 5)
-    opened = open_trackers(TrackingSettings(trackers=("wandb",)), TrackedTraining("a", tmp_path, {}), said.append)
+    opened = open_trackers(TrackingSettings(trackers=("wandb",)), TrackedTraining("a", tmp_path, {}))
     started = time.perf_counter()
     for step in range(1000):
         opened.log(step, {"train/loss": 1.0})
     opened.close()
     assert time.perf_counter() - started < 5
-    assert said == ["Weights & Biases was left behind with points that it had not sent; is its server in reach?"]
+    assert logged == ["Weights & Biases was left behind with points that it had not sent; is its server in reach?"]
     released.set()
 
 
 def test_what_does_not_fit_the_queue_is_counted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]
 ) -> None:
     released, stub = threading.Event(), Stub()
     start = stub.init
     monkeypatch.setattr(stub, "init", lambda **named: released.wait(20) and start(**named), raising=False)
     install(monkeypatch, stub, "wandb")
     monkeypatch.setattr(trackers, "_WAITING_POINTS", 5)
-    opened = open_trackers(TrackingSettings(trackers=("wandb",)), TrackedTraining("a", tmp_path, {}), said.append)
+    opened = open_trackers(TrackingSettings(trackers=("wandb",)), TrackedTraining("a", tmp_path, {}))
     for step in range(12):
         opened.log(step, {"train/loss": 1.0})
     released.set()
     opened.close()
     assert [named["step"] for _, named in stub.named("log")] == [0, 1, 2, 3, 4]
-    assert said == ["Weights & Biases was too slow: 7 points were not sent."]
+    assert logged == ["Weights & Biases was too slow: 7 points were not sent."]
 
 
 @pytest.mark.parametrize(
@@ -344,11 +337,11 @@ def test_no_login_is_refused_before_a_step(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_server_out_of_reach_is_no_missing_login(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[str]
 ) -> None:
     install(monkeypatch, Stub("online", fails="login"), "wandb")
-    track("wandb", tmp_path, said)
-    assert said == []
+    track("wandb", tmp_path)
+    assert logged == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.validation.made_up import make_collection
-from trainers.jobs import train
 from trainers.jobs.train import Train, TrainConfig
 from trainers.validation.opening import training_set_warnings
 from trainers.validation.settings import ValidationSettings
@@ -55,13 +54,9 @@ def test_a_split_that_the_batches_have_queries_of_is_told(tmp_path: Path) -> Non
     assert training_set_warnings(of_train, elsewhere) == []  # its q6 is another query
 
 
-def test_a_training_says_so_before_it_begins(
-    tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_says_so_before_it_begins(tmp_path: Path, tiny_encoder: Path, logged: list[str]) -> None:
     collection = make_collection(tmp_path / "corpus")
     batches = store_pairs(tmp_path / "batches", rows(6, 7), {"collection": Artifact(collection).fingerprint})
-    said: list[str] = []
-    monkeypatch.setattr(train, "say", said.append)
 
     def plan(**of_validation: Any) -> None:
         values = {
@@ -71,6 +66,6 @@ def test_a_training_says_so_before_it_begins(
         Train(validate(TrainConfig, values, "model")).plan()
 
     plan(kind="retrieval", collection=collection, split="train")
-    assert len([line for line in said if line.startswith("  Warning: the dev set is trained on")]) == 1
+    assert len([line for line in logged if line.startswith("  Warning: the dev set is trained on")]) == 1
     with pytest.raises(UserError, match="the very batches that are trained on"):
         plan(kind="batches", batches=batches)

@@ -162,9 +162,7 @@ def test_a_run_from_settings_resumes_and_refuses_other_collections(base, collect
                 },
             }
         )
-        objective, done = run_training(
-            settings, located, str(folder), torch.device("cpu"), Watchers(say=lambda _: None)
-        )
+        objective, done = run_training(settings, located, str(folder), torch.device("cpu"), Watchers())
         return {name: value.detach().clone() for name, value in objective.named_parameters()}, done
 
     whole, done = run(tmp_path / "whole")

@@ -267,7 +267,7 @@ def test_a_run_resumes_as_if_it_had_not_stopped(query_encoder, base, collection,
             located,
             str(folder),
             torch.device("cpu"),
-            Watchers(say=lambda _: None),
+            Watchers(),
         )
         return dict(objective.named_parameters()), done
 

@@ -164,7 +164,7 @@ def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp
         for module in objective.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.1
-        checkpoints = Checkpoints(str(folder), {"kind": "contextual"}, keep=2, say=lambda _: None)
+        checkpoints = Checkpoints(str(folder), {"kind": "contextual"}, keep=2)
         settings = tiny_settings(checkpoint_every=2, **changes)
         batches = TinyBatches(counts=(8, 8), size=6)
         done = train(objective, batches, settings, validation=opened(collection), checkpoints=checkpoints)

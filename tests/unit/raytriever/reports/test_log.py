@@ -1,9 +1,11 @@
 """Lines as JSON: one object each, with where it arose, and nothing changed where nobody asks for it."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,15 +15,24 @@ from hypothesis import strategies as st
 
 from raytriever.cluster.commands import user_errors
 from raytriever.errors import UserError
-from raytriever.reports.progress import ProgressLine, heard_by, lines_of, log_line, say
+from raytriever.reports.log import configure_log, log, log_fields, log_to
+from raytriever.reports.progress import ProgressLine
 
 ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    handlers = log.handlers
+    yield
+    log.handlers = handlers
 
 
 @pytest.fixture
 def as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYTRIEVER_LOG", "json")
     monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)
+    configure_log()
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
@@ -32,14 +43,14 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
 
 @pytest.mark.usefixtures("as_json")
 def test_a_line_is_an_object_with_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
-    say("before")
-    with lines_of(run="tiny", stage="vectors"):
-        say("  [bold]two\nlines[/bold] …")
-        with lines_of(shard="00003"):
-            say("of a shard")
-        say("")  # a blank line is for eyes
-        say("after it")
-    say("at the end")
+    log.info("before")
+    with log_fields(run="tiny", stage="vectors"):
+        log.info("  [bold]two\nlines[/bold] …")
+        with log_fields(shard="00003"):
+            log.info("of a shard")
+        log.info("")  # a blank line is for eyes
+        log.info("after it")
+    log.info("at the end")
     lines = said(capsys)
     for line in lines:
         written = datetime.fromisoformat(line.pop("time"))
@@ -56,7 +67,7 @@ def test_a_line_is_an_object_with_where_it_arose(capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("as_json")
 @given(st.text())
 def test_any_message_is_one_line_of_ascii(message: str) -> None:
-    line = log_line(message)
+    line = log.handlers[0].format(log.makeRecord("raytriever", logging.INFO, "", 0, message, (), None))
     assert line.isascii()
     assert len(line.splitlines()) == 1
     assert json.loads(line)["message"] == message.strip()
@@ -66,23 +77,23 @@ def test_any_message_is_one_line_of_ascii(message: str) -> None:
 def test_a_submitted_job_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     described = {"runtime_env": {}, "metadata": {"job_submission_id": "quickstart", "job_name": "quickstart"}}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(described))
-    say("in a job")
+    log.info("in a job")
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    say("in a job without a name")
+    log.info("in a job without a name")
     assert [line.get("job") for line in said(capsys)] == ["quickstart", None]
 
 
 @pytest.mark.usefixtures("as_json")
 def test_where_it_arose_is_forgotten_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError), lines_of(stage="vectors"):
+    with pytest.raises(UserError), log_fields(stage="vectors"):
         raise UserError("refused")
-    say("next")
+    log.info("next")
     assert "stage" not in said(capsys)[0]
 
 
 @pytest.mark.usefixtures("as_json")
 def test_a_users_mistake_says_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit), user_errors(False), lines_of(run="tuesday"), lines_of(stage="model"):
+    with pytest.raises(SystemExit), user_errors(False), log_fields(run="tuesday"), log_fields(stage="model"):
         raise UserError("no such batch")
     (line,) = said(capsys)
     assert (line["run"], line["stage"], line["message"]) == ("tuesday", "model", "raytriever: no such batch")
@@ -97,21 +108,36 @@ def test_a_users_mistake_is_an_object_too(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("as_json")
-def test_a_terminal_gets_no_bar_and_a_listener_the_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_no_bar_and_a_workers_record_is_the_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert ProgressLine("embed", 10, "texts")._live is None
-    heard: list[str] = []
-    with heard_by(heard.append):
-        say("  as it is")
-    assert heard == ["  as it is"]
+    taken: list[logging.LogRecord] = []
+    with log_to(taken.append), log_fields(shard="3"):
+        log.info("  as it is")
+    assert [(record.getMessage(), vars(record)["fields"]) for record in taken] == [("  as it is", {"shard": "3"})]
+
+
+@pytest.mark.usefixtures("as_json")
+def test_a_workers_record_has_the_drivers_fields_and_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    taken: list[logging.LogRecord] = []
+    with log_to(taken.append, level=logging.WARNING), log_fields(shard="3"):
+        log.info("of another rank")
+        log.warning("trying again")
+    sent = json.loads(json.dumps([vars(record) for record in taken]))
+    with log_fields(run="tiny", shard="?"):
+        for attributes in sent:
+            log.handle(logging.makeLogRecord(attributes))
+    (line,) = said(capsys)
+    assert (line["run"], line["shard"], line["message"]) == ("tiny", "3", "trying again")
 
 
 @pytest.mark.parametrize("form", ["", "text"])
 def test_text_is_what_it_is(form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RAYTRIEVER_LOG", form)
-    with lines_of(stage="vectors"):
-        say("  vectors: …\n")
-        say("")
+    configure_log()
+    with log_fields(stage="vectors"):
+        log.info("  vectors: …\n")
+        log.info("")
     assert capsys.readouterr() == ("", "  vectors: …\n\n\n")
 
 
