@@ -2,14 +2,17 @@
 
 One row is one example, one row group is one batch, so batch i is one seek. Files are
 ``epoch=<epoch>/batches-<number>.parquet``; every epoch has its own batches and its own masks. What a row is, the
-manifest's fact ``layout`` says; ``SCHEMAS`` has the columns of each.
+manifest's fact ``layout`` says; ``LAYOUTS`` has the columns of each. Schemas, the card of published batches and what
+hard negatives carry along follow from it: a new column is a line there, what fills it, and what reads it.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Any, Literal, Self, get_args
+from types import MappingProxyType
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,57 +25,109 @@ from raytriever.errors import UserError
 BATCHES = "batches"
 Layout = Literal["pairs", "chunks", "candidates"]
 
+
+@dataclass(frozen=True)
+class BatchColumn:
+    """A column, whose values are never null, and its ``meaning`` in the words of a dataset's card.
+
+    ``fact``: it is stored only where the artifact's manifest has this fact; None: always. ``per_negative``: a list with
+    an entry for each hard negative of the row.
+    """
+
+    name: str
+    type: pa.DataType
+    meaning: str
+    fact: str | None = None
+    per_negative: bool = False
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """What a row of a batch is: ``meaning`` in a sentence, and its columns in the order in which they are stored."""
+
+    meaning: str
+    columns: tuple[BatchColumn, ...]
+
+    def schema(self, facts: Mapping[str, Any] = MappingProxyType({})) -> pa.Schema:
+        """The columns of batches whose manifest has these ``facts``."""
+        stored = (column for column in self.columns if column.fact is None or facts.get(column.fact))
+        return pa.schema([pa.field(column.name, column.type, nullable=False) for column in stored])
+
+    @property
+    def per_negative(self) -> tuple[str, ...]:
+        """The columns with an entry for each hard negative, which are drawn and left out with it."""
+        return tuple(column.name for column in self.columns if column.per_negative)
+
+
 _STRINGS, _INTEGERS, _FLOATS = pa.list_(pa.string()), pa.list_(pa.int32()), pa.list_(pa.float32())
-_ROWS = pa.list_(pa.int64())
+_QUERY_ID = BatchColumn("query_id", pa.string(), "id of the query")
+_QUERY = BatchColumn("query", pa.string(), "text of the query")
+_DOCUMENT_ID = BatchColumn("document_id", pa.string(), "id of the document")
+_DOCUMENT = BatchColumn("document", pa.string(), "text of the document: for a pair the one that answers the query")
+_DOMAIN = BatchColumn("domain", pa.string(), "where the example comes from")
 
-
-def _schema(**columns: pa.DataType) -> pa.Schema:
-    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in columns.items()])
-
-
-SCHEMAS: dict[Layout, pa.Schema] = {
-    # a query with its document and hard negatives
-    "pairs": _schema(
-        query_id=pa.string(),
-        query=pa.string(),
-        document_id=pa.string(),
-        document=pa.string(),
-        hard_negative_ids=_STRINGS,
-        hard_negatives=_STRINGS,
-        # columns left out of this row's softmax: over the batch's documents, then all its hard negatives, in row order
-        masked=_INTEGERS,
-        domain=pa.string(),
-        cluster=pa.int32(),  # -1: of no clustering
+LAYOUTS: dict[Layout, BatchLayout] = {
+    "pairs": BatchLayout(
+        "Each example is a query and a document that answers it; the other documents of its batch are its negatives.",
+        (
+            _QUERY_ID,
+            _QUERY,
+            _DOCUMENT_ID,
+            _DOCUMENT,
+            BatchColumn("hard_negative_ids", _STRINGS, "ids of this example's hard negatives", per_negative=True),
+            BatchColumn("hard_negatives", _STRINGS, "their texts", per_negative=True),
+            BatchColumn(
+                "masked",
+                _INTEGERS,
+                "false negatives that this row's softmax leaves out: columns over the batch's documents, then all its"
+                " hard negatives in row order",
+            ),
+            _DOMAIN,
+            BatchColumn("cluster", pa.int32(), "the cluster that it was packed from; -1: none"),
+            BatchColumn(
+                "positive_score",
+                pa.float32(),
+                "a teacher's score of the query and its document",
+                fact="teacher_scores",
+            ),
+            BatchColumn(
+                "hard_negative_scores",
+                _FLOATS,
+                "its scores of the query and this example's hard negatives",
+                fact="teacher_scores",
+                per_negative=True,
+            ),
+        ),
     ),
-    # a chunk of a source document; the batch has consecutive chunks of a few
-    "chunks": _schema(
-        document_id=pa.string(),  # the chunk's own
-        document=pa.string(),
-        source_id=pa.string(),
-        number=pa.int32(),  # its place in the source, from 0
-        domain=pa.string(),
+    "chunks": BatchLayout(
+        "Each example is a chunk of a document; a batch holds chunks of a few documents.",
+        (
+            _DOCUMENT_ID,  # the chunk's own
+            _DOCUMENT,
+            BatchColumn("source_id", pa.string(), "id of the document that this is a chunk of"),
+            BatchColumn("number", pa.int32(), "the chunk's place in it, from 0"),
+            _DOMAIN,
+        ),
     ),
-    # a query with a ranked or labelled list of documents, whose texts or vectors are elsewhere
-    "candidates": _schema(
-        query_id=pa.string(),
-        query=pa.string(),
-        candidate_ids=_STRINGS,
-        candidate_rows=_ROWS,  # their rows in the collection, which its stored vectors share
-        candidate_relevance=_INTEGERS,  # null: not judged
-        candidate_scores=_FLOATS,  # null: unknown
-        domain=pa.string(),
+    "candidates": BatchLayout(
+        "Each example is a query with a list of documents.",
+        (
+            _QUERY_ID,
+            _QUERY,
+            BatchColumn("candidate_ids", _STRINGS, "ids of the documents listed for the query"),
+            BatchColumn(
+                "candidate_rows",
+                pa.list_(pa.int64()),  # which a collection's stored vectors share
+                "their rows in the collection that the lists were made from",
+            ),
+            BatchColumn("candidate_relevance", _INTEGERS, "their grades; null: not judged"),
+            BatchColumn("candidate_scores", _FLOATS, "their scores; null: unknown"),
+            _DOMAIN,
+        ),
     ),
 }
 
-# further columns of batches of pairs whose manifest has the fact ``teacher_scores``
-TEACHER_SCORES = _schema(positive_score=pa.float32(), hard_negative_scores=_FLOATS)
-
 _OPEN_FILES = 8
-
-
-def batch_schema(layout: Layout, *, teacher_scores: bool = False) -> pa.Schema:
-    """The columns of a layout, with those of a teacher's scores of each row's document and its hard negatives."""
-    return pa.schema([*SCHEMAS[layout], *TEACHER_SCORES]) if teacher_scores else SCHEMAS[layout]
 
 
 class BatchFiles:
@@ -82,7 +137,7 @@ class BatchFiles:
     """
 
     def __init__(self, artifact: Artifact, columns: Sequence[str]) -> None:
-        self._artifact = artifact
+        self.artifact = artifact
         self._names: dict[int, list[str]] = {}  # of each epoch's files, in order
         self._firsts: dict[int, list[int]] = {}  # the first batch of each
         self._counts: dict[int, int] = {}
@@ -104,13 +159,13 @@ class BatchFiles:
     @property
     def batch_size(self) -> int:
         """Examples of every batch."""
-        return int(self._artifact.shards[0].facts["batch_size"])
+        return int(self.artifact.shards[0].facts["batch_size"])
 
     def number_of_batches(self, epoch: int) -> int:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
         if epoch not in self._counts:
             raise UserError(
-                f"{self._artifact.uri} holds {self.epochs} epochs of batches, epoch {epoch} was asked for. Pack more"
+                f"{self.artifact.uri} holds {self.epochs} epochs of batches, epoch {epoch} was asked for. Pack more"
                 " epochs, or train for fewer."
             )
         return self._counts[epoch]
@@ -119,7 +174,7 @@ class BatchFiles:
         """All values of a column, over all epochs; one file's in memory at a time."""
         found: set[Any] = set()
         for name in chain.from_iterable(self._names.values()):
-            table = pq.read_table(self._artifact.path(name), columns=[column])
+            table = pq.read_table(self.artifact.path(name), columns=[column])
             found |= set(table[column].unique().to_pylist())
         return found
 
@@ -128,7 +183,7 @@ class BatchFiles:
         total = self.number_of_batches(epoch)
         if not 0 <= index < total:
             raise UserError(
-                f"Epoch {epoch} of {self._artifact.uri} has batches 0 to {total - 1}; {index} was asked for."
+                f"Epoch {epoch} of {self.artifact.uri} has batches 0 to {total - 1}; {index} was asked for."
             )
         first, name = self._place(epoch, index)
         return self._file(name).read_row_group(index - first)
@@ -137,7 +192,7 @@ class BatchFiles:
         """Bytes of one batch before compression, from its file's footer, which is read once."""
         first, name = self._place(epoch, index)
         if name not in self._bytes:
-            footer = pq.read_metadata(self._artifact.path(name))
+            footer = pq.read_metadata(self.artifact.path(name))
             sizes = (footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
             self._bytes[name] = np.fromiter(sizes, np.int64, footer.num_row_groups)
         return int(self._bytes[name][index - first])
@@ -160,82 +215,44 @@ def _opened(artifact: Artifact, columns: Sequence[str], name: str) -> pq.Parquet
     return file
 
 
-class BatchReader:
+class BatchReader(BatchFiles):
     """Reads stored batches by (epoch, number), from any process, in any order.
 
-    Raises ``UserError`` where the artifact holds no batches, or batches of a layout that this version doesn't know.
-    ``schema`` and ``columns`` are what every batch has, ``fingerprint`` names the exact batches that a training run
-    consumed.
+    Raises ``UserError`` where the artifact holds no batches, or batches of an unknown layout. ``schema`` and
+    ``columns`` are what every batch has, ``fingerprint`` names the exact batches that a training run consumed.
     """
 
     def __init__(self, uri: str) -> None:
-        self.artifact = Artifact(uri, BATCHES)
-        self.uri = self.artifact.uri
-        self.fingerprint = self.artifact.fingerprint
-        self.layout: Layout = _layout_of(self.artifact)
-        self.has_teacher_scores = bool(self.artifact.manifest["facts"].get("teacher_scores"))
-        self.schema = batch_schema(self.layout, teacher_scores=self.has_teacher_scores)
+        artifact = Artifact(uri, BATCHES)
+        facts = artifact.manifest["facts"]
+        layout = facts.get("layout")
+        if layout not in LAYOUTS:
+            raise UserError(
+                f"{artifact.uri} holds batches of layout {layout!r}; this version reads {', '.join(LAYOUTS)}."
+                " Update Raytriever, or make the batches again."
+            )
+        self.layout: Layout = layout
+        self.schema = LAYOUTS[self.layout].schema(facts)
         self.columns = tuple(self.schema.names)
-        self.files = BatchFiles(self.artifact, self.columns)
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs stored."""
-        return self.files.epochs
-
-    @property
-    def batch_size(self) -> int:
-        """Examples of every batch."""
-        return self.files.batch_size
-
-    def number_of_batches(self, epoch: int) -> int:
-        """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
-        return self.files.number_of_batches(epoch)
-
-    def read(self, epoch: int, index: int) -> pa.Table:
-        """One batch, its rows in order. Raises ``UserError`` where there is no such batch."""
-        return self.files.read(epoch, index)
-
-    def stored_bytes(self, epoch: int, index: int) -> int:
-        """Bytes of one stored batch before compression."""
-        return self.files.stored_bytes(epoch, index)
-
-
-def _layout_of(artifact: Artifact) -> Layout:
-    layout = artifact.manifest["facts"].get("layout", "pairs")  # before there were layouts, all batches were pairs
-    if layout not in get_args(Layout):
-        raise UserError(
-            f"{artifact.uri} holds batches of layout {layout!r}; this version reads {', '.join(get_args(Layout))}."
-            " Update Raytriever, or make the batches again."
-        )
-    known: Layout = layout
-    return known
+        super().__init__(artifact, self.columns)
+        self.uri = artifact.uri
+        self.fingerprint = artifact.fingerprint
 
 
 class BatchFile:
     """Writes batches of one epoch to the one file of a shard, each as a row group.
 
-    Use as a context; ``commit`` comes after it. Batches with ``teacher_scores`` need the fact of that name in their
-    manifest.
+    ``schema``: of the layout and the facts that the manifest will have. Use as a context; ``commit`` comes after it.
     """
 
-    def __init__(
-        self,
-        writer: ShardWriter,
-        layout: Layout,
-        epoch: int,
-        number: int,
-        batch_size: int,
-        *,
-        teacher_scores: bool = False,
-    ) -> None:
+    def __init__(self, writer: ShardWriter, schema: pa.Schema, epoch: int, number: int, batch_size: int) -> None:
         self._writer = writer
-        self._schema = batch_schema(layout, teacher_scores=teacher_scores)
+        self._schema = schema
         self._epoch = epoch
         self._size = batch_size
         self._name = f"epoch={epoch:05d}/batches-{number:05d}.parquet"
         self._batches = 0
-        self._file = pq.ParquetWriter(writer.path(self._name), self._schema, compression="zstd")
+        self._file = pq.ParquetWriter(writer.path(self._name), schema, compression="zstd")
 
     def __enter__(self) -> Self:
         return self

@@ -150,7 +150,7 @@ def _with_scores(
     documents: NDArray[np.int64],
     hard_negatives: NDArray[np.int64],
 ) -> pa.Table:
-    """``table`` with the columns ``batches.TEACHER_SCORES``. Raises ``UserError`` where the teacher has no score."""
+    """``table`` with a teacher's scores. Raises ``UserError`` where it has none of a document or a hard negative."""
     of_row = np.concatenate([documents[:, None], hard_negatives], axis=1)
     found = scores.of(np.repeat(queries, of_row.shape[1]), of_row.ravel()).reshape(of_row.shape)
     unknown = np.argwhere(np.isnan(found))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from pipelines.batches import Layout
+from pipelines.batches import LAYOUTS, Layout
 from pipelines.formats.batch_formats import Batch, BatchFormat, Column, Published, data_files, figure_rows
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
@@ -17,24 +17,6 @@ _PLACE = [pa.field("epoch", pa.int32(), nullable=False), pa.field("batch", pa.in
 _MEANINGS = {
     "epoch": "number of the epoch",
     "batch": "number of the batch in its epoch; its rows stand together, in order",
-    "query_id": "id of the query",
-    "query": "text of the query",
-    "document_id": "id of the document",
-    "document": "text of the document: for a pair the one that answers the query",
-    "hard_negative_ids": "ids of this example's hard negatives",
-    "hard_negatives": "their texts",
-    "masked": "false negatives that this row's softmax leaves out: columns over the batch's documents, then all its"
-    " hard negatives in row order",
-    "positive_score": "a teacher's score of the query and its document",
-    "hard_negative_scores": "its scores of the query and this example's hard negatives",
-    "domain": "where the example comes from",
-    "cluster": "the cluster that it was packed from; -1: none",
-    "source_id": "id of the document that this is a chunk of",
-    "number": "the chunk's place in it, from 0",
-    "candidate_ids": "ids of the documents listed for the query",
-    "candidate_rows": "their rows in the collection that the lists were made from",
-    "candidate_relevance": "their grades; null: not judged",
-    "candidate_scores": "their scores; null: unknown",
 }
 
 
@@ -55,9 +37,10 @@ class HuggingFace:
                 columns |= {name: rows[name] for name in rows.column_names}
                 file.write_table(pa.table(columns, self._schema), row_group_size=max(1, len(rows)))
 
-    def columns(self, layout: Layout) -> list[Column]:  # noqa: ARG002
+    def columns(self, layout: Layout) -> list[Column]:
         """The batches', after the example's place."""
-        return [Column(field.name, _shown(_feature(field)), _MEANINGS[field.name]) for field in self._schema]
+        meanings = _MEANINGS | {column.name: column.meaning for column in LAYOUTS[layout].columns}
+        return [Column(field.name, _shown(_feature(field)), meanings[field.name]) for field in self._schema]
 
     def front_matter(self, published: Published) -> dict[str, Any]:
         """Configurations, features and numbers of examples, as the hub and ``datasets`` read them."""
@@ -114,7 +97,8 @@ def _shown(feature: dict[str, str]) -> str:
 
 
 def _dtype(type_: pa.DataType) -> str:
-    return {pa.string(): "string", pa.int32(): "int32", pa.int64(): "int64", pa.float32(): "float32"}[type_]
+    """As the hub names it; Arrow calls two of them otherwise."""
+    return {"float": "float32", "double": "float64"}.get(str(type_), str(type_))
 
 
 # The card (README.md) of published batches: what they are, figures, columns, how they were made, how to use them.
@@ -122,12 +106,6 @@ def _dtype(type_: pa.DataType) -> str:
 README = "README.md"
 _DOMAINS_SHOWN = 30
 _FINGERPRINT_SHOWN = 12
-_LEADS: dict[Layout, str] = {
-    "pairs": "Each example is a query and a document that answers it; the other documents of its batch are its"
-    " negatives.",
-    "chunks": "Each example is a chunk of a document; a batch holds chunks of a few documents.",
-    "candidates": "Each example is a query with a list of documents.",
-}
 
 
 def card(
@@ -152,7 +130,7 @@ def card(
             f"---\n{front}---\n",
             f"# {_line(title)}\n",
             f"Training batches for retrieval, stored: which examples share a batch was chosen when they were made, not"
-            f" by a sampler. {_LEADS[published.layout]}\n",
+            f" by a sampler. {LAYOUTS[published.layout].meaning}\n",
             "## Figures\n",
             _table(("", ""), figures),
             _table(("domain", "examples"), _domains(published)),

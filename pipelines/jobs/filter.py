@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from pipelines.batches import BATCHES, BatchFile
+from pipelines.batches import BATCHES, LAYOUTS, BatchFile
 from pipelines.filtering.false_negatives import FalseNegativeSettings
 from pipelines.filtering.hard_negatives import BalancedMarginSettings, Choice, NegativeDraw, TooFew
 from pipelines.filtering.mask_audit import MaskAudit, audit_lines, merge_audits
@@ -196,8 +196,8 @@ class Filter(Stage[FilterConfig]):
         stop = min(first + self.config.batches_per_shard, len(packing) // size)
         packed = packing.take(np.arange(first * size, stop * size), ["pair", "cluster", "domain"])
         audit, counts = MaskAudit(), Counter[str]()
-        scored = bool(self.config.teacher_scores)
-        with BatchFile(writer, "pairs", epoch, shard.description["number"], size, teacher_scores=scored) as file:
+        schema = LAYOUTS["pairs"].schema(self.facts([]))
+        with BatchFile(writer, schema, epoch, shard.description["number"], size) as file:
             for batch, audited in self._batches(shard.description["parts"]).make(packed, epoch, first, size, counts):
                 file.write(batch)
                 audit.add(audited)

@@ -148,7 +148,7 @@ class Mix(Stage[MixConfig]):
         """The batches are read source by source, file by file, and written in the mixed order."""
         described, epoch = shard.description, shard.description["epoch"]
         first = next(iter(readers.values()))
-        size, layout = first.batch_size, first.layout
+        size = first.batch_size
         order = map_array(self.config.output, described["order"], _order_name(described["order"]))
         order = order[described["first"] : described["first"] + described["batches"]]
         by_file = np.lexsort((order[:, 1], order[:, 0]))
@@ -156,12 +156,11 @@ class Mix(Stage[MixConfig]):
         write_mapped_rows(scratch, first.schema, _read(list(readers.values()), order[by_file], epoch))
         rows, place_of = MappedRows([scratch]), np.argsort(by_file)
         names, counts = list(readers), Counter[str]()
-        scored = first.has_teacher_scores
-        with BatchFile(writer, layout, epoch, described["number"], size, teacher_scores=scored) as file:
+        with BatchFile(writer, first.schema, epoch, described["number"], size) as file:
             for source, place in zip(order[:, 0].tolist(), place_of.tolist(), strict=True):
                 batch = rows.take(np.arange(place * size, (place + 1) * size))
                 counts[_of_source(names[source])] += 1
-                if layout == "pairs":
+                if first.layout == "pairs":
                     counts.update(_masks(batch))
                 file.write(batch)
         return file.commit(counts, described.get("dropped"))
@@ -171,7 +170,7 @@ class Mix(Stage[MixConfig]):
         manifests = [reader.artifact.manifest for reader in self._sources().values()]
         origins = _shared([manifest["inputs"] | manifest["facts"].get("origins", {}) for manifest in manifests])
         origins.pop("packing", None)  # whose order this is not
-        return {"layout": "pairs"} | _shared([manifest["facts"] for manifest in manifests]) | {"origins": origins}
+        return _shared([manifest["facts"] for manifest in manifests]) | {"origins": origins}
 
     def summary(self, artifact: Artifact) -> str:
         """Batches of each source."""

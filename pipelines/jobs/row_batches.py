@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipelines.batches import BATCHES, SCHEMAS, BatchFile, Layout
+from pipelines.batches import BATCHES, LAYOUTS, BatchFile, Layout
 from pipelines.grouping import GroupingSettings, Stretches, group_batches
 from pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards, write_part
 from pipelines.pairs.pairs import SmallDomains, keep_domains
@@ -130,7 +130,7 @@ class RowBatches(Stage[Config]):
         match shard.description["make"]:
             case "rows":
                 tables = self.tables(shard.description["files"])
-                return write_part(writer, shard, SCHEMAS[self.layout], tables)
+                return write_part(writer, shard, LAYOUTS[self.layout].schema(), tables)
             case "stretches":
                 stretches, _ = self._grouped()
                 for name in _STRETCHES:
@@ -157,7 +157,8 @@ class RowBatches(Stage[Config]):
         order = order[described["first"] : described["first"] + described["batches"]]
         at_once = max(1, _ROWS_AT_ONCE // size)
         counts = Counter[str]()
-        with BatchFile(writer, self.layout, described["epoch"], described["number"], size) as file:
+        schema = LAYOUTS[self.layout].schema()
+        with BatchFile(writer, schema, described["epoch"], described["number"], size) as file:
             for start in range(0, len(order), at_once):
                 block = rows.take(order[start : start + at_once].ravel())
                 for begin in range(0, len(block), size):

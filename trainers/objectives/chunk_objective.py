@@ -98,7 +98,7 @@ class ChunkObjective(Objective[Batch]):
                 " (grouping.batch_size; the paper has 16)."
             )
         if isinstance(self._chunk_settings.first_half, list):
-            there = batches.files.distinct("domain")
+            there = batches.distinct("domain")
             unknown = [domain for domain in self._chunk_settings.first_half if domain not in there]
             if unknown:
                 raise UserError(

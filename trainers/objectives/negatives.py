@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipelines.batches import LAYOUTS
 from raytriever.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
     ``query_id``) alone: not on the batch or the place in it, so every rank and every resumed run draws the same.
     Drawn ones stay in the pool's order; a pool of ``count`` or fewer is kept whole.
 
-    ``rows``: a whole stored batch. ``hard_negative_ids`` (where there is one) is drawn with ``hard_negatives``;
+    ``rows``: a whole stored batch. Whatever columns it has for each hard negative are drawn with ``hard_negatives``;
     ``masked``, whose columns are the batch's documents and then all rows' hard negatives in row order, is counted
     anew and loses the hard negatives that were not drawn. Raises ``UserError`` where a column is missing, or
     ``masked`` names a column that the batch doesn't have.
@@ -55,7 +56,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
     drawn = _drawn(_keys(rows["query_id"].to_pylist(), seed, epoch), sizes, count)
     if drawn.all():
         return rows
-    for name in ("hard_negative_ids", "hard_negatives", "hard_negative_scores"):
+    for name in LAYOUTS["pairs"].per_negative:
         if name in rows.column_names:
             rows = _with_lists(
                 rows, name, np.minimum(sizes, count), pc.list_flatten(rows[name]).filter(pa.array(drawn))

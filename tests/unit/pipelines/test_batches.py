@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 
 from pipelines.batch_description import describe_batch
-from pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout
+from pipelines.batches import LAYOUTS, BatchFile, BatchLayout, BatchReader, Layout
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
+from tests.unit.batch_tables import batch_table
 from tests.unit.small_run import make_artifact
 
 BATCHES_OF_SHARDS = {0: (2, 2, 1), 1: (3,)}  # epoch: batches of each shard
@@ -53,7 +54,7 @@ def row_of(layout: Layout, epoch: int, index: int, row: int) -> dict[str, Any]:
 
 
 def batch(epoch: int, index: int, layout: Layout = "pairs") -> pa.Table:
-    return pa.Table.from_pylist([row_of(layout, epoch, index, row) for row in range(ROWS)], SCHEMAS[layout])
+    return batch_table(layout, [row_of(layout, epoch, index, row) for row in range(ROWS)])
 
 
 def make(uri: str, layout: Layout = "pairs", facts: dict[str, Any] | None = None) -> BatchReader:
@@ -65,7 +66,7 @@ def make(uri: str, layout: Layout = "pairs", facts: dict[str, Any] | None = None
         for number, batches in enumerate(shards):
             with writer.folder.scratch() as scratch:
                 shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
-                with BatchFile(shard, layout, epoch, number, ROWS) as file:
+                with BatchFile(shard, LAYOUTS[layout].schema(), epoch, number, ROWS) as file:
                     for index in range(first, first + batches):
                         table = batch(epoch, index, layout)
                         file.write(table.select(table.column_names[::-1]))
@@ -84,10 +85,10 @@ def test_batches_are_read_in_any_order(place: str, layout: Layout) -> None:
     assert reader.batch_size == ROWS
     assert [reader.number_of_batches(epoch) for epoch in (0, 1)] == [5, 3]
     assert reader.artifact.rows == 8 * ROWS
-    assert reader.columns == tuple(SCHEMAS[layout].names)
+    assert reader.columns == tuple(LAYOUTS[layout].schema().names)
     for epoch, index in [(0, 4), (0, 0), (1, 2), (0, 3), (0, 0), (1, 0), (0, 2), (0, 1), (1, 1)]:
         found = reader.read(epoch, index)
-        assert found.schema == SCHEMAS[layout]
+        assert found.schema == LAYOUTS[layout].schema()
         assert found.equals(batch(epoch, index, layout))
 
 
@@ -96,7 +97,7 @@ def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     reader = make(str(tmp_path / "b"))
     for index in (0, 2, 4, 0, 4, 2):
         assert reader.read(0, index).equals(batch(0, index))
-        assert reader.files._file.cache_info().currsize <= 2
+        assert reader._file.cache_info().currsize <= 2
 
 
 def test_what_is_not_stored_is_named(tmp_path: Path) -> None:
@@ -112,14 +113,13 @@ def test_what_is_not_stored_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
-    assert make(str(tmp_path / "old"), facts={}).layout == "pairs"
     with pytest.raises(UserError, match="layout 'images'; this version reads pairs, chunks, candidates"):
         make(str(tmp_path / "new"), facts={"layout": "images"})
 
 
 def test_only_whole_batches_of_the_layout_are_written(tmp_path: Path) -> None:
     shard = ShardWriter(ArtifactWriter(str(tmp_path), Derivation("batches", "", 1, {}, {})).folder, "s", tmp_path)
-    with BatchFile(shard, "pairs", 0, 0, ROWS) as file:
+    with BatchFile(shard, LAYOUTS["pairs"].schema(), 0, 0, ROWS) as file:
         with pytest.raises(ValueError, match="a batch of 2 rows among batches of 3"):
             file.write(batch(0, 0).slice(1))
         with pytest.raises(KeyError, match="query_id"):
@@ -165,9 +165,10 @@ def test_of_candidates_the_relevant_and_the_first_are_shown(tmp_path: Path) -> N
 
 
 def test_batches_that_lack_a_column_of_today_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    earlier = SCHEMAS["candidates"].remove(SCHEMAS["candidates"].get_field_index("candidate_rows"))
+    layout = LAYOUTS["candidates"]
+    columns = tuple(column for column in layout.columns if column.name != "candidate_rows")
     with monkeypatch.context() as patch:
-        patch.setitem(SCHEMAS, "candidates", earlier)
+        patch.setitem(LAYOUTS, "candidates", BatchLayout(layout.meaning, columns))
         uri = make(str(tmp_path / "earlier"), "candidates").uri
     with pytest.raises(UserError, match=r"no column candidate_rows: an earlier version made them\. Make them again"):
         BatchReader(uri).read(0, 0)
@@ -181,12 +182,12 @@ def test_stored_bytes_tell_long_batches_from_short_ones(tmp_path: Path) -> None:
     for number, of_batches in enumerate(words):
         with writer.folder.scratch() as scratch:
             shard = ShardWriter(writer.folder, f"0-{number}", scratch)
-            with BatchFile(shard, "pairs", 0, number, ROWS) as file:
+            with BatchFile(shard, LAYOUTS["pairs"].schema(), 0, number, ROWS) as file:
                 for count in of_batches:
                     rows = [row_of("pairs", 0, 0, row) for row in range(ROWS)]
                     texts = (" ".join(str(row * count + word) for word in range(count)) for row in range(ROWS))
                     rows = [row | {"document": text} for row, text in zip(rows, texts, strict=True)]
-                    file.write(pa.Table.from_pylist(rows, SCHEMAS["pairs"]))
+                    file.write(batch_table("pairs", rows))
             records.append(file.commit())
     reader = BatchReader(writer.finish(records, {"layout": "pairs"}, {}).uri)
     sizes = [reader.stored_bytes(0, index) for index in range(5)]

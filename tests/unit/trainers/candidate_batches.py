@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipelines.batches import SCHEMAS
 from retrieval.vectors import StoredVectors
+from tests.unit.batch_tables import batch_table
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.trainers.tiny import TinyEncoder, random_text
 from trainers.objectives.coder.objective import Coder, CoderSettings
@@ -57,8 +57,8 @@ def candidate_batch(seed: int = 0, size: int = 4, longest: int = 9) -> pa.Table:
                 "candidate_relevance": [None] * count if place == 2 else grades,
             }
         )
-    fields = [SCHEMAS["candidates"].field(name) for name in rows[0]]
-    return pa.Table.from_pylist(rows, pa.schema(fields)).append_column("epoch", pa.array([0] * size, pa.int32()))
+    table = batch_table("candidates", rows).select(list(rows[0]))
+    return table.append_column("epoch", pa.array([0] * size, pa.int32()))
 
 
 def tiny_coder(vectors: StoredVectors, **settings: object) -> Coder:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.batches import SCHEMAS
+from tests.unit.batch_tables import batch_table
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.retrieval.encoders.tiny_models import SENTENCES
 
@@ -30,7 +30,7 @@ def chunk_rows(number: int, size: int) -> list[dict[str, Any]]:
 
 def chunk_table(number: int = 0, size: int = 4) -> pa.Table:
     """One batch with the columns that training adds."""
-    table = pa.Table.from_pylist(chunk_rows(number, size), SCHEMAS["chunks"])
+    table = batch_table("chunks", chunk_rows(number, size))
     for name, value in (("batch", number), ("epoch", 0)):
         table = table.append_column(name, pa.array([value] * size, pa.int32()))
     return table
@@ -44,7 +44,7 @@ def store_chunk_batches(folder: Path, files: tuple[int, ...] = (2, 1), size: int
             rows = [row for batch in range(number, number + count) for row in chunk_rows(batch, size)]
             number += count
             name = f"epoch={epoch:05d}/batches-{part:05d}.parquet"
-            table = pa.Table.from_pylist(rows, SCHEMAS["chunks"])
+            table = batch_table("chunks", rows)
             facts = {"epoch": epoch, "batches": count, "batch_size": size}
             shards.append({"files": {name: table}, "rows": len(rows), "facts": facts, "row_group_size": size})
     shards[0]["of_all"] = {"layout": "chunks"}

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from pipelines.batches import SCHEMAS, BatchFile
+from pipelines.batches import LAYOUTS, BatchFile
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
+from tests.unit.batch_tables import batch_table
 
 
 def pair(number: int, hard_negatives: Sequence[str] = (), masked: Sequence[int] = (), query: str = "q") -> dict:
@@ -31,8 +30,9 @@ def store_pairs(folder: Path, batches: Sequence[Sequence[dict[str, Any]]], input
     writer = ArtifactWriter(str(folder), Derivation("batches", "made up", 1, {"name": folder.name}, inputs or {}))
     writer.begin()
     with writer.folder.scratch() as scratch:
-        with BatchFile(ShardWriter(writer.folder, "0", scratch), "pairs", 0, 0, len(batches[0])) as file:
+        shard = ShardWriter(writer.folder, "0", scratch)
+        with BatchFile(shard, LAYOUTS["pairs"].schema(), 0, 0, len(batches[0])) as file:
             for rows in batches:
-                file.write(pa.Table.from_pylist(list(rows), SCHEMAS["pairs"]))
+                file.write(batch_table("pairs", rows))
         record = file.commit()
     return writer.finish([record], {"layout": "pairs"}, {}).uri

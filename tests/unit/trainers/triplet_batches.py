@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.batches import SCHEMAS, BatchFile
+from pipelines.batches import LAYOUTS, BatchFile
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
+from tests.unit.batch_tables import batch_table
 from tests.unit.trainers.tiny import TinyBatches, random_text
 
 
@@ -55,13 +56,14 @@ def store_triplets(folder: Path, doubled: Collection[tuple[int, int]], counts: S
     records = []
     with writer.folder.scratch() as scratch:
         for epoch, count in enumerate(counts):
-            with BatchFile(ShardWriter(writer.folder, f"{epoch}", scratch), "pairs", epoch, 0, size) as file:
+            shard = ShardWriter(writer.folder, f"{epoch}", scratch)
+            with BatchFile(shard, LAYOUTS["pairs"].schema(), epoch, 0, size) as file:
                 for number in range(count):
                     rows = triplet_batch(1000 * epoch + number, size).to_pylist()
                     for row, made in enumerate(rows):
                         made |= {"document_id": f"d{number}-{row}", "domain": "any", "cluster": 0}
                         if (epoch, number) in doubled:
                             made |= {name: made[name] * 2 for name in ("hard_negative_ids", "hard_negatives")}
-                    file.write(pa.Table.from_pylist(rows, SCHEMAS["pairs"]))
+                    file.write(batch_table("pairs", rows))
             records.append(file.commit())
     return writer.finish(records, {"layout": "pairs"}, {}).uri

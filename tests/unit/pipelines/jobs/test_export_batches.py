@@ -15,12 +15,13 @@ import pytest
 import yaml
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
-from pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout, epoch_permutation
+from pipelines.batches import LAYOUTS, BatchFile, BatchReader, Layout, epoch_permutation
 from pipelines.jobs.export import Export, ExportConfig
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
+from tests.unit.batch_tables import batch_table
 from tests.unit.retrieval.encoders.tiny_models import save_sentence_transformer, save_tiny_model
 from tests.unit.small_run import make, make_artifact
 
@@ -56,7 +57,7 @@ def row_of(layout: Layout, epoch: int, index: int, row: int) -> dict[str, Any]:
 
 
 def batch(layout: Layout, epoch: int, index: int) -> pa.Table:
-    return pa.Table.from_pylist([row_of(layout, epoch, index, row) for row in range(SIZE)], SCHEMAS[layout])
+    return batch_table(layout, [row_of(layout, epoch, index, row) for row in range(SIZE)])
 
 
 def stored(folder: Path, layout: Layout = "pairs", inputs: dict[str, str] | None = None, **changes: Any) -> BatchReader:
@@ -68,10 +69,10 @@ def stored(folder: Path, layout: Layout = "pairs", inputs: dict[str, str] | None
         for number, indices in enumerate((range(2), range(2, batches))):
             with writer.folder.scratch() as scratch:
                 shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
-                with BatchFile(shard, layout, epoch, number, SIZE) as file:
+                with BatchFile(shard, LAYOUTS[layout].schema(), epoch, number, SIZE) as file:
                     for index in indices:
                         rows = [row | changes for row in batch(layout, epoch, index).to_pylist()]
-                        file.write(pa.Table.from_pylist(rows, SCHEMAS[layout]))
+                        file.write(batch_table(layout, rows))
                 records.append(file.commit())
     return BatchReader(writer.finish(records, {"layout": layout}, {}).uri)
 
@@ -97,7 +98,7 @@ def test_datasets_reads_every_layout_in_order(tmp_path: Path, layout: Layout) ->
     made = export(tmp_path / "p", reader)
     rows = datasets.load_dataset(made.uri, split="train")
     assert rows.features == datasets.Features.from_arrow_schema(pq.read_schema(made.path(made.names()[0])))
-    assert rows.column_names == ["epoch", "batch", *SCHEMAS[layout].names]
+    assert rows.column_names == ["epoch", "batch", *LAYOUTS[layout].schema().names]
     for number, (epoch, index) in enumerate(places()):
         taken = rows.select(range(SIZE * number, SIZE * (number + 1))).to_list()
         assert taken == [{"epoch": epoch, "batch": index} | row for row in reader.read(epoch, index).to_pylist()]

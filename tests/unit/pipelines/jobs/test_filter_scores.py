@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.batches import SCHEMAS, TEACHER_SCORES, BatchReader
+from pipelines.batches import LAYOUTS, BatchReader
 from pipelines.jobs import filter_scores
 from pipelines.jobs.export import Export, ExportConfig
 from pipelines.jobs.filter import Filter, FilterConfig
@@ -110,7 +110,7 @@ def test_scores_of_a_run_file_are_stored_with_each_row(world: World, tmp_path: P
     more = f"q0 Q0 unknown 1 3.5 t\nunknown Q0 d0 1 3.5 t\n\nq0 Q0 d0 1 {float(world.scores[0, 0])!r} t\n"
     path = run_file(world, tmp_path / "teacher.trec", more=more)
     reader = run(world, tmp_path / "b", teacher_scores=path, negatives_per_example=3)
-    assert reader.columns == (*SCHEMAS["pairs"].names, *TEACHER_SCORES.names)
+    assert reader.columns == tuple(LAYOUTS["pairs"].schema({"teacher_scores": True}).names)
     assert reader.artifact.manifest["facts"]["teacher_scores"] is True
     assert reader.read(0, 0).schema.field("positive_score").type == pa.float32()
     for epoch in range(EPOCHS):
@@ -302,7 +302,7 @@ def test_other_scores_are_another_artifact(world: World, tmp_path: Path) -> None
 def test_scores_survive_mixing_and_exporting(world: World, tmp_path: Path) -> None:
     scored = run(world, tmp_path / "s", teacher_scores=run_file(world, tmp_path / "teacher.trec"))
     plain = run(world, tmp_path / "p")
-    assert plain.columns == tuple(SCHEMAS["pairs"].names)
+    assert plain.columns == tuple(LAYOUTS["pairs"].schema().names)
     mixed = {"sources": {"one": scored.uri, "two": scored.uri}, "output": str(tmp_path / "m")}
     reader = BatchReader(make(Mix(validate(MixConfig, mixed, "Settings of mix"))))
     assert reader.columns == scored.columns
@@ -316,6 +316,6 @@ def test_scores_survive_mixing_and_exporting(world: World, tmp_path: Path) -> No
     make(Export(validate(ExportConfig, published, "Settings of export")))
     table = pq.read_table(tmp_path / "h" / "data" / "epoch-00000" / "batches-00000.parquet")
     first = scored.read(0, table["batch"][0].as_py())
-    for name in TEACHER_SCORES.names:
+    for name in ("positive_score", "hard_negative_scores"):
         assert table[name].to_pylist()[:SIZE] == first[name].to_pylist()
     assert "positive_score" in (tmp_path / "h" / "README.md").read_text()

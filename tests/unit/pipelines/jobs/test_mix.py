@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.batches import SCHEMAS, BatchFile, BatchReader, Layout
+from pipelines.batches import LAYOUTS, BatchFile, BatchReader, Layout
 from pipelines.jobs.mix import Mix, MixConfig
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
+from tests.unit.batch_tables import batch_table
 from tests.unit.pipelines.jobs.batch_inputs import contents
 from tests.unit.small_run import make
 
@@ -30,7 +31,7 @@ def batch(name: str, layout: Layout, epoch: int, index: int, size: int) -> pa.Ta
             "chunks": {"document_id": place, "document": "t", "source_id": "s", "number": row, "domain": ""},
         }  # fmt: skip
         rows.append(values[layout])
-    return pa.Table.from_pylist(rows, SCHEMAS[layout])
+    return batch_table(layout, rows)
 
 
 def source(
@@ -46,7 +47,7 @@ def source(
         for number, batches in enumerate(shards):
             with writer.folder.scratch() as scratch:
                 shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
-                with BatchFile(shard, layout, epoch, number, size) as file:
+                with BatchFile(shard, LAYOUTS[layout].schema(), epoch, number, size) as file:
                     for index in range(first, first + batches):
                         file.write(batch(name, layout, epoch, index, size))
                 records.append(file.commit())
