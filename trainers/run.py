@@ -32,7 +32,7 @@ from trainers.objective import Objective
 from trainers.objectives.kinds import ObjectiveSettings, build_objective
 from trainers.objectives.negatives import require_pools
 from trainers.record.ledger import Ledger, measure_ledger, require_negatives
-from trainers.validation.opening import open_validation
+from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import ValidationSettings
 
 
@@ -190,7 +190,7 @@ def _run(
             _introduce(objective, batches, order, training, watchers)
     validation = None
     if settings.validation is not None:
-        validation = open_validation(settings.validation, bf16=training.bf16 is True, epoch_ends=order.epoch_ends)
+        validation = build_validation(settings.validation, bf16=training.bf16 is True, epoch_ends=order.epoch_ends)
         for note in validation.notes if collectives.rank() == 0 else ():
             log.info(f"  validation: {note}")
     config = shaping(settings) | {"fingerprints": located.fingerprints}

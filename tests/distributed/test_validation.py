@@ -20,7 +20,7 @@ from tests.unit.trainers.validation.made_up import (
 )
 from tests.unit.trainers.validation.stages import searched_by_words
 from trainers.validation.batches import BatchValidation
-from trainers.validation.opening import open_validation
+from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
 
 
@@ -61,7 +61,7 @@ def evaluations(rank: int, model: str, collection: str, run: str):  # noqa: ARG0
                 others=("RR@10", "R@10", "AP"),
                 run=run if name == "run" else None,
             )
-            validation = open_validation(settings, bf16=False, epoch_ends=[10])
+            validation = build_validation(settings, bf16=False, epoch_ends=[10])
             measured = [validation.measure(objective) for _ in range(2)]
             assert objective.training
             found[name, token_budget] = (measured, objective.encoded, len(passes))
@@ -113,7 +113,7 @@ def infinite_on_the_second(rank: int, model: str, collection: str) -> str:
         objective.text_encoder.forward = lambda features: forward(features) * float("inf")
     settings = RetrievalValidationSettings(collection=collection, token_budget=60)
     try:
-        return str(open_validation(settings, bf16=False, epoch_ends=[10]).measure(objective))
+        return str(build_validation(settings, bf16=False, epoch_ends=[10]).measure(objective))
     except UserError as error:
         return str(error)
 
@@ -140,7 +140,7 @@ def test_the_numbers_are_of_a_search_of_the_whole(world):
     model, collection, _ = world
     objective = made(model)
     settings = RetrievalValidationSettings(collection=collection, measure="RR", others=())
-    validation = open_validation(settings, bf16=False, epoch_ends=[10])
+    validation = build_validation(settings, bf16=False, epoch_ends=[10])
     selected = validation._selected
     stored = validation._collection
     encoder = objective.text_encoder.eval()

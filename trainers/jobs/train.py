@@ -33,6 +33,9 @@ from trainers.jobs.train_checks import (
     check_slices,
     check_workers,
     require_epochs,
+    test_set_warning,
+    training_set_warnings,
+    training_split_warning,
     validates_on_training_split,
 )
 from trainers.objective import Objective
@@ -41,7 +44,6 @@ from trainers.record.report_section import EVALUATIONS, LEDGER, TRAINING
 from trainers.record.run_record import Heard, RunRecord, read_curve, without_times
 from trainers.record.trackers import TrackingSettings
 from trainers.run import LocatedModels, RunSettings, Watchers, export, run_training, shaping
-from trainers.validation.opening import test_set_warning, training_set_warnings, training_split_warning
 from trainers.validation.settings import RetrievalValidationSettings
 
 MODEL = "model"

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.batches import BatchReader
-from raytriever.artifacts.artifact import Artifact, is_artifact
+from raytriever.artifacts.artifact import Artifact, is_artifact, origin
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.preflight import NotHere, is_at, made_by, missing_here
 from raytriever.stages.stage import Stage
+from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import named_models
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.jobs.model_stage import check_encoder, folder_of, is_made
@@ -20,11 +21,11 @@ from trainers.objectives.adaptive_margin import AdaptiveMarginSettings
 from trainers.objectives.margin_mse import MarginMseSettings
 from trainers.record.trackers import TrackingSettings, require_packages
 from trainers.run import RunSettings
-from trainers.validation.opening import same_batches
-from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
+from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings, ValidationSettings
 
 Run = Mapping[str, Stage[Any]]
 
+_SAMPLED_BATCHES = 8
 _MADE_OF = ("sources", "packing", "clusters", "pairs")  # inputs that hold the pairs themselves, or say which they are
 
 
@@ -184,3 +185,70 @@ def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> 
         )
     with missing_here():
         require_packages(tracking)
+
+
+def test_set_warning(split: str) -> str:
+    """What to know where the split that validation measures is also evaluated at the end of the run."""
+    return (
+        f"the dev set is also a test set of this run: split '{split}' of one collection decides when training stops and"
+        " which state is kept, and is evaluated at the end. The reported numbers are then too high. Hold out queries"
+        " for validation, and name that split in validation.split."
+    )
+
+
+def training_split_warning(split: str) -> str:
+    """What to know where the pairs that are trained on are of the split that validation measures."""
+    return (
+        f"the dev set is trained on: split '{split}' of one collection gives training pairs, and decides when training"
+        " stops and which state is kept. Its numbers are then too high. Hold out queries for validation, and name that"
+        " split in validation.split."
+    )
+
+
+def training_set_warnings(settings: ValidationSettings, trained: BatchReader) -> list[str]:
+    """What to know where validation looks at what the batches ``trained`` were made of, a sentence or more each.
+
+    Of a split that is what some of the batches show: queries of it in them. Raises ``UserError`` where the batches to
+    validate on are those that are trained on.
+    """
+    if isinstance(settings, BatchValidationSettings):
+        validated = Artifact(settings.batches)
+        if validated.fingerprint == trained.fingerprint:
+            raise UserError(same_batches(settings.batches))
+        if validated.fingerprint not in trained.artifact.manifest["inputs"].values():
+            return []
+        return [
+            f"the dev set is trained on: {trained.uri} was mixed from {validated.uri}, among others. The state that is"
+            " kept is then the one that has learnt these batches best. Hold out a split, and make batches of it alone."
+        ]
+    collection = StoredCollection(settings.collection)
+    if "query_id" not in trained.columns or origin(trained.artifact, "collection") != collection.fingerprint:
+        return []
+    queries = _sampled_queries(trained)
+    found = queries & set(collection.judgments(settings.split)["query_id"].to_pylist())
+    if not found:
+        return []
+    return [
+        f"the dev set is trained on: {len(found):,} of {len(queries):,} queries in batches of {trained.uri} that were"
+        f" looked at, such as {min(found)!r}, are of split '{settings.split}', by which validation decides when"
+        " training stops and which state is kept. Its numbers are then too high. Hold out queries for validation, and"
+        " name that split in validation.split."
+    ]
+
+
+def same_batches(batches: str) -> str:
+    """What is refused where a run would be validated on the batches that it is trained on."""
+    return (
+        f"validation.batches is {batches}, the very batches that are trained on: how well they are learnt says nothing"
+        " of other queries. Make batches of a split that is held out (raytriever pairs with that split, pack, filter),"
+        " or validate by retrieval (validation.kind: retrieval)."
+    )
+
+
+def _sampled_queries(batches: BatchReader) -> set[str]:
+    """Ids of the queries of up to 8 batches of the first epoch: spread over it, of an object store's the first."""
+    count = batches.number_of_batches(0)
+    sampled = min(count, _SAMPLED_BATCHES)
+    apart = count // sampled if batches.artifact.folder.is_local else 1  # files are fetched whole
+    numbers = [number * apart for number in range(sampled)]
+    return {query for number in numbers for query in batches.read(0, number)["query_id"].to_pylist()}

@@ -5,39 +5,150 @@ to float16 as vectors are stored, in the one order that every ranking has. Whate
 is its own affair.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.artifacts.artifact import require_same_origin
+from raytriever.artifacts.artifact import require_own_queries, require_same_origin
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, TextPart
 from retrieval.embedding import TOKENS_ON_GPU
 from retrieval.encoders.contextual.contexts import draw_documents
 from retrieval.encoders.list_scorer import ListScorer
 from retrieval.encoders.text_encoder import TextEncoder
-from retrieval.evaluation.answers import answer_accuracy
+from retrieval.evaluation.answers import answer_accuracy, rows_by_id
 from retrieval.evaluation.conventions import CONVENTIONS
+from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import evaluate, parse_measure
-from retrieval.indexes.top_k import Ranking, merge_rankings
-from retrieval.rerank import rerank_lists
+from retrieval.indexes.top_k import Ranking, best_of_documents, exact_top_k, merge_rankings, query_blocks
+from retrieval.rankings import StoredRun
+from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
 from trainers.engine.agreement import raise_together
 from trainers.engine.early_stopping import Criterion
 from trainers.objective import Objective
-from trainers.validation.batches import isolated, naming_full_memory
-from trainers.validation.selection import merge_over_ranks, nothing_found, rerank_block, search_block, select
-from trainers.validation.settings import NEEDS_A_RUN, RetrievalValidationSettings
+from trainers.validation.batches import BatchValidation, isolated, naming_full_memory
+from trainers.validation.settings import (
+    NEEDS_A_RUN,
+    BatchValidationSettings,
+    RetrievalValidationSettings,
+    ValidationSettings,
+)
 from trainers.validation.texts import SharedTexts, Vectors, stacked, stored_texts
 
 _VECTORS_AT_ONCE = 16_384  # of documents that are scored together
+_WITHOUT_ORDER = ("R", "P", "Success", "Accuracy", "Judged")  # equal for any order of as many documents as the cutoff
 
 Encoded = Iterator[tuple[NDArray[np.int64], Vectors]]
 """Rows, ascending within each item, and their vectors."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Queries, in row order, and documents, rows ascending, as rows of the collection.
+
+    ``qrels``: query id to document id to grade, of all queries that count. ``candidates``: (queries, n) rows of
+    documents, -1 for none; None where all documents are searched. ``notes``: sentences for the user.
+    """
+
+    query_ids: list[str]
+    query_rows: NDArray[np.int64]
+    document_rows: NDArray[np.int64]
+    qrels: dict[str, dict[str, int]]
+    candidates: NDArray[np.int64] | None
+    notes: tuple[str, ...]
+
+
+def select(settings: RetrievalValidationSettings, collection: StoredCollection) -> Selection:
+    """Reads judgments and run.
+
+    Raises ``UserError`` for a split that isn't there or has no positive, a measure that looks for answers where there
+    are none, a run of other queries or of another collection, and a measure that no ranking of its candidates changes.
+    """
+    qrels = collection_judgments(settings.collection, settings.split, settings.measures).qrels
+    if not qrels:
+        raise UserError(f"{collection.uri} has no judgment of split '{settings.split}', so no query to validate on.")
+    notes = []
+    if settings.queries is not None and settings.queries < len(qrels):
+        notes.append(f"{settings.queries:,} of the {len(qrels):,} queries of split '{settings.split}' are a sample")
+        qrels = _sampled_queries(qrels, settings.queries, settings.seed)
+    if not any(grade > 0 for grades in qrels.values() for grade in grades.values()):
+        raise UserError(
+            f"No judgment of split '{settings.split}' of {collection.uri} is above 0 for the {len(qrels):,} queries"
+            " that validation measures: every encoder would score 0. Name another split, or more queries."
+        )
+    if settings.run is not None:
+        return _of_run(settings, StoredRun(settings.run), collection, qrels, notes)
+    rows, ids = _in_row_order(collection, list(qrels))
+    total = collection.count("documents")
+    documents = np.arange(total, dtype=np.int64)
+    if settings.documents is not None and settings.documents < total:
+        documents = _sampled_documents(collection, qrels, settings.documents, settings.seed)
+        notes.append(
+            f"{len(documents):,} of {total:,} documents are searched, all judged ones among them: the numbers are"
+            " higher than on the whole collection, and are for comparing this run's steps alone"
+        )
+    return Selection(ids, rows, documents, qrels, None, tuple(notes))
+
+
+def _of_run(
+    settings: RetrievalValidationSettings,
+    run: StoredRun,
+    collection: StoredCollection,
+    qrels: dict[str, dict[str, int]],
+    notes: list[str],
+) -> Selection:
+    require_same_origin("collection", collection, run)
+    require_own_queries(collection, run)
+    lines = {query: line for line, query in enumerate(run.query_ids())}
+    rows, ids = _in_row_order(collection, [query for query in qrels if query in lines])
+    if not ids:
+        raise UserError(
+            f"{run.uri} answers none of the {len(qrels):,} queries of split '{settings.split}' that validation"
+            " measures. Search with the queries of that split."
+        )
+    if len(ids) < len(qrels):
+        notes.append(f"{len(qrels) - len(ids):,} of the split's queries are not in {run.uri}")
+    ranking = run.ranking()
+    depth = min(settings.candidates or ranking.rows.shape[1], ranking.rows.shape[1])
+    deciding = parse_measure(settings.measure)
+    if deciding.family in _WITHOUT_ORDER and (deciding.cutoff or 0) >= depth:
+        raise UserError(
+            f"validation.measure is {settings.measure}, but {depth} candidates of each query are ranked anew, so it is"
+            " the run's own whatever the encoder does. Name a measure with a lower cutoff, or take more candidates."
+        )
+    candidates = np.array(ranking.rows[[lines[query] for query in ids], :depth])
+    found = np.unique(candidates)
+    return Selection(ids, rows, found[found >= 0], qrels, candidates, tuple(notes))
+
+
+def _in_row_order(collection: StoredCollection, ids: list[str]) -> tuple[NDArray[np.int64], list[str]]:
+    rows = collection.query_rows(ids)
+    order = np.argsort(rows)
+    return rows[order], [ids[place] for place in order]
+
+
+def _sampled_queries(qrels: Mapping[str, dict[str, int]], count: int, seed: int) -> dict[str, dict[str, int]]:
+    names = sorted(qrels)
+    chosen = np.random.default_rng([seed, 0]).choice(len(names), count, replace=False)
+    return {names[place]: qrels[names[place]] for place in np.sort(chosen)}
+
+
+def _sampled_documents(
+    collection: StoredCollection, qrels: Mapping[str, Mapping[str, int]], count: int, seed: int
+) -> NDArray[np.int64]:
+    """Rows of all documents that ``qrels`` judge, filled up to ``count`` with others."""
+    judged_ids = {document for grades in qrels.values() for document in grades}
+    judged = np.array(sorted(rows_by_id(collection, "documents", judged_ids).values()), dtype=np.int64)
+    others = np.setdiff1d(np.arange(collection.count("documents")), judged)
+    more = min(max(0, count - len(judged)), len(others))
+    drawn = np.random.default_rng([seed, 1]).choice(others, more, replace=False)
+    return np.sort(np.concatenate([judged, drawn]))
 
 
 class RetrievalValidation:
@@ -57,15 +168,15 @@ class RetrievalValidation:
         self._answers = self._collection.answers() if by_answers else {}
         self._texts: dict[TextPart, SharedTexts] = {}
         self._corpus: list[str] | None = None
-        self.notes = (self._summary(), *self._selected.notes)
-
-    def _summary(self) -> str:
-        selected, settings = self._selected, self._settings
+        selected = self._selected
         what = f"{settings.measure} on {len(selected.query_ids):,} queries of split '{settings.split}'"
         how = f"{len(selected.document_rows):,} documents searched"
         if selected.candidates is not None:
             how = f"{selected.candidates.shape[1]:,} candidates of each ranked anew"
-        return f"{what} of {self._collection.uri}, {how}, every {settings.every:,} steps"
+        self.notes = (
+            f"{what} of {self._collection.uri}, {how}, every {settings.every:,} steps",
+            *self._selected.notes,
+        )
 
     def measure(self, objective: Objective[Any]) -> dict[str, float]:
         """Every measure by its name, the same on all ranks, which call it together; leaves the objective as it was."""
@@ -104,10 +215,15 @@ class RetrievalValidation:
     def _documents(self, objective: Objective[Any]) -> Encoded:
         """This rank's share of the documents: as they are stored, or encoded now."""
         vectors = self._stored_vectors(objective)
-        if vectors is not None:
-            return self._share_of(vectors)
-        encoder = objective.encoder("document")
-        return self._shared_texts(encoder, "documents").encode(encoder)
+        if vectors is None:
+            encoder = objective.encoder("document")
+            yield from self._shared_texts(encoder, "documents").encode(encoder)
+            return
+        rows, stored = self._selected.document_rows, vectors.part("documents")
+        starts = range(0, len(rows), _VECTORS_AT_ONCE)[collectives.rank() :: collectives.world_size()]
+        for start in starts:
+            block = rows[start : start + _VECTORS_AT_ONCE]
+            yield block, stored.gather(block).astype(np.float16)
 
     def _stored_vectors(self, objective: Objective[Any]) -> StoredVectors | None:
         """The documents' vectors, where the objective doesn't train what makes them; all ranks refuse them alike."""
@@ -123,14 +239,6 @@ class RetrievalValidation:
         require_same_origin("collection", self._collection, vectors)
         of_objective.contract.require_same(vectors.contract, of_objective.uri, vectors.uri)
         return vectors
-
-    def _share_of(self, vectors: StoredVectors) -> Encoded:
-        """This rank's share of the documents as they are stored."""
-        rows, stored = self._selected.document_rows, vectors.part("documents")
-        starts = range(0, len(rows), _VECTORS_AT_ONCE)[collectives.rank() :: collectives.world_size()]
-        for start in starts:
-            block = rows[start : start + _VECTORS_AT_ONCE]
-            yield block, stored.gather(block).astype(np.float16)
 
     def _shared_texts(self, encoder: TextEncoder, part: TextPart) -> SharedTexts:
         if part not in self._texts:
@@ -231,6 +339,21 @@ class RetrievalValidation:
         return means
 
 
+def build_validation(
+    settings: ValidationSettings, *, bf16: bool, epoch_ends: Sequence[int]
+) -> RetrievalValidation | BatchValidation:
+    """A run's validation. ``bf16``: whether the training computes so, which counts where the settings don't say;
+    ``epoch_ends``: the steps done when each of its epochs ends.
+
+    Raises ``UserError`` for inputs that are absent or don't fit the settings.
+    """
+    criteria = settings.criteria(epoch_ends)
+    precision = bf16 if settings.bf16 is None else settings.bf16
+    if isinstance(settings, BatchValidationSettings):
+        return BatchValidation(settings, criteria, bf16=precision)
+    return RetrievalValidation(settings, criteria, bf16=precision)
+
+
 def _gathered(encoded: list[tuple[NDArray[np.int64], Vectors]], dimension: int, device: torch.device) -> Vectors:
     """The vectors of all ranks' rows, in row order."""
     rows = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in encoded)])
@@ -261,3 +384,57 @@ def _sorted_block(pieces: list[tuple[NDArray[np.int64], Vectors]]) -> tuple[NDAr
     vectors = stacked([vectors for _, vectors in pieces])
     order = np.argsort(rows)
     return rows[order], vectors[order]
+
+
+def nothing_found(queries: int, k: int) -> Ranking:
+    """A ranking without documents."""
+    return Ranking(np.full((queries, k), -1, dtype=np.int64), np.full((queries, k), -np.inf, dtype=np.float32))
+
+
+def search_block(queries: Vectors, rows: NDArray[np.int64], vectors: Vectors, k: int, device: torch.device) -> Ranking:
+    """The ``k`` best of a block of documents for each query, exactly, by inner product with its best vector.
+
+    ``queries`` (queries, d); ``vectors`` (n, d) or (n, m, d) of the documents in ``rows``, which ascend.
+    """
+    per_document = vectors.shape[1] if vectors.ndim == 3 else 1
+    flat = vectors.reshape(-1, queries.shape[1])
+    found = nothing_found(len(queries), k)
+    wanted = k * per_document
+    for block in query_blocks(len(queries), wanted):
+        best = exact_top_k(queries[block], flat, wanted, device=str(device))
+        if per_document > 1:
+            best = best_of_documents(best, per_document, k)
+        found.rows[block] = np.where(best.rows < 0, -1, rows[best.rows])
+        found.scores[block] = best.scores
+    return found
+
+
+def rerank_block(
+    queries: Vectors, rows: NDArray[np.int64], vectors: Vectors, candidates: NDArray[np.int64], k: int
+) -> Ranking:
+    """The same of those documents of the block that are candidates of the query: rows (queries, n), -1 for none."""
+    place = np.minimum(np.searchsorted(rows, candidates), len(rows) - 1)
+    place = np.where(rows[place] == candidates, place, -1)
+    asked = np.flatnonzero((place >= 0).any(axis=1))
+    here = Ranking(place[asked], np.zeros(place[asked].shape, dtype=np.float32))
+    best = rerank(here, queries[asked].astype(np.float32), lambda wanted: vectors[wanted].astype(np.float32), k)
+    found = nothing_found(len(queries), k)
+    found.rows[asked] = np.where(best.rows < 0, -1, rows[best.rows])
+    found.scores[asked] = best.scores
+    return found
+
+
+def merge_over_ranks(own: Ranking, device: torch.device) -> Ranking:
+    """The best of all ranks' rankings, on every rank; some queries at a time cross them."""
+    ranks, (queries, k) = collectives.world_size(), own.rows.shape
+    if ranks == 1:
+        return own
+    merged = nothing_found(queries, k)
+    for block in query_blocks(queries, ranks * k):
+        rows, scores = (
+            collectives.gather(torch.from_numpy(part[block]).to(device)).cpu().numpy().reshape(ranks, -1, k)
+            for part in (own.rows, own.scores)
+        )
+        best = merge_rankings([Ranking(*of_rank) for of_rank in zip(rows, scores, strict=True)], k)
+        merged.rows[block], merged.scores[block] = best.rows, best.scores
+    return merged

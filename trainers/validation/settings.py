@@ -32,42 +32,57 @@ NEEDS_A_RUN = (
 
 
 class EvaluationSettings(Settings):
-    """What every kind has. An evaluation is made before the first step, every ``every`` steps and after the last.
+    """What every kind has. An evaluation is made before the first step, every ``every`` steps and after the last."""
 
-    ``patience``: evaluations in a row without improvement that end the run, None for no early end.
-    ``minimum_change``: an improvement is by more than this.
-    """
-
-    every: int = Field(default=500, ge=1)  # steps
+    every: int = Field(default=500, ge=1)
+    """Steps from one evaluation to the next."""
     patience: int | None = Field(default=None, ge=1)
+    """Evaluations in a row without improvement that end the run; None: no early end."""
     minimum_change: float = Field(default=0.0, ge=0)
-    bf16: bool | None = None  # autocast; None: as the training does
+    """An improvement is by more than this."""
+    bf16: bool | None = None
+    """Bfloat16 autocast; None: as the training does."""
 
 
 class RetrievalValidationSettings(EvaluationSettings):
     """A split of a collection, searched whole or in part, or a run of its queries ranked anew.
 
-    Measures, ``like`` and ``with_title`` are those of evaluate and embed, and on the whole collection the numbers are
-    theirs too. ``others`` are measured beside ``measure``, which decides.
+    On the whole collection the numbers are those of the stages embed, search (or rerank) and evaluate.
     """
 
     kind: Literal["retrieval"] = "retrieval"
     collection: InputPath
+    """The collection whose split is searched."""
     split: str = "dev"
+    """The judgments that decide."""
     measure: str = "nDCG@10"
+    """What decides which state is the best."""
     others: tuple[str, ...] = ("RR@10", "R@100")
+    """What is measured besides."""
     like: Like = "trec"
+    """Whose conventions measures follow, as in evaluate."""
     with_title: bool = True
-    document_vectors: InputPath | None = None  # of this collection, where an objective's fixed ones are of another
-    top_k: int | None = Field(default=None, ge=1)  # documents found a query; None: 100, or what a measure looks at
-    run: InputPath | None = None  # whose documents are ranked anew, instead of a search
-    candidates: int | None = Field(default=None, ge=1)  # of each query of the run; None: all
-    queries: int | None = Field(default=None, ge=1)  # a sample of so many; None: all
-    documents: int | None = Field(default=None, ge=1)  # a sample of so many with all judged ones; None: all
-    seed: int = Field(default=0, ge=0)  # of both samples
-    query_max_length: int | None = Field(default=None, ge=1)  # tokens; None: as the exported encoder reads
+    """Documents are read with their titles, as in embed."""
+    document_vectors: InputPath | None = None
+    """Vectors of this collection, where an objective's fixed ones are of another."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Documents found for a query; None: 100, or as many as a measure looks at."""
+    run: InputPath | None = None
+    """A run whose documents are ranked anew, in place of a search."""
+    candidates: int | None = Field(default=None, ge=1)
+    """The first so many of each query of the run; None: all."""
+    queries: int | None = Field(default=None, ge=1)
+    """A sample of so many; None: all."""
+    documents: int | None = Field(default=None, ge=1)
+    """A sample of so many with all judged ones in it; None: all."""
+    seed: int = Field(default=0, ge=0)
+    """Of both samples."""
+    query_max_length: int | None = Field(default=None, ge=1)
+    """Tokens of a query; None: as the exported encoder reads."""
     document_max_length: int | None = Field(default=None, ge=1)
-    token_budget: int | None = Field(default=None, ge=1)  # padded tokens in a forward pass; None: as suits the device
+    """Tokens of a document; None: as the exported encoder reads."""
+    token_budget: int | None = Field(default=None, ge=1)
+    """Padded tokens in a forward pass; None: as suits the device."""
 
     @field_validator("measure", "others")
     @classmethod
@@ -110,24 +125,24 @@ class RetrievalValidationSettings(EvaluationSettings):
         """Documents that a search finds of a query."""
         return self.top_k or max(_SEARCHED, self._deepest())
 
-    @property
-    def higher_is_better(self) -> bool:
-        """Always, of measures of retrieval."""
-        return True
-
     def criteria(self, epoch_ends: Sequence[int]) -> tuple[Criterion, ...]:  # noqa: ARG002
-        """What decides, from which step on."""
-        return (Criterion(self.measure, self.higher_is_better, minimum_change=self.minimum_change),)
+        """What decides: ``measure``, from the first step on."""
+        return (Criterion(self.measure, higher_is_better=True, minimum_change=self.minimum_change),)
 
 
 class LaterMeasure(Settings):
     """The measure that decides after so many steps or epochs, beginning with the first evaluation past their end."""
 
     measure: str
+    """``loss`` or a metric of the objective."""
     better: Better | None = None
+    """Which way is better, of a metric for which that isn't known."""
     minimum_change: float = Field(default=0.0, ge=0)
+    """An improvement is by more than this."""
     after_step: int | None = Field(default=None, ge=1)
+    """It decides after this step."""
     after_epoch: int | None = Field(default=None, ge=1)
+    """It decides after this epoch."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -148,22 +163,24 @@ class LaterMeasure(Settings):
 
 
 class BatchValidationSettings(EvaluationSettings):
-    """Stored batches that are not trained on (their first epoch), through the objective itself.
-
-    ``measure`` is ``loss`` or a metric of the objective, as a mean over the batches; ``better`` says which way is
-    better of a metric for which that isn't known. ``hard_negatives``: drawn from each row's, the same at every
-    evaluation. ``then``: another measure that decides later in the run, such as the average rank after 30 epochs of
-    Karpukhin et al. 2020, "Dense Passage Retrieval"; the best so far then starts anew.
-    """
+    """Stored batches that are not trained on (their first epoch), through the objective itself."""
 
     kind: Literal["batches"] = "batches"
     batches: InputPath
+    """Batches of a split that is held out."""
     measure: str = "loss"
+    """``loss`` or a metric of the objective, as a mean over the batches: what decides."""
     better: Better | None = None
-    batches_limit: int | None = Field(default=None, ge=1)  # the first so many; None: all
-    hard_negatives: int | None = Field(default=None, ge=0)  # None: all of a row's
-    seed: int = Field(default=0, ge=0)  # of that draw, and of what the objective draws
+    """Which way is better, of a metric for which that isn't known."""
+    batches_limit: int | None = Field(default=None, ge=1)
+    """The first so many; None: all."""
+    hard_negatives: int | None = Field(default=None, ge=0)
+    """Drawn from each row's, the same at every evaluation; None: all of a row's."""
+    seed: int = Field(default=0, ge=0)
+    """Of that draw, and of what the objective draws."""
     then: LaterMeasure | None = None
+    """A measure that decides later, such as the average rank after 30 epochs of Karpukhin et al. 2020, "Dense Passage
+    Retrieval"; the best so far then starts anew."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -175,17 +192,13 @@ class BatchValidationSettings(EvaluationSettings):
         """Those that decide; whatever else the objective measures is in the evaluations too."""
         return (self.measure, *([self.then.measure] if self.then else []))
 
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether more of ``measure`` is better."""
-        return better_direction(self.measure, self.better) == "higher"
-
     def criteria(self, epoch_ends: Sequence[int]) -> tuple[Criterion, ...]:
         """What decides, from which step on; ``epoch_ends``: the steps done when each epoch of the run ends.
 
         Raises ``UserError`` where the run ends before ``then`` begins.
         """
-        first = Criterion(self.measure, self.higher_is_better, minimum_change=self.minimum_change)
+        higher = better_direction(self.measure, self.better) == "higher"
+        first = Criterion(self.measure, higher, minimum_change=self.minimum_change)
         if self.then is None:
             return (first,)
         higher = better_direction(self.then.measure, self.then.better) == "higher"

@@ -11,7 +11,7 @@ from raytriever.errors import UserError
 from tests.unit.trainers.validation.made_up import MadeUpBatches, PairObjective, encoder_settings, load
 from trainers.engine.early_stopping import Criterion
 from trainers.validation.batches import BatchValidation
-from trainers.validation.opening import open_validation
+from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import BatchValidationSettings
 
 
@@ -116,4 +116,4 @@ def test_no_batches(tmp_path):
     with pytest.raises(UserError, match="holds no batch to validate on"):
         validation(MadeUpBatches(0))
     with pytest.raises(UserError, match="holds no artifact"):
-        open_validation(BatchValidationSettings(batches=str(tmp_path)), bf16=False, epoch_ends=[10])
+        build_validation(BatchValidationSettings(batches=str(tmp_path)), bf16=False, epoch_ends=[10])

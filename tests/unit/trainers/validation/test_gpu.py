@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit.trainers.validation.made_up import PairObjective, encoder_settings, load, make_collection
-from trainers.validation.opening import open_validation
+from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
 pytestmark = [
@@ -18,11 +18,11 @@ pytestmark = [
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_search_as_on_the_cpu(spread_encoder: Path, tmp_path: Path, bf16: bool) -> None:
     settings = RetrievalValidationSettings(collection=make_collection(tmp_path), others=("RR@10", "AP"))
-    expected = open_validation(settings, bf16=False, epoch_ends=[1]).measure(PairObjective(_encoder(spread_encoder)))
+    expected = build_validation(settings, bf16=False, epoch_ends=[1]).measure(PairObjective(_encoder(spread_encoder)))
     objective = PairObjective(_encoder(spread_encoder)).to("cuda").train()
     torch.cuda.manual_seed(1)
     drawn = torch.rand(3, device="cuda")
-    validation = open_validation(settings, bf16=bf16, epoch_ends=[1])
+    validation = build_validation(settings, bf16=bf16, epoch_ends=[1])
     torch.cuda.manual_seed(1)
     found = validation.measure(objective)
     assert torch.equal(torch.rand(3, device="cuda"), drawn)

@@ -8,7 +8,7 @@ import pytest
 from raytriever.artifacts.artifact import Artifact
 from tests.unit.trainers.validation.made_up import PairObjective, collect, encoder_settings, load
 from tests.unit.trainers.validation.stages import embedded, evaluated, reranked, searched, searched_by_words
-from trainers.validation.opening import open_validation
+from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
 pytestmark = pytest.mark.skipif(
@@ -30,7 +30,7 @@ def test_a_search_has_the_numbers_of_the_stages(name, spread_encoder, tmp_path):
     collection = collect(Path(os.environ["RAYTRIEVER_TEST_DATA"]) / name, tmp_path / "collection")
     objective = PairObjective(load(encoder_settings(spread_encoder))).train()
     settings = RetrievalValidationSettings(collection=collection, **SETTINGS)
-    found = open_validation(settings, bf16=False, epoch_ends=[1]).measure(objective)
+    found = build_validation(settings, bf16=False, epoch_ends=[1]).measure(objective)
     vectors = embedded(collection, encoder_settings(exported(objective, tmp_path / "export")), tmp_path)
     run = searched(collection, vectors, tmp_path, "dev")
     expected = evaluated(collection, run, tmp_path, "dev", MEASURES)
@@ -49,6 +49,6 @@ def test_an_encoder_of_use_and_a_run_of_bm25(tmp_path):
     again = reranked(collection, run, vectors, tmp_path, depth=5)
     expected = evaluated(collection, again, tmp_path, "dev", MEASURES)
     settings = RetrievalValidationSettings(collection=collection, run=run, **SETTINGS)
-    found = open_validation(settings, bf16=False, epoch_ends=[1]).measure(PairObjective(load(model)).train())
+    found = build_validation(settings, bf16=False, epoch_ends=[1]).measure(PairObjective(load(model)).train())
     assert found == pytest.approx(expected, abs=1e-6)
     assert found["nDCG@10"] > 0.5

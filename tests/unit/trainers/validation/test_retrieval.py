@@ -25,7 +25,7 @@ from tests.unit.trainers.validation.made_up import (
 )
 from tests.unit.trainers.validation.stages import embedded, evaluated, reranked, searched, searched_by_words
 from trainers.validation import retrieval
-from trainers.validation.opening import open_validation
+from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 from trainers.validation.texts import SharedTexts
 
@@ -46,7 +46,7 @@ def objective(spread_encoder: Path) -> PairObjective:
 
 def opened(collection: str, bf16: bool = False, **settings):
     values = {"measure": MEASURES[0], "others": MEASURES[1:], "every": 2} | settings
-    return open_validation(RetrievalValidationSettings(collection=collection, **values), bf16=bf16, epoch_ends=[10])
+    return build_validation(RetrievalValidationSettings(collection=collection, **values), bf16=bf16, epoch_ends=[10])
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -176,7 +176,7 @@ def test_bf16_is_that_of_the_training_unless_said(collection, objective):
     for training, validation, expected in [(True, None, torch.bfloat16), (True, False, torch.float32)]:
         kinds.clear()
         settings = RetrievalValidationSettings(collection=collection, bf16=validation)
-        open_validation(settings, bf16=training, epoch_ends=[10]).measure(objective)
+        build_validation(settings, bf16=training, epoch_ends=[10]).measure(objective)
         assert set(kinds) == {expected}
 
 

@@ -20,7 +20,7 @@ def settings(kind: str = "retrieval", **values):
 def test_defaults_of_retrieval():
     found = settings()
     assert found.measures == ("nDCG@10", "RR@10", "R@100")
-    assert (found.split, found.depth, found.higher_is_better) == ("dev", 100, True)
+    assert (found.split, found.depth) == ("dev", 100)
     assert found.criteria(EPOCH_ENDS) == (Criterion("nDCG@10", higher_is_better=True),)
     assert settings(others=["R@500", "nDCG@10"]).depth == 500
     assert input_paths(Recipe(validation=settings(run="r"))) == {"validation.collection": "c", "validation.run": "r"}
@@ -71,7 +71,6 @@ def test_criteria_of_batches():
     assert settings("batches").criteria(EPOCH_ENDS) == (Criterion("loss", higher_is_better=False),)
     found = settings("batches", measure="margin", better="higher", minimum_change=0.1)
     assert found.criteria(EPOCH_ENDS) == (Criterion("margin", higher_is_better=True, minimum_change=0.1),)
-    assert found.higher_is_better
 
 
 @pytest.mark.parametrize(("when", "start"), [({"after_step": 12}, 13), ({"after_epoch": 2}, 21)])

@@ -24,7 +24,7 @@ from trainers.objectives.coder.labels import SmoothingSettings
 from trainers.objectives.coder.objective import CoderSettings
 from trainers.objectives.coder.query_encoder import fit_to_documents, load_coder
 from trainers.run import LocatedModels, RunSettings, Watchers, run_training
-from trainers.validation.opening import open_validation
+from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
 MEASURES = ["nDCG@10", "RR@10", "AP"]
@@ -59,7 +59,7 @@ def coder(base, vectors, **settings):
 
 def validation(collection, **settings):
     values = {"measure": MEASURES[0], "others": MEASURES[1:], "every": 4} | settings
-    return open_validation(RetrievalValidationSettings(collection=collection, **values), bf16=False, epoch_ends=[8])
+    return build_validation(RetrievalValidationSettings(collection=collection, **values), bf16=False, epoch_ends=[8])
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from trainers.engine.optimization import OptimizerSettings
 from trainers.objectives.coder.objective import CoderSettings
 from trainers.objectives.coder.query_encoder import load_coder
 from trainers.run import LocatedModels, RunSettings, Watchers, run_training
-from trainers.validation.opening import open_validation
+from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
 TRANSFORMER = {"kind": "transformer", "layers": 1, "heads": 2, "dropout": 0.0}
@@ -186,7 +186,7 @@ def trained(tmp_path_factory, collection, base, vectors, batches, runs):
     objective.eval()
     objective.export(folder / "model")
     measured = [
-        open_validation(
+        build_validation(
             RetrievalValidationSettings(**dev(collection, runs["dev"], candidates=count)), bf16=False, epoch_ends=[8]
         ).measure(objective)
         for count in (None, 12)
@@ -243,7 +243,7 @@ def test_a_search_of_the_collection_can_not_validate_it(trained, base, collectio
     searching = dev(collection, None)
     with pytest.raises(ValidationError, match=r"can't search a collection.*validation.run"):
         run_settings(base, vectors, batches, searching)
-    validation = open_validation(RetrievalValidationSettings(**searching), bf16=False, epoch_ends=[8])
+    validation = build_validation(RetrievalValidationSettings(**searching), bf16=False, epoch_ends=[8])
     with pytest.raises(UserError, match="can't search a collection"):
         validation.measure(trained[0])
 

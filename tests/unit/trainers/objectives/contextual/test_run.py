@@ -24,7 +24,7 @@ from trainers.objectives.contextual import ContextualSettings
 from trainers.objectives.kinds import build_objective
 from trainers.record.model_card import model_card
 from trainers.run import LocatedModels, RunSettings, export, load_for_training
-from trainers.validation.opening import open_validation
+from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,7 +38,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def opened(collection: str, **settings: Any) -> Any:
     chosen = RetrievalValidationSettings(collection=collection, measure="AP", others=[], every=2, **settings)
-    return open_validation(chosen, bf16=False, epoch_ends=[10])
+    return build_validation(chosen, bf16=False, epoch_ends=[10])
 
 
 def test_validation_reads_documents_of_its_own_corpus(tiny_encoder: Path, collection: str) -> None:

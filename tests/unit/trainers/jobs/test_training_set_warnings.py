@@ -13,7 +13,7 @@ from raytriever.settings.configuration import validate
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.validation.made_up import make_collection
 from trainers.jobs.train import Train, TrainConfig
-from trainers.validation.opening import training_set_warnings
+from trainers.jobs.train_checks import training_set_warnings
 from trainers.validation.settings import ValidationSettings
 
 
