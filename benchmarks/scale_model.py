@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.scale_calibration import Calibration
 from benchmarks.stage_costs import Machines, Stage, Workload, stages
 from raytriever.errors import UserError
-from raytriever.reports.tables import counted
+from raytriever.reports.table import counted
 
 
 @dataclass(frozen=True)

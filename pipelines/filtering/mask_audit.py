@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.filtering.false_negatives import RULES
-from raytriever.reports.tables import aligned
+from raytriever.reports.table import Table
 
 EXAMPLES = 10  # of a rule
 _SHOWN_CHARACTERS = 240
@@ -111,10 +111,13 @@ def merge_audits(audits: Sequence[Audit]) -> Audit:
 
 def audit_lines(audit: Audit) -> list[str]:
     """A plain-text table: of each rule how many negatives it masked, in how many batches."""
-    rows = [("rule", "masked", "share", "batches")]
+    rows = []
     for rule in RULES:
         found = audit["rules"][rule]
         share = found["negatives"] / max(audit["negatives"], 1)
         rows.append((rule, f"{found['negatives']:,}", f"{share:.3%}", f"{found['batches']:,}"))
-    lines = [f"  {line}" for line in aligned(rows, "<>>>")]
-    return [f"{audit['negatives']:,} negatives in {audit['batches']:,} batches", *lines]
+    table = Table(["rule", "masked", "share", "batches"], rows)
+    return [
+        f"{audit['negatives']:,} negatives in {audit['batches']:,} batches",
+        *(f"  {line}" for line in table.lines()),
+    ]

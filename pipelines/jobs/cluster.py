@@ -22,7 +22,7 @@ from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.progress import ProgressLine
-from raytriever.reports.tables import counted
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.shards import workers_that_fit

@@ -22,7 +22,7 @@ from pipelines.packing.polish import VectorsOf
 from pipelines.pairs.pairs import PAIRS, SmallDomains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin, to_json
 from raytriever.errors import UserError
-from raytriever.reports.tables import counted
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.indexes.vector_index import set_threads

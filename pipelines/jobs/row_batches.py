@@ -15,7 +15,7 @@ from pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards
 from pipelines.pairs.pairs import SmallDomains, keep_domains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
-from raytriever.reports.tables import counted
+from raytriever.reports.table import counted
 from raytriever.stages.stage import Shard, Stage, StageConfig
 
 _ROWS_AT_ONCE = 2048

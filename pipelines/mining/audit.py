@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipelines.mining.inputs import QueryBlock
 from pipelines.mining.rules import ABSENT, KEPT, RULES, MiningRules, reference_scores, sampling_keys
-from raytriever.reports.tables import aligned
+from raytriever.reports.table import Table
 
 EXAMPLES = 20  # at most, each of another query
 _SHOWN_CHARACTERS = 240
@@ -115,10 +115,11 @@ def _merge(groups: Sequence[Any]) -> Audit:
 def audit_lines(audit: Audit) -> list[str]:
     """A plain-text table: each rule with what it dropped, then what is left, then what a user should know."""
     counts, total = audit["counts"], audit["counts"]["candidates"]
-    rows = [("rule", "candidates", "share", "queries", "dropped")]
-    rows += [_row(name, group, total, RULES[name]) for name, group in rules_of(audit).items()]
-    rows += [_row("chosen", audit["chosen"], total, f"of {counts['eligible']:,} that no rule drops")]
-    lines = [f"  {line}" for line in aligned(rows, "<>>><")]
+    groups = rules_of(audit)
+    meanings = ["dropped", *(RULES[name] for name in groups), f"of {counts['eligible']:,} that no rule drops"]
+    rows = [_row(name, group, total) for name, group in (groups | {"chosen": audit["chosen"]}).items()]
+    table = Table(["rule", "candidates", "share", "queries"], rows)
+    lines = [f"  {line}  {meaning}" for line, meaning in zip(table.lines(), meanings, strict=True)]
     told = [f"  {count:,} {COUNTS[name]}" for name, count in noteworthy(audit).items()]
     return [f"{total:,} candidates of {counts['queries']:,} queries", "", *lines, "", *told, *([""] if told else [])]
 
@@ -137,6 +138,6 @@ def noteworthy(audit: Audit) -> dict[str, int]:
     }
 
 
-def _row(name: str, group: Audit, total: int, meaning: str) -> tuple[str, str, str, str, str]:
+def _row(name: str, group: Audit, total: int) -> tuple[str, str, str, str]:
     share = f"{group['candidates'] / total:.1%}" if total else "-"
-    return name, f"{group['candidates']:,}", share, f"{group['queries']:,}", meaning
+    return name, f"{group['candidates']:,}", share, f"{group['queries']:,}"

@@ -27,8 +27,8 @@ from pipelines.reports.packings import (
 )
 from raytriever.artifacts.artifact import Artifact, origin
 from raytriever.reports.plots import BLUE, GREY, Distribution, histogram, ridgelines
-from raytriever.reports.report import Block, Plot, Section, Table
-from raytriever.reports.tables import counted
+from raytriever.reports.report import Block, Plot, Section
+from raytriever.reports.table import Table, counted
 from retrieval.vectors import StoredVectors
 
 # What the report says of stored batches by looking at them: domains, sources of chunks, grades of candidate lists.

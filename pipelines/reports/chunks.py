@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from pipelines.reports.examples import excerpt
 from raytriever.reports.plots import counted_bars
-from raytriever.reports.report import Block, Cell, Details, Plot, Section, Table
-from raytriever.reports.tables import counted
+from raytriever.reports.report import Block, Details, Plot, Section
+from raytriever.reports.table import Cell, Table, counted
 from retrieval.collections.collection import StoredCollection
 
 _CUT_AS = "sources_cut_as_"

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pipelines.clustering.clusters import read_domain
 from raytriever.artifacts.artifact import Artifact
 from raytriever.reports.plots import histogram, overlaid_curves
-from raytriever.reports.report import Block, Plot, Section, Table
-from raytriever.reports.tables import counted
+from raytriever.reports.report import Block, Plot, Section
+from raytriever.reports.table import Table, counted
 
 _DOMAINS_SHOWN = 12
 _CURVES = 6

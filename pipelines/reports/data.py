@@ -16,8 +16,8 @@ from pipelines.pairs.pairs import PAIRS, read_pairs
 from pipelines.reports.examples import excerpt, sample_of
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.long_columns import take_rows
-from raytriever.reports.report import Block, Cell, Details, Section, Table, folder_name
-from raytriever.reports.tables import counted
+from raytriever.reports.report import Block, Details, Section, folder_name
+from raytriever.reports.table import Cell, Table, counted
 from retrieval.collections.collection import COLLECTION, StoredCollection, TextPart
 
 # What the report says of pairs: how many of which domains, examples, and which repeated an earlier one.

@@ -13,8 +13,8 @@ from pipelines.reports.examples import excerpt
 from pipelines.reports.packings import Batches, PairVectors
 from raytriever.artifacts.artifact import Artifact
 from raytriever.reports.plots import histogram
-from raytriever.reports.report import Block, Details, Plot, Table, folder_name
-from raytriever.reports.tables import counted
+from raytriever.reports.report import Block, Details, Plot, folder_name
+from raytriever.reports.table import Table, counted
 
 _MASKED_BY = "masked by "
 _AUDIT = "audit.json"

@@ -4,7 +4,8 @@ from typing import Any
 
 from pipelines.mining.audit import COUNTS, Audit, noteworthy, rules_of
 from pipelines.mining.rules import RULES
-from raytriever.reports.report import Block, Details, Section, Table
+from raytriever.reports.report import Block, Details, Section
+from raytriever.reports.table import Table
 
 
 def mining_section(audit: Audit) -> Section:

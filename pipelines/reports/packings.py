@@ -16,8 +16,8 @@ from pipelines.packing.tour import tour_length
 from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.reports.plots import BLUE, GREY, ORANGE, Distribution, ridgelines
-from raytriever.reports.report import Block, Cell, Plot, Table, folder_name
-from raytriever.reports.tables import counted
+from raytriever.reports.report import Block, Plot, folder_name
+from raytriever.reports.table import Cell, Table, counted
 from retrieval.vectors import StoredVectors
 
 # What the report says of tours: how long they are beside a random order and a greedy walk taken literally.

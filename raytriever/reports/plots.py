@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from raytriever.reports.report import printable
+from raytriever.reports.table import printable
 
 INK = "#1c2630"
 GREY = "#9aa5ae"

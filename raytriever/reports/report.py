@@ -7,35 +7,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import yaml
 
 from raytriever.artifacts.artifact import RUN, Artifact
 from raytriever.reports.progress import format_seconds
-
-# of XML 1.0, which plots must be: control characters and halves of surrogate pairs are no characters
-_NO_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table that is more than its text."""
-
-    text: str
-    superscript: str = ""
-    is_strong: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of cells. The first ``text_columns`` are words, set to the left; the others are numbers, to the right."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
-    caption: str = ""
-    text_columns: int = 1
+from raytriever.reports.table import Table, html_text
 
 
 @dataclass(frozen=True)
@@ -51,7 +29,7 @@ class Details:
     """Something folded away; a string is shown with its line breaks."""
 
     summary: str
-    content: "Table | str"
+    content: Table | str
 
 
 Block = str | Table | Plot | Details
@@ -66,20 +44,11 @@ class Section:
     blocks: Sequence[Block]
 
 
-def printable(text: str) -> str:
-    """The text with what XML and UTF-8 have no place for replaced by U+FFFD."""
-    return _NO_CHARACTER.sub("\ufffd", text)
-
-
 def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     """The HTML page: its own style, no script, no reference to anything outside."""
-    links = "".join(f'<a href="#{_anchor(section)}">{_text(section.title)}</a>' for section in sections)
+    links = "".join(f'<a href="#{_anchor(section)}">{html_text(section.title)}</a>' for section in sections)
     body = "\n".join(_section(section) for section in sections)
-    return _PAGE.format(title=_text(title), subtitle=_text(subtitle), style=_STYLE, links=links, body=body)
-
-
-def _text(text: str) -> str:
-    return escape(printable(text))
+    return _PAGE.format(title=html_text(title), subtitle=html_text(subtitle), style=_STYLE, links=links, body=body)
 
 
 def _anchor(section: Section) -> str:
@@ -89,50 +58,20 @@ def _anchor(section: Section) -> str:
 def _section(section: Section) -> str:
     blocks = "\n".join(_block(block) for block in section.blocks)
     return (
-        f'<section id="{_anchor(section)}">\n<h2>{_text(section.title)}</h2>\n'
-        f'<p class="lead">{_text(section.lead)}</p>\n{blocks}\n</section>'
+        f'<section id="{_anchor(section)}">\n<h2>{html_text(section.title)}</h2>\n'
+        f'<p class="lead">{html_text(section.lead)}</p>\n{blocks}\n</section>'
     )
 
 
 def _block(block: Block) -> str:
     if isinstance(block, str):
-        return f"<p>{_text(block)}</p>"
+        return f"<p>{html_text(block)}</p>"
     if isinstance(block, Table):
-        return _table(block)
+        return block.html()
     if isinstance(block, Plot):
-        return f'<figure class="plot">{block.svg}<figcaption>{_text(block.caption)}</figcaption></figure>'
-    content = f"<pre>{_text(block.content)}</pre>" if isinstance(block.content, str) else _table(block.content)
-    return f"<details><summary>{_text(block.summary)}</summary>{content}</details>"
-
-
-def _table(table: Table) -> str:
-    caption = f"<figcaption>{_text(table.caption)}</figcaption>" if table.caption else ""
-    marks = [_longest_mark([row[number] for row in table.rows]) for number in range(len(table.header))]
-    header = _row("th", table.header, table.text_columns, marks)
-    rows = "\n".join(_row("td", row, table.text_columns, marks) for row in table.rows)
-    content = f"<table><thead>{header}</thead>\n<tbody>\n{rows}\n</tbody></table>"
-    return f'<figure><div class="table">{content}</div>{caption}</figure>'
-
-
-def _longest_mark(column: Sequence[str | Cell]) -> int:
-    return max((len(cell.superscript) for cell in column if isinstance(cell, Cell)), default=0)
-
-
-def _row(tag: str, row: Sequence[str | Cell], text_columns: int, marks: Sequence[int]) -> str:
-    cells = (_cell(tag, cell, number < text_columns, marks[number]) for number, cell in enumerate(row))
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def _cell(tag: str, cell: str | Cell, is_text: bool, mark: int) -> str:
-    """``mark``: characters of the column's longest superscript, kept free in all its cells so that numbers align."""
-    shown = cell if isinstance(cell, Cell) else Cell(cell)
-    inner = _text(shown.text)
-    if shown.is_strong:
-        inner = f"<strong>{inner}</strong>"
-    if mark:
-        inner += f'<sup style="min-width: {mark}ch">{_text(shown.superscript)}</sup>'
-    kind = "" if is_text else ' class="number"'
-    return f"<{tag}{kind}>{inner}</{tag}>"
+        return f'<figure class="plot">{block.svg}<figcaption>{html_text(block.caption)}</figcaption></figure>'
+    content = f"<pre>{html_text(block.content)}</pre>" if isinstance(block.content, str) else block.content.html()
+    return f"<details><summary>{html_text(block.summary)}</summary>{content}</details>"
 
 
 _STYLE = """

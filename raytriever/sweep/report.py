@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from raytriever.artifacts.storage import Folder
 from raytriever.reports.plots import BLUE, GREY, INK, ORANGE, shown, svg_of
 from raytriever.reports.progress import format_seconds
-from raytriever.reports.report import Block, Cell, Details, Plot, Section, Table, render
-from raytriever.reports.tables import aligned, counted
+from raytriever.reports.report import Block, Details, Plot, Section, render
+from raytriever.reports.table import Cell, Table, counted
 from raytriever.sweep.grid import short_keys
 from raytriever.sweep.results import Column, Result, Row, Spread, best_row, rows_of
 from retrieval.evaluation.systems import strict_json
@@ -165,7 +165,6 @@ def sweep_dots(axes_of: Sequence[Ticks], means: Array, measure: str, description
 
 
 SWEEP_JSON, SWEEP_HTML = "sweep.json", "sweep.html"
-_COLUMNS = 100  # of a terminal
 
 
 @dataclass(frozen=True)
@@ -207,34 +206,14 @@ class Swept:
 
 def sweep_lines(swept: Swept) -> list[str]:
     """The table, what failed, and what to keep in mind. Columns that don't fit beside the others go below."""
-    header, rows = _cells(swept)
-    columns = [_column(head, [row[number] for row in rows]) for number, head in enumerate(header)]
-    settings = len(swept.keys) + bool(swept.seed_key)
-    lines = ["", f"{_counts(swept)}; measures of {swept.systems()}"]
-    for table in _side_by_side(columns[:settings], columns[settings:]):
-        lines += ["", *aligned(list(zip(*table, strict=True)), ">" * len(table))]
-    notes = ["* highest"] * any(cell.is_strong for row in rows for cell in row)
+    table = _table(swept)
+    lines = ["", f"{_counts(swept)}; measures of {swept.systems()}", ""]
+    lines += table.lines(repeated=len(swept.keys) + bool(swept.seed_key))
+    notes = ["* highest"] * any(cell.is_strong for row in table.rows for cell in row if isinstance(cell, Cell))
     notes += ["mean ± standard deviation over the seeds"] * bool(swept.seed_key)
     lines += ["", "; ".join(notes)]
     lines += [f"{result.name} failed: {result.failure.reason}" for result in swept.results if result.failure]
     return [*lines, *([_TEST_SPLIT] if _chooses_on_test(swept) else [])]
-
-
-def _column(head: str, cells: Sequence[Cell]) -> list[str]:
-    """Its lines; where one has a mark, the others keep room for it, so that numbers stand below one another."""
-    room = "  " if any(cell.is_strong for cell in cells) else ""
-    return [head + room, *(cell.text + (" *" if cell.is_strong else room) for cell in cells)]
-
-
-def _side_by_side(first: list[list[str]], others: list[list[str]]) -> list[list[list[str]]]:
-    """The ``others`` in tables that fit a terminal, ``first`` in front of each."""
-    tables = [list(first)]
-    for column in others:
-        width = sum(2 + max(map(len, other)) for other in [*tables[-1], column])
-        if width > _COLUMNS and len(tables[-1]) > len(first):
-            tables.append(list(first))
-        tables[-1].append(column)
-    return tables
 
 
 _TEST_SPLIT = "Measured on the test split: a setting chosen by this table needs other queries for its final figure."
@@ -251,8 +230,8 @@ def _counts(swept: Swept) -> str:
     return f"{swept.recipe}: {', '.join(parts)}{failed}"
 
 
-def _cells(swept: Swept) -> tuple[list[str], list[list[Cell]]]:
-    """Header and rows of the table; the highest of each measure is strong."""
+def _table(swept: Swept, caption: str = "") -> Table:
+    """A row for each setting; the highest of each measure is strong."""
     rows, short = swept.rows, short_keys([*swept.keys, *([swept.seed_key] if swept.seed_key else [])])
     facts = {"examples": "examples", "training_seconds": "training", "seconds": "total"}
     facts = {fact: head for fact, head in facts.items() if any(row.mean_of(fact) is not None for row in rows)}
@@ -271,7 +250,7 @@ def _cells(swept: Swept) -> tuple[list[str], list[list[Cell]]]:
             for spread, mean in zip(spreads, highest, strict=True)
         ]
         cells.append(of_row + [Cell(_fact(fact, row.mean_of(fact))) for fact in facts])
-    return header, cells
+    return Table(header, cells, caption, text_columns=len(swept.keys))
 
 
 def _shown(spread: Spread | None) -> str:
@@ -331,14 +310,13 @@ def _spread_json(column: Column, spread: Spread | None) -> dict[str, Any]:
 
 def sweep_section(swept: Swept) -> Section:
     """Plots, the table, each seed's trial, failures and the command's settings."""
-    header, rows = _cells(swept)
     over_seeds = " Mean ± standard deviation (n - 1) over the seeds." if swept.seed_key else ""
     times = (
         " Training: the sum of its steps; total: all stages that the values change, with their start. Where a trial was"
         " cut off and went on, total counts the last attempt alone, training all of them."
     )
     caption = f"Measures of {swept.systems()}; the highest is bold.{over_seeds}{times}"
-    blocks: list[Block] = [*_plots(swept), Table(header, rows, caption, text_columns=len(swept.keys))]
+    blocks: list[Block] = [*_plots(swept), _table(swept, caption)]
     if _chooses_on_test(swept):
         blocks.append(_TEST_SPLIT)
     if swept.seed_key:

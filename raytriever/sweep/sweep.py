@@ -11,7 +11,7 @@ from raytriever.artifacts.storage import absolute
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
 from raytriever.reports.log import log
-from raytriever.reports.tables import counted
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import Settings
 from raytriever.settings.recipe import Recipe, load_recipe
 from raytriever.stages.preflight import check_stage

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from raytriever.artifacts.storage import Folder
-from raytriever.reports.report import Block, Details, Section, Table, render
+from raytriever.reports.report import Block, Details, Section, render
+from raytriever.reports.table import Table
 from retrieval.evaluation.comparison import Compared, Extremes
 from retrieval.evaluation.measures import note_lines
 from retrieval.evaluation.report_section import Evaluated, result_section, signed

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from raytriever.reports.plots import Interval, interval_panels
-from raytriever.reports.report import Block, Cell, Details, Plot, Section, Table
-from raytriever.reports.tables import aligned
+from raytriever.reports.report import Block, Details, Plot, Section
+from raytriever.reports.table import Cell, Table
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.measures import PerQuery, convention_lines, notes
 from retrieval.evaluation.systems import better_than, letters_of
@@ -17,7 +17,6 @@ from retrieval.evaluation.systems import better_than, letters_of
 
 DOMAINS = "domains.json"
 _MOST_SHOWN = 12
-_COLUMNS = 100  # of a terminal
 
 Domains = Mapping[str, Mapping[str, Any]]
 """What domains.json holds: for each domain its ``queries``, ``counted_queries`` and ``runs``, those of most first."""
@@ -62,12 +61,7 @@ def domain_lines(domains: Domains, measure: str) -> list[str]:
     """
     lines = ["", f"{measure} by domain"]
     rows = _rows(domains, measure)
-    width = max(len(row[0]) for row in rows)
-    widest = max(len(cell) for row in rows for cell in row[1:]) + 2
-    at_once = max(1, (_COLUMNS - width) // widest)
-    for start in range(1, len(rows[0]), at_once):
-        block = [[row[0], *row[start : start + at_once]] for row in rows]
-        lines += ["", *aligned(block, "<" + ">" * (len(block[0]) - 1))]
+    lines += ["", *Table(rows[0], rows[1:]).lines()]
     if left_out := _left_out(domains):
         lines += ["", left_out]
     return lines

@@ -9,7 +9,7 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.reports.log import log
-from raytriever.reports.tables import counted
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.collections.collection import StoredCollection

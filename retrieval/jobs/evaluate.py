@@ -13,7 +13,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from raytriever.reports.log import log
-from raytriever.reports.tables import counted
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, InputPath
 from raytriever.stages.preflight import is_at
 from raytriever.stages.stage import Shard, Stage, StageConfig

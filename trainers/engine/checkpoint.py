@@ -23,7 +23,7 @@ from raytriever.artifacts.artifact import Derivation
 from raytriever.artifacts.storage import Folder, sha256_of
 from raytriever.errors import StorageError, UserError
 from raytriever.reports.log import log
-from raytriever.reports.tables import counted
+from raytriever.reports.table import counted
 from trainers.engine import collectives
 from trainers.engine.early_stopping import Evaluation
 from trainers.engine.optimization import trainable_parameters

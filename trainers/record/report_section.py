@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from raytriever.artifacts.artifact import LOG, Artifact
 from raytriever.reports.plots import Curve, Panel, curve_panels
 from raytriever.reports.progress import format_seconds
-from raytriever.reports.report import Block, Cell, Plot, Section, Table
+from raytriever.reports.report import Block, Plot, Section
+from raytriever.reports.table import Cell, Table
 from trainers.engine.early_stopping import (
     Criterion,
     Evaluation,

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from raytriever.artifacts.artifact import Artifact, ShardWriter, to_json
 from raytriever.errors import UserError
-from raytriever.reports.tables import counted
+from raytriever.reports.table import counted
 from raytriever.settings.configuration import Settings
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
 from retrieval.encoders.contextual.drawing import drawn_rows

@@ -9,7 +9,8 @@ from pipelines.mining.audit import EXAMPLES, Audit, audit_lines, block_audit, me
 from pipelines.mining.inputs import QueryBlock
 from pipelines.mining.rules import ABSENT, KEPT, RULES, UNJUDGED, Block, JudgedPairs, MiningRules, Positives
 from pipelines.reports.mining import mining_section
-from raytriever.reports.report import Details, Table, render
+from raytriever.reports.report import Details, render
+from raytriever.reports.table import Table
 
 QUERIES, K = 90, 7
 RULESET = MiningRules(relative_margin=0.1, judged_negatives="drop")

@@ -29,7 +29,8 @@ from pipelines.reports.packings import (
     packed_pairs,
 )
 from raytriever.artifacts.artifact import Artifact
-from raytriever.reports.report import Details, Plot, Section, Table
+from raytriever.reports.report import Details, Plot, Section
+from raytriever.reports.table import Table
 from retrieval.vectors import StoredVectors
 from tests.unit.small_run import BATCH_SIZE, PAIRS, make, make_run
 

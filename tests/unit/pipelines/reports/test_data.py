@@ -11,7 +11,8 @@ from pipelines.pairs.duplicates import DuplicateSettings
 from pipelines.reports.clusters import clusters_section, objective_sentence
 from pipelines.reports.data import data_section, duplicates_sentence, left_out_section
 from raytriever.artifacts.artifact import Artifact
-from raytriever.reports.report import Details, Plot, Section, Table
+from raytriever.reports.report import Details, Plot, Section
+from raytriever.reports.table import Table
 from retrieval.collections.collection import StoredCollection
 from tests.unit.pipelines.jobs.made_up import collection_of
 from tests.unit.small_run import BATCH_SIZE, ODD_DOMAIN, PAIRS, make, make_run

@@ -16,7 +16,8 @@ from pipelines.jobs.mix import Mix, MixConfig
 from pipelines.reports.batches import batches_section, distinct_in_rows, domains_sentence, grades_sentence, share_beside
 from pipelines.reports.chunks import chunks_section, length_sentence
 from pipelines.reports.examples import excerpt
-from raytriever.reports.report import Details, Plot, Section, Table
+from raytriever.reports.report import Details, Plot, Section
+from raytriever.reports.table import Table
 from retrieval.collections.collection import StoredCollection
 from tests.unit.pipelines.jobs.batch_inputs import make_candidates
 from tests.unit.pipelines.jobs.made_up import collection_of, store

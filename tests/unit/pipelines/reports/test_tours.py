@@ -12,7 +12,7 @@ from pipelines.packing.pack import PackingSettings
 from pipelines.packing.tour import greedy_tour
 from pipelines.reports.packings import literal_length, literal_tour, polish_sentence, tour_blocks, tour_sentence
 from raytriever.artifacts.artifact import Artifact
-from raytriever.reports.report import Table
+from raytriever.reports.table import Table
 from tests.unit.small_run import BATCH_SIZE, make, make_run
 
 

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.reports.report import Block, Cell, Details, Plot, Section, Table, printable, render
+from raytriever.reports.report import Block, Details, Plot, Section, render
+from raytriever.reports.table import Cell, Table, printable
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><path d="M 0 0"/></svg>'
 ODD = "<img src=x onerror=\"alert(1)\"> & 'co' </script> ü 漢 \x00\ud800"

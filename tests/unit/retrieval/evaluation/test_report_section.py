@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from raytriever.reports.report import Cell, Details, Plot, Table
+from raytriever.reports.report import Details, Plot
+from raytriever.reports.table import Cell, Table
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.report_section import Evaluated, difference_from, domain_means, result_section

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from raytriever.artifacts.artifact import Artifact
-from raytriever.reports.report import Cell, Plot, Section, Table, render
+from raytriever.reports.report import Plot, Section, render
+from raytriever.reports.table import Cell, Table
 from tests.unit.small_run import make_artifact, training_points
 from trainers.engine.early_stopping import Criterion, Evaluation
 from trainers.objective import Comparisons

@@ -1,0 +1,37 @@
+from raytriever.reports.table import Cell, Table, counted
+
+
+def test_one_and_many() -> None:
+    assert counted(1, "pair") == "1 pair"
+    assert counted(0, "pair") == "0 pairs"
+    assert counted(1, "batch", "batches") == "1 batch"
+    assert counted(2_000, "batch", "batches") == "2,000 batches"
+
+
+def test_words_are_to_the_left_and_numbers_to_the_right() -> None:
+    rows = [("same text", "a copy", "7"), ("größe", "", "1,234,567")]
+    assert Table(("rule", "why", "masked"), rows, text_columns=2).lines() == [
+        "rule       why        masked",
+        "same text  a copy          7",
+        "größe              1,234,567",
+    ]
+    assert Table((), rows, text_columns=3).lines() == ["same text  a copy  7", "größe              1,234,567"]
+
+
+def test_marks_stand_below_one_another() -> None:
+    rows = [["base", Cell("0.5"), "1"], ["best", Cell("10.5", "ab", is_strong=True), "2"], ["other", "2.5", "3"]]
+    assert Table(["system", "nDCG", "n"], rows).lines() == [
+        "system  nDCG       n",
+        "base     0.5       1",
+        "best    10.5 ab *  2",
+        "other    2.5       3",
+    ]
+    assert "*" not in "".join(Table(["system", "nDCG", "n"], rows).lines(strong=""))
+
+
+def test_columns_that_are_too_many_go_below() -> None:
+    table = Table(["system", "n", *(f"measure {number:>2}" for number in range(9))], [["a", "1", *["0.5"] * 9]])
+    lines = table.lines(repeated=2)
+    assert max(map(len, lines)) <= 100
+    assert [line[:9] for line in lines] == ["system  n", "a       1", "", "system  n", "a       1"]
+    assert [line.count("measure") for line in lines] == [7, 0, 0, 2, 0]
