@@ -194,6 +194,7 @@ def _job_command(job: str) -> Callable[..., None]:
 
 def _run_job(job: str, config: Path | None, overrides: list[str], print_config: bool, force: bool) -> None:
     from raytriever.settings.configuration import apply_overrides, read_yaml, validate
+    from raytriever.stages.preflight import check_before_run
     from raytriever.stages.ray_session import RaySession
     from raytriever.stages.stage import closing_lines, run_stage
 
@@ -203,6 +204,7 @@ def _run_job(job: str, config: Path | None, overrides: list[str], print_config: 
     if print_config:
         _print_yaml(stage.config.model_dump(mode="json"))
         return
+    check_before_run({job: stage}, [job])
     with RaySession() as session:
         artifact = run_stage(stage, session, replace=force)
     for line in closing_lines([(stage, artifact)]):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import Field
 
 from pipelines.formats.sources import AnySource
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
+from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, Source, StoredCollection
 
@@ -37,9 +38,9 @@ class Collect(Stage[CollectConfig]):
         """The reader of the configured source."""
         return self.config.source.open()
 
-    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:  # noqa: ARG002
+    def check_inputs(self, there: Set[str]) -> None:
         """Opens the source, which names a missing folder, file or split."""
-        if not is_artifact(self.config.output):
+        if input_paths(self.config).keys() <= there and not is_artifact(self.config.output):
             self.source()
 
     def resolved(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`raytriever export`: writes a collection, its training examples, batches or an encoder in another tool's format."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -19,7 +19,7 @@ from pipelines.formats.training_examples import MinedNegatives
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Input, InputPath
+from raytriever.settings.configuration import Input, InputPath, input_paths
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.contextual.contexts import CorpusContext
@@ -171,15 +171,22 @@ class Export(Stage[ExportConfig]):
         left_out = others[self.config.exported]
         return {key: value for key, value in super().resolved().items() if key not in left_out}
 
-    def plan(self) -> list[Shard]:
-        """The shards. Raises ``UserError`` for an unknown split, and for inputs that don't fit the format."""
-        if self._located is not None:
+    def check_inputs(self, there: Set[str]) -> None:
+        """An unknown split, batches of another layout, an encoder that reads no context."""
+        if "collection" in there and self.config.split is not None:
+            StoredCollection(str(self.config.collection)).judgments(self.config.split)
+        if "batches" in there:
+            self._check_layout()
+        if "encoder.model" in there and input_paths(self.config).keys() <= there and self._located is not None:
             self._check_encoder(self._located)
-        elif self.config.exported == "batches":
-            self._check_batches()
+
+    def plan(self) -> list[Shard]:
+        """The shards. Raises ``UserError`` for inputs that don't come from one another."""
+        if self.config.exported == "batches":
+            require_lineage(self._reader.artifact, self._made_from())
             return [*self._files(), Shard("card", phase=1)]
-        else:
-            self._check_collection(StoredCollection(str(self.config.collection)))
+        if self.config.candidates is not None:
+            self._check_candidates(StoredCandidates(self.config.candidates))
         return [Shard("all")]
 
     def total_rows(self, shards: list[Shard]) -> int | None:  # noqa: ARG002
@@ -217,18 +224,14 @@ class Export(Stage[ExportConfig]):
         """The folder."""
         return [""]
 
-    def _check_collection(self, collection: StoredCollection) -> None:
+    def _check_candidates(self, candidates: StoredCandidates) -> None:
         split = self.config.split
-        if split is not None:
-            collection.judgments(split)
-        if self.config.candidates is not None:
-            candidates = StoredCandidates(self.config.candidates)
-            require_same_origin("collection", collection, candidates)
-            if candidates.config["split"] != split:
-                raise UserError(
-                    f"{candidates.uri} was mined for split '{candidates.config['split']}', not for '{split}'."
-                    " Set split to that one, or mine for this one."
-                )
+        require_same_origin("collection", StoredCollection(str(self.config.collection)), candidates)
+        if candidates.config["split"] != split:
+            raise UserError(
+                f"{candidates.uri} was mined for split '{candidates.config['split']}', not for '{split}'."
+                " Set split to that one, or mine for this one."
+            )
 
     def _write_collection(self, folder: Path) -> list[str]:
         config, collection = self.config, StoredCollection(str(self.config.collection))
@@ -262,7 +265,7 @@ class Export(Stage[ExportConfig]):
         write_module_folder(encoder, folder, self._context)
         return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-    def _check_batches(self) -> None:
+    def _check_layout(self) -> None:
         reader = self._reader
         if reader.layout not in self._batch_format.layouts:
             raise UserError(
@@ -270,7 +273,6 @@ class Export(Stage[ExportConfig]):
                 " is for queries with the texts of their documents, layout 'pairs'. Format hugging_face holds any"
                 " layout."
             )
-        require_lineage(reader.artifact, self._made_from())
 
     def _made_from(self) -> dict[str, Artifact]:
         return {name: Artifact(uri) for name, uri in self.config.made_from.items()}

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Set
 from functools import lru_cache
 from typing import Any, Self
 
@@ -114,6 +115,11 @@ class Filter(Stage[FilterConfig]):
         others = Filter(self.config.model_copy(update={"teacher_scores": None}))
         return others.input_fingerprints() | {"teacher_scores": scores_fingerprint(path)}
 
+    def check_inputs(self, there: Set[str]) -> None:
+        """A split that is not judged."""
+        if "collection" in there and self.config.judged_negatives:
+            StoredCollection(self.config.collection).judgments(self.config.judged_negatives)
+
     def plan(self) -> list[Shard]:
         """Three phases; refuses inputs that don't belong together."""
         config = self.config
@@ -129,8 +135,6 @@ class Filter(Stage[FilterConfig]):
                     raise UserError(f"{vectors.uri} has several vectors for one of the {part}; give one for each.")
         if config.negatives:
             require_same_origin("collection", collection, StoredCandidates(config.negatives))
-        if config.judged_negatives:
-            collection.judgments(config.judged_negatives)
         if config.teacher_scores:
             check_scores(config.teacher_scores, collection)
         queries = part_shards("queries", collection, "queries/")

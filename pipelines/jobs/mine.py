@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Set
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -70,6 +71,11 @@ class Mine(Stage[MineConfig]):
     kind = CANDIDATES
     config_class = MineConfig
     unit = "queries"
+
+    def check_inputs(self, there: Set[str]) -> None:
+        """A split that is not judged."""
+        if "collection" in there:
+            StoredCollection(self.config.collection).judgments(self.config.split)
 
     def plan(self) -> list[Shard]:
         """Three phases; refuses inputs that don't belong together and settings that leave nothing."""

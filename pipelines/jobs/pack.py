@@ -1,7 +1,7 @@
 """`raytriever pack`: pairs to equal batches within one domain, a new packing for every epoch."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, re
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.indexes.vector_index import set_threads
 from retrieval.vectors import StoredVectors
 
@@ -116,15 +116,22 @@ class Pack(Stage[PackConfig]):
     config_class = PackConfig
     unit = "examples"
 
+    def check_settings(self, run: Run) -> None:  # noqa: ARG002
+        """Settings that don't go together."""
+        _require_compatible(self.config)
+
+    def check_inputs(self, there: Set[str]) -> None:
+        """Clusters of another kind than the order needs."""
+        if "clusters" in there:
+            _check_clusters(Artifact(str(self.config.clusters), CLUSTERS), self.config)
+
     def plan(self) -> list[Shard]:
-        """The lists, the parts, the epochs; refuses settings that don't go together and inputs that don't."""
+        """The lists, the parts, the epochs; refuses inputs that don't go together."""
         config = self.config
-        _check_settings(config)
         lists: list[Shard] = []
         bounds: list[tuple[int, int]] = []
         if config.clusters:
             clusters = Artifact(config.clusters, CLUSTERS)
-            _check_clusters(clusters, config)
             sizes = [int(shard.counts["clusters"]) for shard in clusters.shards]
             bounds = parts_of([shard.rows for shard in clusters.shards])
             if config.packing.order == "tour":
@@ -316,7 +323,7 @@ def _list_file(number: int, name: str) -> str:
     return f"neighbours/{number:05d}.{name}.npy"
 
 
-def _check_settings(config: PackConfig) -> None:
+def _require_compatible(config: PackConfig) -> None:
     packing = config.packing
     if packing.polish_sweeps and not (config.vectors and config.pairs):
         raise UserError("packing.polish_sweeps needs 'pairs' and 'vectors'. Name both artifacts, or set it to 0.")

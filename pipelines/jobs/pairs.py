@@ -1,6 +1,7 @@
 """`raytriever pairs`: the judged positives of a collection's splits as training pairs, each once."""
 
 import io
+from collections.abc import Set
 from typing import Annotated, Any
 
 import numpy as np
@@ -54,11 +55,15 @@ class Pairs(Stage[PairsConfig]):
     config_class = PairsConfig
     unit = "pairs"
 
+    def check_inputs(self, there: Set[str]) -> None:
+        """A split that is not judged."""
+        if "collection" in there:
+            for split in self._splits():
+                StoredCollection(self.config.collection).judgments(split)
+
     def plan(self) -> list[Shard]:
-        """What was judged, hashes of its texts, the pairs; refuses a split that isn't there."""
+        """What was judged, hashes of its texts, the pairs."""
         collection = StoredCollection(self.config.collection)
-        for split in self._splits():
-            collection.judgments(split)
         if not self.config.duplicates.needs_texts:
             return [Shard("all", {"make": "pairs"})]
         judged = Shard("judged", {"make": "judged"}, intermediate=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from raytriever.artifacts.artifact import Artifact
 from raytriever.reports.log import log
-from raytriever.stages.preflight import check_stage
+from raytriever.stages.preflight import check_before_run, inputs_made_by
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Stage, closing_lines, run_stage
 from retrieval.jobs.evaluate import overview
@@ -20,10 +20,7 @@ def run_variants(
     for what they read as soon as it is made.
     """
     for variant, stages in variants.items():
-        for name in wanted[variant]:
-            check_stage(stages[name], stages)
-            for warning in stages[name].warnings(stages):
-                log.warning(f"Warning: {warning}")
+        check_before_run(stages, wanted[variant])
     finished: dict[str, list[tuple[Stage[Any], Artifact]]] = {}
     with RaySession() as session:
         for variant, stages in variants.items():
@@ -32,8 +29,9 @@ def run_variants(
                 label = f"{variant}: {name}" if variant else name
                 artifact = run_stage(stage, session, replace=True, label=label, recipe=recipe)
                 finished.setdefault(variant, []).append((stage, artifact))
-                for later in wanted[variant][place:]:
-                    stages[later].check_made(stage.config.output)
+                for later in (stages[later] for later in wanted[variant][place:]):
+                    if made := inputs_made_by(stage, later, stages):
+                        later.check_inputs(made)
     for variant, done in finished.items():
         for line in [*(["", variant] if variant else []), *closing_lines(done)]:
             log.info(line)

@@ -8,7 +8,7 @@ import platform
 import resource
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,24 +124,21 @@ class Stage(Generic[Config]):
         """Dotted name of each input to its fingerprint; raises ``UserError`` where one is absent."""
         return {key: Artifact(path).fingerprint for key, path in input_paths(self.config).items()}
 
-    def check_before_run(self, run: Mapping[str, "Stage[Any]"]) -> None:
-        """Looks for what comes from outside the ``run``, and at settings beside it, before any stage of it begins.
+    def check_settings(self, run: "Run") -> None:
+        """Looks at settings alone, its own and those of the other stages of its ``run``, before any of them begins.
 
-        Quick, and nothing is refused that would run. Raises ``UserError``.
+        Nothing is refused that would work. Raises ``UserError``; a line that begins with "Warning:" goes to the log.
         """
 
-    def check_made(self, path: str) -> None:
-        """Looks into the artifact at ``path``, which an earlier stage of the run has just made, if this stage reads it.
+    def check_inputs(self, there: Set[str]) -> None:
+        """Looks into inputs that are ``there``, named by their dotted keys.
 
-        For what ``plan`` would refuse after other stages' hours. Raises ``UserError``.
+        Called before a run with those that no stage of it makes, then with each as soon as it is made, and with all of
+        them before ``plan``; each time it is quick, so that nobody waits hours for a refusal. Raises ``UserError``.
         """
-
-    def warnings(self, run: Mapping[str, "Stage[Any]"]) -> list[str]:  # noqa: ARG002
-        """What the user should know of this stage beside the others of its ``run``, before any of them begins."""
-        return []
 
     def plan(self) -> list[Shard]:
-        """Checks the inputs and lists the shards in order; raises ``UserError`` before anything is written."""
+        """The shards in order, once all inputs are there; ``UserError`` where those don't belong together."""
         return [Shard("all")]
 
     def load(self) -> None:
@@ -217,6 +214,19 @@ class Stage(Generic[Config]):
                 raise
 
 
+Run = Mapping[str, Stage[Any]]  # the stages of a recipe by name, in the order they run
+
+
+def made_by(run: Run, path: str) -> Stage[Any] | None:
+    """The stage of the run whose folder ``path`` is, or is in."""
+    here = absolute(path).rstrip("/")
+    for stage in run.values():
+        folder = absolute(stage.config.output).rstrip("/")
+        if here == folder or here.startswith(f"{folder}/"):
+            return stage
+    return None
+
+
 @contextmanager
 def storage_errors(output: str) -> Iterator[None]:
     """Turns a full or forbidden disk, or an object store that refuses, into a ``StorageError`` that says which one."""
@@ -259,6 +269,7 @@ def run_stage(
             log.info(f"{label}: reused, {stage.summary(artifact)} ({output})")
             return artifact
         started, metrics = time.monotonic(), StageMetrics(output)
+        stage.check_inputs(input_paths(stage.config).keys())
         shards = stage.plan()
         if writer.differences:
             require_own_recipe(output, recipe)

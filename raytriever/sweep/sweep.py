@@ -1,7 +1,9 @@
 """`raytriever sweep`: a recipe once for each setting of some of its values, side by side in a table and a plot."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from logging import LogRecord
 from typing import Any
 
 from pydantic import Field
@@ -10,11 +12,11 @@ from raytriever.artifacts.artifact import is_artifact
 from raytriever.artifacts.storage import absolute
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
-from raytriever.reports.log import log
+from raytriever.reports.log import log, log_to
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Settings
 from raytriever.settings.recipe import Recipe, load_recipe
-from raytriever.stages.preflight import check_stage
+from raytriever.stages.preflight import check_before_run, warned_of_on_a_cluster
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Stage, run_stage
 from raytriever.sweep.budgets import Portion, Stages, Trial, check_keys, plan_trial, portions_of
@@ -107,8 +109,6 @@ def run_sweep(sweep: Sweep) -> Swept:
     A trial that fails is a result too. Raises ``UserError`` where a stage fails that all trials share.
     """
     _check(sweep.trials)
-    for warning in _warnings(sweep.trials):
-        log.warning(f"Warning: {warning}")
     failures: dict[str, Failure] = {}  # by the portion's name
     with RaySession() as session:
         for portions in portions_of(sweep.trials):
@@ -138,18 +138,17 @@ def run_sweep(sweep: Sweep) -> Swept:
 def _check(trials: Sequence[Trial]) -> None:
     """Every stage of the sweep, each once. Trials are driven by processes of their own, on any machine."""
     checked: set[str] = set()
-    for trial in trials:
-        for portion in trial.portions().values():
-            for stage in portion.stages.values():
-                if stage.config.output not in checked:
-                    check_stage(stage, trial.stages, driven_elsewhere=bool(portion.values))
-                checked.add(stage.config.output)
-
-
-def _warnings(trials: Sequence[Trial]) -> list[str]:
-    """What stages warn of beside the others of their trial, each warning once."""
-    stages = [(stage, trial.stages) for trial in trials for stage in trial.stages.values()]
-    return list(dict.fromkeys(warning for stage, run in stages for warning in stage.warnings(run)))
+    said: dict[str, LogRecord] = {}
+    with log_to(lambda record: said.setdefault(record.getMessage(), record)):
+        for trial in trials:
+            for portion in trial.portions().values():
+                new = [name for name, stage in portion.stages.items() if stage.config.output not in checked]
+                for name in new:
+                    with warned_of_on_a_cluster() if portion.values else nullcontext():
+                        check_before_run(trial.stages, [name])
+                checked |= {portion.stages[name].config.output for name in new}
+    for record in said.values():  # what trials share is warned of once
+        log.handle(record)
 
 
 def _missing(portions: Sequence[Portion], trials: Sequence[Trial], failures: dict[str, Failure]) -> list[Portion]:

@@ -1,5 +1,6 @@
 """`raytriever context`: the documents of a corpus that a contextual encoder reads before any text, as its vectors."""
 
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -52,14 +53,18 @@ class Context(ModelStage[ContextConfig]):
         collection = StoredCollection(self.config.collection).fingerprint
         return {"collection": collection, "encoder.model": self.located.fingerprint}
 
-    def plan(self) -> list[Shard]:
-        """One shard. Raises ``UserError`` for a plain encoder, unknown domains, and more documents than there are."""
-        collection, wanted = StoredCollection(self.config.collection), self.config.documents
-        if not is_contextual(self.located.path):
+    def check_inputs(self, there: Set[str]) -> None:
+        """An encoder that can't be had or reads no context."""
+        super().check_inputs(there)
+        if self.has_model(there) and not is_contextual(self.located.path):
             raise UserError(
                 f"Encoder {self.config.encoder.model} reads no context. Embed with it as it is, or name an encoder that"
                 " the objective contextual trained."
             )
+
+    def plan(self) -> list[Shard]:
+        """One shard; refuses unknown domains, and more documents than there are."""
+        collection, wanted = StoredCollection(self.config.collection), self.config.documents
         total = count_documents(collection, self.config.domains)
         if wanted is not None and wanted > total:
             raise UserError(

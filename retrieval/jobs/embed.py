@@ -1,5 +1,6 @@
 """`raytriever embed`: the documents and queries of a collection to half-precision vectors, shard by shard."""
 
+from collections.abc import Set
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from pydantic import Field, model_validator
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.log import log
-from raytriever.settings.configuration import InputPath
+from raytriever.settings.configuration import InputPath, input_paths
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
@@ -89,11 +90,17 @@ class Embed(ModelStage[EmbedConfig]):
     def _context(self) -> CorpusContext | None:
         return CorpusContext.of(self.config.context) if self.config.context else None
 
+    def check_inputs(self, there: Set[str]) -> None:
+        """An encoder that can't be had or was not trained for these texts, and a context that is not its own."""
+        super().check_inputs(there)
+        if self.has_model(there):
+            self._check_query_encoder()
+            if input_paths(self.config).keys() <= there:
+                self._check_context()
+
     def plan(self) -> list[Shard]:
         """Ranges of rows of each part."""
         form, _ = settle_form(self.config.encoder.form, self.located.path)
-        self._check_query_encoder()
-        self._check_context()
         log.info(f"  encoder: {self.config.encoder.model} from {self.located.origin}, {self.config.encoder.dtype}")
         if not form.reduced and "documents" in self.config.parts:
             log.info(f"  {form.vectors or 'max_length'} vectors a document: {form}")

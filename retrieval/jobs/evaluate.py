@@ -1,7 +1,7 @@
 """`raytriever evaluate`: measures runs on a split and tests their differences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -15,8 +15,7 @@ from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, InputPath
-from raytriever.stages.preflight import is_at
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
@@ -103,14 +102,14 @@ class Evaluate(Stage[EvaluateConfig]):
     def _conventions(self) -> Conventions:
         return resolve(self.config.like, self.config.conventions)
 
-    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:  # noqa: ARG002
+    def check_settings(self, run: Run) -> None:  # noqa: ARG002
         """Measures and conventions that there are not."""
         self._measures()
         self._conventions()
 
-    def check_made(self, path: str) -> None:
+    def check_inputs(self, there: Set[str]) -> None:
         """A split that the collection does not judge, and judgments that are no good for the measures."""
-        if self.config.collection is not None and is_at(path, self.config.collection):
+        if there & {"collection", "qrels"}:
             self._judgments()
 
     def input_fingerprints(self) -> dict[str, str]:
@@ -127,11 +126,10 @@ class Evaluate(Stage[EvaluateConfig]):
         return found
 
     def plan(self) -> list[Shard]:
-        """One shard; refuses runs over another collection and judgments that are no good."""
-        collection = self._judgments().collection
-        for path in self.config.runs.values():
-            if collection is not None and is_artifact(path):
-                require_same_origin("collection", collection, StoredRun(path))
+        """One shard; refuses runs over another collection."""
+        if self.config.collection is not None:
+            runs = (StoredRun(path) for path in self.config.runs.values() if is_artifact(path))
+            require_same_origin("collection", StoredCollection(self.config.collection), *runs)
         return [Shard("all")]
 
     def _judgments(self) -> Judgments:

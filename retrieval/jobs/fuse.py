@@ -7,7 +7,7 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.fusion import reciprocal_rank_fusion
 from retrieval.rankings import RUN, StoredRun, require_tag, write_stored_run
 
@@ -29,9 +29,12 @@ class Fuse(Stage[FuseConfig]):
     config_class = FuseConfig
     unit = "queries"
 
+    def check_settings(self, run: Run) -> None:  # noqa: ARG002
+        """A tag that a run file can't hold."""
+        require_tag(self.config.tag)
+
     def plan(self) -> list[Shard]:
         """One shard; refuses runs over different collections or queries."""
-        require_tag(self.config.tag)
         runs = [StoredRun(path) for path in self.config.runs.values()]
         require_same_origin("collection", *runs)
         first = runs[0]

@@ -1,7 +1,7 @@
 """`raytriever index`: a sharded FAISS index over vectors, or a BM25 index over texts."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -72,18 +72,27 @@ class Index(Stage[IndexConfig]):
     def _gpu(self) -> bool:
         return self.config.resources.gpus_per_worker > 0
 
+    def check_inputs(self, there: Set[str]) -> None:
+        """Documents whose ids no run can name."""
+        settings = self.config.index
+        if not there:
+            return
+        if isinstance(settings, LexicalIndexSettings):
+            names = id_blocks(StoredCollection(settings.collection), "documents/")
+        else:
+            names = id_blocks(StoredVectors(settings.vectors), "documents/", ".ids.parquet")
+        require_names(names, "A document id")
+
     def plan(self) -> list[Shard]:
-        """A training shard, then a shard for each run of rows; refuses documents whose ids no run can name."""
+        """A training shard, then a shard for each run of rows."""
         settings = self.config.index
         if isinstance(settings, LexicalIndexSettings):
             collection = StoredCollection(settings.collection)
-            require_names(id_blocks(collection, "documents/"), "A document id")
             return [Shard("00000", {"start": 0, "stop": collection.count("documents")})]
         stored = StoredVectors(settings.vectors)
         vectors = stored.part("documents")
         vectors.require_all()
         total = len(vectors)
-        require_names(id_blocks(stored, "documents/", ".ids.parquet"), "A document id")
         if settings.shards and settings.shards > total:
             raise UserError(f"{settings.shards} index shards were asked for, but there are only {total} documents.")
         count = settings.shards or math.ceil(total / _rows_that_fit(settings, vectors))

@@ -1,7 +1,7 @@
 """What jobs share whose workers load a pretrained model."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic
 import torch
 
 from raytriever.errors import UserError
-from raytriever.stages.preflight import made_by, missing_here
+from raytriever.stages.preflight import NotLocal
 from raytriever.stages.stage import Config, Stage
 from retrieval.encoders.adapter import has_adapter
 from retrieval.encoders.modules import CONTEXTUAL_FILE, ModuleSettings, read_json, read_modules
@@ -30,16 +30,18 @@ from retrieval.encoders.specification import (
 _LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")  # as BERT, DistilBERT, T5 and GPT-2 call them
 
 
-def is_made(run: Mapping[str, Stage[Any]], model: ModelSettings) -> bool:
-    """Whether the model, or its base, is made by the run, so that it need not be there yet."""
-    return any(made_by(run, path) for path in (model.model, model.base_model) if path)
+def is_there(key: str, model: ModelSettings, there: Set[str]) -> bool:
+    """Whether the model of the setting ``key``, with its base, is among the inputs that are ``there``."""
+    return f"{key}.model" in there and (model.base_model is None or f"{key}.base_model" in there)
 
 
 @cache
 def folder_of(model: ModelSettings) -> Path:
-    """Where the model's files are; a sweep's trials look for one and the same. Raises ``NotHere``."""
-    with missing_here(by_driver=True):
+    """Where the model's files are; a sweep's trials look for one and the same. Raises ``NotLocal``."""
+    try:
         return locate_named(model).path
+    except UserError as error:
+        raise NotLocal(str(error)) from error
 
 
 def check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapping[str, int | None]) -> None:
@@ -105,15 +107,17 @@ class ModelStage(Stage[Config], Generic[Config]):
             self._found = locate_named(source)
         return self._found
 
-    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:
-        """A model that can't be had, layers and lengths that it doesn't have; not where the run makes it."""
+    def has_model(self, there: Set[str]) -> bool:
+        """Whether the model is among the inputs that are ``there``."""
+        return is_there(self.model_setting, getattr(self.config, self.model_setting), there)
+
+    def check_inputs(self, there: Set[str]) -> None:
+        """A model that can't be had, layers and lengths that it doesn't have."""
         source: Any = getattr(self.config, self.model_setting)
-        if is_made(run, source):
-            return
-        with missing_here(by_driver=True):
-            found = self.located
-        if isinstance(source, EncoderSettings):
-            check_encoder(source, found.path, self.model_setting, {})
+        if self.has_model(there):
+            folder = folder_of(source)
+            if isinstance(source, EncoderSettings):
+                check_encoder(source, folder, self.model_setting, {})
 
     def placement(self) -> dict[str, Any]:
         """Arguments of ``torch.nn.Module.to``: where this worker's model computes, and in which precision.

@@ -1,7 +1,7 @@
 """`raytriever search`: the queries of a split against an index; writes a TREC run."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cache
 from typing import Any
 
@@ -14,8 +14,7 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.preflight import is_at
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.specification import EncoderContract
 from retrieval.indexes.top_k import Ranking, merge_rankings
@@ -49,11 +48,24 @@ class Search(Stage[SearchConfig]):
     config_class = SearchConfig
     unit = "queries"
 
-    def plan(self) -> list[Shard]:
-        """A partial result for each block and index shard, then the merge.
+    def check_settings(self, run: Run) -> None:  # noqa: ARG002
+        """A tag that a run file can't hold."""
+        require_tag(self.config.tag)
 
-        Refuses vectors of another encoder, and ids that the run can't name.
-        """
+    def check_inputs(self, there: Set[str]) -> None:
+        """Ids that a run can't name, and a split that is not judged."""
+        if "index" in there:
+            index = Artifact(self.config.index, INDEX)
+            _require_document_names(index.uri, index.fingerprint, "ids/")
+        elif "collection" in there:
+            collection = StoredCollection(self.config.collection)
+            _require_document_names(collection.uri, collection.fingerprint, "documents/")
+        if ("queries" if self.config.queries else "collection") in there:
+            asked = self._asked()
+            require_names([_ids_of(asked, searched_queries(asked, self.config.split))], "A query id")
+
+    def plan(self) -> list[Shard]:
+        """A partial result for each block and index shard, then the merge; refuses vectors of another encoder."""
         index = Artifact(self.config.index, INDEX)
         collection = StoredCollection(self.config.collection)
         require_same_origin("collection", collection, index)
@@ -73,10 +85,7 @@ class Search(Stage[SearchConfig]):
             require_same_origin("collection", asked, queries)
             contract = EncoderContract.model_validate(index.manifest["facts"]["encoder"])
             contract.require_queries(queries.contract, index.uri, queries.uri)
-        require_tag(self.config.tag)
         rows = searched_queries(asked, self.config.split)
-        require_names([_ids_of(asked, rows)], "A query id")
-        require_names(id_blocks(index), "A document id")
         blocks = range(-(-len(rows) // self.config.queries_per_shard))
         partial = [
             Shard(_partial(record, block), {"shard": number, "block": block}, phase=0, intermediate=True)
@@ -84,15 +93,6 @@ class Search(Stage[SearchConfig]):
             for number, record in enumerate(index.shards)
         ]
         return [*partial, Shard("run", {"blocks": len(blocks)}, phase=1)]
-
-    def check_made(self, path: str) -> None:
-        """Ids that a run can't name, and a split that is not judged, as soon as the collection is there."""
-        if is_at(path, self.config.collection):
-            collection = StoredCollection(path)
-            _require_document_names(collection.uri, collection.fingerprint)
-        if is_at(path, self.config.queries or self.config.collection):
-            asked = self._asked()
-            require_names([_ids_of(asked, searched_queries(asked, self.config.split))], "A query id")
 
     def _asked(self) -> StoredCollection:
         """The collection whose queries are searched."""
@@ -166,9 +166,9 @@ class Search(Stage[SearchConfig]):
 
 
 @cache
-def _require_document_names(collection: str, fingerprint: str) -> None:  # noqa: ARG001
-    """Once for all searches of a run: it reads every id."""
-    require_names(id_blocks(StoredCollection(collection), "documents/"), "A document id")
+def _require_document_names(uri: str, fingerprint: str, prefix: str) -> None:  # noqa: ARG001
+    """Once for all searches of a run: it reads every id, those of files whose names begin with ``prefix``."""
+    require_names(id_blocks(Artifact(uri), prefix), "A document id")
 
 
 def searched_queries(collection: StoredCollection, split: str | None) -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Stage
 from retrieval.collections.collection import StoredCollection
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
@@ -31,6 +32,8 @@ def make(stage: Stage[Any]) -> str:
     """Runs a stage without Ray; its artifact's folder."""
     writer = ArtifactWriter(stage.config.output, stage.derivation())
     writer.begin()
+    stage.check_settings({"stage": stage})
+    stage.check_inputs(input_paths(stage.config).keys())
     shards = stage.plan()
     stage.load()
     made = [(shard, stage.make_shard(shard)) for shard in shards]

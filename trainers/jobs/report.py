@@ -1,7 +1,7 @@
 """`raytriever report`: a run's figures, plots and provenance in one HTML file."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence, Set
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -20,8 +20,7 @@ from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.report import Section, provenance_section, render
 from raytriever.settings.configuration import InputPath, did_you_mean, input_paths
-from raytriever.stages.preflight import made_by
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Run, Shard, Stage, StageConfig, made_by
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.evaluation.report_section import DOMAINS, Evaluated, result_section
 from retrieval.evaluation.systems import EVALUATION
@@ -110,7 +109,7 @@ class Report(Stage[ReportConfig]):
         paths = input_paths(self.config)
         return {name: Artifact(paths[name], kind) for name, kind in _KINDS.items() if name in paths}
 
-    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:
+    def check_settings(self, run: Run) -> None:
         """A baseline that the run doesn't evaluate."""
         evaluator = made_by(run, self.config.evaluation) if self.config.evaluation else None
         if evaluator is not None:
@@ -123,17 +122,20 @@ class Report(Stage[ReportConfig]):
                 f"baseline is '{baseline}', which {evaluation} does not evaluate.{did_you_mean(baseline, systems)}"
             )
 
+    def check_inputs(self, there: Set[str]) -> None:
+        """A baseline that was not evaluated."""
+        if "evaluation" in there:
+            evaluation = Artifact(str(self.config.evaluation), _KINDS["evaluation"])
+            self._check_baseline(list(evaluation.read_json("metrics.json")["means"]), evaluation.uri)
+
     def plan(self) -> list[Shard]:
-        """One shard; refuses artifacts that don't come from one another, and a baseline that was not evaluated."""
+        """One shard; refuses artifacts that don't come from one another."""
         found = self._artifacts()
         for name, users in _USERS.items():
             related = [found[key] for key in (name, *users) if key in found and not _is_free(found, key, name)]
             if len(related) > 1:
                 require_same_origin(name, *related)
         _check_chunks(found)
-        if "evaluation" in found:
-            evaluation = found["evaluation"]
-            self._check_baseline(list(evaluation.read_json("metrics.json")["means"]), evaluation.uri)
         return [Shard("all")]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002

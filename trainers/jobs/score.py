@@ -1,5 +1,6 @@
 """`raytriever score`: a frozen language model scores the chunks of every batch by one another, for REPLUG."""
 
+from collections.abc import Set
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -55,14 +56,21 @@ class Score(ModelStage[ScoreConfig]):
         batches = BatchReader(self.config.batches).fingerprint
         return {"batches": batches, "language_model.model": self.located.fingerprint}
 
-    def plan(self) -> list[Shard]:
-        """Ranges of batches. Raises ``UserError`` for batches of another layout."""
-        batches, config = BatchReader(self.config.batches), self.config
+    def check_inputs(self, there: Set[str]) -> None:
+        """A model that can't be had, and batches of another layout."""
+        super().check_inputs(there)
+        if "batches" not in there:
+            return
+        batches = BatchReader(self.config.batches)
         if batches.layout != "chunks":
             raise UserError(
                 f"{batches.uri} holds batches of layout '{batches.layout}'; scores are of chunks. Make batches of"
                 " chunks (raytriever chunk, then group)."
             )
+
+    def plan(self) -> list[Shard]:
+        """Ranges of batches."""
+        batches, config = BatchReader(self.config.batches), self.config
         log.info(f"  language model: {config.language_model.model} from {self.located.origin}")
         shards = []
         for epoch in range(batches.epochs):

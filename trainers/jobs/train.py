@@ -1,7 +1,7 @@
 """`raytriever train`: trains encoders on stored batches and exports them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Shard, Stage, StageConfig, storage_errors
+from raytriever.stages.stage import Run, Shard, Stage, StageConfig, storage_errors
 from retrieval.jobs.evaluate import Evaluate
 from trainers.engine import collectives
 from trainers.engine.agreement import failing_together
@@ -113,32 +113,32 @@ class Train(Stage[TrainConfig]):
         version = found.algorithm_version + higher + starts_anew_later(config.training.schedule, criteria)
         return replace(found, algorithm_version=version)
 
-    def check_before_run(self, run: Mapping[str, Stage[Any]]) -> None:
-        """Batches that won't fit, models and packages that can't be had, settings that don't fit the models."""
+    def check_settings(self, run: Run) -> None:
+        """Batches that won't fit, packages not installed; warns of a dev set that is trained or reported on."""
         check_batches(self.config, run)
-        self._check_slices(batch_size_of(self.config.batches, run), self.config.batches)
+        self._check_slices(batch_size_of(self.config.batches, run))
         if not is_artifact(self.config.output):  # one that is reused needs none
             check_packages(self.config.training.optimizer, self.config.tracking)
-        check_models(self.config, run)
-
-    def warnings(self, run: Mapping[str, Stage[Any]]) -> list[str]:
-        """Where validation chooses by queries that the run is trained on, or is then reported on."""
         validation = self.config.validation
         if not isinstance(validation, RetrievalValidationSettings):
-            return []
-        evaluated = [
-            (stage.config.collection, stage.config.split) for stage in run.values() if isinstance(stage, Evaluate)
-        ]
-        found = [training_split_warning(validation.split)] if validates_on_training_split(self.config, run) else []
-        if (validation.collection, validation.split) in evaluated:
-            found.append(test_set_warning(validation.split))
-        return found
+            return
+        if validates_on_training_split(self.config, run):
+            log.warning(f"Warning: {training_split_warning(validation.split)}")
+        evaluations = (stage.config for stage in run.values() if isinstance(stage, Evaluate))
+        if (validation.collection, validation.split) in ((config.collection, config.split) for config in evaluations):
+            log.warning(f"Warning: {test_set_warning(validation.split)}")
+
+    def check_inputs(self, there: Set[str]) -> None:
+        """Too few epochs, batches that can't be cut, models that can't be had, settings that don't fit the models."""
+        if "batches" in there:
+            batches = BatchReader(self.config.batches)
+            require_epochs(self.config.training.epochs, batches.epochs, batches.uri)
+            self._check_slices(batches.batch_size)
+        check_models(self.config, there)
 
     def plan(self) -> list[Shard]:
-        """The run; refuses more epochs than are stored, and to validate on what is trained on."""
+        """The run; refuses to validate on what is trained on."""
         config, batches = self.config, BatchReader(self.config.batches)
-        require_epochs(config.training.epochs, batches.epochs, batches.uri)
-        self._check_slices(batches.batch_size, batches.uri)
         for warning in training_set_warnings(config.validation, batches) if config.validation else ():
             log.warning(f"  Warning: {warning}")
         for note in config.objective.notes(batches.batch_size):
@@ -147,9 +147,10 @@ class Train(Stage[TrainConfig]):
         log.info(f"  encoder: {config.encoder.model} from {self._located().query.origin}; {precision}")
         return [Shard("run")]
 
-    def _check_slices(self, batch_size: int | None, batches: str) -> None:
-        fewest, most = self.config.fewest_workers, self.config.resources.workers
-        check_slices(fewest, most, self.config.training.batches_per_step, batch_size, batches)
+    def _check_slices(self, batch_size: int | None) -> None:
+        config = self.config
+        fewest, most = config.fewest_workers, config.resources.workers
+        check_slices(fewest, most, config.training.batches_per_step, batch_size, config.batches)
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Examples of all steps."""

@@ -1,20 +1,20 @@
 """What can be known of a training before the stages begin whose artifacts it reads."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Set
 from typing import Any
 
 from pipelines.batches import BatchReader
-from raytriever.artifacts.artifact import Artifact, is_artifact, origin
+from raytriever.artifacts.artifact import Artifact, origin
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.settings.configuration import input_paths
-from raytriever.stages.preflight import NotHere, is_at, made_by, missing_here
-from raytriever.stages.stage import Stage
+from raytriever.stages.preflight import NotLocal, warned_of_on_a_cluster
+from raytriever.stages.stage import Run, Stage, made_by
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import named_models
 from retrieval.encoders.specification import EncoderSettings
-from retrieval.jobs.model_stage import check_encoder, folder_of, is_made
+from retrieval.jobs.model_stage import check_encoder, folder_of, is_there
 from trainers.engine.optimization import OptimizerSettings
 from trainers.engine.order import can_share
 from trainers.objectives.adaptive_margin import AdaptiveMarginSettings
@@ -22,8 +22,6 @@ from trainers.objectives.margin_mse import MarginMseSettings
 from trainers.record.trackers import TrackingSettings, require_packages
 from trainers.run import RunSettings
 from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings, ValidationSettings
-
-Run = Mapping[str, Stage[Any]]
 
 _SAMPLED_BATCHES = 8
 _MADE_OF = ("sources", "packing", "clusters", "pairs")  # inputs that hold the pairs themselves, or say which they are
@@ -81,17 +79,13 @@ def require_epochs(wanted: int, stored: int, batches: str) -> None:
         )
 
 
-def check_models(config: RunSettings, run: Run) -> None:
-    """Models that can't be had, and layers and lengths that encoders don't have. Those that the run makes are left out.
-
-    Raises ``UserError``.
-    """
+def check_models(config: RunSettings, there: Set[str]) -> None:
+    """``UserError`` for models of the inputs ``there`` that can't be had, or lack layers or lengths asked of them."""
     for key, model in named_models(config).items():
-        if is_made(run, model):
-            continue
-        folder = folder_of(model)
-        if isinstance(model, EncoderSettings):
-            check_encoder(model, folder, key, _lengths(config, key))
+        if is_there(key, model, there):
+            folder = folder_of(model)
+            if isinstance(model, EncoderSettings):
+                check_encoder(model, folder, key, _lengths(config, key))
 
 
 def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:
@@ -109,11 +103,9 @@ def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:
 def check_batches(config: RunSettings, run: Run) -> None:
     """Epochs that are not packed, negatives that are not there, validation on what is trained on: ``UserError``."""
     validation, maker = config.validation, made_by(run, config.batches)
-    if isinstance(validation, BatchValidationSettings) and is_at(validation.batches, config.batches):
+    if isinstance(validation, BatchValidationSettings) and absolute(validation.batches) == absolute(config.batches):
         raise UserError(same_batches(validation.batches))
     if maker is None:
-        if is_artifact(config.batches):
-            require_epochs(config.training.epochs, BatchReader(config.batches).epochs, config.batches)
         return
     epochs = _epochs_of(maker, run)
     if epochs is not None:
@@ -138,11 +130,10 @@ def _epochs_of(maker: Stage[Any], run: Run) -> int | None:
 
 
 def batch_size_of(path: str, run: Run) -> int | None:
-    """Rows of every batch at ``path``, by the stages that make them or as they are stored; None where unknown."""
+    """Rows of every batch at ``path``, by the settings of the stages that make them; None where unknown."""
     maker = made_by(run, path)
     if maker is None:
-        size = Artifact(path).shards[0].facts.get("batch_size") if is_artifact(path) else None
-        return size if isinstance(size, int) else None
+        return None
     packing = getattr(maker.config, "packing", None)
     for settings in (maker.config, packing, getattr(maker.config, "grouping", None)):
         size = getattr(settings, "batch_size", None)
@@ -177,14 +168,17 @@ def _splits_behind(path: str, run: Run) -> set[tuple[str, str]]:
 
 
 def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> None:
-    """What only some settings need, and an installation may lack. Raises ``NotHere``."""
-    if optimizer.kind.endswith("_8bit") and importlib.util.find_spec("bitsandbytes") is None:
-        raise NotHere(
-            f"training.optimizer.kind is {optimizer.kind}, which comes with the package bitsandbytes, and that is not"
-            " installed: pip install 'raytriever[optimizers]'. Or set it to adamw."
-        )
-    with missing_here():
-        require_packages(tracking)
+    """What only some settings need, and an installation may lack; workers need it, not the driver. ``UserError``."""
+    with warned_of_on_a_cluster():
+        if optimizer.kind.endswith("_8bit") and importlib.util.find_spec("bitsandbytes") is None:
+            raise NotLocal(
+                f"training.optimizer.kind is {optimizer.kind}, which comes with the package bitsandbytes, and that is"
+                " not installed: pip install 'raytriever[optimizers]'. Or set it to adamw."
+            )
+        try:
+            require_packages(tracking)
+        except UserError as error:
+            raise NotLocal(str(error)) from error
 
 
 def test_set_warning(split: str) -> str:

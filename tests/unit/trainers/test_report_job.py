@@ -104,7 +104,7 @@ def test_artifacts_that_do_not_belong_together_are_refused(run: dict[str, str], 
 def test_an_unknown_baseline_is_refused(run: dict[str, str], tmp_path: Path) -> None:
     stage = Report(ReportConfig(evaluation=run["evaluation"], output=str(tmp_path / "report"), baseline="traned"))
     with pytest.raises(UserError, match=r"does not evaluate\. Did you mean 'trained'\?"):
-        stage.plan()
+        stage.check_inputs({"evaluation"})
 
 
 def test_title_and_baseline_are_the_users(run: dict[str, str], tmp_path: Path) -> None:

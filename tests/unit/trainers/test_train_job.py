@@ -40,11 +40,13 @@ def evaluation(split: str) -> Evaluate:
     return Evaluate(validate(EvaluateConfig, config, "evaluation"))
 
 
-def test_a_dev_set_that_is_also_evaluated_is_warned_of():
-    (warning,) = stage().warnings({"evaluation": evaluation("test")})
+def test_a_dev_set_that_is_also_evaluated_is_warned_of(logged: list[str]) -> None:
+    stage().check_settings({"evaluation": evaluation("test")})
+    (warning,) = logged
     assert "the dev set is also a test set of this run: split 'test'" in warning
-    assert stage().warnings({"evaluation": evaluation("held_out")}) == []
-    assert stage(validation=None).warnings({"evaluation": evaluation("test")}) == []
+    stage().check_settings({"evaluation": evaluation("held_out")})
+    stage(validation=None).check_settings({"evaluation": evaluation("test")})
+    assert logged == [warning]
 
 
 @pytest.mark.parametrize("name", ["checkpoints_kept", "fewest_workers", "failures_survived", "tracking", "sharding"])

@@ -1,14 +1,17 @@
 """What a run refuses before its first stage, or as soon as what a later stage reads is there."""
 
 import json
+from collections.abc import Set
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
+from raytriever.settings.configuration import Input
 from raytriever.stages.run import run_variants
 from raytriever.stages.stage import Stage, StageConfig
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
@@ -17,19 +20,28 @@ from tests.unit.small_run import make
 from trainers.jobs.report import Report, ReportConfig
 
 
-class Watching(Stage[StageConfig]):
+class WatchingConfig(StageConfig):
+    inputs: Annotated[dict[str, str], Input()] = Field(default={})
+
+
+class Watching(Stage[WatchingConfig]):
     """Notes what happens to it; refuses what ``refused`` ends in."""
 
     command = "watching"
     kind = "watching"
-    config_class = StageConfig
+    config_class = WatchingConfig
     refused = "nothing"
     happened: list[tuple[str, str]]
 
-    def check_made(self, path: str) -> None:
-        self.happened.append((Path(self.config.output).name, f"sees {Path(path).name}"))
-        if path.endswith(self.refused):
-            raise UserError("no good")
+    def check_inputs(self, there: Set[str]) -> None:
+        for key in sorted(there):
+            name = Path(self.config.inputs[key.removeprefix("inputs.")]).name
+            self.happened.append((Path(self.config.output).name, f"sees {name}"))
+            if name == self.refused:
+                raise UserError("no good")
+
+    def input_fingerprints(self) -> dict[str, str]:
+        return {}
 
     def make(self, shard, writer):  # noqa: ARG002
         self.happened.append((Path(self.config.output).name, "made"))
@@ -41,18 +53,25 @@ class Watching(Stage[StageConfig]):
 
 def watching(folder: Path, names: str) -> dict[str, Stage[Any]]:
     Watching.happened = []
-    return {name: Watching(StageConfig(output=str(folder / name))) for name in names}
+    stages: dict[str, Stage[Any]] = {}
+    for number, name in enumerate(names):  # each reads all before it, and something from outside
+        inputs = {before: str(folder / before) for before in names[:number]} | {"outside": "/somewhere/outside"}
+        stages[name] = Watching(WatchingConfig(output=str(folder / name), inputs=inputs))
+    return stages
 
 
 def test_later_stages_see_each_artifact_as_soon_as_it_is_made(tmp_path: Path) -> None:
     run_variants({"": watching(tmp_path, "abcd")}, {"": "abc"}, "letters")
-    first, second = [("b", "sees a"), ("c", "sees a")], [("c", "sees b")]
-    assert Watching.happened == [("a", "made"), *first, ("b", "made"), *second, ("c", "made")]
+    before = [("a", "sees outside"), ("b", "sees outside"), ("c", "sees outside")]
+    first = [("a", "sees outside"), ("a", "made"), ("b", "sees a"), ("c", "sees a")]
+    second = [("b", "sees a"), ("b", "sees outside"), ("b", "made"), ("c", "sees b")]
+    last = [("c", "sees a"), ("c", "sees b"), ("c", "sees outside"), ("c", "made")]
+    assert Watching.happened == [*before, *first, *second, *last]
 
 
 def test_what_a_later_stage_refuses_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = watching(tmp_path, "abc")
-    monkeypatch.setattr(Watching, "refused", "/a")
+    monkeypatch.setattr(Watching, "refused", "a")
     with pytest.raises(UserError, match="no good"):
         run_variants({"": stages}, {"": "abc"}, "letters")
     assert ("b", "made") not in Watching.happened
@@ -74,19 +93,19 @@ def search(made: str, folder: Path, **settings: Any) -> Search:
 
 def test_a_search_looks_at_ids_and_split_when_the_collection_is_there(tmp_path: Path) -> None:
     fine = collection(tmp_path / "fine")
-    search(fine, tmp_path).check_made(fine)
+    search(fine, tmp_path).check_inputs({"collection"})
     with pytest.raises(UserError, match="no judgments of split 'tset'"):
-        search(fine, tmp_path, split="tset").check_made(fine)
+        search(fine, tmp_path, split="tset").check_inputs({"collection"})
     blank = collection(tmp_path / "document", document="a b.md")
     with pytest.raises(UserError, match=r"A document id is 'a b\.md'"):
-        search(blank, tmp_path).check_made(blank)
-    search(fine, tmp_path).check_made(blank)  # another stage's
+        search(blank, tmp_path).check_inputs({"collection"})
+    search(blank, tmp_path).check_inputs(set())  # it is not there yet
     asked = collection(tmp_path / "query", query="a b")
     with pytest.raises(UserError, match="A query id is 'a b'"):
-        search(asked, tmp_path).check_made(asked)
+        search(asked, tmp_path).check_inputs({"collection"})
     with pytest.raises(UserError, match="A query id is 'a b'"):
-        search(fine, tmp_path, queries=asked).check_made(asked)
-    search(asked, tmp_path, queries=fine).check_made(fine)
+        search(fine, tmp_path, queries=asked).check_inputs({"queries"})
+    search(asked, tmp_path, queries=fine).check_inputs({"queries"})
 
 
 def evaluation(made: str, folder: Path, **settings: Any) -> Evaluate:
@@ -96,12 +115,12 @@ def evaluation(made: str, folder: Path, **settings: Any) -> Evaluate:
 
 def test_an_evaluation_is_checked_before_there_are_runs(tmp_path: Path) -> None:
     made = collection(tmp_path)
-    evaluation(made, tmp_path).check_before_run({})
-    evaluation(made, tmp_path).check_made(made)
+    evaluation(made, tmp_path).check_settings({})
+    evaluation(made, tmp_path).check_inputs({"collection"})
     with pytest.raises(UserError, match="'MRR@10' is not a measure"):
-        evaluation(made, tmp_path, measures=["MRR@10"]).check_before_run({})
+        evaluation(made, tmp_path, measures=["MRR@10"]).check_settings({})
     with pytest.raises(UserError, match="no judgments of split 'tset'"):
-        evaluation(made, tmp_path, split="tset").check_made(made)
+        evaluation(made, tmp_path, split="tset").check_inputs({"collection"})
 
 
 def test_a_report_knows_which_systems_the_run_evaluates(tmp_path: Path) -> None:
@@ -110,7 +129,7 @@ def test_a_report_knows_which_systems_the_run_evaluates(tmp_path: Path) -> None:
 
     def check(baseline: str | None, evaluation: str = evaluated.config.output) -> None:
         paths = {"evaluation": evaluation, "output": str(tmp_path / "report")}
-        Report(ReportConfig.model_validate(paths | {"baseline": baseline})).check_before_run(run)
+        Report(ReportConfig.model_validate(paths | {"baseline": baseline})).check_settings(run)
 
     check("BM25")
     check(None)

@@ -35,7 +35,7 @@ def begins(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Begun
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(Collect, "check_before_run", lambda *_: None)
+    monkeypatch.setattr(Collect, "check_inputs", lambda *_: None)
     monkeypatch.setattr(sweep, "RaySession", begin)
 
 
@@ -57,8 +57,8 @@ def test_what_stages_warn_of_is_said_once_and_first(
     def begin() -> None:
         raise Begun
 
-    monkeypatch.setattr(Collect, "check_before_run", lambda *_: None)
-    monkeypatch.setattr(Train, "check_before_run", lambda *_: None)
+    monkeypatch.setattr(Collect, "check_inputs", lambda *_: None)
+    monkeypatch.setattr(Train, "check_inputs", lambda *_: None)
     monkeypatch.setattr(sweep, "RaySession", begin)
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("SPLIT", split))
     settings = SweepSettings(
@@ -91,8 +91,9 @@ def test_what_other_machines_of_a_cluster_may_have_is_only_said(
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(Begun):
         run_sweep(planned_of(tmp_path, "model.encoder.model=./nowhere"))  # trials are driven by any machine
-    assert len(logged) == 3
-    assert all("is no folder" in line and "Other machines of the cluster may have it" in line for line in logged)
+    (line,) = logged
+    assert "is no folder" in line
+    assert "Other machines of the cluster may have it" in line
     shared = "base: {job: embed, collection: collection, encoder: {model: ./nowhere, dtype: float32}}"
     monkeypatch.setitem(globals(), "RECIPE", RECIPE.replace("  pairs:", f"  {shared}\n  pairs:", 1))
     with pytest.raises(UserError, match="is no folder"):  # shared stages are driven by this one

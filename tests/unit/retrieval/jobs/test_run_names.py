@@ -69,11 +69,11 @@ def test_documents_that_no_run_can_name_are_refused_before_they_are_indexed(
         made = [make(index) for index in indexes(tmp_path / "before", collection, vectors)]
     for index in indexes(tmp_path, collection, vectors):
         with pytest.raises(UserError, match=r"A document id is 'my file\.py', which can't be written"):
-            index.plan()
+            index.check_inputs({"index"})
     for uri, asked in zip(made, ({}, {"vectors": vectors}), strict=True):  # of an earlier version
         search = Search(SearchConfig(index=uri, collection=collection, output=str(tmp_path / "run"), **asked))
         with pytest.raises(UserError, match=r"A document id is 'my file\.py', which can't be written"):
-            search.plan()
+            search.check_inputs({"index"})
 
 
 def test_documents_in_an_object_store_are_looked_at_there(
@@ -83,7 +83,7 @@ def test_documents_in_an_object_store_are_looked_at_there(
     collection = collected(tmp_path, ["a", "b c"], ["q"], ["q"], f"{object_store}/documents")
     index = Index(IndexConfig(index=LexicalIndexSettings(collection=collection), output=str(tmp_path / "index")))
     with pytest.raises(UserError, match="A document id is 'b c', which can't be written"):
-        index.plan()
+        index.check_inputs({"index"})
     assert not list(tmp_path.glob("cache/**/*"))  # no text was copied for it
 
 
@@ -95,7 +95,7 @@ def test_queries_that_no_run_can_name_are_refused_where_they_are_searched(tmp_pa
         return Search(SearchConfig(index=lexical, collection=collection, split=split, output=str(tmp_path / "run")))
 
     with pytest.raises(UserError, match=r"A query id is 'q\\u20032', which can't be written"):
-        search(None).plan()
+        search(None).check_inputs({"collection"})
     assert StoredRun(make(search("test"))).query_ids() == ["q1", "q3"]  # of the others nothing is written
 
 
@@ -116,4 +116,4 @@ def test_tags_are_refused_before_anything_is_ranked(tmp_path: Path) -> None:
     ]
     for stage in stages:
         with pytest.raises(UserError, match="tag is 'my run'; a run file separates columns"):
-            stage.plan()
+            stage.check_settings({})

@@ -13,7 +13,7 @@ from raytriever.errors import UserError
 from raytriever.jobs import recipe_stages
 from raytriever.settings.configuration import validate
 from raytriever.settings.recipe import load_recipe
-from raytriever.stages.preflight import NotHere, check_stage
+from raytriever.stages.preflight import NotLocal, check_before_run
 from raytriever.stages.stage import Stage
 from tests.unit.small_run import make_artifact
 from tests.unit.trainers.pair_batches import pair, store_pairs
@@ -41,15 +41,14 @@ stages:
 @pytest.fixture
 def check(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch):
     """Checks the recipe with overrides as a run does before its first stage."""
-    monkeypatch.setattr(Collect, "check_before_run", lambda *_: None)
+    monkeypatch.setattr(Collect, "check_inputs", lambda *_: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("MODEL", str(tiny_encoder)))
 
     def check(*overrides: str) -> None:
         recipe = load_recipe(str(tmp_path / "recipe.yaml"), overrides, str(tmp_path / "out"))
         stages: dict[str, Stage[Any]] = recipe_stages(recipe)
-        for stage in stages.values():
-            check_stage(stage, stages)
+        check_before_run(stages, stages)
 
     return check
 
@@ -109,7 +108,7 @@ def test_on_a_cluster_packages_of_workers_are_only_said_but_the_drivers_models_a
     check("first.tracking.trackers=[wandb]")
     (line,) = logged
     assert line.startswith("Warning: tracking.trackers names wandb")
-    with pytest.raises(NotHere, match="is no folder"):
+    with pytest.raises(NotLocal, match="is no folder"):
         check("first.encoder.model=./nowhere")
 
 
@@ -137,14 +136,13 @@ def test_batches_that_are_there_already_tell_their_epochs_and_their_size(tmp_pat
         "objective": {"kind": "contrastive"}, "training": {"bf16": False},
     }  # fmt: skip
     stage = Train(validate(TrainConfig, values, "model"))
-    stage.check_before_run({"model": stage})
+    stage.check_inputs({"batches"})
     three = Train(validate(TrainConfig, values | {"resources": {"workers": 3}}, "model"))
-    for check in (lambda: three.check_before_run({"model": three}), three.plan):
-        with pytest.raises(UserError, match=rf"Batches of 2 rows \({batches}\) can't be cut into 3 equal slices"):
-            check()
+    with pytest.raises(UserError, match=rf"Batches of 2 rows \({batches}\) can't be cut into 3 equal slices"):
+        three.check_inputs({"batches"})
     longer = Train(validate(TrainConfig, values | {"training": {"bf16": False, "epochs": 2}}, "model"))
     with pytest.raises(UserError, match=f"training.epochs is 2, but {batches} holds batches for 1"):
-        longer.check_before_run({"model": longer})
+        longer.check_inputs({"batches"})
 
 
 def test_the_size_of_batches_is_that_of_whatever_they_are_made_by(tmp_path: Path) -> None:
@@ -162,7 +160,6 @@ stages:
     stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), [], str(tmp_path / "out")))
     sizes = {name: batch_size_of(stage.config.output, stages) for name, stage in stages.items()}
     assert sizes == {"pack": 6, "packed": 6, "lists": 9, "groups": 12, "mixed": 6, "unknown": None}
-    assert batch_size_of(store_pairs(tmp_path / "stored", [[pair(0), pair(1)]]), stages) == 2
 
 
 @pytest.mark.parametrize(
@@ -175,11 +172,11 @@ stages:
     ],
 )
 def test_a_split_that_pairs_are_made_of_is_warned_of_before_the_first_stage(
-    tmp_path: Path, tiny_encoder: Path, overrides: list[str], warned: bool
+    tmp_path: Path, tiny_encoder: Path, logged: list[str], overrides: list[str], warned: bool
 ) -> None:
     recipe = RECIPE.replace("MODEL", str(tiny_encoder))
     recipe = recipe.replace("{kind: batches, batches: held_out}", "{kind: retrieval, collection: collection}")
     (tmp_path / "recipe.yaml").write_text(recipe)
     stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), overrides, str(tmp_path / "out")))
-    warnings = stages["first"].warnings(stages)
-    assert [("gives training pairs" in warning) for warning in warnings] == [True] * warned
+    stages["first"].check_settings(stages)
+    assert [("gives training pairs" in line) for line in logged] == [True] * warned
