@@ -24,7 +24,7 @@ from benchmarks.made_up_artifacts import make_vectors
 from raytriever.artifacts.artifact import Derivation
 from raytriever.artifacts.writer import ArtifactWriter
 from retrieval.vectors import StoredVectors
-from trainers.objectives.coder.documents import DocumentVectors
+from trainers.objectives.coder.candidates import DocumentVectors
 
 LISTS, LENGTH, DIMENSION = 32, 1_000, 768
 

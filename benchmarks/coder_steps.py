@@ -23,8 +23,7 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from trainers.engine.loop import StepReport, train
 from trainers.engine.settings import TrainingSettings
-from trainers.objectives.coder.objective import CoderSettings
-from trainers.objectives.coder.query_encoder import load_coder
+from trainers.objectives.coder.objective import CoderSettings, load_coder
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 QUERIES, CANDIDATES, DIMENSION, ROWS_PER_SHARD = 32, 1_000, 384, 16_384

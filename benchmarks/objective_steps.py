@@ -22,16 +22,15 @@ from benchmarks.training_pairs import MODEL, read_pairs
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
-from trainers.objective import Objective
+from trainers.objective import Objective, build_objective
 from trainers.objectives.adaptive_margin import (
     AdaptiveMarginSettings,
     Vectors,
     distributed_residuals,
     mean_error,
 )
-from trainers.objectives.kinds import build_objective
 from trainers.objectives.multi_layer import MultiLayerSettings
-from trainers.objectives.triplets import unit_vectors
+from trainers.objectives.pairs import unit_vectors
 
 PADDED = {"query": 30, "document": 200, "negative": 200}
 

@@ -8,25 +8,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
 
 import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipelines.batches import BatchReader
+from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, without_inputs
-from retrieval.encoders.specification import Role
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.list_scorer import ListScorer
+from retrieval.encoders.pretrained import LocatedModel
+from retrieval.encoders.specification import EncoderSettings, Role
+from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.towers import Towers
+from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
-
-if TYPE_CHECKING:
-    from pipelines.batches import BatchReader
-    from retrieval.encoders.list_scorer import ListScorer
-    from retrieval.encoders.pretrained import LocatedModel
-    from retrieval.encoders.text_encoder import TextEncoder
-    from retrieval.encoders.towers import Towers
-    from retrieval.vectors import StoredVectors
-    from trainers.run import RunSettings
+from trainers.engine.settings import TrainingSettings
+from trainers.validation.settings import EvaluationSettings
 
 Batch = TypeVar("Batch")
 Value = TypeVar("Value")
@@ -64,19 +65,68 @@ class Comparisons:
     offered: int | None = None
 
 
+class Run(Protocol):
+    """What an objective may ask of the rest of a run's settings."""
+
+    @property
+    def encoder(self) -> EncoderSettings: ...
+    @property
+    def document_encoder(self) -> EncoderSettings | None: ...
+    @property
+    def dropout(self) -> float | None: ...
+    @property
+    def training(self) -> TrainingSettings: ...
+    @property
+    def validation(self) -> EvaluationSettings | None: ...
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where an objective comes from."""
+
+    authors: str
+    title: str
+    year: int
+    url: str
+
+    def cited(self) -> str:
+        """As a line of Markdown."""
+        return f"{self.authors} ({self.year}). [{self.title}]({self.url})."
+
+
 class KindSettings(Settings):
-    """The base of every kind's settings: what an objective asks of the rest of a run."""
+    """The base of every objective's settings: what it asks of the rest of a run, and how it is built.
+
+    Each has a field ``kind``, the literal by which a recipe chooses it.
+    """
+
+    paper: ClassVar[Paper]
+    """Where the loss is from, for the model card."""
+
+    trains: ClassVar[Literal["one_encoder", "two_encoders", "several_vectors", "contextual"]] = "one_encoder"
+    """Which encoders: one for queries and documents; or one for each; or documents of several vectors too; or one of
+    two stages."""
+
+    needs_hard_negatives: ClassVar[bool] = False
+    """Whether batches made without hard negatives are refused before they are made."""
+
+    freezes_documents: ClassVar[bool] = False
+    """Whether the queries alone are trained, so that the export still belongs to an encoder of the documents."""
 
     memory_settings: ClassVar[tuple[str, ...]] = ()
     """Dotted names of those that change memory and time, never a weight: they may differ where a run is resumed."""
 
     recorded_memory_settings: ClassVar[tuple[str, ...]] = ("gradient_cache",)
-    """More such settings, of the kinds that have them: once they were recorded, so their default is, whatever is set.
+    """More such settings, of which the default is recorded, whatever is set.
 
     The gradient cache repeats a chunk's computation bit for bit, dropout included.
     """
 
-    def check_run(self, run: "RunSettings") -> None:  # noqa: ARG002
+    @abstractmethod
+    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Objective[Any]":
+        """The objective around ``towers``, which are what ``trains`` says; see ``build_objective``."""
+
+    def check_run(self, run: Run) -> None:  # noqa: ARG002
         """Raises ``UserError`` where the rest of a run's settings doesn't fit the objective."""
         return
 
@@ -96,12 +146,7 @@ class KindSettings(Settings):
         """What a user should know before a run whose batches have ``rows`` rows begins; a sentence or more each."""
         return []
 
-    def prepare(
-        self,
-        towers: "Towers",
-        run: "RunSettings",  # noqa: ARG002
-        models: Mapping[str, "LocatedModel"],  # noqa: ARG002
-    ) -> "Towers":
+    def prepare(self, towers: Towers, run: Run, models: Mapping[str, LocatedModel]) -> Towers:  # noqa: ARG002
         """The encoders as the objective trains them, before LoRA and the like; ``models``: by the run's dotted keys."""
         return towers
 
@@ -159,20 +204,20 @@ class Objective(nn.Module, ABC, Generic[Batch]):
         """What the queries of one whole stored batch are compared with, for the run's ledger."""
 
     @abstractmethod
-    def encoder(self, role: Role) -> "TextEncoder":
+    def encoder(self, role: Role) -> TextEncoder:
         """What embeds a query or a document when the objective is validated, and in use."""
 
     @property
-    def document_vectors(self) -> "StoredVectors | None":
+    def document_vectors(self) -> StoredVectors | None:
         """Vectors of the documents where these are fixed: searched in validation and in use, whatever is trained."""
         return None
 
     @property
-    def list_scorer(self) -> "ListScorer | None":
+    def list_scorer(self) -> ListScorer | None:
         """What ranks a query's candidates, in validation and in use, where inner products don't."""
         return None
 
-    def check_batches(self, batches: "BatchReader") -> None:
+    def check_batches(self, batches: BatchReader) -> None:
         """Raises ``UserError`` where what the objective looks up doesn't belong to these stored batches."""
 
     @property
@@ -191,6 +236,33 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     def gather(self, tensor: Tensor) -> Tensor:
         """The rows of all slices of this rank's batch, differentiably; identity for a whole batch."""
         return tensor if self.batch_group is None else collectives.gather(tensor, self.batch_group)
+
+
+def build_objective(
+    settings: KindSettings, towers: Towers, models: Mapping[str, LocatedModel] | None = None, seed: int = 0
+) -> Objective[Any]:
+    """The objective of these settings around its encoders.
+
+    ``models``: what else a run names, by the dotted keys of its settings; ``seed``: of fresh weights. Raises
+    ``UserError`` where ``towers`` are not what the objective trains, and where it would read longer texts than they do.
+    """
+    kind = type(settings).model_fields["kind"].default
+    if isinstance(towers.query, ContextualEncoder) and settings.trains != "contextual":
+        raise UserError(
+            f"The objective {kind} doesn't train contextual encoders, which read some of the corpus before a text. The"
+            " kind contextual does."
+        )
+    readers = {"max_length": towers.query, "query_max_length": towers.query, "document_max_length": towers.document}
+    for key, encoder in readers.items():
+        encoder.require_length(getattr(settings, key, None), f"objective.{key}")
+    unfit = None
+    if settings.trains == "one_encoder" and towers.query is not towers.document:
+        unfit = "an encoder of documents of its own"
+    if settings.trains == "two_encoders" and towers.document.form.kind != "single":
+        unfit = "several vectors a document (encoder.form)"
+    if unfit is not None:
+        raise UserError(f"The objective {kind} doesn't train {unfit}. The kind multi_layer does.")
+    return settings.build(towers, models or {}, seed)
 
 
 def to_device(value: Value, device: torch.device) -> Value:

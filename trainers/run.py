@@ -25,12 +25,11 @@ from trainers.engine.early_stopping import Evaluation
 from trainers.engine.loop import StepReport, Trained, run_order, train
 from trainers.engine.optimization import require_evaluations, require_room_for_warmup
 from trainers.engine.order import Order
-from trainers.engine.reading import Reader
+from trainers.engine.reading import Reader, require_pools
 from trainers.engine.settings import TrainingSettings
 from trainers.engine.sharding import shard
-from trainers.objective import Objective
-from trainers.objectives.kinds import ObjectiveSettings, build_objective
-from trainers.objectives.negatives import require_pools
+from trainers.objective import Objective, build_objective
+from trainers.objectives.union import ObjectiveSettings
 from trainers.record.ledger import Ledger, measure_ledger, require_negatives
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import ValidationSettings
@@ -144,11 +143,11 @@ def _load_towers(encoder: EncoderSettings, model: LocatedModel, run: RunSettings
     """Without what the weights are no longer of once they are trained on.
 
     A scoring module lies beside the folder and isn't in the export. And an encoder of queries for the documents of
-    another is one of documents too after any training but CODER's.
+    another is one of documents too after any training but that of queries alone.
     """
     towers = load_towers(encoder, model.path, model.fingerprint, run.dropout, run.training.seed)
     gone: dict[str, None] = {"list_scorer": None}
-    if run.objective.kind != "coder":
+    if not run.objective.freezes_documents:
         gone["document_model"] = None
     for tower in (towers.query, towers.document):
         tower.contract = tower.contract.model_copy(update=gone)

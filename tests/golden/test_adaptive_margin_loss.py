@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from trainers.objectives.adaptive_margin import (
-    Vectors,
     distributed_residuals,
     in_batch_residuals,
     mean_error,
     own_residuals,
 )
-from trainers.objectives.triplets import unit_vectors
+from trainers.objectives.pairs import Triplets, unit_vectors
 
 GOLDEN = np.load(Path(__file__).parent / "arm_case_a.npz")
 NAMES = ("query", "pos", "neg")
@@ -22,7 +21,7 @@ ERRORS = {"l1": "absolute", "soft": "soft"}
 CASES = sorted(name.removesuffix("_loss") for name in GOLDEN if name.endswith("_loss"))
 
 
-def residuals_of(case: str, triplets: Vectors) -> torch.Tensor:
+def residuals_of(case: str, triplets: Triplets) -> torch.Tensor:
     kind, form, *_ = case.split("_")
     if kind == "distributed":
         return distributed_residuals(triplets, triplets, form)[0]
@@ -37,7 +36,7 @@ def residuals_of(case: str, triplets: Vectors) -> torch.Tensor:
 )
 def test_loss_and_gradients(case, dtype, rtol, atol):
     inputs = [torch.from_numpy(GOLDEN[name]).to(dtype).requires_grad_() for name in NAMES]
-    residuals = residuals_of(case, Vectors(*map(unit_vectors, inputs)))
+    residuals = residuals_of(case, Triplets(*map(unit_vectors, inputs)))
     loss = mean_error(residuals, ERRORS.get(case.split("_")[-1], "squared"))
     loss.backward()
     assert loss.dtype == dtype

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trainers.objectives.language_models import conditional_likelihoods
-from trainers.objectives.replug import replug_distributions, replug_loss
+from trainers.objectives.replug import conditional_likelihoods, replug_distributions, replug_loss
 
 HERE = Path(__file__).parent
 GOLDEN = np.load(HERE / "revela_case_a.npz")

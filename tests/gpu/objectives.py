@@ -20,10 +20,10 @@ from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table
 from tests.unit.trainers.tiny import random_batch
 from tests.unit.trainers.triplet_batches import triplet_batch
-from trainers.objective import Objective
+from trainers.objective import Objective, build_objective
 from trainers.objectives.contextual import ContextualSettings, contextual_encoder
-from trainers.objectives.kinds import ObjectiveSettings, build_objective
-from trainers.objectives.language_models import SCORES, score_table
+from trainers.objectives.replug import SCORES, score_table
+from trainers.objectives.union import ObjectiveSettings
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 TOKENS = {"kind": "first_tokens", "tokens": 3}

@@ -1,7 +1,7 @@
 """`raytriever score`: a frozen language model scores the chunks of every batch by one another, for REPLUG."""
 
 from collections.abc import Set
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 from pydantic import Field
@@ -12,30 +12,36 @@ from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
+from retrieval.encoders.specification import Dtype
 from retrieval.encoders.structure import position_limit
 from retrieval.jobs.model_stage import ModelStage
-from trainers.objectives.language_models import (
-    SCHEMA,
-    SCORES,
-    ScoringModelSettings,
-    conditional_likelihoods,
-    load_language_model,
-    score_table,
-)
+from trainers.objectives.language_models import LanguageModelSettings, load_language_model
+from trainers.objectives.replug import SCHEMA, SCORES, conditional_likelihoods, score_table
 
 _SEPARATOR_TOKENS = 8  # at most, of what stands between two chunks
 
 
-class ScoreConfig(StageConfig):
-    """Which batches of chunks, and the language model that reads them.
+class ScoringModelSettings(LanguageModelSettings):
+    """A language model that only scores."""
 
-    ``separator``: stands between a chunk and the one that it is to foretell.
-    """
+    dtype: Literal[Dtype, "auto"] = "auto"
+    """Of its weights; 'auto': bfloat16 where the processor has it."""
+
+
+class ScoreConfig(StageConfig):
+    """Which batches of chunks, and the language model that reads them."""
 
     batches: InputPath
+    """Of layout chunks."""
+
     language_model: ScoringModelSettings
+    """What reads them."""
+
     separator: str = "\n\n"
+    """Stands between a chunk and the one that it is to predict."""
+
     batches_per_shard: int = Field(default=64, ge=1)
+    """Batches that are scored and stored together."""
 
 
 class Score(ModelStage[ScoreConfig]):

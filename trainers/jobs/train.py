@@ -205,6 +205,7 @@ class Train(Stage[TrainConfig]):
             self.input_fingerprints(),
             contract,
             points,
+            paper=self.config.objective.paper,
             best_step=trained.state.best_step,
             measured=self._measured(trained),
         )

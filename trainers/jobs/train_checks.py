@@ -17,8 +17,6 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.jobs.model_stage import check_encoder, folder_of, is_there
 from trainers.engine.optimization import OptimizerSettings
 from trainers.engine.order import can_share
-from trainers.objectives.adaptive_margin import AdaptiveMarginSettings
-from trainers.objectives.margin_mse import MarginMseSettings
 from trainers.record.trackers import TrackingSettings, require_packages
 from trainers.run import RunSettings
 from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings, ValidationSettings
@@ -110,8 +108,7 @@ def check_batches(config: RunSettings, run: Run) -> None:
     epochs = _epochs_of(maker, run)
     if epochs is not None:
         require_epochs(config.training.epochs, epochs, config.batches)
-    of_triplets = isinstance(config.objective, AdaptiveMarginSettings | MarginMseSettings)
-    if of_triplets and not getattr(maker.config, "has_negatives", True):
+    if config.objective.needs_hard_negatives and not getattr(maker.config, "has_negatives", True):
         raise UserError(
             f"The objective {config.objective.kind} trains on triplets, and the batches in {config.batches} will have"
             " no hard negatives. Give the stage that makes them 'negatives' or 'judged_negatives', or choose another"

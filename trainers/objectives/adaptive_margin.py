@@ -4,8 +4,8 @@ Gienapp, Deckers, Scells and Potthast 2024, "Learning Effective Representations 
 with Adaptive Relevance Margins".
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 import pyarrow as pa
 import torch
@@ -13,53 +13,55 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.specification import Role
-from trainers.objective import Comparisons, Objective, Outcome
-from trainers.objectives.pair_objective import PairSettings
-from trainers.objectives.triplets import (
-    TRIPLET_COLUMNS,
+from retrieval.encoders.pretrained import LocatedModel
+from retrieval.encoders.towers import Towers
+from trainers.objective import Comparisons, Paper, Run
+from trainers.objectives.pairs import (
+    Columns,
+    Encoder,
+    PairBatch,
+    PairSettings,
+    TripletObjective,
     Triplets,
-    encode_triplets,
-    read_triplets,
     require_drawn_negative,
     unit_vectors,
 )
 
-if TYPE_CHECKING:
-    from trainers.run import RunSettings
-
-Target = Literal["static", "adaptive", "distributed"]
 Pairing = Literal["paper", "released"]
 ErrorFunction = Literal["squared", "absolute", "soft"]
 
 
 class AdaptiveMarginSettings(PairSettings):
-    """Which margin a triplet should have, and how the difference from it is punished.
+    """Which margin a triplet should have, and how the difference from it is punished."""
 
-    ``target``: "static", the same ``margin`` for all (eq. 1); "adaptive", the scaled similarity of document and
-    negative (eq. 2); "distributed", those of the document and all negatives of the batch (eq. 3). ``in_batch``: the
-    other triplets' negatives count for a query too (None: only where the target is distributed, which always does).
-    ``pairing``: "paper", in-batch residuals as the equations have them, or "released", as the authors' code pairs them,
-    where row i's similarity to negative j meets row j's to its positive. ``error``: the square (eq. 4, 5), or the
-    absolute value and log(1 + exp(-l)), options of the authors' code. ``share_negatives``: whose negatives count in
-    batch.
-    """
+    paper: ClassVar = Paper(
+        "Gienapp, Deckers, Potthast & Scells",
+        "Learning Effective Representations for Retrieval Using Self-Distillation with Adaptive Relevance Margins",
+        2025,
+        "https://arxiv.org/abs/2407.21515",
+    )
+    needs_hard_negatives: ClassVar = True
 
     kind: Literal["adaptive_margin"] = "adaptive_margin"
-    target: Target = "distributed"
-    margin: float | None = Field(default=None, ge=0, le=2)  # epsilon; the paper's baseline 1, tuned 0.1 to 0.6
+    target: Literal["static", "adaptive", "distributed"] = "distributed"
+    """One margin (eq. 1), the scaled similarity of document and negative (eq. 2), or those of all negatives (eq. 3)."""
+
+    margin: float | None = Field(default=None, ge=0, le=2)
+    """Epsilon of the static target: 1 is the paper's baseline, its tuned values are 0.1 to 0.6."""
+
     in_batch: bool | None = None
+    """Whether other triplets' negatives count too; None: where the target is distributed, which needs them."""
+
     pairing: Pairing = "paper"
+    """In-batch residuals by the equations, or as their code pairs them: row i's negative j with row j's positive."""
+
     error: ErrorFunction = "squared"
+    """The square (eq. 4, 5), or |l| or log(1 + exp(-l)), options of the authors' code."""
 
     @property
     def uses_batch(self) -> bool:
         """Whether other rows' negatives are part of a row's loss."""
         return self.target == "distributed" or bool(self.in_batch)
-
-    def check_run(self, run: "RunSettings") -> None:
-        """Triplets keep their hard negative."""
-        require_drawn_negative(run.training.hard_negatives)
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -77,13 +79,13 @@ class AdaptiveMarginSettings(PairSettings):
             raise ValueError("share_negatives 'step' has no negatives to share: set in_batch to true too")
         return self
 
+    def check_run(self, run: Run) -> None:
+        """Triplets keep their hard negative."""
+        require_drawn_negative(run.training.hard_negatives)
 
-class Vectors(NamedTuple):
-    """Of n triplets, each (n, d)."""
-
-    queries: Tensor
-    positives: Tensor
-    negatives: Tensor
+    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "AdaptiveMargin":  # noqa: ARG002
+        """Around the one encoder."""
+        return AdaptiveMargin(towers.query, self)
 
 
 def cosine(left: Tensor, right: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ def cosine(left: Tensor, right: Tensor) -> Tensor:
     return (left * right).sum(dim=-1)
 
 
-def own_residuals(triplets: Vectors, margin: float | None) -> tuple[Tensor, Tensor]:
+def own_residuals(triplets: Triplets, margin: float | None) -> tuple[Tensor, Tensor]:
     """l_i = phi(q_i, d+_i) - phi(q_i, d-_i) - t_i, and t_i, each (n,): eq. 1 with t = ``margin``, eq. 2 without one.
 
     t_i = (1 + phi(d+_i, d-_i)) / 2 is not detached: it moves document and negative as the relevance margin does.
@@ -103,7 +105,7 @@ def own_residuals(triplets: Vectors, margin: float | None) -> tuple[Tensor, Tens
 
 
 def in_batch_residuals(
-    triplets: Vectors, batch: Vectors, margin: float | None, pairing: Pairing = "paper"
+    triplets: Triplets, batch: Triplets, margin: float | None, pairing: Pairing = "paper"
 ) -> tuple[Tensor, Tensor]:
     """l_ij = phi(q_i, d+_i) - phi(q_i, d-_j) - t_ij, and t_ij, each (n, m): eq. 1 or 2 with d-_j for d-_i, as in eq. 5.
 
@@ -116,7 +118,7 @@ def in_batch_residuals(
     return similarity - triplets.queries @ batch.negatives.T - target, target
 
 
-def distributed_residuals(triplets: Vectors, batch: Vectors, pairing: Pairing = "paper") -> tuple[Tensor, Tensor]:
+def distributed_residuals(triplets: Triplets, batch: Triplets, pairing: Pairing = "paper") -> tuple[Tensor, Tensor]:
     """l_ij = phi(q_i, d+_i) - phi(q_i, d-_i) - t_ij, and t_ij = (1 + phi(d+_i, d-_j)) / 2, each (n, m): eq. 3.
 
     Arguments as for ``in_batch_residuals``; ``pairing`` "released" takes the relevance margin of row j for that of i.
@@ -142,55 +144,43 @@ def mean_error(residuals: Tensor, error: ErrorFunction = "squared") -> Tensor:
             return torch.nn.functional.softplus(-residuals).mean()
 
 
-class AdaptiveMargin(Objective[Triplets]):
+class AdaptiveMargin(TripletObjective[AdaptiveMarginSettings]):
     """Trains one encoder for queries and documents by the margins of triplets.
 
-    Rows of a batch: ``query``, ``document`` and ``hard_negatives``, of which there is one. Nothing is detached and no
-    false negative is left out, as in the paper. The loss is computed in float32 (float64 for float64 vectors) whatever
-    autocast says. A batch may be cut over ranks; one of a single row has but its own negative in batch, so that its
-    distributed target is the adaptive one.
+    Nothing is detached and no false negative is left out, as in the paper. The loss is computed in float32 (float64 for
+    float64 vectors) whatever autocast says. A batch may be cut over ranks; one of a single row has but its own negative
+    in batch, so that its distributed target is the adaptive one.
     """
 
-    columns: ClassVar[tuple[str, ...]] = TRIPLET_COLUMNS
-    accepts_slices: ClassVar[bool] = True
-
-    def __init__(self, encoder: Any, settings: AdaptiveMarginSettings) -> None:
-        super().__init__()
-        self.text_encoder = encoder
-        self.settings = settings
+    def __init__(self, encoder: Encoder, settings: AdaptiveMarginSettings) -> None:
+        super().__init__(encoder, settings)
         self.similarity = "cosine"
 
-    @property
-    def joins_step(self) -> bool:
-        """Whether negatives are shared over the step."""
-        return self.settings.share_negatives == "step"
+    def loss(
+        self,
+        queries: Tensor,
+        documents: Tensor,
+        columns: Columns,
+        batch: PairBatch,  # noqa: ARG002
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``mean_error`` of the own triplets' residuals, with the whole batch's negatives where they count."""
+        with torch.autocast(queries.device.type, enabled=False):
+            queries, documents = (unit_vectors(at_least_float32(vectors)) for vectors in (queries, documents))
+            triplets = Triplets.own(queries, documents, columns)
+            residuals, target = self._residuals(triplets, documents)
+            return mean_error(residuals, self.settings.error), self._metrics(triplets, target)
 
-    def collate(self, rows: pa.Table, first_row: int = 0) -> Triplets:
-        """Tokenises each distinct text once. Raises ``UserError`` where a row has not one hard negative."""
-        lengths = self.settings.query_max_length, self.settings.document_max_length
-        return read_triplets(rows, self.text_encoder, *lengths, self.settings.chunk_size, first_row)
-
-    def forward(self, batch: Triplets) -> Outcome:
-        """The loss over this slice's triplets."""
-        encoded = encode_triplets(self.text_encoder, batch, cached=self.settings.gradient_cache)
-        with torch.autocast(encoded[0].device.type, enabled=False):
-            triplets = Vectors(*(unit_vectors(at_least_float32(vectors)) for vectors in encoded))
-            residuals, target = self._residuals(triplets)
-            loss = mean_error(residuals, self.settings.error)
-            return Outcome(loss, self._metrics(triplets, target), len(batch), batch.tokens)
-
-    def _residuals(self, triplets: Vectors) -> tuple[Tensor, Tensor]:
+    def _residuals(self, triplets: Triplets, documents: Tensor) -> tuple[Tensor, Tensor]:
         settings = self.settings
         if not settings.uses_batch:
             return own_residuals(triplets, settings.margin)
-        # one gather for all three: its backward pass is a collective that every rank must take part in
-        batch = Vectors(*self.gather(torch.stack(triplets, dim=1)).unbind(dim=1))
+        batch = Triplets(self.gather(triplets.queries), *documents.chunk(2))
         if settings.target == "distributed":
             return distributed_residuals(triplets, batch, settings.pairing)
         return in_batch_residuals(triplets, batch, settings.margin, settings.pairing)
 
     @torch.no_grad()
-    def _metrics(self, triplets: Vectors, target: Tensor) -> dict[str, Tensor]:
+    def _metrics(self, triplets: Triplets, target: Tensor) -> dict[str, Tensor]:
         """Figures of the own triplets, and of the targets (the paper's fig. 6 has them before scaling)."""
         queries, positives, negatives = triplets
         positive, negative = cosine(queries, positives), cosine(queries, negatives)
@@ -214,11 +204,3 @@ class AdaptiveMargin(Objective[Triplets]):
         return Comparisons(
             count, documents=2 * count, positives=1.0, in_batch=in_batch, hard=1.0, masked=0.0, offered=offered
         )
-
-    def encoder(self, role: Role) -> Any:  # noqa: ARG002
-        """The one encoder."""
-        return self.text_encoder
-
-    def export(self, folder: Path) -> None:
-        """Writes the encoder's own folder."""
-        self.text_encoder.save(folder)

@@ -4,14 +4,12 @@ Morris & Rush 2024, "Contextual Document Embeddings". Both stages are encoded in
 stage's chunks, gathers in the context's vectors, and goes on through the chunks of the first.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal, Self, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -27,53 +25,73 @@ from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.encoders.towers import Towers
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
-from trainers.engine.reading import EPOCH
 from trainers.engine.sharding import equal_passes, is_sharded
-from trainers.objective import Outcome
-from trainers.objectives.contrastive import contrastive_metrics, masked_contrastive_loss
-from trainers.objectives.pair_batch import PairBatch, collate_pairs, known_positives
-from trainers.objectives.pair_objective import PairObjective, PairSettings
-
-if TYPE_CHECKING:
-    from trainers.run import RunSettings
-
-
-# The settings of contextual training, and the encoder of two stages that they make of a plain one.
-#
-# Morris & Rush 2024, "Contextual Document Embeddings".
+from trainers.objective import Outcome, Paper, Run
+from trainers.objectives.contrastive import contrast
+from trainers.objectives.draws import next_random, text_keys
+from trainers.objectives.pairs import (
+    Columns,
+    PairBatch,
+    PairObjective,
+    PairSettings,
+    collate_pairs,
+    known_positives,
+)
 
 _FIRST_STAGE = "objective.first_stage"  # among a run's settings
 _MOST_OF_A_BATCH = 0.5  # as context, beyond which most pairs lack a document that others have
 
 
+_KEY = "key"  # beside a text's tokens
+
+
 class ContextualSettings(PairSettings):
     """What the context is, what it is drawn from, and the loss over cosines.
 
-    ``context_documents`` (J) are drawn anew each epoch, by ``seed``, from the documents of what is one loss: a batch,
-    or with ``share_negatives`` 'step' a step; where there are fewer, all are taken. A text does not read its own
-    document, nor a query its answers, unless ``own_documents_in_context``, the paper's way. Left out, it marks its
-    pair: no other texts lack just that vector. So J is best well below the batch size, or the paper's way chosen.
+    A context's documents are drawn anew each epoch from the documents of what is one loss: a batch, or with
+    ``share_negatives`` 'step' a step; where there are fewer, all are taken. A text does not read its own document, nor
+    a query its answers, unless ``own_documents_in_context``. Left out, it marks its pair: no other texts lack just that
+    vector. So ``context_documents`` is best well below the batch size, or the paper's way chosen.
 
-    ``first_stage``: None starts from a copy of the encoder; ``first_stage_layers``: the first so many of its layers.
-    ``sequence_dropout``: the probability that the null vector stands in for a context vector. ``variant``: 'released'
-    adds what the authors' code has beside the paper (prompt vectors, a residual head, a perceptron behind the first
-    stage, texts positioned behind their context). ``prefix_attends`` 'prefix' is not the paper's: context vectors
-    then read each other alone and not the text, which makes long contexts cheap. An encoder that is contextual already
-    keeps both stages, and all of its form but ``context_documents``.
+    An encoder that is contextual already keeps both stages, and all of its form but ``context_documents``.
     """
+
+    paper: ClassVar = Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525")
+    trains: ClassVar = "contextual"
 
     kind: Literal["contextual"] = "contextual"
     similarity_temperature: float = Field(default=0.02, gt=0)
+    """Divides the cosines; 0.02 is the paper's."""
+
     context_documents: int = Field(default=64, ge=1)
+    """Documents in a context (J)."""
+
     vectors_per_document: int = Field(default=1, ge=1)
-    context_max_length: int | None = Field(default=None, ge=1)  # tokens; None: as the first stage says
+    """Of the first stage, of each document in the context."""
+
+    context_max_length: int | None = Field(default=None, ge=1)
+    """Tokens of a document in the context; None: as the first stage says."""
+
     own_documents_in_context: bool = False
+    """Whether a text may read its own document, as in the paper."""
+
     sequence_dropout: float = Field(default=0.005, ge=0, lt=1)
+    """Probability that the null vector stands in for a context vector."""
+
     first_stage: EncoderSettings | None = None
+    """Where the first stage begins; None: at a copy of the encoder."""
+
     first_stage_layers: int | None = Field(default=None, ge=1)
+    """The first so many of the first stage's layers; None: all."""
+
     variant: Literal["paper", "released"] = "paper"
+    """'released' adds their code's prompt vectors, residual head, perceptron, and texts behind the context."""
+
     prefix_attends: Literal["all", "prefix"] = "all"
+    """What context vectors read: all, as in the paper, or one another alone, which makes long contexts cheap."""
+
     seed: int = 0
+    """By which contexts are drawn."""
 
     @model_validator(mode="after")
     def _form_is_one(self) -> Self:
@@ -83,7 +101,7 @@ class ContextualSettings(PairSettings):
             raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
         return self
 
-    def check_run(self, run: "RunSettings") -> None:
+    def check_run(self, run: Run) -> None:
         """One encoder, of one vector a text."""
         if run.document_encoder is not None or run.encoder.form is not None:
             raise UserError(
@@ -102,7 +120,7 @@ class ContextualSettings(PairSettings):
             f" ranking. Set context_documents to {max(rows // 4, 1)} or fewer, or own_documents_in_context to true."
         ]
 
-    def prepare(self, towers: Towers, run: "RunSettings", models: Mapping[str, LocatedModel]) -> Towers:
+    def prepare(self, towers: Towers, run: Run, models: Mapping[str, LocatedModel]) -> Towers:
         """The encoder as the second stage of a contextual one."""
         first = None
         if self.first_stage is not None:
@@ -117,11 +135,35 @@ class ContextualSettings(PairSettings):
         encoder.require_room(encoder.contextual_form.vectors, encoder.contract.max_length)  # as it is in use
         return Towers(encoder, encoder)
 
+    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Contextual":  # noqa: ARG002
+        """Around the encoder that ``prepare`` made."""
+        return Contextual(_require_contextual(towers.query), self)
+
     def form(self) -> ContextualForm:
         """Of a fresh contextual encoder."""
         released = RELEASED if self.variant == "released" else {}
         chosen = self.model_dump(include={"context_documents", "vectors_per_document", "prefix_attends"})
         return ContextualForm.model_validate(chosen | released)
+
+
+def drawn_places(numbers: Tensor, count: int) -> Tensor:
+    """A draw without replacement: the places of the ``count`` smallest of ``numbers`` (n,), ascending, int64.
+
+    Of equal numbers (equal texts) the first counts alone; where there are fewer, all are drawn.
+    """
+    ordered, order = torch.sort(numbers, stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return order[first][:count].sort().values
+
+
+def dropped_places(texts: Tensor, slots: Tensor, probability: float) -> Tensor:
+    """Sequence dropout: which of the vectors ``slots`` (J,) each text (n,) goes without, bool (n, J), by their keys.
+
+    One random number for every text and slot, so a chunk that is encoded again reads the same.
+    """
+    numbers = next_random(texts[:, None] ^ next_random(slots))
+    return (numbers >> 11 & (1 << 53) - 1).double() < probability * 2**53
 
 
 def contextual_encoder(
@@ -154,57 +196,7 @@ def contextual_encoder(
     return encoder
 
 
-# What contextual training draws: functions of seed, epoch and texts alone.
-#
-# So ranks that share a batch draw alike, whoever holds which text; a chunk that is encoded again reads the same; and a
-# resumed run goes on as it would have.
-
-_WEYL = 0x9E3779B97F4A7C15
-_MIXERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-
-
-def text_keys(texts: Sequence[str], salt: str = "") -> Tensor:
-    """64-bit hashes of texts: int64 (n,). With another ``salt`` they are as good as random numbers of their own."""
-    digests = (hashlib.blake2b(f"{salt}{text}".encode(), digest_size=8).digest() for text in texts)
-    return torch.from_numpy(np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64))
-
-
-def drawn_places(numbers: Tensor, count: int) -> Tensor:
-    """A draw without replacement: the places of the ``count`` smallest of ``numbers`` (n,), ascending, int64.
-
-    Of equal numbers (equal texts) the first counts alone; where there are fewer, all are drawn.
-    """
-    ordered, order = torch.sort(numbers, stable=True)
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return order[first][:count].sort().values
-
-
-def dropped_places(texts: Tensor, slots: Tensor, probability: float) -> Tensor:
-    """Sequence dropout: which of the vectors ``slots`` (J,) each text (n,) goes without, bool (n, J), by their keys.
-
-    One number of SplitMix64 (Steele, Lea & Flood 2014) for every text and slot.
-    """
-    numbers = _mixed(texts[:, None] ^ _mixed(slots))
-    return (numbers >> 11 & (1 << 53) - 1).double() < probability * 2**53
-
-
-def _mixed(numbers: Tensor) -> Tensor:
-    """SplitMix64's next output of each state, int64; torch has no unsigned shift, hence the masks."""
-    numbers = numbers + _signed(_WEYL)
-    for shift, factor in zip((30, 27), _MIXERS, strict=True):
-        numbers = (numbers ^ (numbers >> shift & (1 << 64 - shift) - 1)) * _signed(factor)
-    return numbers ^ (numbers >> 31 & (1 << 33) - 1)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
-
-
-_KEY = "key"  # beside a text's tokens
-
-
-def require_contextual(encoder: TextEncoder) -> ContextualEncoder:
+def _require_contextual(encoder: TextEncoder) -> ContextualEncoder:
     """``encoder`` as what it is. Raises ``UserError`` where it has one stage alone."""
     if isinstance(encoder, ContextualEncoder):
         return encoder
@@ -248,14 +240,13 @@ class _Context:
     tokens: int
 
 
-class Contextual(PairObjective):
+class Contextual(PairObjective[ContextualSettings]):
     """Trains both stages of a contextual encoder, which queries and documents share."""
 
-    columns: ClassVar[tuple[str, ...]] = (*PairObjective.columns, EPOCH)
+    columns: ClassVar[tuple[str, ...]] = (*PairObjective.columns, "epoch")
 
     def __init__(self, encoder: ContextualEncoder, settings: ContextualSettings) -> None:
-        super().__init__(encoder, encoder, settings)
-        self.settings = settings
+        super().__init__(encoder, settings)
         self.similarity = "cosine"
 
     @property
@@ -293,7 +284,7 @@ class Contextual(PairObjective):
         )
         documents = rows["document"].to_pylist()
         candidates = self._candidates(
-            documents + pc.list_flatten(rows["hard_negatives"]).to_pylist(), rows[EPOCH][0].as_py()
+            documents + pc.list_flatten(rows["hard_negatives"]).to_pylist(), rows["epoch"][0].as_py()
         )
         return ContextualBatch(
             **vars(pairs),
@@ -320,21 +311,30 @@ class Contextual(PairObjective):
     def forward(self, batch: PairBatch) -> Outcome:
         """The loss over this rank's queries and the documents of all ranks that share it."""
         batch = cast(ContextualBatch, batch)  # as ``collate`` makes it
-        columns = self.count_columns(batch)
         context = self._read_context(batch.candidates)
+        outcome = self.compare(batch, *self._encode_in(context, batch))
+        in_context = (batch.document_keys[:, None] == context.keys).any(dim=1)
+        metrics = outcome.metrics | {"answers_in_context": in_context.float().mean()}
+        return replace(outcome, metrics=metrics, tokens=batch.tokens + context.tokens)
+
+    def loss(
+        self,
+        queries: Tensor,
+        documents: Tensor,
+        columns: Columns,
+        batch: PairBatch,  # noqa: ARG002
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``masked_contrastive_loss`` of normalised vectors."""
+        return contrast(queries, documents, columns, self.settings.similarity_temperature)
+
+    def _encode_in(self, context: _Context, batch: ContextualBatch) -> tuple[Tensor, Tensor]:
+        """Normalised vectors of this rank's queries, (n, d), and of its documents and hard negatives, (n + h, d)."""
         rows = self.gather(torch.stack([batch.query_keys, batch.document_keys], dim=1))
         answers, count = torch.cat([rows[:, 1], context.keys]), len(rows)
         prefix = self.contextual.read_context(context.vectors, droppable=self._dropout > 0)
         own_answers = _by_key(batch.query_keys, known_positives(batch.query_keys, rows[:, 0], answers)[:, count:])
-        query_vectors = self._encode(batch.queries, context, prefix, own_answers)
-        own_vectors = self._encode(batch.documents, context, prefix, lambda keys: keys[:, None] == context.keys)
-        document_vectors = self.gather_columns(own_vectors, columns)
-        mask, positives, temperature = columns.mask, columns.positives, self.settings.similarity_temperature
-        loss = masked_contrastive_loss(query_vectors, document_vectors, mask, positives, temperature)
-        metrics = contrastive_metrics(query_vectors, document_vectors, mask, positives)
-        in_context = (batch.document_keys[:, None] == context.keys).any(dim=1)
-        metrics["answers_in_context"] = in_context.float().mean()
-        return Outcome(loss, metrics, len(query_vectors), batch.tokens + context.tokens)
+        queries = self._encode(cast(Chunks, batch.queries), context, prefix, own_answers)
+        return queries, self._encode(batch.documents, context, prefix, lambda keys: keys[:, None] == context.keys)
 
     def _read_context(self, candidates: ContextCandidates) -> _Context:
         """Each rank embeds those that are drawn of its own documents, and all get the vectors of all."""

@@ -4,9 +4,9 @@ Hofstätter, Althammer, Schröder, Sertkan and Hanbury 2020, "Improving Efficien
 Cross-Architecture Knowledge Distillation".
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,33 +17,47 @@ from torch import Tensor
 
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.specification import Role
-from trainers.objective import Comparisons, Objective, Outcome
-from trainers.objectives.pair_objective import PairSettings
-from trainers.objectives.triplets import (
-    TRIPLET_COLUMNS,
+from retrieval.encoders.pretrained import LocatedModel
+from retrieval.encoders.towers import Towers
+from trainers.objective import Comparisons, Paper
+from trainers.objectives.pairs import (
+    Columns,
+    Encoder,
+    PairBatch,
+    PairSettings,
+    TripletObjective,
     Triplets,
-    encode_triplets,
-    read_triplets,
     unit_vectors,
 )
 
 
 class MarginMseSettings(PairSettings):
-    """How the student's similarity is measured; ``teacher_scale`` multiplies the teacher's margins.
+    """How the student's similarity is measured, and how far apart the teacher's scores are."""
 
-    Inner products can reach a cross-encoder's scores, as the paper has it; cosines can't: scale the margins down.
-    """
+    paper: ClassVar = Paper(
+        "Hofstätter, Althammer, Schröder, Sertkan & Hanbury",
+        "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
+        2020,
+        "https://arxiv.org/abs/2010.02666",
+    )
+    needs_hard_negatives: ClassVar = True
 
     kind: Literal["margin_mse"] = "margin_mse"
     similarity: Literal["inner_product", "cosine"] = "inner_product"
+    """The student's; inner products can reach a cross-encoder's scores, as in the paper, cosines can't."""
+
     teacher_scale: float = Field(default=1.0, gt=0)
+    """Multiplies the teacher's margins: below 1 for cosines."""
 
     @model_validator(mode="after")
     def _rows_do_not_meet(self) -> Self:
         if self.share_negatives == "step":
             raise ValueError("share_negatives 'step' has no negatives to share: a row is compared with its own alone")
         return self
+
+    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "MarginMse":  # noqa: ARG002
+        """Around the one encoder."""
+        return MarginMse(towers.query, self)
 
 
 def margin_mse_loss(
@@ -55,37 +69,32 @@ def margin_mse_loss(
 
 
 @dataclass(frozen=True)
-class ScoredTriplets:
+class ScoredTriplets(PairBatch):
     """n triplets with the teacher's scores, float32 (n,)."""
 
-    triplets: Triplets
     positive_scores: Tensor
     negative_scores: Tensor
 
 
-class MarginMse(Objective[ScoredTriplets]):
+class MarginMse(TripletObjective[MarginMseSettings]):
     """Trains one encoder for queries and documents on the margins of a teacher.
 
     Rows of a batch: ``query``, ``document``, ``hard_negatives`` (one) and their teacher scores, ``positive_score`` and
     ``hard_negative_scores``. Rows don't meet, so a batch may be cut over ranks as it comes.
     """
 
-    columns: ClassVar[tuple[str, ...]] = (*TRIPLET_COLUMNS, "positive_score", "hard_negative_scores")
+    columns: ClassVar[tuple[str, ...]] = (*TripletObjective.columns, "positive_score", "hard_negative_scores")
     columns_from: ClassVar[str] = (
         "Name a teacher's run as teacher_scores of raytriever filter, which stores its scores."
     )
-    accepts_slices: ClassVar[bool] = True
 
-    def __init__(self, encoder: Any, settings: MarginMseSettings) -> None:
-        super().__init__()
-        self.text_encoder = encoder
-        self.settings = settings
+    def __init__(self, encoder: Encoder, settings: MarginMseSettings) -> None:
+        super().__init__(encoder, settings)
         self.similarity = settings.similarity
 
     def collate(self, rows: pa.Table, first_row: int = 0) -> ScoredTriplets:
         """Tokenises each distinct text once. Raises ``UserError`` where a row lacks its hard negative or a score."""
-        lengths = self.settings.query_max_length, self.settings.document_max_length
-        triplets = read_triplets(rows, self.text_encoder, *lengths, self.settings.chunk_size, first_row)
+        triplets = super().collate(rows, first_row)
         positive = rows["positive_score"].to_numpy()
         negative = pc.list_flatten(rows["hard_negative_scores"]).to_numpy()
         unknown = ~(np.isfinite(positive) & np.isfinite(negative))
@@ -94,44 +103,36 @@ class MarginMse(Objective[ScoredTriplets]):
                 f"Row {first_row + int(np.argmax(unknown))} has a teacher score that is no finite number. Make the"
                 " batches again with scores of the teacher for every packed document and its hard negatives."
             )
-        return ScoredTriplets(triplets, torch.tensor(positive), torch.tensor(negative))
+        return ScoredTriplets(
+            **vars(triplets), positive_scores=torch.tensor(positive), negative_scores=torch.tensor(negative)
+        )
 
-    def forward(self, batch: ScoredTriplets) -> Outcome:
-        """The loss over this slice's triplets."""
-        encoded = encode_triplets(self.text_encoder, batch.triplets, cached=self.settings.gradient_cache)
-        with torch.autocast(encoded[0].device.type, enabled=False):
-            queries, positives, negatives = map(at_least_float32, encoded)
+    def loss(
+        self, queries: Tensor, documents: Tensor, columns: Columns, batch: PairBatch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``margin_mse_loss`` of the own triplets."""
+        batch = cast(ScoredTriplets, batch)
+        with torch.autocast(queries.device.type, enabled=False):
+            triplets = Triplets.own(at_least_float32(queries), at_least_float32(documents), columns)
             if self.settings.similarity == "cosine":
-                queries, positives, negatives = map(unit_vectors, (queries, positives, negatives))
-            positive, negative = ((queries * documents).sum(dim=1) for documents in (positives, negatives))
+                triplets = Triplets(*map(unit_vectors, triplets))
+            positive, negative = ((triplets.queries * texts).sum(dim=1) for texts in triplets[1:])
             teacher = [
                 self.settings.teacher_scale * scores.to(positive.dtype)
                 for scores in (batch.positive_scores, batch.negative_scores)
             ]
             loss = margin_mse_loss(positive, negative, *teacher)
-        metrics = _metrics(positive.detach(), negative.detach(), teacher[0] - teacher[1])
-        return Outcome(loss, metrics, len(batch.triplets), batch.triplets.tokens)
+        positive, negative = positive.detach(), negative.detach()
+        return loss, {
+            "margin_mean": (positive - negative).mean(),
+            "teacher_margin_mean": (teacher[0] - teacher[1]).mean(),
+            "accuracy": (positive > negative).float().mean(),
+            "positive_similarity": positive.mean(),
+            "negative_similarity": negative.mean(),
+        }
 
     def comparisons(self, rows: pa.Table) -> Comparisons:
         """A query's own triplet."""
         return Comparisons(
             len(rows), documents=2 * len(rows), positives=1.0, in_batch=0.0, hard=1.0, masked=0.0, offered=0
         )
-
-    def encoder(self, role: Role) -> Any:  # noqa: ARG002
-        """The one encoder."""
-        return self.text_encoder
-
-    def export(self, folder: Path) -> None:
-        """Writes the encoder's own folder."""
-        self.text_encoder.save(folder)
-
-
-def _metrics(positive: Tensor, negative: Tensor, teacher_margins: Tensor) -> dict[str, Tensor]:
-    return {
-        "margin_mean": (positive - negative).mean(),
-        "teacher_margin_mean": teacher_margins.mean(),
-        "accuracy": (positive > negative).float().mean(),
-        "positive_similarity": positive.mean(),
-        "negative_similarity": negative.mean(),
-    }

@@ -7,7 +7,7 @@ vector), average and scalar mix, and the plain dual encoder. Nothing is detached
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self, cast
+from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -16,16 +16,13 @@ from torch.nn import functional
 
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.towers import settle_form
+from retrieval.encoders.pretrained import LocatedModel
+from retrieval.encoders.towers import Towers, settle_form
 from retrieval.encoders.vector_form import VectorForm
-from trainers.engine.gradient_cache import encode_chunks, encode_several, pad_vectors
-from trainers.objective import Outcome
-from trainers.objectives.contrastive import batch_metrics, contrastive_metrics, masked_contrastive_loss
-from trainers.objectives.pair_batch import Columns, PairBatch
-from trainers.objectives.pair_objective import Encoder, PairObjective, PairSettings
-
-if TYPE_CHECKING:
-    from trainers.run import RunSettings
+from trainers.engine.gradient_cache import Chunks, encode_chunks, encode_several, pad_vectors
+from trainers.objective import Paper, Run
+from trainers.objectives.contrastive import batch_metrics, contrast
+from trainers.objectives.pairs import Columns, Encoder, PairBatch, PairObjective, PairSettings
 
 TrainingForm = Literal["multi_vector", "self_contrastive", "last_reg", "average", "scalar_mix", "dual_encoder"]
 Reduced = Literal[0, -1]
@@ -47,16 +44,28 @@ class MultiLayerSettings(PairSettings):
     """How documents of several vectors (the encoder's ``form`` says which) are trained.
 
     ``training_form``: 'multi_vector' scores a document by its best vector (Eq. 3); 'self_contrastive' the same, but a
-    query's positive by the last layer (or first token), which is what is searched then (Eq. 7, ``regularisation`` is
-    its lambda); 'last_reg' (released code only) all documents by the last layer, with the same regularisation;
-    'average' and 'scalar_mix' score the one vector that the encoder's reduction of that name gives (Eq. 8);
-    'dual_encoder' that of the last layer (first token).
+    query's positive by the last layer (or first token), which is what is searched then (Eq. 7); 'last_reg' (released
+    code only) all documents by the last layer, with the same regularisation; 'average' and 'scalar_mix' score the one
+    vector that the encoder's reduction of that name gives (Eq. 8); 'dual_encoder' that of the last layer (first token).
     """
+
+    paper: ClassVar = Paper(
+        "Xie & Lukasiewicz",
+        "Investigating Multi-layer Representations for Dense Passage Retrieval",
+        2025,
+        "https://aclanthology.org/2025.findings-emnlp.1333/",
+    )
+    trains: ClassVar = "several_vectors"
 
     kind: Literal["multi_layer"] = "multi_layer"
     training_form: TrainingForm
+    """By which of its vectors a document is scored (Eq. 3, 7, 8)."""
+
     regularisation: float | None = Field(default=None, ge=0)
-    similarity_temperature: float = Field(default=1.0, gt=0)  # of inner products; also divides those of Eq. 6
+    """Lambda of Eq. 7, for self_contrastive and last_reg alone."""
+
+    similarity_temperature: float = Field(default=1.0, gt=0)
+    """Divides the inner products, those of Eq. 6 too."""
 
     @model_validator(mode="after")
     def _regularisation_has_its_forms(self) -> Self:
@@ -68,7 +77,7 @@ class MultiLayerSettings(PairSettings):
             )
         return self
 
-    def check_run(self, run: "RunSettings") -> None:
+    def check_run(self, run: Run) -> None:
         """Documents have the form that is trained: the one that is set, else the one that the folder has."""
         key = "encoder" if run.document_encoder is None else "document_encoder"
         encoder = run.document_encoder or run.encoder
@@ -101,6 +110,11 @@ class MultiLayerSettings(PairSettings):
                 f" {form.reduction!r} searches. Set encoder.form.reduction to {' or '.join(allowed)}, or another"
                 " training_form."
             )
+
+    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "MultiLayer":  # noqa: ARG002
+        """Around both encoders; that of documents is a plain one where they have a single vector."""
+        documents: Any = towers.document
+        return MultiLayer(towers.query, documents, self)
 
 
 def vector_similarities(query_vectors: Tensor, document_vectors: Tensor, present: Tensor) -> Tensor:
@@ -178,7 +192,7 @@ class DocumentEncoder(Encoder, Protocol):
     def states(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]: ...
 
 
-class MultiLayer(PairObjective):
+class MultiLayer(PairObjective[MultiLayerSettings]):
     """Trains a query encoder of one vector and a document encoder of several; they may share their weights.
 
     Negatives of a query are all other documents and hard negatives of its batch, 2 (B - 1) + 1 with one hard negative
@@ -187,56 +201,53 @@ class MultiLayer(PairObjective):
 
     def __init__(self, query_encoder: Encoder, document_encoder: DocumentEncoder, settings: MultiLayerSettings) -> None:
         settings.require_form(document_encoder.form)
-        super().__init__(query_encoder, document_encoder, settings)
-        self.settings = settings
+        super().__init__(query_encoder, settings, document_encoder)
         self._form = document_encoder.form
         self._reduced: Reduced = -1 if self._form.kind == "layers" else 0
+        self._one_vector = settings.training_form in ("average", "scalar_mix", "dual_encoder")
 
-    def forward(self, batch: PairBatch) -> Outcome:
-        """The loss over this rank's queries and the documents of all ranks that share it."""
-        columns = self.count_columns(batch)
-        query_vectors = encode_chunks(self.query_encoder, batch.queries, cached=self.settings.gradient_cache)
-        if self.settings.training_form in ("average", "scalar_mix", "dual_encoder"):
-            loss, metrics = self._one_vector(query_vectors, batch, columns)
-        else:
-            loss, metrics = self._several_vectors(query_vectors, batch, columns)
-        return Outcome(loss, metrics, len(query_vectors), batch.tokens)
+    def encode(self, batch: PairBatch) -> tuple[Tensor, Any]:
+        """As of all pairs; where a document has several vectors: (n + h, m, d), and which are there (n + h, m)."""
+        if self._one_vector:
+            return super().encode(batch)
+        cached = self.settings.gradient_cache
+        queries = encode_chunks(self.query_encoder, cast(Chunks, batch.queries), cached=cached)
+        encoder = cast(DocumentEncoder, self.document_encoder)
+        return queries, encode_several(encoder.states, batch.documents, cached=cached)
 
-    def _one_vector(
-        self, query_vectors: Tensor, batch: PairBatch, columns: Columns
+    def gather_columns(self, documents: Any, columns: Columns) -> Any:
+        """As of all pairs; several vectors are padded to the most of any rank."""
+        if self._one_vector or self.batch_group is None:
+            return super().gather_columns(documents, columns)
+        vectors, present = documents
+        most = int(self.gather(torch.tensor([vectors.shape[1]], device=vectors.device)).max())
+        vectors, present = pad_vectors(vectors, present, most)
+        gather = super().gather_columns
+        return gather(vectors, columns), gather(present.byte(), columns).bool()
+
+    def loss(
+        self,
+        queries: Tensor,
+        documents: Any,
+        columns: Columns,
+        batch: PairBatch,  # noqa: ARG002
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        encoded = encode_chunks(self.document_encoder, batch.documents, cached=self.settings.gradient_cache)
-        document_vectors = self.gather_columns(encoded, columns)
-        mask, positives = columns.mask, columns.positives
-        temperature = self.settings.similarity_temperature
-        loss = masked_contrastive_loss(query_vectors, document_vectors, mask, positives, temperature)
-        return loss, contrastive_metrics(query_vectors, document_vectors, mask, positives)
-
-    def _several_vectors(
-        self, query_vectors: Tensor, batch: PairBatch, columns: Columns
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        similarities = vector_similarities(query_vectors, *self._document_vectors(batch, columns))
-        scaled = similarities / self.settings.similarity_temperature
-        mask, positives, reduced = columns.mask, columns.positives, self._reduced
-        if self.settings.training_form == "multi_vector":
+        """That of the training form."""
+        settings, mask, positives, reduced = self.settings, columns.mask, columns.positives, self._reduced
+        if self._one_vector:
+            return contrast(queries, documents, columns, settings.similarity_temperature)
+        similarities = vector_similarities(queries, *documents)
+        scaled = similarities / settings.similarity_temperature
+        if settings.training_form == "multi_vector":
             losses = multi_vector_loss(scaled, mask, positives, reduced)
-        elif self.settings.training_form == "self_contrastive":
+        elif settings.training_form == "self_contrastive":
             losses = self_contrastive_loss(scaled, mask, positives, reduced)
         else:
             losses = reduced_vector_loss(scaled, mask, positives, reduced)
-        if self.settings.regularisation:
+        if settings.regularisation:
             regulariser = self_contrastive_regulariser(scaled, positives, reduced)
-            losses = losses + self.settings.regularisation * regulariser  # Eq. 7
+            losses = losses + settings.regularisation * regulariser  # Eq. 7
         return losses.mean(), self._metrics(similarities, columns)
-
-    def _document_vectors(self, batch: PairBatch, columns: Columns) -> tuple[Tensor, Tensor]:
-        encoder = cast(DocumentEncoder, self.document_encoder)
-        vectors, present = encode_several(encoder.states, batch.documents, cached=self.settings.gradient_cache)
-        if self.batch_group is None:
-            return vectors, present
-        most = int(self.gather(torch.tensor([vectors.shape[1]], device=vectors.device)).max())
-        vectors, present = pad_vectors(vectors, present, most)
-        return self.gather_columns(vectors, columns), self.gather_columns(present.byte(), columns).bool()
 
     @torch.no_grad()
     def _metrics(self, similarities: Tensor, columns: Columns) -> dict[str, Tensor]:

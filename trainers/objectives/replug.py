@@ -5,53 +5,82 @@ The baseline of Revela (arXiv 2506.16552, appendix A.3), after "REPLUG: Retrieva
 are made once, by ``raytriever score``.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
 
-from pipelines.batches import BatchReader
+from pipelines.batches import BATCHES, BatchFiles, BatchReader
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.encoders.pooling import at_least_float32
-from trainers.objective import Outcome
-from trainers.objectives.chunk_objective import (
-    ChunkObjective,
-    ChunkSettings,
-    EncodedTwice,
-    same_source_share,
-)
-from trainers.objectives.language_models import ScoreReader
+from retrieval.encoders.pretrained import LocatedModel
+from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.towers import Towers
+from trainers.objective import Outcome, Paper, Run
+from trainers.objectives.chunks import ChunkObjective, ChunkSettings, EncodedTwice, same_source_share
+from trainers.validation.settings import BatchValidationSettings
 
-if TYPE_CHECKING:
-    from retrieval.encoders.text_encoder import TextEncoder
-    from trainers.run import RunSettings
+SCORES = "scores"
+"""The kind of artifact that holds the language model's scores."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("negative_log_likelihood", pa.list_(pa.float32()), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+    ]
+)
+"""Of stored scores. One row group is one batch, and row i of it is chunk i: the summed negative log-likelihood of its
+tokens given each chunk of the batch, itself included, and how many they are."""
+
+_LOGITS_AT_ONCE = 1 << 28  # a GiB of float32
 
 
 class ReplugSettings(ChunkSettings):
-    """``scores``: how well each chunk foretells each other, from the same batches.
+    """The language model's scores, and the two distributions that are compared."""
 
-    ``token_reduction``: whether a chunk's log-likelihood is the mean over its tokens or their sum, which at the
-    paper's temperature of 0.001 leaves one chunk all the weight. ``include_self``: the formula as printed, in which
-    every chunk foretells itself best.
-    """
+    paper: ClassVar = Paper(
+        "Shi, Min, Yasunaga, Seo, James, Lewis, Zettlemoyer & Yih",
+        "REPLUG: Retrieval-Augmented Black-Box Language Models",
+        2024,
+        "https://arxiv.org/abs/2301.12652",
+    )
 
     kind: Literal["replug"] = "replug"
     scores: InputPath
-    similarity_temperature: float = Field(default=1e-3, gt=0)  # tau_r
-    likelihood_temperature: float = Field(default=1e-3, gt=0)  # eta_m
-    token_reduction: Literal["mean", "sum"] = "mean"
-    include_self: bool = False
+    """How well each chunk predicts each other, of the batches that are trained on (raytriever score)."""
 
-    def check_run(self, run: "RunSettings") -> None:
-        """The scores are those of the batches that are trained on. Raises ``ValueError`` for validation on others."""
-        if run.validation is not None and run.validation.kind == "batches":
-            raise ValueError(
+    similarity_temperature: float = Field(default=1e-3, gt=0)
+    """Of the retriever's distribution (tau_r; 0.001 in Revela's appendix A.3)."""
+
+    likelihood_temperature: float = Field(default=1e-3, gt=0)
+    """Of the language model's distribution (eta_m; 0.001 in Revela's appendix A.3)."""
+
+    token_reduction: Literal["mean", "sum"] = "mean"
+    """Of a chunk's log-likelihood; at a temperature of 0.001 the sum leaves one chunk all the weight."""
+
+    include_self: bool = False
+    """Whether a chunk predicts itself too, and best, as in the formula as printed."""
+
+    def check_run(self, run: Run) -> None:
+        """The scores are those of the batches that are trained on."""
+        if isinstance(run.validation, BatchValidationSettings):
+            raise UserError(
                 "validation of kind batches has no scores of the language model: objective.scores are of the batches"
                 " that are trained on. Validate by retrieval, or leave validation out"
             )
+
+    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Replug":  # noqa: ARG002
+        """Around the one encoder."""
+        return Replug(towers.query, self)
 
 
 def replug_distributions(
@@ -87,6 +116,95 @@ def replug_loss(log_likelihood: Tensor, log_retrieval: Tensor) -> Tensor:
     return (probabilities * difference).sum(dim=1).mean()
 
 
+@torch.inference_mode()
+def conditional_likelihoods(
+    model: Any, contexts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> NDArray[np.float32]:
+    """Summed -log p(tokens of target i | tokens of context j), float32 (targets, contexts), in nats.
+
+    Each pair is scored as the one sequence [context ; target] with positions from 0, without padding in between: every
+    token of the target counts, the first one too. A context runs through ``model`` (a Hugging Face causal language
+    model in evaluation mode) once, and its keys and values serve all targets: n contexts and n targets of L tokens cost
+    n + n² passes of L tokens instead of n² of 2 L. No text may be empty.
+    """
+    first = torch.tensor([target[0] for target in targets])
+    columns = []
+    for context in contexts:
+        device = next(model.parameters()).device
+        read = model(input_ids=torch.tensor([context], device=device), use_cache=True, logits_to_keep=1)
+        likelihoods = torch.log_softmax(read.logits[0, -1].float(), dim=-1).cpu()[first]
+        columns.append(likelihoods + _behind(model, read.past_key_values, targets, read.logits.shape[-1]))
+    scores: NDArray[np.float32] = -torch.stack(columns, dim=1).numpy()
+    return scores
+
+
+def _behind(model: Any, cache: Any, targets: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
+    """Summed log p of each target's tokens from the second on, behind a cached context: float32 (targets,)."""
+    ids, mask = _padded(targets, next(model.parameters()).device)
+    at_once = max(1, _LOGITS_AT_ONCE // (ids.shape[1] * vocabulary))
+    sums = []
+    for rows, kept in zip(torch.split(ids, at_once), torch.split(mask, at_once), strict=True):
+        before = kept.new_ones(len(kept), cache.get_seq_length())
+        logits = model(
+            input_ids=rows,
+            attention_mask=torch.cat([before, kept], dim=1),
+            past_key_values=_copies(cache, len(rows)),
+            use_cache=True,
+        ).logits
+        losses = cross_entropy(logits[:, :-1].float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+        sums.append(-(losses.view(len(rows), -1) * kept[:, 1:]).sum(dim=1))
+    return torch.cat(sums).cpu()
+
+
+def _padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids with zeros behind them, and a mask; int64 (texts, longest)."""
+    lengths = torch.tensor([len(text) for text in texts])
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    ids[mask] = torch.tensor([token for text in texts for token in text], dtype=torch.long)
+    return ids.to(device), mask.long().to(device)
+
+
+def _copies(cache: Any, count: int) -> Any:
+    """The keys and values of one context, for so many texts that follow it."""
+    from transformers import DynamicCache
+
+    found = DynamicCache()
+    for number, layer in enumerate(cache.layers):
+        found.update(layer.keys.expand(count, -1, -1, -1), layer.values.expand(count, -1, -1, -1), number)
+    return found
+
+
+def score_table(sums: NDArray[np.float32], tokens: Sequence[int]) -> pa.Table:
+    """One batch as it is stored: ``sums`` (B, B), ``tokens`` of each of the B chunks."""
+    rows = pa.array(sums.tolist(), SCHEMA.field("negative_log_likelihood").type)
+    return pa.table([rows, pa.array(tokens, pa.int32())], schema=SCHEMA)
+
+
+class ScoreReader:
+    """Reads stored scores by (epoch, batch number). Raises ``UserError`` where the artifact holds none."""
+
+    def __init__(self, uri: str) -> None:
+        self.artifact = Artifact(uri, SCORES)
+        self._files = BatchFiles(self.artifact, SCHEMA.names)
+
+    def require_batches(self, batches: BatchReader) -> None:
+        """Raises ``UserError`` unless the scores are of just these batches."""
+        scored = self.artifact.manifest["inputs"].get(BATCHES, "unknown")
+        if scored != batches.fingerprint:
+            raise UserError(
+                f"The scores in {self.artifact.uri} are of other batches ({scored[:12]}) than {batches.uri}"
+                f" ({batches.fingerprint[:12]}). Score these (raytriever score), or train on those."
+            )
+
+    def read(self, epoch: int, batch: int, *, mean: bool) -> NDArray[np.float32]:
+        """Negative log-likelihoods (B, B) of each chunk (rows) given each (columns): sums, or ``mean`` over tokens."""
+        table = self._files.read(epoch, batch)
+        flat = table["negative_log_likelihood"].combine_chunks().flatten().to_numpy()
+        sums: NDArray[np.float32] = flat.reshape(len(table), -1).astype(np.float32)
+        return sums / table["tokens"].to_numpy()[:, None].astype(np.float32) if mean else sums
+
+
 @dataclass(frozen=True)
 class ReplugBatch:
     """B chunks, and the negative log-likelihood of each (rows) given each (columns): float32 (B, B)."""
@@ -95,14 +213,13 @@ class ReplugBatch:
     negative_log_likelihoods: Tensor
 
 
-class Replug(ChunkObjective[ReplugBatch]):
+class Replug(ChunkObjective[ReplugBatch, ReplugSettings]):
     """Trains a retriever with ``replug_loss`` on cosines."""
 
     columns: ClassVar[tuple[str, ...]] = (*ChunkObjective.columns, "batch", "epoch")
 
-    def __init__(self, retriever: "TextEncoder", settings: ReplugSettings) -> None:
+    def __init__(self, retriever: TextEncoder, settings: ReplugSettings) -> None:
         super().__init__(retriever, settings)
-        self.settings = settings
         self.similarity = "cosine"
         self._scores = ScoreReader(settings.scores)
 
@@ -122,9 +239,7 @@ class Replug(ChunkObjective[ReplugBatch]):
         settings = self.settings
         queries, passages = self.encode_sides(batch.chunks)
         with torch.autocast(queries.device.type, enabled=False):
-            queries, passages = (
-                torch.nn.functional.normalize(at_least_float32(side), dim=-1) for side in (queries, passages)
-            )
+            queries, passages = (normalize(at_least_float32(side), dim=-1) for side in (queries, passages))
             likely, retrieved = replug_distributions(
                 queries @ passages.T,
                 batch.negative_log_likelihoods.to(queries.dtype),

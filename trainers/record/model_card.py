@@ -12,6 +12,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from retrieval.encoders.specification import EncoderContract
+from trainers.objective import Paper
 
 _NAME = "raytriever encoder"
 
@@ -32,63 +33,6 @@ _LIST_SCORER = (
     " and ranks lists of candidates as a whole; inner products alone are not what it was trained for. `raytriever"
     " rerank` with `scoring` set to this folder ranks by the module."
 )
-
-
-@dataclass(frozen=True)
-class Paper:
-    """Where an objective comes from."""
-
-    authors: str
-    title: str
-    year: int
-    url: str
-
-    def cited(self) -> str:
-        """As a line of Markdown."""
-        return f"{self.authors} ({self.year}). [{self.title}]({self.url})."
-
-
-# objective's kind: the paper that its loss is from
-PAPERS = {
-    "contrastive": Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525"),
-    "contextual": Paper("Morris & Rush", "Contextual Document Embeddings", 2024, "https://arxiv.org/abs/2410.02525"),
-    "adaptive_margin": Paper(
-        "Gienapp, Deckers, Potthast & Scells",
-        "Learning Effective Representations for Retrieval Using Self-Distillation with Adaptive Relevance Margins",
-        2025,
-        "https://arxiv.org/abs/2407.21515",
-    ),
-    "margin_mse": Paper(
-        "Hofstätter, Althammer, Schröder, Sertkan & Hanbury",
-        "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
-        2020,
-        "https://arxiv.org/abs/2010.02666",
-    ),
-    "multi_layer": Paper(
-        "Xie & Lukasiewicz",
-        "Investigating Multi-layer Representations for Dense Passage Retrieval",
-        2025,
-        "https://aclanthology.org/2025.findings-emnlp.1333/",
-    ),
-    "coder": Paper(
-        "Zerveas, Rekabsaz, Cohen & Eickhoff",
-        "CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking",
-        2022,
-        "https://arxiv.org/abs/2112.08766",
-    ),
-    "revela": Paper(
-        "Cai, Chen, Zhao, Chen, Zhang, Wu, Gurevych & Koeppl",
-        "Revela: Dense Retriever Learning via Language Modeling",
-        2025,
-        "https://arxiv.org/abs/2506.16552",
-    ),
-    "replug": Paper(
-        "Shi, Min, Yasunaga, Seo, James, Lewis, Zettlemoyer & Yih",
-        "REPLUG: Retrieval-Augmented Black-Box Language Models",
-        2024,
-        "https://arxiv.org/abs/2301.12652",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -114,13 +58,14 @@ def model_card(
     contract: EncoderContract,
     points: Sequence[Mapping[str, Any]],
     *,
+    paper: Paper | None = None,
     best_step: int | None = None,
     measured: Measured | None = None,
 ) -> str:
     """A model card in the hub's format. ``points``: the training curve of the whole run; ``inputs``: fingerprints.
 
-    ``best_step``: the steps after which the weights were as they are, where validation chose them, None: at the end;
-    ``measured``: by validation, None where there is nothing to tell.
+    ``paper``: that of the objective; ``best_step``: the steps after which the weights were as they are, where
+    validation chose them, None: at the end; ``measured``: by validation, None where there is nothing to tell.
     """
     kind = config.get("objective", {}).get("kind", "")
     parts = [
@@ -132,7 +77,7 @@ def model_card(
     if measured is not None:
         parts.append(_measures(measured))
     if kind:
-        parts.append(_objective(kind))
+        parts.append(_objective(kind, paper))
     settings = yaml.safe_dump(dict(config), sort_keys=True, allow_unicode=True).strip()
     parts.append(f"## Settings of the training run\n\n```yaml\n{settings}\n```")
     return "\n\n".join(parts) + "\n"
@@ -263,6 +208,6 @@ def _measures(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def _objective(kind: str) -> str:
+def _objective(kind: str, paper: Paper | None) -> str:
     text = f"## Objective\n\n`{kind}`"
-    return f"{text}, from {PAPERS[kind].cited()}" if kind in PAPERS else text
+    return f"{text}, from {paper.cited()}" if paper else text

@@ -12,8 +12,7 @@ from retrieval.encoders.modules import read_document_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from retrieval.encoders.towers import load_towers
-from trainers.objective import Objective
-from trainers.objectives.kinds import build_objective
+from trainers.objective import Objective, build_objective
 from trainers.run import RunSettings, export, load_for_training
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}

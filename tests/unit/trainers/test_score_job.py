@@ -15,7 +15,7 @@ from tests.unit.retrieval.encoders.tiny_models import DECODERS, edited, save_tin
 from tests.unit.small_run import make
 from tests.unit.trainers.chunk_batches import store_chunk_batches
 from trainers.jobs.score import Score, ScoreConfig
-from trainers.objectives.language_models import ScoreReader
+from trainers.objectives.replug import ScoreReader
 
 
 def score(folder: Path, batches: str, model: Path, **settings: Any) -> str:

@@ -17,7 +17,7 @@ from trainers.engine.loop import Trained
 from trainers.engine.order import Order, can_share
 from trainers.jobs.train import Train, TrainConfig, mean_loss
 from trainers.jobs.train_checks import check_slices, check_workers
-from trainers.objectives.kinds import build_objective
+from trainers.objective import build_objective
 from trainers.record.run_record import Curve
 from trainers.run import load_for_training
 

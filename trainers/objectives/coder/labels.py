@@ -1,6 +1,11 @@
-"""Relevance labels of candidate lists before they become a target: levels, and normalisations of the released code.
+"""Relevance labels of candidate lists before they become a target: levels, normalisations, and smoothing.
 
-``labels`` (B, N): graded relevance, -inf where a candidate is not labelled or is padding; stays -inf in all of them.
+``labels`` (B, N): graded relevance, -inf where a candidate is not labelled or is padding; it stays -inf in levels and
+normalisations. Smoothing gives labels to candidates that nobody judged, by how much their neighbourhoods overlap with
+those of the positives: the evidence-based smoothing of Zerveas et al. 2023, "Enhancing the Ranking Context of Dense
+Retrieval through Reciprocal Nearest Neighbors", with the reciprocal neighbours and the extended Jaccard similarity of
+Zhong et al. 2017, "Re-ranking Person Re-identification with k-reciprocal Encoding". Its functions are of m items:
+``similarities`` (m, m) of any float type, each item's with all.
 """
 
 from collections.abc import Sequence
@@ -16,6 +21,46 @@ from raytriever.settings.configuration import Settings
 from retrieval.vectors import StoredVectors
 
 Normalization = Literal["none", "max", "max_min", "max_min_max", "max_min_batch_mean", "standard_deviation"]
+Weights = Literal["linear", "exponential"]
+Aggregation = Literal["mean", "sum", "max"]
+
+_OVERLAP = 2 / 3  # of a neighbour's own neighbours: more than this share in common, and they are taken in
+_EXPONENT = 2.4
+_KEPT_BY_POSITIVES = 0.8  # of 'fully'
+
+
+class SmoothingSettings(Settings):
+    """Which neighbours count, how similarities become labels, and how many candidates get one; the authors' values."""
+
+    neighbours: int = Field(default=21, ge=1)
+    """Nearest items of each among which reciprocal neighbours are sought."""
+
+    trust: float = Field(default=0.128, ge=0, le=1)
+    """Share of ``neighbours`` whose own neighbours are taken over."""
+
+    expansion: int = Field(default=5, ge=1)
+    """Nearest items over which a neighbourhood is averaged."""
+
+    weights: Weights = "linear"
+    """Of a neighbourhood's members, by their similarity."""
+
+    mix: float = Field(default=0.469, ge=0, le=1)
+    """Share of the plain similarity; the rest is the neighbourhoods'."""
+
+    aggregation: Aggregation = "mean"
+    """Over the positives."""
+
+    redistribution: Literal["radically", "fully"] = "radically"
+    """Labels are what the similarities give; or positives keep four fifths of their grades, others share the rest."""
+
+    boost: float = Field(default=1.222, gt=0)
+    """Multiplies the labels of the positives."""
+
+    depth: int = Field(default=60, ge=1)
+    """Candidates of a list that get a label, beside the positives."""
+
+    minimum: float = 0.1
+    """Labels below, after their normalisation, count as none."""
 
 
 def at_level(labels: Tensor, level: float) -> Tensor:
@@ -56,42 +101,6 @@ def _standard_deviation(labels: Tensor, finite: Tensor) -> Tensor:
     kept = torch.where(finite, labels, 0.0)
     mean = kept.sum(dim=1, keepdim=True) / count
     return (torch.where(finite, labels - mean, 0.0).square().sum(dim=1, keepdim=True) / count).sqrt()
-
-
-# Labels for candidates that nobody judged, by how much their neighbourhoods overlap with those of the positives.
-#
-# The reciprocal neighbours and their extended Jaccard similarity are those of Zhong et al. 2017, "Re-ranking Person Re-
-# identification with k-reciprocal Encoding"; labels from them are the evidence-based smoothing of Zerveas et al. 2023,
-# "Enhancing the Ranking Context of Dense Retrieval through Reciprocal Nearest Neighbors". All are pure functions of m
-# items: ``similarities`` (m, m) of any float type, each item's with all.
-
-Weights = Literal["linear", "exponential"]
-Aggregation = Literal["mean", "sum", "max"]
-
-_OVERLAP = 2 / 3  # of a neighbour's own neighbours: more than this share in common, and they are taken in
-_EXPONENT = 2.4
-_KEPT_BY_POSITIVES = 0.8  # of 'fully'
-
-
-class SmoothingSettings(Settings):
-    """Which neighbours count, how similarities become labels, and how many candidates of a list get one.
-
-    ``depth``: the first so many beside the positives. ``mix``: the share of the plain similarity, the rest is the
-    neighbourhoods'. ``redistribution``: 'radically', labels are what the similarities give; 'fully', the positives keep
-    four fifths of their grades and the others share the rest. ``boost`` multiplies the positives' labels. ``minimum``:
-    labels below, after their normalisation, count as none. Defaults are those of the authors.
-    """
-
-    neighbours: int = Field(default=21, ge=1)
-    trust: float = Field(default=0.128, ge=0, le=1)  # of ``neighbours``, those of whom neighbours are taken over
-    expansion: int = Field(default=5, ge=1)  # nearest items over which a neighbourhood is averaged
-    weights: Weights = "linear"
-    mix: float = Field(default=0.469, ge=0, le=1)
-    aggregation: Aggregation = "mean"  # over the positives
-    redistribution: Literal["radically", "fully"] = "radically"
-    boost: float = Field(default=1.222, gt=0)
-    depth: int = Field(default=60, ge=1)
-    minimum: float = 0.1
 
 
 def nearest(similarities: Tensor, neighbours: int) -> Tensor:

@@ -79,9 +79,6 @@ def _of_labelled(losses: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     return torch.where(is_labelled(labels, present), losses, 0.0)
 
 
-# What is measured of ranked lists in training.
-
-
 @torch.no_grad()
 def list_metrics(scores: Tensor, labels: Tensor, present: Tensor) -> dict[str, Tensor]:
     """How the lists are ranked, over the queries that have a label: scalars.

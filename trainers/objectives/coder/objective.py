@@ -4,10 +4,10 @@
 2022). Gradients reach the query encoder and what scores its lists, so any index of the documents stays in use.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +17,29 @@ from torch import Tensor, nn
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import require_same_origin
+from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
 from retrieval.encoders.list_scorer import ListScorer, ListScorerForm, save_list_scorer
+from retrieval.encoders.modules import DenseLayer
 from retrieval.encoders.pooling import at_least_float32
+from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.specification import Role
+from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.towers import Towers
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
-from trainers.objective import Comparisons, KindSettings, Objective, Outcome
-from trainers.objectives.coder.documents import ABSENT, DocumentVectors, Pool
+from trainers.objective import Comparisons, KindSettings, Objective, Outcome, Paper, Run
+from trainers.objectives.coder.candidates import (
+    ABSENT,
+    CandidateList,
+    DocumentVectors,
+    Negatives,
+    Pool,
+    compose_lists,
+    padded,
+    stored_lists,
+)
 from trainers.objectives.coder.labels import (
     LabelSmoother,
     Normalization,
@@ -34,7 +48,6 @@ from trainers.objectives.coder.labels import (
     binary,
     normalized,
 )
-from trainers.objectives.coder.lists import CandidateList, Negatives, compose_lists, padded, stored_lists
 from trainers.objectives.coder.losses import (
     info_nce_loss,
     list_metrics,
@@ -42,18 +55,11 @@ from trainers.objectives.coder.losses import (
     max_margin_loss,
     mean_over_labelled,
 )
-from trainers.objectives.pair_objective import Encoder
+from trainers.objectives.pairs import Encoder
 from trainers.validation.settings import check_validation_of_lists
 
-if TYPE_CHECKING:
-    from retrieval.encoders.list_scorer import ListScorer
-    from retrieval.encoders.text_encoder import TextEncoder
-    from trainers.run import RunSettings
-
-
-# How CODER scores a query's candidates: each by itself, or all together by a transformer.
-
 _SMALLEST_NORM = 1e-6
+_STANDARD_DEVIATION = 0.02  # of a fresh layer's weights
 
 
 class SimilarityScoring(Settings):
@@ -64,79 +70,87 @@ class SimilarityScoring(Settings):
 
 
 class TransformerScoring(ListScorerForm):
-    """All candidates together, by a module that is trained too and ranks candidates alone (appendix A.4).
-
-    ``query_encoder``: trained beside it, as in the paper, or 'frozen', so that the module alone learns.
-    """
+    """All candidates together, by a module that is trained too and ranks candidates alone (appendix A.4)."""
 
     kind: Literal["transformer"] = "transformer"
     query_encoder: Literal["trained", "frozen"] = "trained"
+    """Trained beside the module, as in the paper, or frozen, so that the module alone learns."""
 
 
 ScoringSettings = Annotated[SimilarityScoring | TransformerScoring, Field(discriminator="kind")]
 
 
-def fresh_list_scorer(settings: SimilarityScoring | TransformerScoring, dimension: int, seed: int) -> ListScorer | None:
-    """The module to train for vectors of ``dimension``; None where there is none."""
-    if isinstance(settings, SimilarityScoring):
-        return None
-    form = ListScorerForm.model_validate(settings.model_dump(include=set(ListScorerForm.model_fields)))
-    return ListScorer(form, dimension, seed)
-
-
-def list_similarities(queries: Tensor, documents: Tensor, places: Tensor, similarity: str) -> Tensor:
-    """Similarities of B queries with N candidates each, (B, N), in float32 (float64 for float64 queries).
-
-    ``queries`` (B, d); ``documents`` (M + 1, d), their last a zero vector; ``places`` int64 (B, N), each candidate's
-    among them. Whatever ``similarity`` is, a candidate that isn't there has 0.
-    """
-    with torch.autocast(queries.device.type, enabled=False):
-        queries = at_least_float32(queries)
-        documents = documents.to(queries.dtype)
-        if similarity == "cosine":
-            queries = nn.functional.normalize(queries, dim=-1, eps=_SMALLEST_NORM)
-            documents = nn.functional.normalize(documents, dim=-1, eps=_SMALLEST_NORM)
-        # all with all: lists share documents, and up to d queries it takes no more memory than the documents themselves
-        return (queries @ documents.T).gather(1, places)
-
-
 class CoderSettings(KindSettings):
-    """Lists of candidates over the vectors ``documents``, which the encoder that is trained made (its base).
+    """Lists of candidates over the vectors ``documents``, which the encoder that is trained made (its base)."""
 
-    ``candidates``: so many a query, None: as many as its list has; its positives are always among them.
-    ``negatives``: the list's own, or as many drawn from the batch's other lists or the whole collection, anew each
-    epoch. ``relevance_level``: grades below count as no label: 1 is lenient, 2 strict on the scale of TREC, 0 takes
-    documents that are judged irrelevant into the target, which gives them more than those without a judgment.
-
-    ``distribution``: 'gathered', every rank reads what its lists name; 'sharded', every rank has a share of the
-    documents and is sent the queries instead. ``on_device``: keeps the vectors in the device's memory.
-    """
+    paper: ClassVar = Paper(
+        "Zerveas, Rekabsaz, Cohen & Eickhoff",
+        "CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking",
+        2022,
+        "https://arxiv.org/abs/2112.08766",
+    )
+    freezes_documents: ClassVar = True
 
     kind: Literal["coder"] = "coder"
     documents: InputPath
-    other_encoder: bool = False  # the trained encoder is not the one behind ``documents``
-    loss: Literal["list_net", "info_nce", "max_margin"] = "list_net"
-    margin_divisor: Literal["list", "padded_width"] = "list"  # of max_margin; 'padded_width' as released
-    scoring: ScoringSettings = SimilarityScoring()
-    similarity: Literal["inner_product", "cosine"] = "inner_product"
-    temperature: float = Field(default=1.0, gt=0)  # divides the scores
-    learn_temperature: bool = False
-    relevance_level: float = Field(default=1.0, ge=0)
-    binary_labels: bool = False
-    label_normalization: Normalization = "none"
-    smoothing: SmoothingSettings | None = None  # labels for candidates that nobody judged
-    candidates: int | None = Field(default=None, ge=1)
-    negatives: Negatives = "retrieved"
-    seed: int = Field(default=0, ge=0)  # of negatives that are drawn, and of fresh weights
-    distribution: Literal["gathered", "sharded"] = "gathered"
-    on_device: bool = False
-    query_max_length: int | None = Field(default=None, ge=1)  # tokens; None: as the encoder says
-    chunk_size: int | None = Field(default=None, ge=1)  # queries that are encoded together; None: the whole batch
-    gradient_cache: bool = False
+    """Vectors of the collection's documents."""
 
-    def check_run(self, run: "RunSettings") -> None:
-        """Validation sees only what was found; a module that reads whole lists ranks a run's, searching nothing."""
-        check_validation_of_lists(run.validation, can_search=self.scoring.kind != "transformer")
+    other_encoder: bool = False
+    """Whether the trained encoder may be another than the one behind ``documents``."""
+
+    loss: Literal["list_net", "info_nce", "max_margin"] = "list_net"
+    """ListNet (eq. 3, the paper's), InfoNCE by the best label, or a hinge over pairs (Fig. 2)."""
+
+    margin_divisor: Literal["list", "padded_width"] = "list"
+    """Of max_margin: a list's length, or the batch's padded width as released."""
+
+    scoring: ScoringSettings = SimilarityScoring()
+    """Each candidate by itself, or all of a list together."""
+
+    similarity: Literal["inner_product", "cosine"] = "inner_product"
+    """Of queries and documents."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides the scores."""
+
+    learn_temperature: bool = False
+    """Trains the temperature too."""
+
+    relevance_level: float = Field(default=1.0, ge=0)
+    """Grades below count as no label: 1 lenient, 2 strict (TREC); 0 takes what is judged irrelevant into the target."""
+
+    binary_labels: bool = False
+    """Counts every label as 1."""
+
+    label_normalization: Normalization = "none"
+    """Puts the labels of each query on one scale."""
+
+    smoothing: SmoothingSettings | None = None
+    """Labels for candidates that nobody judged; None: they have none."""
+
+    candidates: int | None = Field(default=None, ge=1)
+    """Candidates of a query, its positives always among them; None: as many as its list has."""
+
+    negatives: Negatives = "retrieved"
+    """The list's own, or drawn anew each epoch from the batch's other lists or the whole collection."""
+
+    seed: int = Field(default=0, ge=0)
+    """Of negatives that are drawn, and of fresh weights."""
+
+    distribution: Literal["gathered", "sharded"] = "gathered"
+    """Every rank reads what its lists name, or has a share of the documents and is sent the queries."""
+
+    on_device: bool = False
+    """Keeps the vectors in the device's memory."""
+
+    query_max_length: int | None = Field(default=None, ge=1)
+    """Tokens of a query; None: as the encoder says."""
+
+    chunk_size: int | None = Field(default=None, ge=1)
+    """Queries that are encoded together; None: the whole batch."""
+
+    gradient_cache: bool = False
+    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -158,6 +172,30 @@ class CoderSettings(KindSettings):
                 " or set loss to list_net, binary_labels to false and distribution to gathered"
             )
         return self
+
+    def check_run(self, run: Run) -> None:
+        """Validation sees only what was found; a module that reads whole lists ranks a run's, searching nothing."""
+        check_validation_of_lists(run.validation, can_search=self.scoring.kind != "transformer")
+
+    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Coder":  # noqa: ARG002
+        """Around the one encoder, as one of queries."""
+        return load_coder(towers.query, self)
+
+
+def list_similarities(queries: Tensor, documents: Tensor, places: Tensor, similarity: str) -> Tensor:
+    """Similarities of B queries with N candidates each, (B, N), in float32 (float64 for float64 queries).
+
+    ``queries`` (B, d); ``documents`` (M + 1, d), their last a zero vector; ``places`` int64 (B, N), each candidate's
+    among them. Whatever ``similarity`` is, a candidate that isn't there has 0.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        queries = at_least_float32(queries)
+        documents = documents.to(queries.dtype)
+        if similarity == "cosine":
+            queries = nn.functional.normalize(queries, dim=-1, eps=_SMALLEST_NORM)
+            documents = nn.functional.normalize(documents, dim=-1, eps=_SMALLEST_NORM)
+        # all with all: lists share documents, and up to d queries it takes no more memory than the documents themselves
+        return (queries @ documents.T).gather(1, places)
 
 
 @dataclass(frozen=True)
@@ -203,7 +241,7 @@ class Coder(Objective[CoderBatch]):
         return self._vectors
 
     @property
-    def list_scorer(self) -> "ListScorer | None":
+    def list_scorer(self) -> ListScorer | None:
         """The module that scores lists as a whole, where ``scoring`` asks for one."""
         return self._list_scorer
 
@@ -326,15 +364,80 @@ class Coder(Objective[CoderBatch]):
             masked=0.0,
         )
 
-    def encoder(self, role: Role) -> "TextEncoder":  # noqa: ARG002
+    def encoder(self, role: Role) -> TextEncoder:  # noqa: ARG002
         """The query encoder: documents are never encoded, ``document_vectors`` has them."""
-        return cast("TextEncoder", self.query_encoder)
+        return cast(TextEncoder, self.query_encoder)
 
     def export(self, folder: Path) -> None:
         """Writes the query encoder, with the name of the documents' encoder, and the module that scores lists."""
         self.query_encoder.save(folder)
         if self._list_scorer is not None:
             save_list_scorer(self._list_scorer, folder)
+
+
+def fresh_list_scorer(settings: SimilarityScoring | TransformerScoring, dimension: int, seed: int) -> ListScorer | None:
+    """The module to train for vectors of ``dimension``; None where there is none."""
+    if isinstance(settings, SimilarityScoring):
+        return None
+    form = ListScorerForm.model_validate(settings.model_dump(include=set(ListScorerForm.model_fields)))
+    return ListScorer(form, dimension, seed)
+
+
+def load_coder(encoder: TextEncoder, settings: CoderSettings) -> Coder:
+    """The objective over the vectors that ``settings`` name. Raises ``UserError`` where they don't fit ``encoder``."""
+    vectors = StoredVectors(settings.documents)
+    if settings.scoring.query_encoder == "frozen":
+        _require_freezable(encoder, vectors)
+    fit_to_documents(encoder, vectors, other_encoder=settings.other_encoder, seed=settings.seed)
+    objective = Coder(encoder, settings, vectors)
+    scorer = objective.list_scorer
+    said = {"list_scorer": None if scorer is None else str(scorer.form)}
+    encoder.contract = encoder.contract.model_copy(update=said)
+    return objective
+
+
+def _require_freezable(encoder: TextEncoder, vectors: StoredVectors) -> None:
+    """Nothing of an encoder that isn't trained may be fresh."""
+    fresh = ""
+    if encoder.dimension != vectors.contract.dimension:
+        fresh = f"its {encoder.dimension} dimensions need a new layer to the documents' {vectors.contract.dimension}"
+    elif any(".lora_" in name for name, _ in encoder.named_parameters()):
+        fresh = "lora adds weights to it"
+    if fresh:
+        raise UserError(
+            f"objective.scoring.query_encoder is 'frozen', but {fresh}, which would never be trained. Set it to"
+            " 'trained', or leave that out."
+        )
+
+
+def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_encoder: bool, seed: int) -> None:
+    """Makes ``encoder`` one of queries alone, for these documents; its export says so.
+
+    One that neither made them nor was trained for them before is a ``UserError`` unless it may be ``other_encoder``;
+    it then gets a linear layer, drawn by ``seed``, where its dimension is not theirs.
+    """
+    documents, own = vectors.contract, encoder.contract
+    if own.document_model != documents.fingerprint:
+        mine, theirs = (contract.model_dump(exclude={"revision", "dtype"}) for contract in (own, documents))
+        differing = [f"{key} {mine[key]!r} against {theirs[key]!r}" for key in mine if mine[key] != theirs[key]]
+        if differing and not other_encoder:
+            raise UserError(
+                f"The encoder to train is not the one behind the documents' vectors {vectors.uri}:"
+                f" {'; '.join(differing)}. Embed the documents with it, train the one that embedded them, or set"
+                " objective.other_encoder to true."
+            )
+    dimension = documents.dimension
+    if encoder.dimension != dimension:
+        encoder.dense.append(_fresh_layer(encoder.dimension, dimension, seed))
+    encoder.contract = own.model_copy(update={"document_model": documents.fingerprint, "dimension": dimension})
+
+
+def _fresh_layer(width: int, dimension: int, seed: int) -> DenseLayer:
+    linear = nn.Linear(width, dimension)
+    with torch.no_grad():
+        linear.weight.normal_(0.0, _STANDARD_DEVIATION, generator=torch.Generator().manual_seed(seed))
+        linear.bias.zero_()
+    return DenseLayer(linear, nn.Identity())
 
 
 def _mean(counts: Sequence[int]) -> float:

@@ -4,41 +4,85 @@
 text has a label.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
 from raytriever.errors import UserError
-from retrieval.encoders.adapter import add_adapter
+from retrieval.encoders.adapter import LoraSettings, add_adapter
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.pretrained import LocatedModel
-from trainers.objective import Outcome
-from trainers.objectives.chunk_objective import (
-    ChunkObjective,
-    ChunkSettings,
-    EncodedTwice,
-    same_source_share,
-)
-from trainers.objectives.language_models import TrainedModelSettings, load_language_model, tokenize_right_padded
+from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.towers import Towers
+from trainers.objective import Outcome, Paper
+from trainers.objectives.chunks import ChunkObjective, ChunkSettings, EncodedTwice, same_source_share
+from trainers.objectives.language_models import LanguageModelSettings, load_language_model
 from trainers.objectives.revela.language_model import InBatchLanguageModel
-
-if TYPE_CHECKING:
-    from retrieval.encoders.text_encoder import TextEncoder
-
-
-# How similar the documents of a batch are to each other: the weights of in-batch attention, and what they look like.
-#
-# Cai et al. 2025, "Revela: Dense Retriever Learning via Language Modeling", section 3.3.
 
 Precision = Literal["float32", "bfloat16"]
 
 _LIVE = 1e-3  # of p (1 - p), the derivative of a softmax weight by its own logit
+
+
+class TrainedModelSettings(LanguageModelSettings):
+    """A language model that is trained beside the retriever, whole or by LoRA, unless it is ``frozen``."""
+
+    lora: LoraSettings | None = None
+    """Adapters to train in place of its weights; None: all of its weights."""
+
+    frozen: bool = False
+    """Trains nothing of it."""
+
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Of its attention within documents; None: as its configuration says."""
+
+    activation_checkpointing: bool = False
+    """Computes its layers again in the backward pass, to save memory."""
+
+    @model_validator(mode="after")
+    def _frozen_has_nothing_to_train(self) -> Self:
+        if self.frozen and self.lora is not None:
+            raise ValueError("frozen trains nothing of the language model, lora a part of it: leave one out")
+        return self
+
+
+class RevelaSettings(ChunkSettings):
+    """The language model, and how the retriever's similarities weigh its attention to other chunks."""
+
+    paper: ClassVar = Paper(
+        "Cai, Chen, Zhao, Chen, Zhang, Wu, Gurevych & Koeppl",
+        "Revela: Dense Retriever Learning via Language Modeling",
+        2025,
+        "https://arxiv.org/abs/2506.16552",
+    )
+    memory_settings: ClassVar[tuple[str, ...]] = ("language_model.activation_checkpointing",)
+
+    kind: Literal["revela"] = "revela"
+    language_model: TrainedModelSettings
+    """What predicts the tokens of the chunks."""
+
+    similarity_temperature: float = Field(default=1e-4, gt=0)
+    """Divides the cosines; 0.0001 is the paper's."""
+
+    learn_temperature: bool = False
+    """Trains the temperature too."""
+
+    similarity_precision: Precision = "float32"
+    """Of the cosines; in 'bfloat16', as released, most rows have one chunk or an exact tie at 0.0001."""
+
+    value_normalization: bool = True
+    """Eq. 6, without which longer value vectors count for more whatever the similarity."""
+
+    def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Revela":
+        """Around the one encoder and the language model."""
+        return load_revela(towers.query, self, models["objective.language_model"], seed)
 
 
 def in_batch_similarity(
@@ -82,24 +126,6 @@ def live_row_share(similarity: Tensor) -> Tensor:
     return (weights * (1 - weights)).amax(dim=-1).gt(_LIVE).to(weights.dtype).mean()
 
 
-class RevelaSettings(ChunkSettings):
-    """The language model, and how the retriever's similarities weigh its attention to other chunks.
-
-    ``similarity_precision``: of the cosines, which the paper's temperature multiplies by 10,000: in 'bfloat16', as
-    released, most rows have one chunk or an exact tie. ``value_normalization``: Eq. 6, without which longer value
-    vectors count for more whatever the similarity.
-    """
-
-    memory_settings: ClassVar[tuple[str, ...]] = ("language_model.activation_checkpointing",)
-
-    kind: Literal["revela"] = "revela"
-    language_model: TrainedModelSettings
-    similarity_temperature: float = Field(default=1e-4, gt=0)
-    learn_temperature: bool = False
-    similarity_precision: Literal["float32", "bfloat16"] = "float32"
-    value_normalization: bool = True
-
-
 @dataclass(frozen=True)
 class RevelaBatch:
     """B chunks as the retriever and as the language model read them: its ``input_ids`` and ``attention_mask``."""
@@ -108,14 +134,13 @@ class RevelaBatch:
     language_model: dict[str, Tensor]
 
 
-class Revela(ChunkObjective[RevelaBatch]):
+class Revela(ChunkObjective[RevelaBatch, RevelaSettings]):
     """Trains a retriever, and a language model unless that is frozen, by the language model's next-token loss."""
 
     def __init__(
-        self, retriever: "TextEncoder", language_model: InBatchLanguageModel, tokenizer: Any, settings: RevelaSettings
+        self, retriever: TextEncoder, language_model: InBatchLanguageModel, tokenizer: Any, settings: RevelaSettings
     ) -> None:
         super().__init__(retriever, settings)
-        self.settings = settings
         self.similarity = "cosine"
         self.language_model = language_model
         self._tokenizer = tokenizer
@@ -125,7 +150,9 @@ class Revela(ChunkObjective[RevelaBatch]):
     def collate(self, rows: pa.Table, first_row: int = 0) -> RevelaBatch:  # noqa: ARG002
         """Tokenises the chunks for both models. Raises ``UserError`` where none has two tokens."""
         texts = rows["document"].to_pylist()
-        features = tokenize_right_padded(self._tokenizer, texts, self.settings.language_model.max_length)
+        limit = self.settings.language_model.max_length
+        tokens = self._tokenizer(texts, truncation=True, max_length=limit, padding=True, return_tensors="pt")
+        features = {name: tokens[name] for name in ("input_ids", "attention_mask")}
         if features["input_ids"].shape[1] < 2:
             raise UserError("no chunk has two tokens, so there is no next token to predict. Cut longer chunks.")
         return RevelaBatch(self.collate_chunks(rows), features)
@@ -148,7 +175,7 @@ class Revela(ChunkObjective[RevelaBatch]):
         return self.log_temperature.exp() if self.settings.learn_temperature else self.settings.similarity_temperature
 
 
-def load_revela(retriever: "TextEncoder", settings: RevelaSettings, located: LocatedModel, seed: int) -> Revela:
+def load_revela(retriever: TextEncoder, settings: RevelaSettings, located: LocatedModel, seed: int) -> Revela:
     """The objective around ``retriever`` and the language model at ``located``; ``seed``: of its LoRA weights.
 
     Raises ``UserError`` for a language model without what in-batch attention needs.

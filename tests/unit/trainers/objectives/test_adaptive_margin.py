@@ -15,13 +15,12 @@ from trainers.objective import to_device
 from trainers.objectives.adaptive_margin import (
     AdaptiveMargin,
     AdaptiveMarginSettings,
-    Vectors,
     distributed_residuals,
     in_batch_residuals,
     mean_error,
     own_residuals,
 )
-from trainers.objectives.triplets import unit_vectors
+from trainers.objectives.pairs import Triplets, unit_vectors
 from trainers.run import RunSettings
 
 FORMS = [
@@ -61,7 +60,7 @@ def literal_residuals(q, p, n, target="distributed", margin=None, in_batch=False
 
 
 def residuals_of(form, q, p, n) -> torch.Tensor:
-    triplets = Vectors(*map(unit_vectors, (q, p, n)))
+    triplets = Triplets(*map(unit_vectors, (q, p, n)))
     if form["target"] == "distributed":
         return distributed_residuals(triplets, triplets, form.get("pairing", "paper"))[0]
     if form.get("in_batch"):
@@ -96,7 +95,7 @@ def test_scale_and_order_of_rows_do_not_matter(form):
 
 
 def test_the_distributed_loss_is_that_of_the_mean_target_plus_the_targets_variance():
-    triplets = Vectors(*map(unit_vectors, random_triplets(3)))
+    triplets = Triplets(*map(unit_vectors, random_triplets(3)))
     residuals, target = distributed_residuals(triplets, triplets)
     margins = (residuals + target)[:, 0]
     expected = (margins - target.mean(dim=1)).square().mean() + target.var(dim=1, correction=0).mean()
@@ -106,7 +105,7 @@ def test_the_distributed_loss_is_that_of_the_mean_target_plus_the_targets_varian
 def test_targets_are_trained_too():
     """With a detached target the document and the negative would move by the relevance margin alone."""
     inputs = [vectors.requires_grad_() for vectors in random_triplets(4)]
-    triplets = Vectors(*map(unit_vectors, inputs))
+    triplets = Triplets(*map(unit_vectors, inputs))
     residuals, target = distributed_residuals(triplets, triplets)
     whole = torch.autograd.grad(mean_error(residuals), inputs[1:], retain_graph=True)
     detached = torch.autograd.grad((residuals + target - target.detach()).square().mean(), inputs[1:])
@@ -211,7 +210,7 @@ def test_equal_texts_are_encoded_once_in_chunks_of_one_length():
         }
     )
     batch = tiny_objective(chunk_size=2).collate(rows)
-    assert [chunk["input_ids"].shape for chunk in batch.texts.chunks] == [(2, 5), (2, 3), (1, 2)]
+    assert [chunk["input_ids"].shape for chunk in batch.documents.chunks] == [(2, 5), (2, 3), (1, 2)]
     assert len(batch) == 3
     assert batch.tokens == 5 + 3 + 3 + 2 + 2
 
@@ -219,7 +218,7 @@ def test_equal_texts_are_encoded_once_in_chunks_of_one_length():
 def test_max_lengths_reach_the_tokenizer():
     rows = pa.table({"query": ["w1 w2 w3"], "document": ["w1 w2 w3 w4"], "hard_negatives": [["w5 w6 w7 w8 w9"]]})
     batch = tiny_objective(query_max_length=2, document_max_length=3).collate(rows)
-    assert batch.texts.chunks[0]["attention_mask"].sum(dim=1).tolist() == [3, 3, 2]
+    assert batch.documents.chunks[0]["attention_mask"].sum(dim=1).tolist() == [3, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -310,8 +309,8 @@ def test_steps_are_joined_where_negatives_are_shared():
 
 def test_a_batch_moves_between_devices_whole():
     moved = to_device(tiny_objective(chunk_size=2).collate(triplet_batch(1)), torch.device("meta"))
-    assert {t.device.type for chunk in moved.texts.chunks for t in chunk.values()} == {"meta"}
-    assert moved.texts.order.device.type == "meta"
+    assert {t.device.type for chunk in moved.documents.chunks for t in chunk.values()} == {"meta"}
+    assert moved.documents.order.device.type == "meta"
 
 
 def test_export_writes_the_encoder(tmp_path):

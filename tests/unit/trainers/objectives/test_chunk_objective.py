@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainers.objectives.chunk_objective import ChunkSettings, first_half, same_source_share
+from trainers.objectives.chunks import first_half, same_source_share
+from trainers.objectives.replug import ReplugSettings
 
 
 @given(st.text())
@@ -28,6 +29,6 @@ def test_share_of_the_own_document():
 
 def test_settings_that_contradict_each_other():
     with pytest.raises(ValidationError, match="gradient_cache saves memory only by chunks"):
-        ChunkSettings(gradient_cache=True)
+        ReplugSettings(scores="scores", gradient_cache=True)
     with pytest.raises(ValidationError, match="a symmetric similarity has none"):
-        ChunkSettings(similarity="symmetric", first_half=["prose"])
+        ReplugSettings(scores="scores", similarity="symmetric", first_half=["prose"])

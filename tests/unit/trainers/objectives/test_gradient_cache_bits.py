@@ -18,11 +18,11 @@ from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors
 from tests.unit.trainers.chunk_batches import chunk_table
 from tests.unit.trainers.objectives.contextual.made_up import rows_of
-from trainers.objective import Objective
+from trainers.objective import Objective, build_objective
 from trainers.objectives import replug
 from trainers.objectives.contextual import ContextualSettings, contextual_encoder
-from trainers.objectives.kinds import ObjectiveSettings, build_objective
 from trainers.objectives.revela.objective import RevelaSettings
+from trainers.objectives.union import ObjectiveSettings
 
 KINDS = {type_.model_fields["kind"].default: type_ for type_ in get_args(get_args(ObjectiveSettings)[0])}
 LAYERS = {"kind": "layers", "layers": [1, 2], "reduction": "last"}

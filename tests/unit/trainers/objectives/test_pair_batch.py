@@ -8,7 +8,7 @@ from tests.unit.trainers.several_batches import as_one_batch, several_batches
 from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
 from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
 from trainers.objective import Comparisons
-from trainers.objectives.pair_batch import known_positives
+from trainers.objectives.pairs import count_columns, known_positives
 
 OBJECTIVES = {
     "contrastive": lambda **settings: tiny_objective(dtype=torch.float64, **settings),
@@ -35,7 +35,7 @@ def test_masks_over_several_batches_against_brute_force(count):
     rows = several_batches(count)
     objective = tiny_objective(share_negatives="step")
     assert objective.joins_step
-    columns = objective.count_columns(objective.collate(rows))
+    columns = count_columns(objective.collate(rows), objective.gather, 0)
     expected = as_one_batch(rows)["masked"].to_pylist()
     assert [row.nonzero()[:, 0].tolist() for row in columns.mask] == expected
     assert columns.positives.tolist() == list(range(6 * count))
@@ -118,7 +118,7 @@ def test_comparisons_count_what_a_loss_is_over():
         hard=pytest.approx(np.mean(pools)),
         masked=pytest.approx(masked / 6),
     )
-    mask = objective.count_columns(objective.collate(rows)).mask
+    mask = count_columns(objective.collate(rows), objective.gather, 0).mask
     assert (~mask).sum(dim=1).float().mean() - 1 == pytest.approx(found.in_batch + found.hard - found.masked)
 
 

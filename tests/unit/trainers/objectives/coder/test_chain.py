@@ -21,8 +21,7 @@ from tests.unit.trainers.validation.stages import embedded, evaluated, searched_
 from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings
 from trainers.objectives.coder.labels import SmoothingSettings
-from trainers.objectives.coder.objective import CoderSettings
-from trainers.objectives.coder.query_encoder import fit_to_documents, load_coder
+from trainers.objectives.coder.objective import CoderSettings, fit_to_documents, load_coder
 from trainers.run import LocatedModels, RunSettings, Watchers, run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings

@@ -7,7 +7,7 @@ import torch
 
 from raytriever.errors import UserError
 from tests.unit.trainers.candidate_batches import DOCUMENTS, document_values, store_vectors
-from trainers.objectives.coder.documents import ABSENT, DocumentVectors
+from trainers.objectives.coder.candidates import ABSENT, DocumentVectors
 
 LISTS = torch.tensor([[39, 0, 7, 8, ABSENT], [0, 27, 28, 7, 6], [ABSENT] * 5])
 

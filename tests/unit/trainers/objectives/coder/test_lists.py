@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from tests.unit.trainers.candidate_batches import DOCUMENTS, candidate_batch
-from trainers.objectives.coder.documents import ABSENT
-from trainers.objectives.coder.lists import CandidateList, compose_lists, draw_others, padded, stored_lists
+from trainers.objectives.coder.candidates import ABSENT, CandidateList, compose_lists, draw_others, padded, stored_lists
 
 NAN = np.nan
 

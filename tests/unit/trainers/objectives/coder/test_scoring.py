@@ -24,8 +24,7 @@ from tests.unit.trainers.validation.made_up import encoder_settings, load
 from tests.unit.trainers.validation.stages import embedded, evaluated, searched_by_words
 from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings
-from trainers.objectives.coder.objective import CoderSettings
-from trainers.objectives.coder.query_encoder import load_coder
+from trainers.objectives.coder.objective import CoderSettings, load_coder
 from trainers.run import LocatedModels, RunSettings, Watchers, run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings

@@ -20,8 +20,8 @@ from tests.unit.trainers.validation.made_up import DOCUMENTS, write_source
 from tests.unit.trainers.validation.made_up import collect as collect_source
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.loop import train
+from trainers.objective import build_objective
 from trainers.objectives.contextual import ContextualSettings
-from trainers.objectives.kinds import build_objective
 from trainers.record.model_card import model_card
 from trainers.run import LocatedModels, RunSettings, export, load_for_training
 from trainers.validation.retrieval import build_validation
@@ -152,7 +152,9 @@ def test_both_stages_are_prepared_for_training(changes: dict[str, Any], tiny_enc
 def test_the_card_says_what_is_a_fallback(tiny_encoder: Path) -> None:
     contract = objective_of(tiny_encoder).contextual.contract
     inputs = {"batches": "a" * 64, "encoder.model": "b" * 64}
-    card = model_card("base", {"objective": {"kind": "contextual"}}, inputs, contract, [])
+    card = model_card(
+        "base", {"objective": {"kind": "contextual"}}, inputs, contract, [], paper=ContextualSettings.paper
+    )
     assert "the lines above load a fallback" in card
     assert "| architecture | contextual, 64 vectors |" in card
     assert "Contextual Document Embeddings" in card

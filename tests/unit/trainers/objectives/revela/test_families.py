@@ -9,8 +9,7 @@ from torch.testing import assert_close
 
 from raytriever.errors import UserError
 from tests.unit.trainers.objectives.revela.models import batch, causal_model
-from trainers.objectives.revela.decoder_layer import FAMILIES, decoder_parts
-from trainers.objectives.revela.language_model import InBatchLanguageModel
+from trainers.objectives.revela.language_model import FAMILIES, InBatchLanguageModel, decoder_parts
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},

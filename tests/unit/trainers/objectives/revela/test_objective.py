@@ -14,8 +14,7 @@ from retrieval.encoders.adapter import LoraSettings
 from retrieval.encoders.pretrained import LocatedModel, locate_model
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 from tests.unit.trainers.chunk_batches import chunk_table, store_chunk_batches
-from trainers.objectives.language_models import TrainedModelSettings
-from trainers.objectives.revela.objective import Revela, RevelaSettings, load_revela
+from trainers.objectives.revela.objective import Revela, RevelaSettings, TrainedModelSettings, load_revela
 
 WARM = 0.1  # a temperature at which every row passes a gradient on
 

@@ -5,11 +5,10 @@ document prompt), so the matrix of their similarities is not symmetric; or once,
 """
 
 import re
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,35 +16,35 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from pipelines.batches import BatchReader
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from retrieval.encoders.specification import Role
+from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
-from trainers.objective import Comparisons, KindSettings, Objective
-
-if TYPE_CHECKING:
-    from pipelines.batches import BatchReader
-    from retrieval.encoders.text_encoder import TextEncoder
-
-Batch = TypeVar("Batch")
+from trainers.objective import Batch, Comparisons, KindSettings, Objective
 
 _FEWEST_CHUNKS = 3
 _WORD = re.compile(r"\S+")
 
 
 class ChunkSettings(KindSettings):
-    """How the chunks of a batch are encoded.
-
-    ``similarity``: 'asymmetric' compares queries with passages, 'symmetric' passages with passages. ``first_half``:
-    whether a query is the first half of its chunk's words, for all, for none, or for the chunks of the domains listed:
-    prose is foreseen from its beginning, code is compared as a whole (Revela, section 4.1).
-    """
+    """How the chunks of a batch are encoded."""
 
     similarity: Literal["asymmetric", "symmetric"] = "asymmetric"
+    """Compares queries with passages, or passages with passages."""
+
     first_half: bool | list[str] = False
-    max_length: int | None = Field(default=None, ge=2)  # tokens of the retriever; None: as the encoder says
-    chunk_size: int | None = Field(default=None, ge=1)  # texts that are encoded together; None: a whole batch
+    """Whether queries are the first halves of chunks: all, none, or of these domains (prose, not code: section 4.1)."""
+
+    max_length: int | None = Field(default=None, ge=2)
+    """Tokens of a chunk for the retriever; None: as the encoder says."""
+
+    chunk_size: int | None = Field(default=None, ge=1)
+    """Texts that are encoded together; None: a whole batch."""
+
     gradient_cache: bool = False
+    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -75,18 +74,21 @@ def first_half(text: str) -> str:
     return text[: words[(len(words) - 1) // 2].end()] if words else text
 
 
-class ChunkObjective(Objective[Batch]):
+SettingsOfChunks = TypeVar("SettingsOfChunks", bound=ChunkSettings)
+
+
+class ChunkObjective(Objective[Batch], Generic[Batch, SettingsOfChunks]):
     """An objective over batches of layout ``chunks`` around one retriever; batches are never cut over ranks."""
 
     columns: ClassVar[tuple[str, ...]] = ("document", "source_id", "domain")
     columns_from: ClassVar[str] = "Make batches of chunks (raytriever chunk, then group), or choose another objective."
 
-    def __init__(self, retriever: "TextEncoder", settings: ChunkSettings) -> None:
+    def __init__(self, retriever: TextEncoder, settings: SettingsOfChunks) -> None:
         super().__init__()
         self.retriever = retriever
-        self._chunk_settings = settings
+        self.settings = settings
 
-    def check_batches(self, batches: "BatchReader") -> None:
+    def check_batches(self, batches: BatchReader) -> None:
         """Enough chunks for a choice, and the domains that are named.
 
         In a batch of two each chunk has one other, whatever the similarities say, and nothing is learnt.
@@ -97,9 +99,9 @@ class ChunkObjective(Objective[Batch]):
                 " similarities have no choice to make and the retriever learns nothing. Group more chunks"
                 " (grouping.batch_size; the paper has 16)."
             )
-        if isinstance(self._chunk_settings.first_half, list):
+        if isinstance(self.settings.first_half, list):
             there = batches.distinct("domain")
-            unknown = [domain for domain in self._chunk_settings.first_half if domain not in there]
+            unknown = [domain for domain in self.settings.first_half if domain not in there]
             if unknown:
                 raise UserError(
                     f"objective.first_half names the domain {unknown[0]!r}, which no chunk in {batches.uri} has."
@@ -108,7 +110,7 @@ class ChunkObjective(Objective[Batch]):
 
     def collate_chunks(self, rows: pa.Table) -> EncodedTwice:
         """Tokenises the chunks for the retriever, as passages and as queries."""
-        settings, texts = self._chunk_settings, rows["document"].to_pylist()
+        settings, texts = self.settings, rows["document"].to_pylist()
         passages = self.retriever.tokenize(texts, "document", settings.max_length)
         tokens, queries = int(passages["attention_mask"].sum()), None
         if settings.similarity == "asymmetric":
@@ -120,7 +122,7 @@ class ChunkObjective(Objective[Batch]):
         return EncodedTwice(cut_by_length(passages, settings.chunk_size), queries, torch.from_numpy(sources), tokens)
 
     def _queries(self, texts: Sequence[str], domains: Sequence[str]) -> list[str]:
-        halved = self._chunk_settings.first_half
+        halved = self.settings.first_half
         return [
             first_half(text) if halved is True or (halved and domain in halved) else text
             for text, domain in zip(texts, domains, strict=True)
@@ -128,22 +130,18 @@ class ChunkObjective(Objective[Batch]):
 
     def encode_sides(self, chunks: EncodedTwice) -> tuple[Tensor, Tensor]:
         """Vectors (B, d) of the queries and of the passages, float32, as the encoder returns them."""
-        cached = self._chunk_settings.gradient_cache
+        cached = self.settings.gradient_cache
         passages = encode_chunks(self.retriever, chunks.passages, cached=cached)
         if chunks.queries is None:
             return passages, passages
         return encode_chunks(self.retriever, chunks.queries, cached=cached), passages
-
-    @abstractmethod
-    def collate(self, rows: pa.Table, first_row: int = 0) -> Batch:
-        """As of any objective; the retriever's part is ``collate_chunks``."""
 
     def comparisons(self, rows: pa.Table) -> Comparisons:
         """Each chunk with all others of its batch; none is marked as its answer."""
         count = len(rows)
         return Comparisons(count, count, positives=0.0, in_batch=count - 1.0, hard=0.0, masked=0.0)
 
-    def encoder(self, role: Role) -> "TextEncoder":  # noqa: ARG002
+    def encoder(self, role: Role) -> TextEncoder:  # noqa: ARG002
         """The retriever, for both."""
         return self.retriever
 

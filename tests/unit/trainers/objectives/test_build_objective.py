@@ -7,8 +7,8 @@ import pytest
 from raytriever.errors import UserError
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
+from trainers.objective import build_objective
 from trainers.objectives.contrastive import ContrastiveSettings
-from trainers.objectives.kinds import build_objective
 
 
 @pytest.mark.parametrize("key", ["query_max_length", "document_max_length"])

@@ -1,37 +1,47 @@
-"""Hard negatives drawn anew each epoch from the pool that every stored row carries."""
+"""What is drawn at random in training, as functions of seed, epoch and texts: keys, and an epoch's hard negatives.
+
+So ranks that share a batch draw alike, whoever holds which text, and a resumed run goes on as it would have.
+"""
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pipelines.batches import LAYOUTS
 from raytriever.errors import UserError
 
-if TYPE_CHECKING:
-    from trainers.engine.reading import BatchSource
+_WEYL = 0x9E3779B97F4A7C15
+_MIXERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def text_keys(texts: Sequence[str], salt: str = "") -> Tensor:
+    """64-bit hashes of texts: int64 (n,). With another ``salt`` they are as good as random numbers of their own."""
+    digests = b"".join(hashlib.blake2b(f"{salt}{text}".encode(), digest_size=8).digest() for text in texts)
+    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64))
+
+
+def next_random(states: Tensor, steps: Tensor | int = 1) -> Tensor:
+    """The output of SplitMix64 (Steele, Lea & Flood 2014) so many ``steps`` after each state; all int64.
+
+    torch has no unsigned shift, hence the masks.
+    """
+    numbers = states + steps * _signed(_WEYL)
+    for shift, factor in zip((30, 27), _MIXERS, strict=True):
+        numbers = (numbers ^ (numbers >> shift & (1 << 64 - shift) - 1)) * _signed(factor)
+    return numbers ^ (numbers >> 31 & (1 << 33) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
 
 _READ = ("query_id", "hard_negatives", "masked")
-
-
-def require_pools(batches: "BatchSource", count: int | None) -> None:
-    """Raises ``UserError`` where ``count`` hard negatives a row are to be drawn and no row of the first epoch has any.
-
-    Batches and rows without any are no mistake beside others that have some. Reads until it finds one.
-    """
-    if not count:
-        return
-    for index in range(batches.number_of_batches(0)):
-        rows = batches.read(0, index)
-        if "hard_negatives" not in rows.column_names or len(pc.list_flatten(rows["hard_negatives"])):
-            return  # what lacks the column is refused where it is read
-    raise UserError(
-        f"training.hard_negatives is {count}, but no row of the batches in {batches.uri} has a hard negative to draw."
-        " Make batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave it out."
-    )
 
 
 def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa.Table:
@@ -53,7 +63,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
             f" {', '.join(rows.column_names)}. Make batches of pairs, or leave out training.hard_negatives."
         )
     sizes = pc.list_value_length(rows["hard_negatives"]).to_numpy().astype(np.int64)
-    drawn = _drawn(_keys(rows["query_id"].to_pylist(), seed, epoch), sizes, count)
+    drawn = _drawn(text_keys(rows["query_id"].to_pylist(), f"{seed} {epoch} "), sizes, count)
     if drawn.all():
         return rows
     for name in LAYOUTS["pairs"].per_negative:
@@ -65,28 +75,15 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
     return _with_lists(rows, "masked", lengths, pa.chunked_array([pa.array(columns, pa.int32())]))
 
 
-def _drawn(keys: NDArray[np.uint64], sizes: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+def _drawn(keys: Tensor, sizes: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
     """Of each row's pool, all pools laid end to end, the ``count`` with the smallest of their random numbers."""
     row = np.repeat(np.arange(len(sizes)), sizes)
-    place = np.arange(len(row)) - _starts(sizes)[row]
-    order = np.lexsort((_random_numbers(keys[row], place), row))
+    place = np.arange(len(row)) - (np.cumsum(sizes) - sizes)[row]
+    numbers = next_random(keys[torch.from_numpy(row)], torch.from_numpy(place + 1)).numpy().view(np.uint64)
+    order = np.lexsort((numbers, row))
     drawn = np.zeros(len(row), dtype=bool)
     drawn[order[place < count]] = True  # sorted by row, so that ``place`` is the rank within it
     return drawn
-
-
-def _keys(query_ids: list[str], seed: int, epoch: int) -> NDArray[np.uint64]:
-    digests = (hashlib.blake2b(f"{seed} {epoch} {name}".encode(), digest_size=8).digest() for name in query_ids)
-    return np.frombuffer(b"".join(digests), dtype="<u8")
-
-
-def _random_numbers(keys: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Number ``places`` of the stream that starts at ``keys``: SplitMix64 (Steele, Lea & Flood 2014)."""
-    numbers: NDArray[np.uint64] = keys + (places.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    numbers ^= numbers >> np.uint64(31)
-    return numbers
 
 
 def _recounted(masked: pa.ChunkedArray, drawn: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -105,10 +102,6 @@ def _recounted(masked: pa.ChunkedArray, drawn: NDArray[np.bool_]) -> tuple[NDArr
     left = (columns < 0) | is_left[columns]
     renumbered = np.where(columns < 0, columns, number[columns])[left]
     return renumbered, np.bincount(row[left], minlength=documents)
-
-
-def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.cumsum(sizes) - sizes
 
 
 def _with_lists(rows: pa.Table, name: str, lengths: NDArray[np.int64], values: pa.ChunkedArray) -> pa.Table:

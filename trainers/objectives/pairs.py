@@ -1,0 +1,462 @@
+"""Objectives over queries, documents and hard negatives: how a batch is tokenised, encoded, and joined over ranks.
+
+The columns of a loss are the documents of all its rows, then all their hard negatives, both in row order. A loss may
+span several stored batches and several ranks; here is the one place that counts columns over them.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from raytriever.errors import UserError
+from retrieval.encoders.specification import Role
+from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.towers import write_towers
+from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
+from trainers.objective import Comparisons, KindSettings, Objective, Outcome
+from trainers.objectives.draws import text_keys
+
+Tokenize = Callable[[Sequence[str]], dict[str, Tensor]]
+Gather = Callable[[Tensor], Tensor]
+
+_MAY_BE_LEFT_OUT = "A row may leave out documents and hard negatives other than its positive; make the batches again."
+
+
+class PairSettings(KindSettings):
+    """How a batch of pairs is encoded and joined."""
+
+    query_max_length: int | None = Field(default=None, ge=1)
+    """Tokens of a query; None: as the encoder says."""
+
+    document_max_length: int | None = Field(default=None, ge=1)
+    """Tokens of a document; None: as the encoder says."""
+
+    chunk_size: int | None = Field(default=None, ge=1)
+    """Texts of about one length that are encoded together; None: the whole batch at once."""
+
+    gradient_cache: bool = False
+    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
+
+    share_negatives: Literal["batch", "step"] = "batch"
+    """Whose documents a query is compared with: those of its batch, or those of the whole step."""
+
+    @model_validator(mode="after")
+    def _gradient_cache_needs_chunks(self) -> Self:
+        if self.gradient_cache and self.chunk_size is None:
+            raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (16 to 128 texts) too")
+        return self
+
+
+class Encoder(Protocol):
+    """What such objectives need of an encoder (a ``torch.nn.Module``)."""
+
+    @property
+    def dimension(self) -> int: ...
+    def tokenize(self, texts: Sequence[str], role: Role, max_length: int | None = None) -> dict[str, Tensor]: ...
+    def tokenize_ids(self, texts: Sequence[str], role: Role, max_length: int | None = None) -> list[list[int]]: ...
+    def pad(self, ids: Sequence[Sequence[int]]) -> dict[str, Tensor]: ...
+    def __call__(self, features: Mapping[str, Tensor]) -> Tensor: ...
+    def save(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class TextKeys:
+    """64-bit hashes of texts, by which equal ones are known across batches: int64 (n,), (n,) and (h,)."""
+
+    queries: Tensor
+    documents: Tensor
+    hard_negatives: Tensor
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """One rank's n rows with h hard negatives.
+
+    ``documents``: n positives, then the hard negatives; where ``queries`` is None they come first, in the same chunks.
+    ``batch``: int64 (n,), the stored batch of each row, whose rows stand together; ``pool_sizes``: int64 (n,), hard
+    negatives of each. ``masked_rows``, ``masked_columns``: int64 (k,); row r leaves out column c of its own stored
+    batch. ``keys``: only where a loss spans stored batches. ``tokens``: those of the distinct texts, which are what is
+    encoded.
+    """
+
+    queries: Chunks | None
+    documents: Chunks
+    batch: Tensor
+    pool_sizes: Tensor
+    masked_rows: Tensor
+    masked_columns: Tensor
+    keys: TextKeys | None
+    tokens: int
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What this rank's n queries are scored over: M columns.
+
+    ``mask``: bool (n, M), True is left out, never a query's own positive; ``positives``: int64 (n,), each query's
+    column; ``order``: int64 (M,), the columns' places among the gathered documents of all ranks.
+    """
+
+    mask: Tensor
+    positives: Tensor
+    order: Tensor
+
+
+SettingsOfPairs = TypeVar("SettingsOfPairs", bound=PairSettings)
+
+
+class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
+    """An objective over ``query``, ``document`` (its positive), ``hard_negatives`` and ``masked``: give it ``loss``.
+
+    ``masked`` are the columns left out for a row: the documents of its stored batch, then all its hard negatives. A
+    batch may be cut over ranks. With ``share_negatives`` 'step' all rows of a step are one loss, told apart by
+    ``batch``; ``count_columns`` says what a row then leaves out of other batches. Texts that occur several times among
+    a rank's rows are encoded once, so with dropout their copies share one draw.
+
+    Queries and documents have an encoder each, or one and the same (``document_encoder`` None).
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("query", "document", "hard_negatives", "masked", "batch")
+    accepts_slices: ClassVar[bool] = True
+
+    def __init__(
+        self, query_encoder: Encoder, settings: SettingsOfPairs, document_encoder: Encoder | None = None
+    ) -> None:
+        super().__init__()
+        self.query_encoder = query_encoder
+        self.document_encoder = document_encoder or query_encoder
+        self.settings = settings
+
+    @abstractmethod
+    def loss(
+        self, queries: Tensor, documents: Any, columns: Columns, batch: PairBatch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss over this rank's n queries, a scalar, and detached metrics.
+
+        ``queries`` (n, d) and ``documents`` (M, d): vectors as ``encode`` made them, documents by column.
+        """
+
+    @property
+    def joins_step(self) -> bool:
+        """Whether negatives are shared over the step."""
+        return self.settings.share_negatives == "step"
+
+    def collate(self, rows: pa.Table, first_row: int = 0) -> PairBatch:
+        """Tokenises each distinct text once. Raises ``UserError`` where a row leaves out its own positive."""
+        settings = self.settings
+        return collate_pairs(
+            rows,
+            partial(self.query_encoder.tokenize, role="query", max_length=settings.query_max_length),
+            partial(self.document_encoder.tokenize, role="document", max_length=settings.document_max_length),
+            settings.chunk_size,
+            joined=self.joins_step,
+            first_row=first_row,
+        )
+
+    def forward(self, batch: PairBatch) -> Outcome:
+        """The loss over this rank's queries and the documents of all ranks that share it."""
+        return self.compare(batch, *self.encode(batch))
+
+    def encode(self, batch: PairBatch) -> tuple[Tensor, Any]:
+        """Vectors of this rank's queries, (n, d), and of its documents and hard negatives, (n + h, d)."""
+        cached = self.settings.gradient_cache
+        if batch.queries is None:
+            vectors = encode_chunks(self.document_encoder, batch.documents, cached=cached)
+            return vectors[: len(batch)], vectors[len(batch) :]
+        queries = encode_chunks(self.query_encoder, batch.queries, cached=cached)
+        return queries, encode_chunks(self.document_encoder, batch.documents, cached=cached)
+
+    def compare(self, batch: PairBatch, queries: Tensor, documents: Any) -> Outcome:
+        """The ``loss`` of what is encoded already."""
+        columns = count_columns(batch, self.gather, self.slice_number)
+        loss, metrics = self.loss(queries, self.gather_columns(documents, columns), columns, batch)
+        return Outcome(loss, metrics, len(queries), batch.tokens)
+
+    def gather_columns(self, documents: Any, columns: Columns) -> Any:
+        """What all ranks hold of their documents (rows), by column.
+
+        One gather for positives and hard negatives: a rank may have none of these, and all must meet in the backward
+        pass.
+        """
+        return documents if self.batch_group is None else self.gather(documents).index_select(0, columns.order)
+
+    def comparisons(self, rows: pa.Table) -> Comparisons:
+        """All documents and hard negatives of the batch, for each query; left-out columns are counted among them."""
+        pools = pc.list_value_length(rows["hard_negatives"]).to_numpy()
+        columns, own = len(rows) + int(pools.sum()), float(pools.mean())
+        return Comparisons(
+            queries=len(rows),
+            documents=columns,
+            positives=1.0,
+            in_batch=columns - 1 - own,
+            hard=own,
+            masked=float(pc.list_value_length(rows["masked"]).to_numpy().mean()),
+        )
+
+    def encoder(self, role: Role) -> TextEncoder:
+        """The tower of that role."""
+        return cast(TextEncoder, self.query_encoder if role == "query" else self.document_encoder)
+
+    def export(self, folder: Path) -> None:
+        """Writes the encoder's own folder, or one folder of both."""
+        if self.query_encoder is self.document_encoder:
+            self.query_encoder.save(folder)
+        else:
+            write_towers(self.encoder("query"), self.encoder("document"), folder)
+
+
+class Triplets(NamedTuple):
+    """Vectors of n triplets, each (n, d)."""
+
+    queries: Tensor
+    positives: Tensor
+    negatives: Tensor
+
+    @classmethod
+    def own(cls, queries: Tensor, documents: Tensor, columns: Columns) -> Self:
+        """Those of this rank's queries (n, d), of whose documents and hard negatives ``documents`` (2 N, d) has all."""
+        negatives = columns.positives + len(documents) // 2
+        return cls(queries, documents.index_select(0, columns.positives), documents.index_select(0, negatives))
+
+
+class TripletObjective(PairObjective[SettingsOfPairs]):
+    """Pairs with exactly one hard negative a row, whose texts one encoder reads in the same chunks.
+
+    False negatives are not left out. Columns: N documents, then the N hard negatives in the same order.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("query", "document", "hard_negatives")
+
+    def collate(self, rows: pa.Table, first_row: int = 0) -> PairBatch:
+        """Tokenises each distinct text of a role once. Raises ``UserError`` where a row has not one hard negative."""
+        _require_one_negative(rows, first_row)
+        settings, encoder = self.settings, self.query_encoder
+        place_of: dict[tuple[Role, str], int] = {}
+        places = [place_of.setdefault(("query", text), len(place_of)) for text in rows["query"].to_pylist()]
+        queries = len(place_of)
+        read = rows["document"].to_pylist() + pc.list_flatten(rows["hard_negatives"]).to_pylist()
+        places += [place_of.setdefault(("document", text), len(place_of)) for text in read]
+        texts = [text for _, text in place_of]
+        ids = encoder.tokenize_ids(texts[:queries], "query", settings.query_max_length)
+        ids += encoder.tokenize_ids(texts[queries:], "document", settings.document_max_length)
+        none = torch.zeros(0, dtype=torch.int64)
+        return PairBatch(
+            queries=None,
+            documents=cut_by_length(encoder.pad(ids), settings.chunk_size, torch.tensor(places)),
+            batch=torch.zeros(len(rows), dtype=torch.int64),
+            pool_sizes=torch.ones(len(rows), dtype=torch.int64),
+            masked_rows=none,
+            masked_columns=none,
+            keys=None,
+            tokens=sum(map(len, ids)),
+        )
+
+
+def require_drawn_negative(hard_negatives: int | None) -> None:
+    """Raises ``UserError`` where a run's ``hard_negatives`` leave a triplet none, however many its row has."""
+    if hard_negatives == 0:
+        raise UserError(
+            "training.hard_negatives is 0, which leaves out the hard negatives of every row, but a triplet has one. Set"
+            " it to 1, which draws one of a row's anew in each epoch, or leave it out where rows have just one."
+        )
+
+
+def _require_one_negative(rows: pa.Table, first_row: int) -> None:
+    lengths = pc.list_value_length(rows["hard_negatives"]).to_numpy()
+    wrong = (lengths != 1).nonzero()[0]
+    if not len(wrong):
+        return
+    row = int(wrong[0])
+    what = f"Row {first_row + row} (query {rows['query'][row].as_py()[:60]!r}) has {lengths[row]} hard negatives"
+    if lengths[row]:
+        remedy = "Set training.hard_negatives to 1, which draws one of them anew in each epoch"
+    else:
+        remedy = (
+            "Where training.hard_negatives is 0, set it to 1; else make batches with hard negatives ('negatives' or"
+            " 'judged_negatives' of raytriever filter)"
+        )
+    raise UserError(f"{what}; a triplet has exactly one. {remedy}, or filter with negatives_per_example: 1.")
+
+
+def unit_vectors(vectors: Tensor) -> Tensor:
+    """Rows of length 1, (n, d), so that inner products are cosines.
+
+    A row of zeros has no direction: it stays zero, its cosine with anything is 0, and it gets no gradient.
+    """
+    lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    is_zero = lengths == 0
+    return torch.where(is_zero, 0.0, vectors / torch.where(is_zero, 1.0, lengths))
+
+
+def collate_pairs(
+    rows: pa.Table,
+    tokenize_queries: Tokenize,
+    tokenize_documents: Tokenize,
+    chunk_size: int | None,
+    *,
+    joined: bool,
+    first_row: int,
+) -> PairBatch:
+    """Tokenises each distinct text once.
+
+    ``joined``: the loss spans stored batches, told apart by the column ``batch``; otherwise the rows are those of one
+    from ``first_row`` on. Raises ``UserError`` where a row leaves out its own positive.
+    """
+    count = len(rows)
+    queries, documents = rows["query"].to_pylist(), rows["document"].to_pylist()
+    hard_negatives = pc.list_flatten(rows["hard_negatives"]).to_pylist()
+    masked_rows = np.repeat(np.arange(count), pc.list_value_length(rows["masked"]).to_numpy())
+    masked_columns = pc.list_flatten(rows["masked"]).to_numpy().astype(np.int64)
+    _check_masks(masked_rows, masked_columns, None if joined else first_row)
+    query_chunks = _cut(tokenize_queries, queries, chunk_size)
+    document_chunks = _cut(tokenize_documents, documents + hard_negatives, chunk_size)
+    return PairBatch(
+        queries=query_chunks,
+        documents=document_chunks,
+        batch=_int64(rows["batch"]) if joined else torch.zeros(count, dtype=torch.int64),
+        pool_sizes=_int64(pc.list_value_length(rows["hard_negatives"])),
+        masked_rows=torch.from_numpy(masked_rows),
+        masked_columns=torch.from_numpy(masked_columns),
+        keys=TextKeys(text_keys(queries), text_keys(documents), text_keys(hard_negatives)) if joined else None,
+        tokens=sum(int(chunk["attention_mask"].sum()) for chunk in (*query_chunks.chunks, *document_chunks.chunks)),
+    )
+
+
+def _check_masks(rows: NDArray[np.int64], columns: NDArray[np.int64], first_positive: int | None) -> None:
+    wrong = columns < 0
+    if first_positive is not None:
+        wrong |= columns == rows + first_positive
+    if wrong.any():
+        row, column = rows[wrong][0], columns[wrong][0]
+        raise UserError(
+            f"Row {row} leaves out column {column}, which is {'its own positive' if column >= 0 else 'no column'}."
+            f" {_MAY_BE_LEFT_OUT}"
+        )
+
+
+def _cut(tokenize: Tokenize, texts: list[str], chunk_size: int | None) -> Chunks:
+    first: dict[str, int] = {}
+    rows = torch.tensor([first.setdefault(text, len(first)) for text in texts])
+    return cut_by_length(tokenize(list(first)), chunk_size, rows)
+
+
+def _int64(column: pa.ChunkedArray) -> Tensor:
+    return torch.from_numpy(column.to_numpy().astype(np.int64))
+
+
+def count_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Columns:
+    """The columns of a loss over the rows of all ranks (``gather`` joins them; ``slice_number`` is this one's place).
+
+    A row's masks are about its own stored batch. About the columns of other batches nothing is stored, so of those a
+    row leaves out the texts that are known to answer its query (``known_positives``): what else answers it there is
+    trained as a negative. Raises ``UserError`` where a row leaves out its own positive, or a column that its batch
+    doesn't have.
+    """
+    count = len(batch)
+    joined = _join(batch, gather)
+    positives = torch.arange(count, device=batch.batch.device) + slice_number * count  # ranks have equally many rows
+    mask = torch.zeros(count, len(joined.order), dtype=torch.bool, device=batch.batch.device)
+    if len(batch.masked_rows):
+        columns = _place_masks(batch, joined, positives)
+        mask[batch.masked_rows, columns] = True
+    if batch.keys is not None:
+        answers = known_positives(joined.query_keys[positives], joined.query_keys, joined.text_keys)
+        mask |= answers & (joined.run[positives, None] != joined.run)
+    return Columns(mask, positives, joined.order)
+
+
+def known_positives(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Tensor:
+    """Which texts answer which query, as far as the rows of a loss say.
+
+    Those equal to its own positive, or to the positive of an equal query. ``queries`` int64 (n,) are keys of some of
+    the N rows' queries ``all_queries`` (N,); ``texts`` int64 (M,) are keys of their positives, in the same order, then
+    of any other texts. Returns bool (n, M).
+    """
+    distinct, number = torch.unique(texts, return_inverse=True)
+    rows, others = (queries[:, None] == all_queries).nonzero(as_tuple=True)
+    answers = torch.zeros(len(queries), len(distinct), dtype=torch.bool, device=texts.device)
+    answers[rows, number[others]] = True
+    return answers[:, number]
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """The columns of all ranks: N documents, then H hard negatives.
+
+    ``order``: as in ``Columns``. ``run``: int64 (N + H,), which of the loss's stored batches has the column; of each
+    batch int64 (batches,): ``documents``, ``hard_negatives`` (how many), ``first_document``, ``first_hard_negative``
+    (their columns). ``text_keys`` (N + H,), ``query_keys`` (N,).
+    """
+
+    order: Tensor
+    run: Tensor
+    documents: Tensor
+    hard_negatives: Tensor
+    first_document: Tensor
+    first_hard_negative: Tensor
+    text_keys: Tensor
+    query_keys: Tensor
+
+
+def _join(batch: PairBatch, gather: Gather) -> _Joined:
+    count = len(batch)
+    columns = len(batch.documents.order) - (count if batch.queries is None else 0)
+    # One table for all that ranks tell each other: is it a hard negative; batch; pool's size; keys of text and query
+    table = batch.batch.new_zeros(columns, 5)
+    table[count:, 0] = 1
+    table[:count, 1], table[:count, 2] = batch.batch, batch.pool_sizes
+    if batch.keys is not None:
+        table[:count, 3], table[count:, 3] = batch.keys.documents, batch.keys.hard_negatives
+        table[:count, 4] = batch.keys.queries
+    table = gather(table)
+    order = torch.argsort(table[:, 0], stable=True)
+    is_hard_negative, stored, pool_sizes, text_keys, query_keys = table[order].unbind(dim=1)
+    total = len(order) - int(is_hard_negative.sum())
+    _, run, documents = torch.unique_consecutive(stored[:total], return_inverse=True, return_counts=True)
+    hard_negatives = torch.zeros_like(documents).index_add_(0, run, pool_sizes[:total])
+    return _Joined(
+        order=order,
+        run=torch.cat([run, torch.repeat_interleave(run, pool_sizes[:total])]),
+        documents=documents,
+        hard_negatives=hard_negatives,
+        first_document=documents.cumsum(0) - documents,
+        first_hard_negative=total + hard_negatives.cumsum(0) - hard_negatives,
+        text_keys=text_keys,
+        query_keys=query_keys[:total],
+    )
+
+
+def _place_masks(batch: PairBatch, joined: _Joined, positives: Tensor) -> Tensor:
+    """int64 (k,): the columns that ``masked_columns`` are among those of all batches."""
+    run = joined.run[positives][batch.masked_rows]
+    documents, hard_negatives, column = joined.documents[run], joined.hard_negatives[run], batch.masked_columns
+    placed = torch.where(
+        column < documents,
+        joined.first_document[run] + column,
+        joined.first_hard_negative[run] + column - documents,
+    )
+    own, absent = placed == positives[batch.masked_rows], column >= documents + hard_negatives
+    if bool((own | absent).any()):
+        place = int((own | absent).nonzero()[0])
+        row, wrong, there, pool = (int(t[place]) for t in (batch.masked_rows, column, documents, hard_negatives))
+        if bool(own[place]):
+            raise UserError(f"Row {row} leaves out column {wrong}, which is its own positive. {_MAY_BE_LEFT_OUT}")
+        raise UserError(
+            f"A row leaves out column {wrong}, but its batch has only {there + pool} columns ({there} documents and"
+            f" {pool} hard negatives). Make the batches again."
+        )
+    return placed
