@@ -149,8 +149,12 @@ def compare(
     with user_errors(traceback_wanted):
         from raytriever.settings.configuration import validate
         from raytriever.stages.ray_session import refuse_copied_folder
-        from retrieval.evaluation.comparison import ComparisonSettings, compare_sources
-        from retrieval.evaluation.comparison_report import comparison_lines, write_comparison
+        from retrieval.evaluation.comparison import (
+            ComparisonSettings,
+            compare_sources,
+            comparison_lines,
+            write_comparison,
+        )
 
         if output is not None:
             refuse_copied_folder(output)

@@ -10,6 +10,7 @@ with the digest of the derivation that it was made by, so that a restart makes o
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -289,6 +290,21 @@ class ShardWriter:
 def to_json(value: Any) -> bytes:
     """JSON with sorted keys, so that equal values give equal bytes."""
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def to_strict_json(value: Any) -> bytes:
+    """JSON that every parser reads, keys in their order: infinite numbers are strings that ``float`` takes back."""
+    return (json.dumps(_without_infinities(value), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_infinities(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinities(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 # Whether artifacts belong together: what each was made from, by fingerprint.

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from raytriever.artifacts.artifact import to_strict_json
 from raytriever.artifacts.storage import Folder
 from raytriever.reports.plots import BLUE, GREY, INK, ORANGE, shown, svg_of
 from raytriever.reports.progress import format_seconds
@@ -18,7 +19,6 @@ from raytriever.reports.report import Block, Details, Plot, Section, render
 from raytriever.reports.table import Cell, Table, counted
 from raytriever.sweep.grid import short_keys
 from raytriever.sweep.results import Column, Result, Row, Spread, best_row, rows_of
-from retrieval.evaluation.systems import strict_json
 
 # Plots of a sweep: curves over one swept value, maps over two, dots where there are more.
 
@@ -270,7 +270,7 @@ def write_sweep(swept: Swept, uri: str) -> list[str]:
     folder = Folder(uri)
     subtitle = f"Raytriever sweep · {_counts(swept)}"
     folder.write_bytes(SWEEP_HTML, render(f"Sweep of {swept.recipe}", subtitle, [sweep_section(swept)]).encode())
-    folder.write_bytes(SWEEP_JSON, strict_json(sweep_json(swept)))
+    folder.write_bytes(SWEEP_JSON, to_strict_json(sweep_json(swept)))
     return [folder.describe(name) for name in (SWEEP_HTML, SWEEP_JSON)]
 
 

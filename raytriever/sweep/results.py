@@ -14,7 +14,7 @@ from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import Stage
 from raytriever.sweep.budgets import Trial
 from raytriever.sweep.grid import Values
-from retrieval.evaluation.systems import EVALUATION
+from retrieval.evaluation.stored import EVALUATION
 
 
 @dataclass(frozen=True)

@@ -4,29 +4,34 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from raytriever.artifacts.artifact import Artifact, is_artifact, require_same_origin
+from raytriever.artifacts.artifact import Artifact, is_artifact, require_same_origin, to_strict_json
+from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
+from raytriever.reports.report import Block, Details, render
+from raytriever.reports.table import Table
 from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import rows_by_id
 from retrieval.evaluation.conventions import ConventionOverrides, Like, resolve
 from retrieval.evaluation.judging import collection_judgments, file_judgments, judge_runs, made_with
 from retrieval.evaluation.measures import PerQuery
-from retrieval.evaluation.systems import (
-    EVALUATION,
-    compare_systems,
-    how_it_was_measured,
-    metrics_of,
-    stored_values,
-    strict_json,
+from retrieval.evaluation.report import (
+    COLUMNS,
+    Evaluated,
+    evaluation_lines,
+    note_lines,
+    pair_table,
+    result_section,
+    signed,
 )
-
-# What `raytriever compare` is asked for, and the per-query values that its arguments name.
+from retrieval.evaluation.significance import compare_systems
+from retrieval.evaluation.stored import EVALUATION, StoredEvaluation, how_it_was_measured, metrics_of
 
 _DEFAULT_MEASURES = ("nDCG@10", "RR@10", "R@100")
 
@@ -38,17 +43,29 @@ class ComparisonSettings(Settings):
     """
 
     systems: tuple[str, ...] = ()
+    """Each ``[NAME=]EVALUATION[:SYSTEM]`` or ``[NAME=]RUN``."""
     seeds: tuple[str, ...] = ()
+    """Each ``NAME=A,B,…``: one system's runs by training seed."""
     collection: str | None = None
+    """Judges runs; gives the texts of queries."""
     qrels: str | None = None
-    split: str | None = None  # None: test
-    measures: tuple[str, ...] = ()  # none: those of the evaluations
-    like: Like | None = None  # none: that of the evaluations, else trec
-    baseline: str | None = None  # with one, only pairs with it are tested
+    """A file that judges runs."""
+    split: str | None = None
+    """Of the collection's judgments; None: test."""
+    measures: tuple[str, ...] = ()
+    """None: those of the evaluations."""
+    like: Like | None = None
+    """Whose conventions; None: those of the evaluations, else trec's."""
+    baseline: str | None = None
+    """With one, only pairs with it are tested."""
     margin: float = Field(default=0.05, gt=0)
+    """Differences within ± this count as none."""
     level: float = Field(default=0.05, gt=0, lt=1)
+    """Of significance."""
     seed: int = Field(default=0, ge=0)
+    """Of the permutations and of the bootstrap."""
     queries_shown: int = Field(default=3, ge=0)
+    """Of each pair, those won and those lost."""
 
 
 @dataclass(frozen=True)
@@ -95,24 +112,26 @@ def _sources(settings: ComparisonSettings) -> dict[str, list[_Source]]:
 
     for argument in settings.systems:
         name, rest = _name_and_rest(argument)
-        sources = _sources_at(rest)
-        if name is not None and len(sources) > 1:
-            systems = ", ".join(str(source.system) for source in sources)
-            raise UserError(f"{rest} has {len(sources)} systems: {systems}. Choose one: {name}={rest}:SYSTEM.")
-        for source in sources:
+        if name is not None:
+            add(name, [_only_source(rest, f"{name}={rest}")])
+            continue
+        for source in _sources_at(rest):
             path = Path(source.path.rstrip("/"))
-            add(name or source.system or (path.name if is_artifact(source.path) else path.stem), [source])
+            add(source.system or (path.name if is_artifact(source.path) else path.stem), [source])
     for argument in settings.seeds:
         name, rest = _name_and_rest(argument)
         if name is None:
             raise UserError(f"--seeds {argument!r} is not of the form NAME=A,B,C.")
-        items = _listed(rest, f"--seeds {name}")
-        each = [_sources_at(item) for item in items]
-        for item, sources in zip(items, each, strict=True):
-            if len(sources) > 1:
-                raise UserError(f"--seeds {name}: {item} has {len(sources)} systems. Choose one: {item}:SYSTEM.")
-        add(name, [source for sources in each for source in sources])
+        add(name, [_only_source(item, f"--seeds {name}: {item}") for item in _items(rest, f"--seeds {name}")])
     return found
+
+
+def _only_source(text: str, where: str) -> _Source:
+    sources = _sources_at(text)
+    if len(sources) > 1:
+        systems = ", ".join(str(source.system) for source in sources)
+        raise UserError(f"{where} has {len(sources)} systems: {systems}. Choose one: {where}:SYSTEM.")
+    return sources[0]
 
 
 def _name_and_rest(argument: str) -> tuple[str | None, str]:
@@ -129,7 +148,7 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _listed(text: str, where: str) -> list[str]:
+def _items(text: str, where: str) -> list[str]:
     """The items of ``A,B,…``. A comma may belong to an item, as in a sweep's folders: each is as short as it can be.
 
     Raises ``UserError``, led by ``where``, for a rest with which no item begins.
@@ -156,7 +175,7 @@ def _is_source(text: str) -> bool:
     path, system = _path_and_system(text)
     if not system:
         return is_artifact(path) or Path(path).is_file()
-    return Artifact(path).kind == EVALUATION and system in Artifact(path).read_json("metrics.json")["means"]
+    return Artifact(path).kind == EVALUATION and system in StoredEvaluation(path).metrics["means"]
 
 
 def _path_and_system(text: str) -> tuple[str, str]:
@@ -167,7 +186,7 @@ def _path_and_system(text: str) -> tuple[str, str]:
 def _sources_at(text: str) -> list[_Source]:
     path, system = _path_and_system(text)
     if is_artifact(path) and Artifact(path).kind == EVALUATION:
-        systems = list(Artifact(path).read_json("metrics.json")["means"])
+        systems = list(StoredEvaluation(path).metrics["means"])
         if system and system not in systems:
             raise UserError(f"{path} did not evaluate '{system}'.{did_you_mean(system, systems)}")
         return [_Source(path, name) for name in systems if not system or name == system]
@@ -178,8 +197,8 @@ def _sources_at(text: str) -> list[_Source]:
 
 def _evaluated(settings: ComparisonSettings, sources: dict[str, list[_Source]]) -> Loaded:
     """Values as evaluations have stored them; refused where these were not made alike."""
-    artifacts = {source.path: Artifact(source.path, EVALUATION) for several in sources.values() for source in several}
-    metrics = {path: artifact.read_json("metrics.json") for path, artifact in artifacts.items()}
+    artifacts = {source.path: StoredEvaluation(source.path) for several in sources.values() for source in several}
+    metrics = {path: artifact.metrics for path, artifact in artifacts.items()}
     first, *others = artifacts.values()
     for other in others:
         _require_alike(first, other)
@@ -197,7 +216,7 @@ def _evaluated(settings: ComparisonSettings, sources: dict[str, list[_Source]]) 
             raise UserError(f"--measure {name}: not all were evaluated by it.{did_you_mean(name, common)}")
     if not common:
         raise UserError("The evaluations have no measure in common. Evaluate all by the same ones.")
-    stored = {path: stored_values(artifact) for path, artifact in artifacts.items()}
+    stored = {path: artifact.values() for path, artifact in artifacts.items()}
     runs = {name: [stored[s.path][str(s.system)] for s in several] for name, several in sources.items()}
     made = {name: metrics[several[0].path]["made_with"][several[0].system] for name, several in sources.items()}
     kept = ("judgments", "like", "conventions", "relevance_levels")
@@ -261,10 +280,10 @@ class Extremes:
 
 @dataclass(frozen=True)
 class Compared:
-    """The result as plain values: ``metrics`` and ``comparisons`` as an evaluation has them.
+    """The result as plain values, which ``comparisons.json`` holds.
 
-    ``seeds``: system to measure to the mean of each seed, for systems of several. ``texts``: those of the extreme
-    queries, where a collection is known.
+    ``metrics`` and ``comparisons``: as an evaluation has them. ``seeds``: system to measure to the mean of each seed,
+    for systems of several. ``texts``: those of the extreme queries, where a collection is known.
     """
 
     metrics: dict[str, Any]
@@ -275,9 +294,10 @@ class Compared:
     level: float
     baseline: str | None
 
-    def to_json(self) -> bytes:
-        """What is written as ``comparisons.json``."""
-        return strict_json(asdict(self))
+    @property
+    def evaluated(self) -> Evaluated:
+        """As the tables of an evaluation read it."""
+        return Evaluated(self.metrics, self.comparisons, self.level)
 
 
 def compare_sources(settings: ComparisonSettings) -> Compared:
@@ -340,3 +360,62 @@ def _texts(collection: str | None, extremes: Sequence[Extremes]) -> dict[str, st
     row_of = rows_by_id(stored, "queries", set(queries))
     texts = stored.texts("queries", np.array([row_of[query] for query in queries], dtype=np.int64))
     return dict(zip(queries, texts, strict=True))
+
+
+def comparison_lines(compared: Compared) -> list[str]:
+    """Means, seeds, differences and tests, the queries won and lost by the first measure, and notes."""
+    metrics, evaluated = compared.metrics, compared.evaluated
+    lines = [f"{metrics['queries']:,} queries of {metrics['judgments']}", "", *evaluation_lines(evaluated)]
+    for table in [*_seed_tables(compared), pair_table(evaluated), *_query_tables(compared)]:
+        lines += ["", *(line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…" for line in table.lines())]
+        lines += ["", *wrap(table.caption, COLUMNS)] if table.caption else []
+    return [*lines, "", *note_lines(metrics)]
+
+
+def write_comparison(compared: Compared, uri: str) -> list[str]:
+    """Writes ``comparison.html`` and ``comparisons.json`` into a folder (made if it isn't there); says where."""
+    folder, metrics = Folder(uri), compared.metrics
+    subtitle = f"Raytriever comparison · {len(metrics['means'])} systems · {metrics['queries']:,} queries"
+    section = result_section(compared.evaluated, compared.baseline)
+    means, *rest = section.blocks
+    queries = [
+        Details(f"Queries most won and lost by {_measure(compared)}", table) for table in _query_tables(compared)
+    ]
+    blocks: list[Block] = [means, *_seed_tables(compared), *rest, *queries]
+    folder.write_bytes("comparison.html", render("Comparison", subtitle, [replace(section, blocks=blocks)]).encode())
+    folder.write_bytes("comparisons.json", to_strict_json(asdict(compared)))
+    return [folder.describe(name) for name in ("comparison.html", "comparisons.json")]
+
+
+def _measure(compared: Compared) -> str:
+    """By which queries are shown."""
+    return str(compared.metrics["measures"][0])
+
+
+def _seed_tables(compared: Compared) -> list[Table]:
+    """A row for each system of several seeds and each measure; no table without such systems."""
+    rows = [
+        [name, measure, f"{len(means)}", f"{np.mean(means):.4f} ± {np.std(means, ddof=1):.4f}"]
+        + [f"{end(means):.4f}" for end in (min, max)]
+        for name, by_measure in compared.seeds.items()
+        for measure, means in by_measure.items()
+    ]
+    caption = (
+        "Systems of several seeds: mean and standard deviation (n - 1) of the seeds' means. All tests take each query's"
+        " mean over the seeds."
+    )
+    header = ["system", "measure", "seeds", "mean", "lowest", "highest"]
+    return [Table(header, rows, caption, text_columns=2)] if rows else []
+
+
+def _query_tables(compared: Compared) -> list[Table]:
+    """The queries most won and most lost by each pair of systems; no table where none differs."""
+    letter = compared.evaluated.letter
+    rows = [
+        [f"{letter(item.a) or item.a} - {letter(item.b) or item.b}", signed(difference), query, text]
+        for item in compared.extremes
+        if item.measure == _measure(compared)
+        for query, difference in item.won + item.lost[::-1]
+        for text in [" ".join(compared.texts.get(query, "").split())]
+    ]
+    return [Table(["pair", _measure(compared), "query", "text"], rows, text_columns=4)] if rows else []

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Self
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
+from raytriever.artifacts.artifact import (
+    Artifact,
+    ShardRecord,
+    ShardWriter,
+    is_artifact,
+    require_same_origin,
+    to_strict_json,
+)
 from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from raytriever.reports.log import log
@@ -19,25 +26,22 @@ from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
-from retrieval.evaluation.judging import (
-    Judgments,
-    collection_judgments,
-    file_judgments,
-    judge_runs,
-    made_with,
-)
-from retrieval.evaluation.measures import at_levels, note_lines
-from retrieval.evaluation.overview import overview_lines
-from retrieval.evaluation.report_section import DOMAINS, domain_lines, domain_means, domains_of
-from retrieval.evaluation.systems import (
+from retrieval.evaluation.judging import Judgments, collection_judgments, file_judgments, judge_runs, made_with
+from retrieval.evaluation.measures import at_levels
+from retrieval.evaluation.report import Evaluated, evaluation_lines, note_lines, overview_lines
+from retrieval.evaluation.significance import comparable_pairs, compare_systems
+from retrieval.evaluation.stored import (
+    COMPARISONS,
+    DOMAINS,
     EVALUATION,
-    compare_systems,
-    format_table,
+    METRICS,
+    PER_QUERY,
+    StoredEvaluation,
+    domain_means,
+    domains_of,
     how_it_was_measured,
     metrics_of,
     per_query_table,
-    strict_json,
-    testable_pairs,
 )
 from retrieval.rankings import StoredRun
 
@@ -49,18 +53,31 @@ class EvaluateConfig(StageConfig):
     """
 
     collection: InputPath | None = None
+    """Whose judgments of ``split`` are taken; or ``qrels``."""
     qrels: InputPath | None = None
+    """A file of judgments, of TREC's or BEIR's form."""
     runs: Annotated[dict[str, str], Input()] = Field(min_length=1)
+    """Rankings by the name that each has in the table: artifacts, or files of other tools."""
     split: str = "test"
+    """Which judgments of the collection."""
     measures: tuple[str, ...] = Field(default=("nDCG@10", "RR@10", "R@100"), min_length=1)
-    relevance_levels: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})  # {lenient: 1, strict: 2}
-    like: Like = "trec"  # the tool whose number is wanted
+    """By their names in ir-measures, and Accuracy@k."""
+    relevance_levels: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
+    """Lowest relevant grades by name, {lenient: 1, strict: 2}; binary measures are taken at each."""
+    like: Like = "trec"
+    """The tool whose number is wanted."""
     conventions: ConventionOverrides = ConventionOverrides()
+    """Single conventions laid over those of ``like``."""
     answer_match: Match = "string"
+    """How Accuracy@k looks for an answer."""
     significance_level: float = Field(default=0.05, gt=0, lt=1)
+    """Of the letters in the table."""
     equivalence_margin: float = Field(default=0.05, gt=0)
-    by_domain: bool = False  # means over the queries of each domain as well
+    """Differences within ± this count as none, in units of the measure."""
+    by_domain: bool = False
+    """Means over the queries of each domain as well."""
     seed: int = Field(default=0, ge=0)
+    """Of the permutations and of the bootstrap."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -84,7 +101,7 @@ class Evaluate(Stage[EvaluateConfig]):
 
     command = "evaluate"
     kind = EVALUATION
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = EvaluateConfig
     unit = "runs"
 
@@ -142,7 +159,7 @@ class Evaluate(Stage[EvaluateConfig]):
         config, measures, conventions = self.config, self._measures(), self._conventions()
         judged_by = self._judgments()
         systems = judge_runs(config.runs, judged_by, measures, conventions, config.answer_match)
-        pairs = testable_pairs(systems, measures)
+        pairs = comparable_pairs(systems, measures)
         if len(pairs) < math.comb(len(systems), 2):
             log.info("  runs that share fewer than 2 queries are not compared: that takes 2 at least")
         comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
@@ -150,10 +167,10 @@ class Evaluate(Stage[EvaluateConfig]):
         made = {name: made_with(path) for name, path in config.runs.items()}
         how = how_it_was_measured(judgments, config.like, conventions, config.relevance_levels, made)
         metrics = how | metrics_of(systems, measures)
-        _write_json(writer, "metrics.json", metrics)
-        _write_json(writer, "comparisons.json", [asdict(comparison) for comparison in comparisons])
-        pq.write_table(per_query_table(systems, measures), writer.path("per_query.parquet"), compression="zstd")
-        writer.add("per_query.parquet")
+        _write_json(writer, METRICS, metrics)
+        _write_json(writer, COMPARISONS, [asdict(comparison) for comparison in comparisons])
+        pq.write_table(per_query_table(systems, measures), writer.path(PER_QUERY), compression="zstd")
+        writer.add(PER_QUERY)
         if config.by_domain and judged_by.collection is not None:
             domains = domains_of(judged_by.collection, next(iter(systems.values())).query_ids)
             _write_json(writer, DOMAINS, domain_means(systems, measures, domains))
@@ -170,27 +187,22 @@ class Evaluate(Stage[EvaluateConfig]):
 
     def announce(self, artifact: Artifact) -> list[str]:
         """The table, and what its numbers rest on."""
-        metrics, comparisons = artifact.read_json("metrics.json"), artifact.read_json("comparisons.json")
-        level = self.config.significance_level
+        stored = StoredEvaluation(artifact.uri)
+        metrics = stored.metrics
+        evaluated = Evaluated(metrics, stored.comparisons, self.config.significance_level, stored.domains)
         lines = ["", f"{counted(metrics['queries'], 'query', 'queries')} of {metrics['judgments']}", ""]
-        lines += format_table(metrics["means"], metrics["measures"], comparisons, level)
-        if comparisons:
-            lines += [
-                "",
-                f"Letters: significantly better than that system (paired t-test, Holm-corrected, p < {level}).",
-            ]
-        if self.config.by_domain:
-            lines += domain_lines(artifact.read_json(DOMAINS), metrics["measures"][0])
+        lines += evaluation_lines(evaluated)
         return [*lines, "", *note_lines(metrics), ""]
 
 
 def overview(artifacts: Mapping[str, Sequence[Artifact]]) -> list[str]:
     """Lines that set the evaluations of several runs of one recipe side by side, each run's last one."""
-    last = {
-        variant: [artifact for artifact in made if artifact.kind == EVALUATION][-1:]
-        for variant, made in artifacts.items()
-    }
-    return overview_lines({variant: found[0].read_json("metrics.json") for variant, found in last.items() if found})
+    evaluations = {}
+    for variant, made in artifacts.items():
+        for artifact in made:
+            if artifact.kind == EVALUATION:
+                evaluations[variant] = StoredEvaluation(artifact.uri).metrics
+    return overview_lines(evaluations)
 
 
 def _file_fingerprint(key: str, path: str, what: str) -> str:
@@ -200,5 +212,5 @@ def _file_fingerprint(key: str, path: str, what: str) -> str:
 
 
 def _write_json(writer: ShardWriter, name: str, value: Any) -> None:
-    writer.path(name).write_bytes(strict_json(value))
+    writer.path(name).write_bytes(to_strict_json(value))
     writer.add(name)

@@ -22,8 +22,8 @@ from raytriever.reports.report import Section, provenance_section, render
 from raytriever.settings.configuration import InputPath, did_you_mean, input_paths
 from raytriever.stages.stage import Run, Shard, Stage, StageConfig, made_by
 from retrieval.collections.collection import COLLECTION, StoredCollection
-from retrieval.evaluation.report_section import DOMAINS, Evaluated, result_section
-from retrieval.evaluation.systems import EVALUATION
+from retrieval.evaluation.report import Evaluated, result_section
+from retrieval.evaluation.stored import EVALUATION, StoredEvaluation
 from retrieval.vectors import VECTORS, StoredVectors
 from trainers.jobs.train import MODEL
 from trainers.record.report_section import training_section_of
@@ -170,13 +170,9 @@ class Report(Stage[ReportConfig]):
     def _result(self, evaluation: Artifact | None) -> Section | None:
         if evaluation is None:
             return None
-        evaluated = Evaluated(
-            evaluation.read_json("metrics.json"),
-            evaluation.read_json("comparisons.json"),
-            evaluation.config["measures"],
-            evaluation.config["significance_level"],
-            evaluation.read_json(DOMAINS) if evaluation.names(DOMAINS) else None,
-        )
+        stored = StoredEvaluation(evaluation.uri)
+        level = stored.config["significance_level"]
+        evaluated = Evaluated(stored.metrics, stored.comparisons, level, stored.domains)
         return result_section(evaluated, self.config.baseline)
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002

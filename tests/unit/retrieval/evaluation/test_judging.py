@@ -16,8 +16,8 @@ from retrieval.evaluation.judging import (
     made_with,
     read_any_run,
 )
-from retrieval.evaluation.measures import notes
-from retrieval.evaluation.systems import how_it_was_measured, metrics_of
+from retrieval.evaluation.report import notes
+from retrieval.evaluation.stored import how_it_was_measured, metrics_of
 from tests.unit.retrieval.judged import (
     DOCUMENTS,
     JUDGMENTS,

@@ -232,7 +232,6 @@ def test_other_tools_names_are_recognised(name: str, meant: str) -> None:
 def test_what_a_measure_is() -> None:
     assert parse_measure("Success(rel=2)@5") == Measure("Success(rel=2)@5", "Success", 2, 5)
     kinds = {n: parse_measure(n) for n in ("Success@5", "Accuracy@20", "R@5", "nDCG")}
-    assert [m.is_proportion for m in kinds.values()] == [True, True, False, False]
     assert [m.by_answers for m in kinds.values()] == [False, True, False, False]
     with pytest.raises(UserError, match="Accuracy@20 is measured by answers"):
         evaluate({"q": {"a": 1}}, {"q": {"a": 1.0}}, ["Accuracy@20"])

@@ -1,6 +1,7 @@
 """Paired tests against scipy, statsmodels and literal enumeration."""
 
 import itertools
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,20 +12,34 @@ from scipy import stats
 
 from raytriever.errors import UserError
 from retrieval.evaluation import significance
+from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.significance import (
+    TESTS,
     SignificanceTest,
-    bonferroni,
     bootstrap_interval,
+    comparable_pairs,
     compare,
-    effect_size,
+    compare_systems,
+    equivalence_test,
     holm,
     paired_t_test,
-    paired_tost,
     permutation_test,
-    two_proportion_z_test,
 )
 
 Values = NDArray[np.float64]
+
+
+IDS = tuple(f"q{number:02d}" for number in range(60))
+
+
+def systems(names: str = "abcd") -> dict[str, PerQuery]:
+    generator = np.random.default_rng(2)
+    base = generator.random(60)
+    shifted = {
+        name: np.clip(base + 0.03 * shift + 0.1 * generator.standard_normal(60), 0, 1)
+        for shift, name in enumerate(names)
+    }
+    return {name: PerQuery(IDS, {"RR": values, "AP": values**2}, depth=100) for name, values in shifted.items()}
 
 
 def pair(queries: int, shift: float, seed: int = 0) -> tuple[Values, Values]:
@@ -37,7 +52,7 @@ def pair(queries: int, shift: float, seed: int = 0) -> tuple[Values, Values]:
 def test_t_test_is_scipys(queries: int, shift: float) -> None:
     a, b = pair(queries, shift)
     expected = stats.ttest_rel(a, b)
-    result = paired_t_test(a, b)
+    result = paired_t_test(a - b)
     assert result.statistic == pytest.approx(expected.statistic, rel=1e-12)
     assert result.p_value == pytest.approx(expected.pvalue, rel=1e-10)
 
@@ -47,7 +62,7 @@ def test_tost_is_statsmodels(shift: float, margin: float) -> None:
     weightstats = pytest.importorskip("statsmodels.stats.weightstats")
     a, b = pair(60, shift, seed=3)
     p_value, above, below = weightstats.ttost_paired(a, b, -margin, margin)
-    result = paired_tost(a, b, margin)
+    result = equivalence_test(a - b, margin)
     assert result.p_value == pytest.approx(p_value, rel=1e-9)
     weaker = above if above[1] > below[1] else below
     assert result.statistic == pytest.approx(weaker[0], rel=1e-9)
@@ -55,7 +70,7 @@ def test_tost_is_statsmodels(shift: float, margin: float) -> None:
 
 def test_tost_does_not_depend_on_the_direction() -> None:
     a, b = pair(50, 0.03)
-    assert paired_tost(a, b, 0.05).p_value == pytest.approx(paired_tost(b, a, 0.05).p_value, rel=1e-12)
+    assert equivalence_test(a - b, 0.05).p_value == pytest.approx(equivalence_test(b - a, 0.05).p_value, rel=1e-12)
 
 
 @settings(max_examples=30, deadline=None)
@@ -69,7 +84,7 @@ def test_few_queries_are_permuted_exhaustively(numbers: list[int]) -> None:
         for signs in itertools.product([-1, 1], repeat=len(numbers))
     ]
     expected = sum(mean >= abs(sum(numbers)) for mean in means) / len(means)
-    result = permutation_test(difference + 0.5, np.full(len(numbers), 0.5), seed=0)
+    result = permutation_test(difference, seed=0)
     assert result.p_value == pytest.approx(expected, abs=1e-15)
     assert result.statistic == pytest.approx(np.mean(difference))
 
@@ -80,18 +95,18 @@ def test_exhaustive_permutation_is_scipys(monkeypatch: pytest.MonkeyPatch) -> No
         (a, b), lambda x, y, axis: np.mean(x - y, axis=axis), permutation_type="samples", n_resamples=np.inf
     )
     monkeypatch.setattr(significance, "_NUMBERS_AT_ONCE", 300)
-    result = permutation_test(a, b, seed=0)
+    result = permutation_test(a - b, seed=0)
     assert result.p_value == pytest.approx(expected.pvalue, abs=1e-12)
     assert result.statistic == pytest.approx(expected.statistic)
 
 
 def test_random_permutation_comes_near_the_exact_p_value_and_never_gives_zero() -> None:
     a, b = pair(14, 0.06, seed=2)
-    exact = permutation_test(a, b, seed=0, resamples=2**14)
-    drawn = permutation_test(a, b, seed=0, resamples=2**14 - 1)
+    exact = permutation_test(a - b, seed=0, resamples=2**14)
+    drawn = permutation_test(a - b, seed=0, resamples=2**14 - 1)
     assert exact.p_value != drawn.p_value
     assert drawn.p_value == pytest.approx(exact.p_value, abs=4 * np.sqrt(exact.p_value / 2**14))
-    different = permutation_test(np.ones(400), np.zeros(400), seed=1, resamples=999)
+    different = permutation_test(np.ones(400), seed=1, resamples=999)
     assert different.p_value == 1 / 1000
 
 
@@ -99,67 +114,40 @@ def test_p_values_of_equal_systems_are_uniform() -> None:
     generator = np.random.default_rng(7)
     p_values = []
     for seed in range(200):
-        b = generator.random(30)
-        p_values.append(permutation_test(b + 0.1 * generator.standard_normal(30), b, seed=seed, resamples=499).p_value)
+        p_values.append(permutation_test(0.1 * generator.standard_normal(30), seed=seed, resamples=499).p_value)
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
 
 
 def test_seeds_repeat_and_differ() -> None:
     a, b = pair(40, 0.03)
-    assert permutation_test(a, b, seed=1) == permutation_test(a, b, seed=1)
-    assert permutation_test(a, b, seed=1) != permutation_test(a, b, seed=2)
-    assert bootstrap_interval(a, b, seed=1) == bootstrap_interval(a, b, seed=1)
-    assert bootstrap_interval(a, b, seed=1) != bootstrap_interval(a, b, seed=2)
+    assert permutation_test(a - b, seed=1) == permutation_test(a - b, seed=1)
+    assert permutation_test(a - b, seed=1) != permutation_test(a - b, seed=2)
+    assert bootstrap_interval(a - b, seed=1) == bootstrap_interval(a - b, seed=1)
+    assert bootstrap_interval(a - b, seed=1) != bootstrap_interval(a - b, seed=2)
 
 
 def test_bootstrap_interval_has_the_normal_width_and_narrows() -> None:
     a, b = pair(1500, 0.02)
-    low, high = bootstrap_interval(a, b, seed=0)
+    low, high = bootstrap_interval(a - b, seed=0)
     error = stats.sem(a - b)
     center = np.mean(a - b)
     assert low == pytest.approx(center - 1.96 * error, abs=0.1 * error)
     assert high == pytest.approx(center + 1.96 * error, abs=0.1 * error)
-    inner = bootstrap_interval(a, b, seed=0, confidence=0.5)
+    inner = bootstrap_interval(a - b, seed=0, confidence=0.5)
     assert low < inner[0] < inner[1] < high
 
 
-@pytest.mark.parametrize("correct", [holm, bonferroni])
 @settings(max_examples=30, deadline=None)
 @given(p_values=st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_corrections_are_statsmodels(correct: object, p_values: list[float]) -> None:
+def test_holm_is_statsmodels(p_values: list[float]) -> None:
     multitest = pytest.importorskip("statsmodels.stats.multitest")
-    function, name = (holm, "holm") if correct is holm else (bonferroni, "bonferroni")
-    expected = multitest.multipletests(p_values, method=name)[1]
-    np.testing.assert_allclose(function(np.array(p_values)), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("first", "second"), [(0.5, 0.4), (0.1, 0.3), (0.9, 0.9), (1.0, 0.7)])
-def test_two_proportions_are_statsmodels(first: float, second: float) -> None:
-    proportion = pytest.importorskip("statsmodels.stats.proportion")
-    generator = np.random.default_rng(11)
-    a, b = ((generator.random(150) < share).astype(np.float64) for share in (first, second))
-    statistic, p_value = proportion.proportions_ztest([a.sum(), b.sum()], [150, 150])
-    result = two_proportion_z_test(a, b)
-    assert result.statistic == pytest.approx(statistic, rel=1e-9, abs=1e-12)
-    assert result.p_value == pytest.approx(p_value, rel=1e-9)
-    assert compare(a, b, seed=0, are_proportions=True).two_proportions == result
-    assert compare(a, b, seed=0).two_proportions is None
-
-
-def test_equal_certainties_are_no_difference() -> None:
-    for share in (np.zeros(5), np.ones(5)):
-        assert two_proportion_z_test(share, share) == SignificanceTest(0.0, 1.0)
-    with pytest.raises(UserError, match="values of 0 and 1"):
-        two_proportion_z_test(np.array([0.0, 0.5]), np.array([0.0, 1.0]))
+    expected = multitest.multipletests(p_values, method="holm")[1]
+    np.testing.assert_allclose(holm(np.array(p_values)), expected, rtol=1e-12)
 
 
 def test_corrections_of_nothing() -> None:
-    assert holm(np.array([])).shape == bonferroni(np.array([])).shape == (0,)
-
-
-def test_effect_size() -> None:
-    a, b = np.array([0.5, 0.7, 0.9]), np.array([0.4, 0.4, 0.4])
-    assert effect_size(a, b) == pytest.approx(0.3 / 0.2)
+    assert holm(np.array([])).shape == (0,)
+    assert compare_systems(systems("a"), ["RR"], 0, 0.05, []) == []
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, -0.2])
@@ -181,21 +169,21 @@ def test_constant_differences_are_tested_by_their_signs(constant: float) -> None
 @pytest.mark.parametrize("queries", [2, 3, 7, 12])
 def test_a_constant_difference_has_the_p_value_of_the_exact_permutation(queries: int) -> None:
     a, b = np.ones(queries), np.full(queries, 0.5)
-    t_test = paired_t_test(a, b)
+    t_test = paired_t_test(a - b)
     assert t_test == SignificanceTest(np.inf, 2.0 ** (1 - queries))
-    assert t_test.p_value == permutation_test(a, b, seed=0).p_value
-    assert paired_t_test(b, a) == SignificanceTest(-np.inf, 2.0 ** (1 - queries))
-    assert paired_tost(a, b, 0.6).p_value == paired_tost(b, a, 0.6).p_value == 2.0**-queries
+    assert t_test.p_value == permutation_test(a - b, seed=0).p_value
+    assert paired_t_test(b - a) == SignificanceTest(-np.inf, 2.0 ** (1 - queries))
+    assert equivalence_test(a - b, 0.6).p_value == equivalence_test(b - a, 0.6).p_value == 2.0**-queries
 
 
 def test_a_constant_difference_at_the_margin_is_not_within() -> None:
-    assert paired_tost(np.array([0.75, 0.5]), np.array([0.5, 0.25]), 0.25).p_value == 1.0
-    assert paired_tost(np.array([0.25, 0.5]), np.array([0.5, 0.75]), 0.25).p_value == 1.0
+    assert equivalence_test(np.array([0.25, 0.25]), 0.25).p_value == 1.0
+    assert equivalence_test(np.array([-0.25, -0.25]), 0.25).p_value == 1.0
 
 
 def test_small_but_real_variance_is_not_taken_for_rounding() -> None:
     a, b = np.array([0.5, 0.5, 0.5 + 1e-9]), np.array([0.5, 0.5, 0.5])
-    assert paired_t_test(a, b).statistic == pytest.approx(1.0)
+    assert paired_t_test(a - b).statistic == pytest.approx(1.0)
 
 
 def test_comparison_gathers_the_single_results() -> None:
@@ -204,41 +192,52 @@ def test_comparison_gathers_the_single_results() -> None:
     result = compare(a, b, seed=4, margin=0.04, confidence=0.9)
     assert result.queries == 80
     assert result.mean_difference == pytest.approx(result.mean_a - result.mean_b)
-    assert result.t_test == paired_t_test(a, b)
-    assert result.permutation == permutation_test(a, b, seed=4)
-    assert result.equivalence == paired_tost(a, b, 0.04)
-    assert result.interval == bootstrap_interval(a, b, seed=4, confidence=0.9)
-    assert result.effect_size == effect_size(a, b)
+    assert result.t_test == paired_t_test(a - b)
+    assert result.permutation == permutation_test(a - b, seed=4)
+    assert result.equivalence == equivalence_test(a - b, 0.04)
+    assert result.interval == bootstrap_interval(a - b, seed=4, confidence=0.9)
+    assert result.effect_size == pytest.approx(np.mean(a - b) / np.std(a - b, ddof=1))
     assert (result.wins, result.ties, result.losses) == (int((a > b).sum()), 5, int((a < b).sum()))
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "message"),
-    [
-        ([0.1, 0.2], [0.1, 0.2, 0.3], r"shapes \(2,\) and \(3,\) can't be paired"),
-        ([[0.1]], [[0.2]], r"\(1, 1\)"),
-        ([0.1], [0.2], "1 query can't be tested"),
-        ([0.1, np.nan], [0.2, 0.3], "NaN or infinity"),
-    ],
-)
-def test_wrong_values(a: list[float], b: list[float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        compare(np.array(a), np.array(b), seed=0)
+def test_every_test_is_corrected_over_the_pairs_of_its_measure() -> None:
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    weightstats = pytest.importorskip("statsmodels.stats.weightstats")
+    given = systems()
+    found = compare_systems(given, ["RR", "AP"], seed=3, margin=0.05, pairs=comparable_pairs(given, ["RR", "AP"]))
+    assert [(c.a, c.b) for c in found if c.measure == "RR"] == list(combinations("abcd", 2))
+    for measure in ("RR", "AP"):
+        pairs = [c for c in found if c.measure == measure]
+        values = [(given[c.a].values[measure], given[c.b].values[measure]) for c in pairs]
+        raw = {
+            "t_test": [stats.ttest_rel(a, b).pvalue for a, b in values],
+            "equivalence": [weightstats.ttost_paired(a, b, -0.05, 0.05)[0] for a, b in values],
+            "permutation": [c.details["permutation"]["p_value"] for c in pairs],
+        }
+        assert all(c.holm.keys() == raw.keys() == set(TESTS) for c in pairs)
+        for test, p_values in raw.items():
+            np.testing.assert_allclose([c.details[test]["p_value"] for c in pairs], p_values, rtol=1e-8)
+            expected = multitest.multipletests(p_values, method="holm")[1]
+            np.testing.assert_allclose([c.holm[test] for c in pairs], expected, rtol=1e-8)
 
 
-def test_wrong_parameters() -> None:
-    a, b = pair(10, 0.0)
-    for margin in (0.0, -0.1, np.nan):
-        with pytest.raises(UserError, match="margin is"):
-            paired_tost(a, b, margin)
-    for confidence in (0.0, 1.0, 95.0):
-        with pytest.raises(UserError, match="confidence is"):
-            bootstrap_interval(a, b, seed=0, confidence=confidence)
-    with pytest.raises(UserError, match="0 resamples"):
-        permutation_test(a, b, seed=0, resamples=0)
-    with pytest.raises(UserError, match="0 resamples"):
-        bootstrap_interval(a, b, seed=0, resamples=0)
-    for correct in (holm, bonferroni):
-        for wrong in ([1.1], [-0.1, 0.5], [np.nan]):
-            with pytest.raises(UserError, match="from 0 to 1"):
-                correct(np.array(wrong))
+def test_the_pairs_that_are_asked_for_are_the_family() -> None:
+    pairs = [("b", "a"), ("c", "a")]
+    found = compare_systems(systems(), ["RR"], seed=3, margin=0.05, pairs=pairs)
+    assert [(c.a, c.b) for c in found] == pairs
+    smaller = min(found, key=lambda c: c.details["t_test"]["p_value"])
+    assert smaller.holm["t_test"] == pytest.approx(min(1, 2 * smaller.details["t_test"]["p_value"]))
+
+
+def test_queries_that_do_not_count_for_one_are_not_paired() -> None:
+    given = systems("ab")
+    a, b = given["a"].values["RR"], given["b"].values["RR"]
+    a[:10], b[55:] = np.nan, np.nan
+    (found,) = compare_systems(given, ["RR"], seed=0, margin=0.05, pairs=[("a", "b")])
+    assert found.details["queries"] == 45
+    assert found.details["t_test"]["p_value"] == pytest.approx(stats.ttest_rel(a[10:55], b[10:55]).pvalue)
+    assert found.details["mean_a"] == pytest.approx(a[10:55].mean())
+    a[1:] = np.nan
+    with pytest.raises(UserError, match="'a' and 'b' can't be compared by RR: 0 query can't be tested"):
+        compare_systems(given, ["RR"], seed=0, margin=0.05, pairs=[("a", "b")])
+    assert comparable_pairs(given, ["RR"]) == []

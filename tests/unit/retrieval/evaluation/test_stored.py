@@ -1,12 +1,17 @@
-"""Means by domain: over which queries, in which order, and how they are shown."""
+"""What an evaluation stores: per-query values, means by domain, numbers that every parser reads."""
+
+import json
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raytriever.artifacts.artifact import to_strict_json
 from retrieval.evaluation.measures import PerQuery
-from retrieval.evaluation.report_section import domain_lines, domain_means, domain_table
+from retrieval.evaluation.stored import domain_means, per_query_table
 
 NAN = float("nan")
 
@@ -55,34 +60,21 @@ def test_the_weighted_mean_over_domains_is_the_mean_over_queries(rows: list[tupl
         assert np.average(means, weights=counts) == pytest.approx(system.mean("RR"), abs=1e-12)
 
 
-def test_the_table_in_a_terminal() -> None:
-    systems = {"ours": per_query(RR=[1.0, 0.5, NAN]), "a long name": per_query(RR=[0.0, 0.25, 0.125])}
-    domains = domain_means(systems, ["RR"], ["beer", "beer", ""])
-    assert domain_lines(domains, "RR") == [
-        "",
-        "RR by domain",
-        "",
-        "               beer  (none)",
-        "queries           2       1",
-        "ours         0.7500       -",
-        "a long name  0.1250  0.1250",
-    ]
-    table = domain_table(domains, "RR")
-    assert (table.header, table.text_columns) == (["system", "beer", "(none)"], 1)
-    assert table.rows == [["queries", "2", "1"], ["ours", "0.7500", "-"], ["a long name", "0.1250", "0.1250"]]
-    assert table.caption == "RR over the queries of each domain (mean; how many queries in the first row)."
+def test_per_query_values_have_no_nan_in_parquet(tmp_path: Path) -> None:
+    systems = {"a": per_query(RR=[0.5, 0.25, 1.0, NAN]), "b": per_query(RR=[1.0, 0.5, 0.0, 0.25])}
+    pq.write_table(per_query_table(systems, ["RR"]), tmp_path / "x.parquet")
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert table.column_names == ["query_id", "a/RR", "b/RR"]
+    assert table["a/RR"].null_count == 1
+    assert table["a/RR"][3].as_py() is None
+    np.testing.assert_array_equal(table["a/RR"].to_numpy(), systems["a"].values["RR"])
 
 
-def test_of_many_domains_twelve_are_shown_in_lines_that_fit() -> None:
-    names = [f"forum-{number:02d}.stackexchange.com" for number in range(15) for _ in range(20 - number)]
-    domains = domain_means({"ours": per_query(RR=[1.0] * len(names))}, ["RR"], names)
-    lines = domain_lines(domains, "RR")
-    assert max(map(len, lines)) <= 100
-    shown = [name for line in lines for name in line.split() if name.startswith("forum")]
-    assert shown == [f"forum-{number:02d}.stackexchange.com" for number in range(12)]
-    assert lines[-2:] == ["", "The 12 domains with most queries, of 15; domains.json has them all."]
-    table = domain_table(domains, "RR")
-    assert table.header == ["system", *shown]
-    assert table.caption.endswith("first row). The 12 domains with most queries, of 15; domains.json has them all.")
-    few = domain_means({"ours": per_query(RR=[1.0] * 12)}, ["RR"], shown)
-    assert not [line for line in domain_lines(few, "RR") if "most queries" in line]
+def test_infinite_statistics_leave_json_that_every_parser_reads() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    values = {"b": [1.5, float("inf")], "a": {"x": -float("inf")}}
+    read = json.loads(to_strict_json(values), parse_constant=refuse)
+    assert list(read) == ["b", "a"]
+    assert [float(read["b"][1]), float(read["a"]["x"])] == [float("inf"), -float("inf")]

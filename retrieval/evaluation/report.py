@@ -1,0 +1,306 @@
+"""What is shown of evaluated systems: the same tables as lines for a terminal and in a section of a report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any
+
+from raytriever.reports.plots import Interval, interval_panels
+from raytriever.reports.report import Block, Details, Plot, Section
+from raytriever.reports.table import Cell, Table, counted
+from retrieval.evaluation.conventions import describe_system, title_warning
+from retrieval.evaluation.measures import parse_measure
+from retrieval.evaluation.stored import DOMAINS, Domains
+
+COLUMNS = 100
+"""Of a terminal."""
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_MOST_DOMAINS = 12
+
+Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation as plain values: metrics.json, comparisons.json, the level of significance, domains.json if any."""
+
+    metrics: Metrics
+    comparisons: Sequence[Mapping[str, Any]]
+    level: float
+    domains: Domains | None = None
+
+    @property
+    def systems(self) -> list[str]:
+        """Names in the order of the evaluation."""
+        return list(self.metrics["means"])
+
+    @property
+    def measures(self) -> list[str]:
+        """Names in the order of the evaluation."""
+        return list(self.metrics["measures"])
+
+    def letter(self, system: str) -> str:
+        """What stands for the system in tables, as long as there are letters; '' for a later one."""
+        return dict(zip(self.systems, _LETTERS, strict=False)).get(system, "")
+
+    def mean(self, system: str, measure: str) -> float:
+        """The mean over queries."""
+        return float(self.metrics["means"][system][measure])
+
+    def better_than(self, system: str, measure: str) -> list[str]:
+        """The systems that ``system`` is significantly better than (paired t-test, Holm-corrected)."""
+        worse = []
+        for comparison in self.comparisons:
+            if comparison["measure"] != measure or comparison["holm"]["t_test"] >= self.level:
+                continue
+            difference = comparison["details"]["mean_difference"]
+            if comparison["a"] == system and difference > 0:
+                worse.append(str(comparison["b"]))
+            if comparison["b"] == system and difference < 0:
+                worse.append(str(comparison["a"]))
+        return worse
+
+    def marks(self, system: str, measure: str) -> str:
+        """The letters of the systems that it is significantly better than."""
+        return "".join(map(self.letter, self.better_than(system, measure)))
+
+
+def evaluation_lines(evaluated: Evaluated) -> list[str]:
+    """Means with letters, and means by domain where there are some."""
+    lines = means_lines(evaluated)
+    if evaluated.comparisons:
+        explained = f"(paired t-test, Holm-corrected, p < {evaluated.level})"
+        lines += ["", f"Letters: significantly better than that system {explained}."]
+    if evaluated.domains:
+        measure = evaluated.measures[0]
+        table = domain_table(evaluated.domains, measure)
+        lines += ["", f"{measure} by domain", "", *table.lines()]
+        if left_out := _left_out(evaluated.domains):
+            lines += ["", left_out]
+    return lines
+
+
+def means_lines(evaluated: Evaluated) -> list[str]:
+    """The systems' means; letters behind one name the systems that it is significantly better than.
+
+    Measures that don't fit beside the others go below.
+    """
+    cells = {
+        measure: [f"{evaluated.mean(name, measure):.4f} {evaluated.marks(name, measure)}" for name in evaluated.systems]
+        for measure in evaluated.measures
+    }
+    width = max(map(len, evaluated.systems)) + 4
+    column = max(len(cell) for measure, column in cells.items() for cell in [measure, *column]) + 2
+    at_once = max(1, (COLUMNS - width) // column)
+    lines: list[str] = []
+    for start in range(0, len(cells), at_once):
+        shown = evaluated.measures[start : start + at_once]
+        lines += [""] if lines else []
+        lines.append(" " * width + "".join(measure.ljust(column) for measure in shown).rstrip())
+        for number, name in enumerate(evaluated.systems):
+            row = f"{evaluated.letter(name) or ' '}  {name}".ljust(width)
+            lines.append((row + "".join(cells[measure][number].ljust(column) for measure in shown)).rstrip())
+    return lines
+
+
+def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section:
+    """The evaluation's tables and, of several systems, a plot of differences from ``baseline`` (None: the first)."""
+    metrics = evaluated.metrics
+    blocks: list[Block] = [_means_table(evaluated)]
+    if evaluated.domains:
+        blocks.append(domain_table(evaluated.domains, evaluated.measures[0]))
+    blocks += [text for text in [" ".join(notes(metrics))] if text]
+    if evaluated.comparisons:
+        blocks += [_difference_plot(evaluated, baseline or evaluated.systems[0]), pair_table(evaluated)]
+    blocks.append(_conventions(metrics))
+    lead = (
+        f"How well each system ranks the documents of {metrics['queries']:,} queries of {metrics['judgments']}"
+        " (mean over queries; higher is better)."
+    )
+    return Section("Result", lead, blocks)
+
+
+def _means_table(evaluated: Evaluated) -> Table:
+    systems, measures = evaluated.systems, evaluated.measures
+    best = {measure: f"{max(evaluated.mean(name, measure) for name in systems):.4f}" for measure in measures}
+    rows = []
+    for name in systems:
+        row: list[str | Cell] = [evaluated.letter(name), name]
+        for measure in measures:
+            value = f"{evaluated.mean(name, measure):.4f}"
+            is_best = len(systems) > 1 and value == best[measure]
+            row.append(Cell(value, evaluated.marks(name, measure), is_strong=is_best))
+        rows.append(row)
+    caption = ""
+    if evaluated.comparisons:
+        caption = (
+            f"Letters: significantly better than that system (paired t-test, two-sided, p < {evaluated.level:g} after"
+            " Holm's correction over all pairs of systems of the measure). Bold: the highest mean of the measure."
+        )
+    return Table(["", "system", *measures], rows, caption, text_columns=2)
+
+
+def pair_table(evaluated: Evaluated) -> Table:
+    """A row for each measure and pair of systems: the difference, how regular it is, and what the tests say."""
+    rows = []
+    for comparison in evaluated.comparisons:
+        details, holm = comparison["details"], comparison["holm"]
+        a, b = (evaluated.letter(comparison[name]) or comparison[name] for name in "ab")
+        rows.append(
+            [
+                comparison["measure"],
+                f"{a} - {b}",
+                signed(details["mean_difference"]),
+                " to ".join(map(signed, details["interval"])),
+                signed(float(details["effect_size"]), 2),
+                *(f"{details[count]:,}" for count in ("wins", "ties", "losses")),
+                *(_p_value(holm[test]) for test in ("t_test", "permutation", "equivalence")),
+            ]
+        )
+    first = evaluated.comparisons[0]["details"]
+    confidence, margin = f"{first['confidence']:.0%}", f"±{first['margin']:g}"
+    header = ["measure", "pair", "diff.", f"{confidence} interval", "d_z", "won", "equal", "lost"]
+    caption = (
+        f"Differences of the means, with bootstrap intervals over queries; d_z: in units of the differences' standard"
+        f" deviation; queries won, equal and lost; p-values, Holm-corrected: paired t-test, permutation, equivalence"
+        f" (TOST: small where the difference is within {margin})."
+    )
+    return Table([*header, "t-test", "permut.", f"in {margin}"], rows, caption, text_columns=2)
+
+
+def _difference_plot(evaluated: Evaluated, baseline: str) -> Plot:
+    panels: dict[str, list[Interval]] = {measure: [] for measure in evaluated.measures}
+    for comparison in evaluated.comparisons:
+        a, b, details = comparison["a"], comparison["b"], comparison["details"]
+        if baseline not in (a, b):
+            continue
+        sign = -1.0 if a == baseline else 1.0
+        low, high = sorted(sign * end for end in details["interval"])
+        is_significant = comparison["holm"]["t_test"] < evaluated.level
+        difference = sign * details["mean_difference"]
+        panels[comparison["measure"]].append(Interval(b if a == baseline else a, difference, low, high, is_significant))
+    svg = interval_panels(panels, f"difference from '{baseline}'", "Differences of the means from the baseline")
+    caption = (
+        f"Mean difference from '{baseline}' with its {evaluated.comparisons[0]['details']['confidence']:.0%} bootstrap"
+        f" interval over queries. Filled: significant at {evaluated.level:g} (paired t-test, Holm-corrected); hollow:"
+        " not. Tests and intervals speak of the choice of queries; how much another training seed would change is not"
+        " in them."
+    )
+    return Plot(svg, caption)
+
+
+def domain_table(domains: Domains, measure: str) -> Table:
+    """A row for each system, a column for each domain, those of most queries; how many in the first row."""
+    shown = list(domains)[:_MOST_DOMAINS]
+    rows = [["queries", *(f"{domains[name]['queries']:,}" for name in shown)]]
+    for system in domains[shown[0]]["runs"]:
+        means = [domains[name]["runs"][system][measure] for name in shown]
+        rows.append([system, *("-" if mean is None else f"{mean:.4f}" for mean in means)])
+    caption = f"{measure} over the queries of each domain (mean; how many queries in the first row)."
+    return Table(["", *(name or "(none)" for name in shown)], rows, f"{caption} {_left_out(domains)}".rstrip())
+
+
+def _left_out(domains: Domains) -> str:
+    if len(domains) <= _MOST_DOMAINS:
+        return ""
+    return f"The {_MOST_DOMAINS} domains with most queries, of {len(domains):,}; {DOMAINS} has them all."
+
+
+def overview_lines(evaluations: Mapping[str, Metrics]) -> list[str]:
+    """A table for each measure that all have: a row for each system, a column for each collection, and their mean.
+
+    ``evaluations``: what an evaluation's ``metrics.json`` holds, by collection. The last column is the plain mean over
+    collections, as BEIR reports it. Nothing where there are fewer than two, or they share no system.
+    """
+    if len(evaluations) < 2:
+        return []
+    first, *others = evaluations.values()
+    systems = [name for name in first["means"] if all(name in other["means"] for other in others)]
+    if not systems:
+        return []
+    lines = []
+    for measure in first["measures"]:
+        if any(measure not in other["measures"] for other in others):
+            continue
+        rows = []
+        for system in systems:
+            values = [metrics["means"][system][measure] for metrics in evaluations.values()]
+            rows.append([system, *(f"{value:.4f}" for value in [*values, sum(values) / len(values)])])
+        lines += ["", f"{measure} by collection", "", *Table(["", *evaluations, "mean"], rows).lines()]
+    return lines
+
+
+def note_lines(metrics: Metrics) -> list[str]:
+    """Notes and conventions for a terminal."""
+    lines = [line for note in notes(metrics) for line in wrap(f"Note: {note}", COLUMNS, subsequent_indent="  ")]
+    lines.append(f"Conventions of {metrics['like']}, where nothing else was set:")
+    return [*lines, *(f"  {name}: {value}" for name, value in _followed(metrics))]
+
+
+def _conventions(metrics: Metrics) -> Details:
+    caption = "Switches by which evaluation tools differ, by their names in the settings; below, how each run was made."
+    table = Table(["convention", "as it was followed"], _followed(metrics), caption, text_columns=2)
+    return Details(f"Conventions: those of {metrics['like']}, where nothing else was set", table)
+
+
+def _followed(metrics: Metrics) -> list[tuple[str, str]]:
+    """Every switch by its name in the settings and how it was set, then each system's title and prompts."""
+    levels = ", ".join(f"{name} from grade {level} on" for name, level in metrics["relevance_levels"].items())
+    return [
+        *((name, str(value)) for name, value in metrics["conventions"].items()),
+        ("relevance_levels", levels),
+        *((f"'{name}'", describe_system(system)) for name, system in metrics["made_with"].items()),
+    ]
+
+
+def notes(metrics: Metrics) -> list[str]:
+    """A sentence for everything that may make a number another one than the reader expects; ``metrics.json`` in."""
+    conventions = metrics["conventions"]
+    found = []
+    if count := metrics["queries_without_positive"]:
+        what = "counted 0" if conventions["queries_without_positives"] == "count_as_zero" else "left out"
+        found.append(f"{counted(count, 'query', 'queries')} without a relevant document: {what}.")
+    what = "counted 0" if conventions["missing_queries"] == "count_as_zero" else "left out of its means"
+    found += [
+        f"'{name}' lacks {counted(count, 'query', 'queries')}, {what}."
+        for name, count in metrics["missing_queries"].items()
+        if count
+    ]
+    parsed = [parse_measure(name) for name in metrics["measures"]]
+    what = "left out where judgments are needed" if any(measure.by_answers for measure in parsed) else "left out"
+    found += [
+        f"'{name}' has {counted(count, 'query', 'queries')} without judgments, {what}."
+        for name, count in metrics["unjudged_queries"].items()
+        if count
+    ]
+    what = "kept" if conventions["self_hits"] == "keep" else "removed"
+    what += " (MTEB removes them for single tasks, such as ArguAna and Quora)" if metrics["like"] == "mteb" else ""
+    found += [
+        f"'{name}' has {count:,} results whose id is the query's own: {what}."
+        for name, count in metrics["self_hits"].items()
+        if count
+    ]
+    deepest = max((measure.cutoff or 0 for measure in parsed), default=0)
+    found += [
+        f"'{name}' has at most {depth:,} documents a query; a measure's cutoff of {deepest:,} sees no more."
+        for name, depth in metrics["depth"].items()
+        if 0 < depth < deepest
+    ]
+    for measure in metrics["measures"]:
+        count = max(of_system[measure] for of_system in metrics["counted_queries"].values())
+        if count < metrics["queries"]:  # for another reason than that a run lacks them
+            found.append(f"{measure} is over {count:,} of the {metrics['queries']:,} queries.")
+    for name, system in metrics["made_with"].items():
+        warning = title_warning(name, system, conventions["title"], metrics["like"])
+        found += [warning] if warning else []
+    return found
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """A difference, its sign always shown."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0: no negative zero
+
+
+def _p_value(value: float) -> str:
+    return "<.0001" if value < 0.0001 else f"{value:.4f}"

@@ -1,0 +1,282 @@
+"""What is shown of evaluations: tables in a terminal and in a section, their numbers against the values behind them."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.reports.report import Details, Plot
+from raytriever.reports.table import Cell, Table
+from retrieval.evaluation.conventions import CONVENTIONS, Like
+from retrieval.evaluation.measures import PerQuery
+from retrieval.evaluation.report import (
+    Evaluated,
+    domain_table,
+    evaluation_lines,
+    means_lines,
+    note_lines,
+    notes,
+    overview_lines,
+    pair_table,
+    result_section,
+)
+from retrieval.evaluation.significance import comparable_pairs, compare_systems
+from retrieval.evaluation.stored import domain_means, how_it_was_measured, metrics_of
+
+QUERIES = 40
+IDS = tuple(f"q{number:02d}" for number in range(60))
+
+
+def per_query(values: np.ndarray) -> PerQuery:
+    return PerQuery(tuple(f"q{number:02d}" for number in range(QUERIES)), {"nDCG@10": values}, depth=100)
+
+
+@pytest.fixture(scope="module")
+def systems() -> dict[str, PerQuery]:
+    generator = np.random.default_rng(0)
+    base = generator.uniform(0.2, 0.6, size=QUERIES)
+    return {
+        "base": per_query(base),
+        "better": per_query(base + 0.2 + generator.normal(0, 0.02, QUERIES)),
+        "same": per_query(base + generator.normal(0, 0.05, QUERIES)),
+    }
+
+
+def evaluated(systems: dict[str, PerQuery], **metrics: object) -> Evaluated:
+    comparisons = compare_systems(systems, ["nDCG@10"], 0, 0.05, comparable_pairs(systems, ["nDCG@10"]))
+    how = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {name: {} for name in systems})
+    values = how | metrics_of(systems, ["nDCG@10"])
+    return Evaluated(values | metrics, [asdict(item) for item in comparisons], 0.05)
+
+
+def test_the_table_has_means_letters_and_the_best_in_bold(systems: dict[str, PerQuery]) -> None:
+    table = result_section(evaluated(systems)).blocks[0]
+    assert isinstance(table, Table)
+    cells = {row[1]: row[2] for row in table.rows}
+    better, base = f"{systems['better'].mean('nDCG@10'):.4f}", f"{systems['base'].mean('nDCG@10'):.4f}"
+    assert cells["better"] == Cell(better, "ac", is_strong=True)
+    assert cells["base"] == Cell(base)
+    assert [row[0] for row in table.rows] == ["a", "b", "c"]
+
+
+def test_the_lead_says_what_was_measured(systems: dict[str, PerQuery]) -> None:
+    lead = result_section(evaluated(systems)).lead
+    assert lead.startswith("How well each system ranks the documents of 40 queries of split 'test'")
+
+
+def test_the_plot_is_of_differences_from_the_baseline_that_was_chosen(systems: dict[str, PerQuery]) -> None:
+    for chosen, baseline in ((None, "base"), ("same", "same")):
+        plot = result_section(evaluated(systems), chosen).blocks[1]
+        assert isinstance(plot, Plot)
+        assert f"Mean difference from '{baseline}'" in plot.caption
+        assert all(f">{name}<" in plot.svg for name in set(systems) - {baseline})
+        assert f">{baseline}<" not in plot.svg
+
+
+def test_a_row_of_the_pairs_is_of_the_values(systems: dict[str, PerQuery]) -> None:
+    given = evaluated(systems)
+    table = result_section(given).blocks[2]
+    assert table == pair_table(given)
+    assert isinstance(table, Table)
+    assert [row[1] for row in table.rows] == ["a - b", "a - c", "b - c"]
+    comparisons = {(c["a"], c["b"]): c for c in given.comparisons}
+    for row, (a, b) in zip(table.rows, comparisons, strict=True):
+        difference = systems[a].values["nDCG@10"] - systems[b].values["nDCG@10"]
+        comparison = comparisons[a, b]
+        low, high = comparison["details"]["interval"]
+        assert low < difference.mean() < high
+        counts = [f"{count}" for count in ((difference > 0).sum(), 0, (difference < 0).sum())]
+        effect = round(difference.mean() / difference.std(ddof=1), 2) + 0.0
+        p_values = [comparison["holm"][test] for test in ("t_test", "permutation", "equivalence")]
+        shown = ["<.0001" if p_value < 0.0001 else f"{p_value:.4f}" for p_value in p_values]
+        assert row[2:] == [f"{difference.mean():+.4f}", f"{low:+.4f} to {high:+.4f}", f"{effect:+.2f}", *counts, *shown]
+    assert len(table.header) == len(table.rows[0]) == 11
+    assert comparisons["base", "same"]["holm"]["equivalence"] == pytest.approx(
+        3 * comparisons["base", "same"]["details"]["equivalence"]["p_value"]
+    )
+
+
+def test_differences_from_either_side_have_turned_intervals(systems: dict[str, PerQuery]) -> None:
+    forth, back = (
+        compare_systems(systems, ["nDCG@10"], 0, 0.05, [pair])[0].details
+        for pair in (("base", "same"), ("same", "base"))
+    )
+    assert forth["mean_difference"] == -back["mean_difference"]
+    assert forth["interval"] == pytest.approx((-back["interval"][1], -back["interval"][0]), abs=2e-3)
+
+
+def test_the_conventions_are_in_the_page(systems: dict[str, PerQuery]) -> None:
+    block = result_section(evaluated(systems)).blocks[-1]
+    assert isinstance(block, Details)
+    assert block.summary == "Conventions: those of trec, where nothing else was set"
+    assert isinstance(block.content, Table)
+    rows = dict(block.content.rows)
+    assert rows["ties"] == "document_id_descending"
+    assert rows["missing_queries"] == "count_as_zero"
+    assert rows["relevance_levels"] == "relevant from grade 1 on"
+    assert rows["'base'"] == "title and prompts unknown, the run does not say"
+
+
+def test_no_difference_is_no_negative_zero(systems: dict[str, PerQuery]) -> None:
+    table = pair_table(evaluated({"base": systems["base"], "copy": systems["base"]}))
+    tested = ["+0.00", "0", "40", "0", "1.0000", "1.0000", "<.0001"]
+    assert table.rows[0][2:] == ["+0.0000", "+0.0000 to +0.0000", *tested]
+
+
+def test_one_system_is_compared_with_nothing(systems: dict[str, PerQuery]) -> None:
+    section = result_section(evaluated({"base": systems["base"]}))
+    assert len(section.blocks) == 2  # the means and the conventions
+
+
+def test_means_by_domain_follow_those_of_all_queries(systems: dict[str, PerQuery]) -> None:
+    domains = domain_means(systems, ["nDCG@10"], ["beer"] * 30 + [""] * 10)
+    section = result_section(replace(evaluated(systems), domains=domains))
+    table = section.blocks[1]
+    assert isinstance(table, Table)
+    assert table.header == ["", "beer", "(none)"]
+    base = systems["base"].values["nDCG@10"]
+    assert table.rows[:2] == [["queries", "30", "10"], ["base", f"{base[:30].mean():.4f}", f"{base[30:].mean():.4f}"]]
+    without = [block for block in section.blocks if block is not table]
+    assert without == list(result_section(evaluated(systems)).blocks)
+
+
+def test_unanswered_queries_are_told(systems: dict[str, PerQuery]) -> None:
+    section = result_section(evaluated(systems, missing_queries={"base": 3, "better": 0, "same": 0}))
+    assert section.blocks[1] == "'base' lacks 3 queries, counted 0."
+    assert not [block for block in result_section(evaluated(systems)).blocks if isinstance(block, str)]
+
+
+def test_domains_in_a_terminal() -> None:
+    values = {"ours": [1.0, 0.5, float("nan")], "a long name": [0.0, 0.25, 0.125]}
+    systems = {name: PerQuery(IDS[:3], {"RR": np.array(of_system)}) for name, of_system in values.items()}
+    domains = domain_means(systems, ["RR"], ["beer", "beer", ""])
+    table = domain_table(domains, "RR")
+    assert table.lines() == [
+        "               beer  (none)",
+        "queries           2       1",
+        "ours         0.7500       -",
+        "a long name  0.1250  0.1250",
+    ]
+    assert (table.header, table.text_columns) == (["", "beer", "(none)"], 1)
+    assert table.rows == [["queries", "2", "1"], ["ours", "0.7500", "-"], ["a long name", "0.1250", "0.1250"]]
+    assert table.caption == "RR over the queries of each domain (mean; how many queries in the first row)."
+
+
+def test_of_many_domains_twelve_are_shown_in_lines_that_fit() -> None:
+    names = [f"forum-{number:02d}.stackexchange.com" for number in range(15) for _ in range(20 - number)]
+    ours = {"ours": PerQuery(tuple(names), {"RR": np.ones(len(names))})}
+    domains = domain_means(ours, ["RR"], names)
+    measured = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {}) | metrics_of(ours, ["RR"])
+    lines = evaluation_lines(Evaluated(measured, [], 0.05, domains))
+    assert max(map(len, lines)) <= 100
+    assert "RR by domain" in lines
+    shown = [name for line in lines for name in line.split() if name.startswith("forum")]
+    assert shown == [f"forum-{number:02d}.stackexchange.com" for number in range(12)]
+    assert lines[-2:] == ["", "The 12 domains with most queries, of 15; domains.json has them all."]
+    table = domain_table(domains, "RR")
+    assert table.header == ["", *shown]
+    assert table.caption.endswith("first row). The 12 domains with most queries, of 15; domains.json has them all.")
+    few = {name: domains[name] for name in shown}
+    assert not [line for line in evaluation_lines(Evaluated(measured, [], 0.05, few)) if "most queries" in line]
+
+
+def test_a_wide_table_goes_on_below() -> None:
+    names = [f"R(rel={level})@{cutoff}" for level in (1, 2) for cutoff in (5, 10, 20, 100, 1000)]
+    means = {"a system of a long name": dict.fromkeys(names, 0.5), "other": dict.fromkeys(names, 0.25)}
+    lines = means_lines(Evaluated({"means": means, "measures": names}, [], 0.05))
+    assert max(map(len, lines)) <= 100
+    assert lines.count("") == 2
+    assert "".join(lines).count("0.5000") == "".join(lines).count("0.2500") == 10
+    assert [word for line in lines for word in line.split() if word in names] == names
+    assert len(means_lines(Evaluated({"means": means, "measures": names[:2]}, [], 0.05))) == 3
+
+
+def metrics(like: Like = "trec", made_with: dict[str, Any] | None = None, **counts: Any) -> dict[str, Any]:
+    given = {name: PerQuery(IDS, {"RR@10": np.ones(60)}, depth=100, **counts) for name in ("mine",)}
+    how = how_it_was_measured("split 'test'", like, CONVENTIONS[like], {}, made_with or {"mine": {}})
+    return how | metrics_of(given, ["RR@10"])
+
+
+@pytest.mark.parametrize(
+    ("like", "counts", "expected"),
+    [
+        ("trec", {}, []),
+        ("trec", {"missing_queries": 3}, ["'mine' lacks 3 queries, counted 0."]),
+        ("beir", {"missing_queries": 1}, ["'mine' lacks 1 query, left out of its means."]),
+        ("trec", {"queries_without_positive": 2}, ["2 queries without a relevant document: counted 0."]),
+        (
+            "trec",
+            {"unjudged_queries": 2},
+            ["'mine' has 2 queries without judgments, left out."],
+        ),
+        ("trec", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: kept."]),
+        ("coir", {"self_hits": 2}, ["'mine' has 2 results whose id is the query's own: removed."]),
+    ],
+)
+def test_what_may_surprise_is_told(like: Like, counts: dict[str, int], expected: list[str]) -> None:
+    assert notes(metrics(like, **counts)) == expected
+
+
+def test_mteb_removes_own_ids_for_some_tasks() -> None:
+    assert notes(metrics("mteb", self_hits=1))[0].endswith(
+        "kept (MTEB removes them for single tasks, such as ArguAna and Quora)."
+    )
+
+
+def test_cutoffs_below_a_runs_end_and_uncounted_queries() -> None:
+    values = np.where(np.arange(60) < 20, np.nan, 1.0)
+    given = {"mine": PerQuery(IDS, {"R@1000": np.ones(60), "Accuracy@5": values}, depth=100)}
+    how = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {})
+    assert notes(how | metrics_of(given, ["R@1000", "Accuracy@5"])) == [
+        "'mine' has at most 100 documents a query; a measure's cutoff of 1,000 sees no more.",
+        "Accuracy@5 is over 40 of the 60 queries.",
+    ]
+
+
+def test_every_convention_is_a_line() -> None:
+    lines = note_lines(metrics("coir", {"mine": {"with_title": True, "query_prompt": "query: "}}))
+    conventions = lines.index("Conventions of coir, where nothing else was set:")
+    assert " ".join(line.strip() for line in lines[:conventions]) == (
+        "Note: 'mine' read documents with their titles, and 'coir' leaves it out: its number is another one. Set"
+        " with_title=false where they are embedded (for BM25: indexed) and search again."
+    )
+    assert lines[conventions:] == [
+        "Conventions of coir, where nothing else was set:",
+        "  ties: document_id_descending",
+        "  missing_queries: leave_out",
+        "  queries_without_positives: count_as_zero",
+        "  self_hits: remove",
+        "  title: left_out",
+        "  relevance_levels: relevant from grade 1 on",
+        "  'mine': with_title True, query_prompt 'query: '",
+    ]
+
+
+def of_means(**means: dict[str, float]) -> dict[str, object]:
+    return {"measures": list(next(iter(means.values()))), "means": means}
+
+
+def test_systems_by_collection_with_their_mean() -> None:
+    a = of_means(bm25={"nDCG@10": 0.25, "R@100": 0.5}, ours={"nDCG@10": 0.5, "R@100": 0.75})
+    b = of_means(bm25={"nDCG@10": 0.75, "R@100": 1.0}, ours={"nDCG@10": 0.25, "R@100": 0.0}, other={"nDCG@10": 1.0})
+    assert overview_lines({"cranfield": a, "x": b}) == [
+        "",
+        "nDCG@10 by collection",
+        "",
+        "      cranfield       x    mean",
+        "bm25     0.2500  0.7500  0.5000",
+        "ours     0.5000  0.2500  0.3750",
+        "",
+        "R@100 by collection",
+        "",
+        "      cranfield       x    mean",
+        "bm25     0.5000  1.0000  0.7500",
+        "ours     0.7500  0.0000  0.3750",
+    ]
+
+
+def test_one_evaluation_or_no_common_system_gives_no_table() -> None:
+    a, b = of_means(bm25={"AP": 0.25}), of_means(ours={"AP": 0.5})
+    assert overview_lines({"a": a}) == []
+    assert overview_lines({"a": a, "b": b}) == []
