@@ -1,8 +1,12 @@
-"""Runs as artifacts: the TREC file that every tool reads, and the same ranking as arrays for the next stage."""
+"""Rankings as other tools read them, and as artifacts.
+
+TREC's text form, which every evaluation tool reads, has lines of ``query Q0 document rank score tag``, separated by
+single spaces. Tools sort by the score and ignore the rank, so the score is written exactly. An artifact (kind "run", as
+TREC calls a ranking) holds that file and the same ranking as arrays for the next stage.
+"""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,67 +21,46 @@ from raytriever.errors import UserError
 from retrieval.collections.text_lines import open_decompressed
 from retrieval.indexes.top_k import Ranking
 
-# Runs as TREC text files, which every evaluation tool reads.
-#
-# A line is ``query Q0 document rank score tag``, separated by single spaces. Tools sort a run by its score and ignore
-# the rank, so the score is written exactly.
-
-RUN_COLUMNS = "query Q0 document rank score tag"
+RANKING = "run"
+TREC_COLUMNS = "query Q0 document rank score tag"
 _MS_MARCO_COLUMNS = "query document rank"
 
 # what str.split splits at, or nothing at all, as Arrow's regular expressions have it
 _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace()) + "]"
 
 
-def write_run(
-    target: Path | IO[str],
+def write_trec(
+    file: IO[str],
     query_ids: Sequence[str],
     document_ids: Sequence[str] | Mapping[int, str],
     ranking: Ranking,
     tag: str,
 ) -> None:
-    """Writes a ranking, ranks from 1, to a file (replaced if it exists) or an open text file.
+    """Writes the lines of a ranking, ranks from 1.
 
-    ``query_ids`` name the lines of ``ranking``, ``document_ids`` its row numbers. Scores are written so that
-    reading them gives the same float32. Raises ``UserError`` where an id or the tag is empty or holds
-    whitespace, which the format can't express, where ids are too few, or scores don't descend.
+    ``query_ids`` name the lines of ``ranking``, ``document_ids`` its row numbers; see ``require_names`` and
+    ``require_tag`` for what the form can't hold. Scores are written so that reading them gives the same float32.
     """
-    if len(query_ids) != len(ranking.rows):
-        raise UserError(f"{len(query_ids)} query ids were given for a ranking of {len(ranking.rows)} queries.")
-    if (ranking.scores[:, 1:] > ranking.scores[:, :-1]).any():
-        raise UserError("The ranking's scores don't descend; tools that read the run would order it by score.")
-    used = np.unique(ranking.rows[ranking.rows >= 0])
-    _check_names([tag], "The tag")
-    _check_names(query_ids, "A query id")
-    try:
-        names = {row: document_ids[row] for row in used.tolist()}
-    except (IndexError, KeyError) as error:
-        raise UserError(
-            f"The ranking names row {used[-1]}, but only {len(document_ids)} document ids were given."
-        ) from error
-    _check_names(names.values(), "A document id")
-    with _opened(target) as file:
-        for query, rows, scores in zip(query_ids, ranking.rows, ranking.scores, strict=True):
-            found = zip(rows.tolist(), scores.tolist(), strict=True)
-            lines = (
-                f"{query} Q0 {names[row]} {rank} {score!r} {tag}\n"
-                for rank, (row, score) in enumerate(found, 1)
-                if row >= 0
-            )
-            file.writelines(lines)
+    for query, rows, scores in zip(query_ids, ranking.rows, ranking.scores, strict=True):
+        found = zip(rows.tolist(), scores.tolist(), strict=True)
+        file.writelines(
+            f"{query} Q0 {document_ids[row]} {rank} {score!r} {tag}\n"
+            for rank, (row, score) in enumerate(found, 1)
+            if row >= 0
+        )
 
 
-def read_run(path: Path) -> dict[str, dict[str, float]]:
+def read_trec(path: Path) -> dict[str, dict[str, float]]:
     """Query id to document id to score, in the file's order.
 
     Raises ``UserError``, naming file and line, where a line has not 6 columns, a score is no number, or a
     query has a document twice.
     """
-    return _read(path, RUN_COLUMNS, "score", _score, "number")
+    return _read(path, TREC_COLUMNS, "score", _score, "number")
 
 
-def read_ms_marco_run(path: Path) -> dict[str, dict[str, float]]:
-    """The same of a run in MS MARCO's form, ``query document rank``, which has no scores: the score is minus the rank.
+def read_ms_marco(path: Path) -> dict[str, dict[str, float]]:
+    """The same of MS MARCO's form, ``query document rank``, which has no scores: the score is minus the rank.
 
     Raises ``UserError``, naming file and line, where a line has not 3 columns, a rank is no positive integer, or a
     query has a document twice.
@@ -85,7 +68,9 @@ def read_ms_marco_run(path: Path) -> dict[str, dict[str, float]]:
     return _read(path, _MS_MARCO_COLUMNS, "rank", _minus_rank, "positive integer")
 
 
-def run_lines(path: Path, columns: str = RUN_COLUMNS, value: str = "score") -> Iterator[tuple[int, str, str, bytes]]:
+def ranking_lines(
+    path: Path, columns: str = TREC_COLUMNS, value: str = "score"
+) -> Iterator[tuple[int, str, str, bytes]]:
     """Number, query, document and ``value`` of every line that is not blank; the value is not looked at.
 
     ``columns`` names them all, among them query, document and ``value``. Lines are split as bytes: only ASCII white
@@ -108,7 +93,7 @@ def run_lines(path: Path, columns: str = RUN_COLUMNS, value: str = "score") -> I
 
 
 def wrong_value(path: Path, number: int, columns: str, value: str, found: bytes, needed: str) -> UserError:
-    """What to raise for a line of ``run_lines`` whose value is not ``needed``."""
+    """What to raise for a line of ``ranking_lines`` whose value is not ``needed``."""
     place = columns.split().index(value) + 1
     return UserError(
         f"{path}, line {number}: column {place} ({value}) is {found.decode(errors='replace')!r}, no {needed}."
@@ -116,7 +101,7 @@ def wrong_value(path: Path, number: int, columns: str, value: str, found: bytes,
 
 
 def count_columns(path: Path) -> int:
-    """Of the first line that is not blank; 0 where there is none. Raises ``UserError`` as ``run_lines``."""
+    """Of the first line that is not blank; 0 where there is none. Raises ``UserError`` as ``ranking_lines``."""
     return next((len(line.split()) for line in _lines(path) if line.strip()), 0)
 
 
@@ -133,7 +118,7 @@ def _read(
 ) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     names: dict[str, str] = {}  # a document is named in many lines: one string for all of them
-    for number, query, document, found in run_lines(path, columns, value):
+    for number, query, document, found in ranking_lines(path, columns, value):
         try:
             amount = parse(found)
         except ValueError as error:
@@ -161,44 +146,26 @@ def _minus_rank(text: bytes) -> float:
 
 
 def require_names(blocks: Iterable[pa.ChunkedArray | pa.Array], what: str) -> None:
-    """Checks ids, block after block, before anything is made of which a run will be written.
+    """Checks ids, block after block, before anything is made of which a ranking will be written.
 
-    ``what``: "A query id". Raises ``UserError`` as ``write_run`` does.
+    ``what``: "A query id". Raises ``UserError`` for one that is empty or holds whitespace.
     """
     for block in blocks:
         wrong = pc.match_substring_regex(block, _NO_NAME)
         if pc.any(wrong).as_py():
-            _check_names([block.filter(wrong)[0].as_py()], what)
+            raise UserError(
+                f"{what} is {block.filter(wrong)[0].as_py()!r}, which can't be written: a TREC file separates columns"
+                " by whitespace, so an id must hold none and not be empty. Rename it in the collection."
+            )
 
 
 def require_tag(tag: str) -> None:
-    """Raises ``UserError`` for a tag that a run file can't hold."""
+    """Raises ``UserError`` for a tag that a TREC file can't hold."""
     if tag.split() != [tag]:
         raise UserError(f"tag is {tag!r}; a run file separates columns by whitespace, so it has none.")
 
 
-def _check_names(names: Iterable[str], what: str) -> None:
-    for name in names:
-        if name.split() != [name]:
-            raise UserError(
-                f"{what} is {name!r}, which can't be written: a TREC file separates columns by whitespace, so"
-                " an id must hold none and not be empty. Rename it in the collection."
-            )
-
-
-@contextmanager
-def _opened(target: Path | IO[str]) -> Iterator[IO[str]]:
-    if isinstance(target, Path):
-        with target.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-    else:
-        yield target
-
-
-RUN = "run"
-
-
-def write_stored_run(
+def write_stored_ranking(
     writer: ShardWriter,
     query_ids: Sequence[str],
     document_ids: pa.StringArray,
@@ -219,7 +186,7 @@ def write_stored_run(
             rows[start:stop], scores[start:stop] = block.rows, block.scores
             used = np.unique(block.rows[block.rows >= 0])
             names = dict(zip(used.tolist(), document_ids.take(pa.array(used)).to_pylist(), strict=True))
-            write_run(file, query_ids[start:stop], names, block, tag)
+            write_trec(file, query_ids[start:stop], names, block, tag)
             start, results = stop, results + int((block.rows >= 0).sum())
     for array in (rows, scores):
         array.flush()
@@ -231,15 +198,15 @@ def write_stored_run(
     return writer.commit(len(query_ids), counts={"results": results})
 
 
-class StoredRun(Artifact):
-    """Opens a run artifact."""
+class StoredRanking(Artifact):
+    """Opens a ranking's artifact."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__(uri, RUN)
+        super().__init__(uri, RANKING)
 
     @property
     def system(self) -> dict[str, Any]:
-        """What made the run: index, encoder, prompts, whether titles were used; flat, for people to read."""
+        """What made it: index, encoder, prompts, whether titles were used; flat, for people to read."""
         return dict(self.manifest["facts"].get("system", {}))
 
     def ranking(self) -> Ranking:

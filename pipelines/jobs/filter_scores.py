@@ -25,7 +25,7 @@ from raytriever.artifacts.long_columns import places_among
 from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, TextPart
-from retrieval.rankings import RUN, RUN_COLUMNS, StoredRun, run_lines, wrong_value
+from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, ranking_lines, wrong_value
 
 SCORES_SHARD = "teacher-scores"
 
@@ -55,13 +55,13 @@ def check_scores(path: str, collection: StoredCollection) -> None:
     if not is_artifact(path):
         return
     artifact = Artifact(path)
-    if artifact.kind not in (CANDIDATES, RUN):
+    if artifact.kind not in (CANDIDATES, RANKING):
         raise UserError(
             f"teacher_scores is {artifact.uri}, which holds {artifact.kind}: scores come from candidates (of raytriever"
             " mine, form labelled_lists), from a run, or from a run file."
         )
     require_same_origin("collection", collection, artifact)
-    if artifact.kind == RUN:
+    if artifact.kind == RANKING:
         require_own_queries(collection, artifact)
 
 
@@ -103,8 +103,8 @@ def _id(collection: StoredCollection, part: TextPart, row: int) -> str:
 def _scored_pairs(path: str, collection: StoredCollection) -> Iterator[ScoredPairs]:
     if not is_artifact(path):
         return _of_run_file(Path(path), collection)
-    if Artifact(path).kind == RUN:
-        return _of_run(StoredRun(path), collection)
+    if Artifact(path).kind == RANKING:
+        return _of_ranking(StoredRanking(path), collection)
     return _of_candidates(StoredCandidates(path))
 
 
@@ -118,7 +118,7 @@ def _of_candidates(candidates: StoredCandidates) -> Iterator[ScoredPairs]:
         yield queries[known], pc.list_flatten(lists).to_numpy()[known], scores.drop_null().to_numpy()
 
 
-def _of_run(run: StoredRun, collection: StoredCollection) -> Iterator[ScoredPairs]:
+def _of_ranking(run: StoredRanking, collection: StoredCollection) -> Iterator[ScoredPairs]:
     query_rows, ranking = collection.query_rows(run.query_ids()), run.ranking()
     for start in range(0, len(query_rows), _QUERIES_AT_ONCE):
         block = slice(start, start + _QUERIES_AT_ONCE)
@@ -154,10 +154,10 @@ def _blocks(path: Path) -> Iterator[pa.RecordBatch]:
     queries: list[str] = []
     documents: list[str] = []
     scores: list[float] = []
-    for number, query, document, found in run_lines(path):
+    for number, query, document, found in ranking_lines(path):
         score = _number(found)
         if not math.isfinite(score):
-            raise wrong_value(path, number, RUN_COLUMNS, "score", found, "finite number")
+            raise wrong_value(path, number, TREC_COLUMNS, "score", found, "finite number")
         queries.append(query)
         documents.append(document)
         scores.append(score)

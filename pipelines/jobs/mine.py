@@ -32,7 +32,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
-from retrieval.rankings import StoredRun
+from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 
 _DOCUMENTS_OF_A_KEYS_SHARD = 1 << 20
@@ -79,7 +79,7 @@ class Mine(Stage[MineConfig]):
 
     def plan(self) -> list[Shard]:
         """Three phases; refuses inputs that don't belong together and settings that leave nothing."""
-        config, run, collection = self.config, StoredRun(self.config.run), StoredCollection(self.config.collection)
+        config, run, collection = self.config, StoredRanking(self.config.run), StoredCollection(self.config.collection)
         require_same_origin("collection", collection, run)
         require_own_queries(collection, run)
         collection.query_rows(run.query_ids())  # refused here where one is not there
@@ -110,7 +110,7 @@ class Mine(Stage[MineConfig]):
         judged = Shard("judged", {"make": "judged"}, intermediate=True)
         return [judged, *keys, *blocks, Shard("audit", {"make": "audit"}, phase=2)]
 
-    def _check_ranks(self, run: StoredRun) -> None:
+    def _check_ranks(self, run: StoredRanking) -> None:
         rules, number, ranks = self.config.rules, self.config.number, self._width(run)
         if rules.skip_first >= ranks:
             raise UserError(
@@ -123,23 +123,23 @@ class Mine(Stage[MineConfig]):
                 f" {rules.skip_first + 1} to {ranks} of {run.uri}. Lower it, or search with a larger top_k."
             )
 
-    def _width(self, run: StoredRun) -> int:
+    def _width(self, run: StoredRanking) -> int:
         """The last rank that is read."""
         ranks = int(run.ranking().rows.shape[1])
         return min(ranks, self.config.rules.depth or ranks)
 
-    def _blocks(self, run: StoredRun) -> range:
+    def _blocks(self, run: StoredRanking) -> range:
         """The first query of each shard."""
         queries = len(run.ranking().rows)
         return range(0, queries, max(1, self.config.candidates_per_shard // self._width(run)))
 
     def total_rows(self, shards: list[Shard]) -> int | None:  # noqa: ARG002
         """The queries of the run."""
-        return len(StoredRun(self.config.run).ranking().rows)
+        return len(StoredRanking(self.config.run).ranking().rows)
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
-        collection, run = StoredCollection(self.config.collection), StoredRun(self.config.run)
+        collection, run = StoredCollection(self.config.collection), StoredRanking(self.config.run)
         match shard.description["make"]:
             case "judged":
                 return self._make_judged(collection, run, writer)
@@ -152,7 +152,7 @@ class Mine(Stage[MineConfig]):
         writer.add("audit.json")
         return writer.commit(0)
 
-    def _make_judged(self, collection: StoredCollection, run: StoredRun, writer: ShardWriter) -> ShardRecord:
+    def _make_judged(self, collection: StoredCollection, run: StoredRanking, writer: ShardWriter) -> ShardRecord:
         tables = {
             "lookup/queries.parquet": query_table(collection, run),
             "lookup/judged.parquet": judged_table(collection, run, self.config.split),
@@ -170,7 +170,7 @@ class Mine(Stage[MineConfig]):
         writer.add(name)
         return writer.commit(0)
 
-    def _open_inputs(self, collection: StoredCollection, run: StoredRun, writer: ShardWriter) -> MiningInputs:
+    def _open_inputs(self, collection: StoredCollection, run: StoredRanking, writer: ShardWriter) -> MiningInputs:
         queries, judged = (
             pq.read_table(pa.BufferReader(writer.read(f"lookup/{name}.parquet"))) for name in ("queries", "judged")
         )
@@ -202,7 +202,7 @@ class Mine(Stage[MineConfig]):
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """What produced the run."""
-        return {"system": StoredRun(self.config.run).system}
+        return {"system": StoredRanking(self.config.run).system}
 
     def summary(self, artifact: Artifact) -> str:
         """Candidates and queries."""

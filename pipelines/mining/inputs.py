@@ -20,13 +20,13 @@ from pipelines.mining.rules import (
 from raytriever.artifacts.long_columns import places_among
 from retrieval.collections.collection import ParquetRows, StoredCollection, text_columns, texts_of
 from retrieval.evaluation.answers import Match, ranking_hits
-from retrieval.rankings import StoredRun
+from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 
 _DOCUMENTS_AT_ONCE = 8192
 
 
-def query_table(collection: StoredCollection, run: StoredRun) -> pa.Table:
+def query_table(collection: StoredCollection, run: StoredRanking) -> pa.Table:
     """Of each query of the run, in its order: its ``row`` in the collection and the ``own_row`` of the document that
     has the same id (-1: none), both int64."""
     ids = run.query_ids()
@@ -35,7 +35,7 @@ def query_table(collection: StoredCollection, run: StoredRun) -> pa.Table:
     return pa.table({"row": collection.query_rows(ids), "own_row": own_rows})
 
 
-def judged_table(collection: StoredCollection, run: StoredRun, split: str) -> pa.Table:
+def judged_table(collection: StoredCollection, run: StoredRanking, split: str) -> pa.Table:
     """The split's judgments of the run's queries: ``query`` (its number in the run) and document ``row``, by which
     they are sorted, and ``relevance``."""
     judgments = collection.judgments(split)
@@ -73,7 +73,7 @@ class MiningInputs:
         self,
         rules: MiningRules,
         collection: StoredCollection,
-        run: StoredRun,
+        run: StoredRanking,
         vectors: StoredVectors | None,
         queries: pa.Table,
         judged: pa.Table,

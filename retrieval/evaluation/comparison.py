@@ -19,7 +19,7 @@ from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import rows_by_id
 from retrieval.evaluation.conventions import ConventionOverrides, Like, resolve
-from retrieval.evaluation.judging import collection_judgments, file_judgments, judge_runs, made_with
+from retrieval.evaluation.judging import collection_judgments, file_judgments, judge_rankings, made_with
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.report import (
     COLUMNS,
@@ -260,7 +260,7 @@ def _judged(settings: ComparisonSettings, sources: dict[str, list[_Source]]) -> 
         for name, several in sources.items()
         for label, source in zip(labels[name], several, strict=True)
     }
-    found = judge_runs(paths, judgments, measures, conventions)
+    found = judge_rankings(paths, judgments, measures, conventions)
     runs = {name: [found[label] for label in labels[name]] for name in sources}
     made = {name: made_with(several[0].path) for name, several in sources.items()}
     judges = f"split '{settings.split or 'test'}'" if settings.collection is not None else "the qrels file"

@@ -18,7 +18,7 @@ from retrieval.collections.text_lines import numbered_lines
 from retrieval.evaluation.answers import Match, answer_accuracy, rows_by_id
 from retrieval.evaluation.conventions import Conventions
 from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
-from retrieval.rankings import StoredRun, count_columns, read_ms_marco_run, read_run
+from retrieval.rankings import StoredRanking, count_columns, read_ms_marco, read_trec
 
 Run = dict[str, dict[str, float]]
 
@@ -76,21 +76,21 @@ def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
 
 def made_with(path: str) -> dict[str, Any]:
     """What a run's artifact says of the system that made it; nothing where it doesn't, or is a plain file."""
-    return StoredRun(path).system if is_artifact(path) else {}
+    return StoredRanking(path).system if is_artifact(path) else {}
 
 
-def read_any_run(path: str) -> Run:
+def read_any_ranking(path: str) -> Run:
     """A run by its artifact's folder, or by a file in TREC's form, or in MS MARCO's where it begins with 3 columns.
 
     Of an artifact, queries that found nothing are in it, empty.
     """
     if is_artifact(path):
-        stored = StoredRun(path)
-        return {query: {} for query in stored.query_ids()} | read_run(stored.path("run.trec"))
-    return read_ms_marco_run(Path(path)) if count_columns(Path(path)) == 3 else read_run(Path(path))
+        stored = StoredRanking(path)
+        return {query: {} for query in stored.query_ids()} | read_trec(stored.path("run.trec"))
+    return read_ms_marco(Path(path)) if count_columns(Path(path)) == 3 else read_trec(Path(path))
 
 
-def judge_runs(
+def judge_rankings(
     paths: Mapping[str, str],
     judgments: Judgments,
     measures: Sequence[str],
@@ -110,7 +110,7 @@ def judge_runs(
     hits: dict[str, dict[str, NDArray[np.bool_]]] = {}
     counts: dict[str, tuple[int, int]] = {}  # self-hits, depth
     for name, path in paths.items():
-        run = read_any_run(path)
+        run = read_any_ranking(path)
         try:
             _check_documents(path, run, judgments)
             if by_grades:
@@ -151,8 +151,8 @@ def _accuracy(
 def _check_documents(path: str, run: Run, judgments: Judgments) -> None:
     if judgments.collection is not None:
         if is_artifact(path):
-            require_same_origin("collection", judgments.collection, StoredRun(path))
-            require_own_queries(judgments.collection, StoredRun(path))
+            require_same_origin("collection", judgments.collection, StoredRanking(path))
+            require_own_queries(judgments.collection, StoredRanking(path))
         else:
             rows_by_id(judgments.collection, "documents", {name for found in run.values() for name in found})
         return

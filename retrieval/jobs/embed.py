@@ -29,7 +29,7 @@ from retrieval.encoders.specification import (
 from retrieval.encoders.towers import Towers, load_towers, settle_form
 from retrieval.encoders.vector_form import VectorForm
 from retrieval.jobs.model_stage import ModelStage
-from retrieval.rankings import StoredRun
+from retrieval.rankings import StoredRanking
 from retrieval.vectors import ROW, VECTORS
 
 ON_CPU = {"texts_per_shard": 1_024, "token_budget": TOKENS_ON_CPU}
@@ -83,7 +83,7 @@ class Embed(ModelStage[EmbedConfig]):
             "collection": StoredCollection(self.config.collection).fingerprint,
             "encoder.model": self.located.fingerprint,
         }
-        found |= {"run": StoredRun(self.config.run).fingerprint} if self.config.run else {}
+        found |= {"run": StoredRanking(self.config.run).fingerprint} if self.config.run else {}
         context = self._context()
         return found | ({"context": context.description.fingerprint} if context else {})
 
@@ -106,8 +106,8 @@ class Embed(ModelStage[EmbedConfig]):
             log.info(f"  {form.vectors or 'max_length'} vectors a document: {form}")
         collection = StoredCollection(self.config.collection)
         if self.config.run:
-            require_same_origin("collection", collection, StoredRun(self.config.run))
-            require_own_queries(collection, StoredRun(self.config.run))
+            require_same_origin("collection", collection, StoredRanking(self.config.run))
+            require_own_queries(collection, StoredRanking(self.config.run))
         shards = []
         for part in self.config.parts:
             size = self._texts_per_shard(part, form)
@@ -185,7 +185,7 @@ class Embed(ModelStage[EmbedConfig]):
         collection = StoredCollection(self.config.collection)
         if self.config.run is None:
             return np.arange(collection.count(part), dtype=np.int64)
-        run = StoredRun(self.config.run)
+        run = StoredRanking(self.config.run)
         if part == "queries":
             return np.sort(collection.query_rows(run.query_ids()))
         found = np.unique(run.ranking().rows[:, : self.config.depth])

@@ -26,7 +26,7 @@ from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
-from retrieval.evaluation.judging import Judgments, collection_judgments, file_judgments, judge_runs, made_with
+from retrieval.evaluation.judging import Judgments, collection_judgments, file_judgments, judge_rankings, made_with
 from retrieval.evaluation.measures import at_levels
 from retrieval.evaluation.report import Evaluated, evaluation_lines, note_lines, overview_lines
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
@@ -43,7 +43,7 @@ from retrieval.evaluation.stored import (
     metrics_of,
     per_query_table,
 )
-from retrieval.rankings import StoredRun
+from retrieval.rankings import StoredRanking
 
 
 class EvaluateConfig(StageConfig):
@@ -137,7 +137,7 @@ class Evaluate(Stage[EvaluateConfig]):
             found = {"qrels": _file_fingerprint("qrels", str(self.config.qrels), "a qrels file")}
         for name, path in self.config.runs.items():
             if is_artifact(path):
-                found[f"runs.{name}"] = StoredRun(path).fingerprint
+                found[f"runs.{name}"] = StoredRanking(path).fingerprint
             else:
                 found[f"runs.{name}"] = _file_fingerprint(f"runs.{name}", path, "a run artifact or a run file")
         return found
@@ -145,7 +145,7 @@ class Evaluate(Stage[EvaluateConfig]):
     def plan(self) -> list[Shard]:
         """One shard; refuses runs over another collection."""
         if self.config.collection is not None:
-            runs = (StoredRun(path) for path in self.config.runs.values() if is_artifact(path))
+            runs = (StoredRanking(path) for path in self.config.runs.values() if is_artifact(path))
             require_same_origin("collection", StoredCollection(self.config.collection), *runs)
         return [Shard("all")]
 
@@ -158,7 +158,7 @@ class Evaluate(Stage[EvaluateConfig]):
         """Judges every run."""
         config, measures, conventions = self.config, self._measures(), self._conventions()
         judged_by = self._judgments()
-        systems = judge_runs(config.runs, judged_by, measures, conventions, config.answer_match)
+        systems = judge_rankings(config.runs, judged_by, measures, conventions, config.answer_match)
         pairs = comparable_pairs(systems, measures)
         if len(pairs) < math.comb(len(systems), 2):
             log.info("  runs that share fewer than 2 queries are not compared: that takes 2 at least")

@@ -9,7 +9,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
 from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.fusion import reciprocal_rank_fusion
-from retrieval.rankings import RUN, StoredRun, require_tag, write_stored_run
+from retrieval.rankings import RANKING, StoredRanking, require_tag, write_stored_ranking
 
 
 class FuseConfig(StageConfig):
@@ -25,7 +25,7 @@ class Fuse(Stage[FuseConfig]):
     """Reciprocal rank fusion (Cormack, Clarke and Büttcher, 2009)."""
 
     command = "fuse"
-    kind = RUN
+    kind = RANKING
     config_class = FuseConfig
     unit = "queries"
 
@@ -35,7 +35,7 @@ class Fuse(Stage[FuseConfig]):
 
     def plan(self) -> list[Shard]:
         """One shard; refuses runs over different collections or queries."""
-        runs = [StoredRun(path) for path in self.config.runs.values()]
+        runs = [StoredRanking(path) for path in self.config.runs.values()]
         require_same_origin("collection", *runs)
         first = runs[0]
         for other in runs[1:]:
@@ -51,15 +51,15 @@ class Fuse(Stage[FuseConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """Fuses and writes the run."""
-        runs = [StoredRun(path) for path in self.config.runs.values()]
+        runs = [StoredRanking(path) for path in self.config.runs.values()]
         rankings = [run.ranking() for run in runs]
         fused = reciprocal_rank_fusion(rankings, self.config.rank_constant, self.config.depth)
         documents = runs[0].document_ids()
-        return write_stored_run(writer, runs[0].query_ids(), documents, [fused], self.config.depth, self.config.tag)
+        return write_stored_ranking(writer, runs[0].query_ids(), documents, [fused], self.config.depth, self.config.tag)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the run uses, and the one whose queries it answers where it is another."""
-        runs = {name: StoredRun(path) for name, path in self.config.runs.items()}
+        runs = {name: StoredRanking(path) for name, path in self.config.runs.items()}
         system = {"fusion": f"reciprocal rank, k = {self.config.rank_constant}, top {self.config.depth}"}
         # what all fused runs share is true of the fusion as well
         first, *others = [run.system for run in runs.values()]
@@ -75,6 +75,6 @@ class Fuse(Stage[FuseConfig]):
         return ["run.trec"]
 
 
-def _asked(run: StoredRun) -> str:
+def _asked(run: StoredRanking) -> str:
     """Fingerprint of the collection whose queries the run answers."""
     return origin(run, "queries") or require_same_origin("collection", run)

@@ -15,7 +15,7 @@ from retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
 from retrieval.encoders.pretrained import LocatedModel, locate_model
 from retrieval.indexes.top_k import Ranking
 from retrieval.jobs.search import read_ranking, write_ranking
-from retrieval.rankings import RUN, StoredRun, require_tag, write_stored_run
+from retrieval.rankings import RANKING, StoredRanking, require_tag, write_stored_ranking
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 
@@ -42,7 +42,7 @@ class Rerank(Stage[RerankConfig]):
     """Exact inner products of each query with its candidates, or a trained module's scores, from stored vectors."""
 
     command = "rerank"
-    kind = RUN
+    kind = RANKING
     config_class = RerankConfig
     unit = "queries"
 
@@ -62,7 +62,7 @@ class Rerank(Stage[RerankConfig]):
 
     def plan(self) -> list[Shard]:
         """Blocks of queries, then one run; refuses a run or vectors of another collection."""
-        run, vectors = StoredRun(self.config.run), StoredVectors(self.config.vectors)
+        run, vectors = StoredRanking(self.config.run), StoredVectors(self.config.vectors)
         collection = StoredCollection(self.config.collection)
         require_same_origin("collection", collection, run, vectors)
         require_own_queries(collection, run)
@@ -89,7 +89,7 @@ class Rerank(Stage[RerankConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Scores one block of queries, or joins all blocks."""
-        run = StoredRun(self.config.run)
+        run = StoredRanking(self.config.run)
         query_ids = run.query_ids()
         depth = min(self.config.depth, run.ranking().rows.shape[1])
         width = min(depth, self.config.top_k or depth)
@@ -97,7 +97,7 @@ class Rerank(Stage[RerankConfig]):
             blocks: Iterator[Ranking] = (
                 read_ranking(writer, f"partial-{number:05d}") for number in range(shard.description["blocks"])
             )
-            return write_stored_run(writer, query_ids, run.document_ids(), blocks, width, self.config.tag)
+            return write_stored_ranking(writer, query_ids, run.document_ids(), blocks, width, self.config.tag)
         block = slice(shard.description["start"], shard.description["start"] + self.config.queries_per_shard)
         candidates = Ranking(run.ranking().rows[block, :depth], run.ranking().scores[block, :depth])
         vectors = StoredVectors(self.config.vectors)
@@ -114,7 +114,7 @@ class Rerank(Stage[RerankConfig]):
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the run uses, and what made it."""
-        run, vectors = StoredRun(self.config.run), StoredVectors(self.config.vectors)
+        run, vectors = StoredRanking(self.config.run), StoredVectors(self.config.vectors)
         contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})
         first_stage = {key: value for key, value in run.system.items() if key not in contract}
         system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}

@@ -21,7 +21,7 @@ from retrieval.indexes.top_k import Ranking, merge_rankings
 from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
 from retrieval.jobs.index import INDEX, id_blocks, index_ids, lexical_folder
 from retrieval.lexical import LexicalIndex
-from retrieval.rankings import RUN, require_names, require_tag, write_stored_run
+from retrieval.rankings import RANKING, require_names, require_tag, write_stored_ranking
 from retrieval.vectors import StoredVectors
 
 
@@ -43,7 +43,7 @@ class Search(Stage[SearchConfig]):
     """Fans out over blocks of queries and the index's shards, then merges: score descending, then row."""
 
     command = "search"
-    kind = RUN
+    kind = RANKING
     algorithm_version = 2
     config_class = SearchConfig
     unit = "queries"
@@ -117,7 +117,7 @@ class Search(Stage[SearchConfig]):
                 )
 
         ids = _ids_of(asked, rows).to_pylist()
-        return write_stored_run(writer, ids, index_ids(index), merged(), self.config.top_k, self.config.tag)
+        return write_stored_ranking(writer, ids, index_ids(index), merged(), self.config.top_k, self.config.tag)
 
     def _search(
         self,

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from raytriever.artifacts.artifact import Artifact
 from raytriever.cli import app
 from raytriever.stages.ray_session import RaySession
-from retrieval.rankings import StoredRun
+from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -66,7 +66,10 @@ def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, session
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_document_scores_by_its_best_vector(output: Path, name: str) -> None:
-    vectors, ranking = StoredVectors(str(output / f"{name}_vectors")), StoredRun(str(output / f"{name}_run")).ranking()
+    vectors, ranking = (
+        StoredVectors(str(output / f"{name}_vectors")),
+        StoredRanking(str(output / f"{name}_run")).ranking(),
+    )
     documents = (
         vectors.part("documents").range(0, 4 * len(TOPICS)).reshape(4 * len(TOPICS), -1, vectors.contract.dimension)
     )
@@ -82,8 +85,8 @@ def test_both_are_judged_as_systems_of_their_own(output: Path) -> None:
     means = evaluation.read_json("metrics.json")["means"]
     discounts = 1 / np.log2(np.arange(2, 10))
     for name in FORMS:
-        rows = StoredRun(str(output / f"{name}_run")).ranking().rows
+        rows = StoredRanking(str(output / f"{name}_run")).ranking().rows
         relevant = rows % len(TOPICS) == np.arange(len(TOPICS))[:, None]
         assert means[name]["nDCG@8"] == pytest.approx((relevant @ discounts).mean() / discounts[:4].sum(), abs=1e-6)
-    systems = [StoredRun(str(output / f"{name}_run")).system["form"] for name in FORMS]
+    systems = [StoredRanking(str(output / f"{name}_run")).system["form"] for name in FORMS]
     assert systems == ["layers 1, 2", "average of layers 1, 2"]

@@ -15,7 +15,7 @@ from raytriever.cli import app
 from raytriever.stages.ray_session import RaySession
 from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.top_k import search_stored
-from retrieval.rankings import StoredRun, read_run
+from retrieval.rankings import StoredRanking, read_trec
 from retrieval.vectors import StoredVectors
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -62,7 +62,7 @@ def test_means_are_those_of_trec_eval(output: Path, name: str) -> None:
     names = {"nDCG@10": "ndcg_cut_10", "AP": "map", "R@100": "recall_100"}
     judge = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map", "recall.100"})
     for system, folder in RUNS.items():
-        run = read_run(StoredRun(str(output / name / folder)).path("run.trec"))
+        run = read_trec(StoredRanking(str(output / name / folder)).path("run.trec"))
         values = judge.evaluate(run)
         for ours, theirs in names.items():
             # trec_eval -c: a judged query that the run lacks counts 0
@@ -75,7 +75,7 @@ def test_means_are_those_of_the_formulas(output: Path, name: str) -> None:
     qrels = qrels_of(output / name)
     means = Artifact(str(output / name / "evaluation")).read_json("metrics.json")["means"]
     for system, folder in RUNS.items():
-        run = read_run(StoredRun(str(output / name / folder)).path("run.trec"))
+        run = read_trec(StoredRanking(str(output / name / folder)).path("run.trec"))
         gain, reciprocal, recall, judged = [], [], [], []
         for query, grades in qrels.items():
             scores = {document: np.float32(score) for document, score in run.get(query, {}).items()}
@@ -97,7 +97,7 @@ def test_means_are_those_of_the_formulas(output: Path, name: str) -> None:
 def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(output: Path, name: str) -> None:
     folder = output / name
     collection, vectors = StoredCollection(str(folder / "corpus")), StoredVectors(str(folder / "vectors"))
-    exact, coded = StoredRun(str(folder / "exact_run")), StoredRun(str(folder / "hnsw_pq_run"))
+    exact, coded = StoredRanking(str(folder / "exact_run")), StoredRanking(str(folder / "hnsw_pq_run"))
     queries = vectors.part("queries").gather(collection.query_rows(exact.query_ids()))
     documents = vectors.part("documents")
     expected = search_stored(queries, documents.range(0, len(documents)), 200)
@@ -116,7 +116,7 @@ def qrels_of(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def test_every_run_says_what_made_it(output: Path) -> None:
-    systems = {name: StoredRun(str(output / "cacm" / folder)).system for name, folder in RUNS.items()}
+    systems = {name: StoredRanking(str(output / "cacm" / folder)).system for name, folder in RUNS.items()}
     assert systems["BM25"]["k1"] == 0.9
     assert systems["dense IVF-PQ"]["search_parameters"] == "nprobe=8"
     assert systems["BM25 re-ranked"]["reranked"] == 100

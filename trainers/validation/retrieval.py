@@ -25,7 +25,7 @@ from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import evaluate, parse_measure
 from retrieval.indexes.top_k import Ranking, best_of_documents, exact_top_k, merge_rankings, query_blocks
-from retrieval.rankings import StoredRun
+from retrieval.rankings import StoredRanking
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
@@ -83,7 +83,7 @@ def select(settings: RetrievalValidationSettings, collection: StoredCollection) 
             " that validation measures: every encoder would score 0. Name another split, or more queries."
         )
     if settings.run is not None:
-        return _of_run(settings, StoredRun(settings.run), collection, qrels, notes)
+        return _of_run(settings, StoredRanking(settings.run), collection, qrels, notes)
     rows, ids = _in_row_order(collection, list(qrels))
     total = collection.count("documents")
     documents = np.arange(total, dtype=np.int64)
@@ -98,7 +98,7 @@ def select(settings: RetrievalValidationSettings, collection: StoredCollection) 
 
 def _of_run(
     settings: RetrievalValidationSettings,
-    run: StoredRun,
+    run: StoredRanking,
     collection: StoredCollection,
     qrels: dict[str, dict[str, int]],
     notes: list[str],

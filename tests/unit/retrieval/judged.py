@@ -12,7 +12,7 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from retrieval.indexes.top_k import Ranking
-from retrieval.rankings import write_stored_run
+from retrieval.rankings import write_stored_ranking
 from tests.unit.small_run import make
 
 Run = dict[str, dict[str, float]]
@@ -82,5 +82,5 @@ def make_run_artifact(folder: Path, collection: str, run: Run, system: dict[str,
     with writer.folder.scratch() as scratch:
         shard = ShardWriter(writer.folder, "run", scratch)
         ranking = Ranking(rows, scores)
-        record = write_stored_run(shard, list(run), pa.array(ids), [ranking], width, "x")
+        record = write_stored_ranking(shard, list(run), pa.array(ids), [ranking], width, "x")
     return writer.finish([record], {} if system is None else {"system": system}, {"seconds": 1.0}).uri

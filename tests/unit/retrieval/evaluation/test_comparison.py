@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from raytriever.cli import app
 from retrieval.evaluation.comparison import ComparisonSettings, compare_sources
 from retrieval.evaluation.conventions import CONVENTIONS
-from retrieval.evaluation.judging import collection_judgments, judge_runs
+from retrieval.evaluation.judging import collection_judgments, judge_rankings
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.retrieval.judged import DOCUMENTS, JUDGMENTS, make_collection, write_qrels_file, write_run_file
 from tests.unit.small_run import make
@@ -86,7 +86,7 @@ def test_seeds_are_averaged_query_by_query(folder: Path) -> None:
     found = compare_sources(settings)
     judgments = collection_judgments(str(folder / "collection"), "test", MEASURES)
     paths = {name: str(folder / f"{name}.trec") for name in "acde"}
-    runs = judge_runs(paths, judgments, MEASURES, CONVENTIONS["beir"])
+    runs = judge_rankings(paths, judgments, MEASURES, CONVENTIONS["beir"])
     ours = np.mean([runs[name].values["nDCG@10"] for name in "cde"], axis=0)
     details = found.comparisons[0]["details"]
     assert details["t_test"]["p_value"] == pytest.approx(stats.ttest_rel(ours, runs["a"].values["nDCG@10"]).pvalue)
@@ -138,7 +138,7 @@ def test_names_of_systems_may_hold_commas(folder: Path, tmp_path: Path) -> None:
 def test_queries_won_and_lost_most(folder: Path) -> None:
     judgments = collection_judgments(str(folder / "collection"), "test", ["nDCG@10"])
     runs = {name: str(folder / f"{name}.trec") for name in "bc"}
-    judged = judge_runs(runs, judgments, ["nDCG@10"], CONVENTIONS["trec"])
+    judged = judge_rankings(runs, judgments, ["nDCG@10"], CONVENTIONS["trec"])
     difference = judged["c"].values["nDCG@10"] - judged["b"].values["nDCG@10"]
     settings = ComparisonSettings(
         systems=tuple(runs.values()), collection=str(folder / "collection"), measures=("nDCG@10",)

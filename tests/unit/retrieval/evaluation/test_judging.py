@@ -12,9 +12,9 @@ from retrieval.evaluation.conventions import CONVENTIONS, ConventionOverrides, r
 from retrieval.evaluation.judging import (
     collection_judgments,
     file_judgments,
-    judge_runs,
+    judge_rankings,
     made_with,
-    read_any_run,
+    read_any_ranking,
 )
 from retrieval.evaluation.report import notes
 from retrieval.evaluation.stored import how_it_was_measured, metrics_of
@@ -45,8 +45,8 @@ def test_a_split_and_a_qrels_file_judge_alike(collection: str, tmp_path: Path) -
     assert split.qrels == JUDGMENTS
     assert [file_judgments(path, measures).qrels for path in files] == [JUDGMENTS] * 3
     run = write_run_file(tmp_path / "run.trec", RUN)
-    by_split = judge_runs({"run": run}, split, measures, TREC)["run"]
-    by_file = judge_runs({"run": run}, file_judgments(files[0], measures), measures, TREC)["run"]
+    by_split = judge_rankings({"run": run}, split, measures, TREC)["run"]
+    by_file = judge_rankings({"run": run}, file_judgments(files[0], measures), measures, TREC)["run"]
     assert by_split.query_ids == by_file.query_ids == ("q1", "q2", "q3", "q6")
     assert by_split.values["RR"].tolist() == by_file.values["RR"].tolist() == [1.0, 1 / 3, 0.0, 0.0]
     assert (by_split.missing_queries, by_split.queries_without_positive, by_split.unjudged_queries) == (2, 1, 2)
@@ -55,22 +55,22 @@ def test_a_split_and_a_qrels_file_judge_alike(collection: str, tmp_path: Path) -
 def test_an_artifact_knows_which_queries_found_nothing(collection: str, tmp_path: Path) -> None:
     run = RUN | {"q3": {}}
     artifact = make_run_artifact(tmp_path / "run", collection, run, {"with_title": False})
-    assert read_any_run(artifact) == run
+    assert read_any_ranking(artifact) == run
     assert made_with(artifact) == {"with_title": False}
     judgments = collection_judgments(collection, "test", ["RR"])
-    found = judge_runs({"run": artifact}, judgments, ["RR"], CONVENTIONS["beir"])["run"]
+    found = judge_rankings({"run": artifact}, judgments, ["RR"], CONVENTIONS["beir"])["run"]
     np.testing.assert_array_equal(found.values["RR"], [1.0, 1 / 3, 0.0, np.nan])  # q6 was not searched
     assert found.missing_queries == 1
     as_file = write_run_file(tmp_path / "run.trec", run)
     assert made_with(as_file) == {}
-    found = judge_runs({"run": as_file}, judgments, ["RR"], CONVENTIONS["beir"])["run"]
+    found = judge_rankings({"run": as_file}, judgments, ["RR"], CONVENTIONS["beir"])["run"]
     np.testing.assert_array_equal(found.values["RR"], [1.0, 1 / 3, np.nan, np.nan])
 
 
 def test_a_run_in_ms_marcos_form(tmp_path: Path) -> None:
     path = tmp_path / "run.tsv"
     path.write_text("\nq1\td4\t1\nq1\td1\t2\n")
-    assert read_any_run(str(path)) == {"q1": {"d4": -1.0, "d1": -2.0}}
+    assert read_any_ranking(str(path)) == {"q1": {"d4": -1.0, "d1": -2.0}}
 
 
 def test_accuracy_looks_for_answers(collection: str, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_accuracy_looks_for_answers(collection: str, tmp_path: Path) -> None:
     judgments = collection_judgments(collection, "test", measures)
     fewer = {query: found for query, found in RUN.items() if query not in ("q2", "q4")}
     paths = {"all": write_run_file(tmp_path / "all.trec", RUN), "fewer": write_run_file(tmp_path / "fewer.trec", fewer)}
-    found = judge_runs(paths, judgments, measures, TREC)
+    found = judge_rankings(paths, judgments, measures, TREC)
     ids = ("q1", "q2", "q3", "q4", "q5", "q6")
     assert found["all"].query_ids == found["fewer"].query_ids == ids
     nan = np.nan
@@ -90,7 +90,7 @@ def test_accuracy_looks_for_answers(collection: str, tmp_path: Path) -> None:
     assert found["all"].mean("Accuracy@3") == 0.75
     np.testing.assert_array_equal(found["fewer"].values["Accuracy@3"], [1, 0, nan, 0, 0, nan])
     left_out = resolve("trec", ConventionOverrides(missing_queries="leave_out"))
-    found = judge_runs(paths, judgments, measures, left_out)
+    found = judge_rankings(paths, judgments, measures, left_out)
     np.testing.assert_array_equal(found["fewer"].values["Accuracy@3"], [1, nan, nan, nan, 0, nan])
 
 
@@ -98,7 +98,7 @@ def test_answers_alone_need_no_judgments(collection: str, tmp_path: Path) -> Non
     judgments = collection_judgments(collection, "open questions", ["Accuracy@2"])
     assert judgments.qrels == {}
     run = {query: found for query, found in RUN.items() if query in ("q4", "q5")}
-    found = judge_runs({"run": write_run_file(tmp_path / "r.trec", run)}, judgments, ["Accuracy@2"], TREC)["run"]
+    found = judge_rankings({"run": write_run_file(tmp_path / "r.trec", run)}, judgments, ["Accuracy@2"], TREC)["run"]
     assert found.query_ids == ("q4", "q5")
     assert found.values["Accuracy@2"].tolist() == [1.0, 0.0]
     with pytest.raises(UserError, match="no judgments of split 'open questions'"):
@@ -116,7 +116,7 @@ def test_results_that_are_the_query_itself_are_counted_for_answers_too(
     path = write_run_file(tmp_path / "r.trec", run)
     for measures, self_hits in ((["Accuracy@5"], 2), (["RR"], 2), (["RR", "Accuracy@5"], 3)):
         judgments = collection_judgments(collection, "test", measures)
-        found = judge_runs({"r": path}, judgments, measures, CONVENTIONS["beir"])["r"]
+        found = judge_rankings({"r": path}, judgments, measures, CONVENTIONS["beir"])["r"]
         assert (found.self_hits, found.depth) == (self_hits, 3)
         if "Accuracy@5" in measures:
             assert found.mean("Accuracy@5") == 0.0
@@ -130,7 +130,7 @@ def test_results_that_are_the_query_itself_are_counted_for_answers_too(
 def test_regular_expressions_as_answers(collection: str, tmp_path: Path) -> None:
     judgments = collection_judgments(collection, "test", ["Accuracy@1"])
     run = write_run_file(tmp_path / "r.trec", {"q1": {"d3": 1.0}, "q2": {"d4": 1.0}})
-    found = judge_runs({"run": run}, judgments, ["Accuracy@1"], TREC, "regex")["run"]
+    found = judge_rankings({"run": run}, judgments, ["Accuracy@1"], TREC, "regex")["run"]
     assert found.values["Accuracy@1"].tolist() == [1.0, 0.0]
 
 
@@ -138,30 +138,30 @@ def test_runs_that_do_not_fit_are_refused_by_name(collection: str, tmp_path: Pat
     judgments = collection_judgments(collection, "test", ["RR"])
     unknown = write_run_file(tmp_path / "unknown.trec", {"q1": {"d1": 3.0, "x9": 2.0, "x10": 1.0}})
     with pytest.raises(UserError, match=r"Run 'mine' \(.*unknown.trec\): 2 of 3 documents are not in .*'x10'"):
-        judge_runs({"mine": unknown}, judgments, ["RR"], TREC)
+        judge_rankings({"mine": unknown}, judgments, ["RR"], TREC)
     other = make_collection(tmp_path / "other")
     artifact = make_run_artifact(tmp_path / "run", other, RUN)
-    judge_runs({"mine": artifact}, judgments, ["RR"], TREC)  # an equal collection is the same one
+    judge_rankings({"mine": artifact}, judgments, ["RR"], TREC)  # an equal collection is the same one
     (tmp_path / "twice.trec").write_text("q1 Q0 d1 1 2.0 x\nq1 Q0 d1 2 1.0 x\n")
     with pytest.raises(UserError, match=r"twice\.trec, line 2 names document 'd1' again for query 'q1'"):
-        judge_runs({"mine": str(tmp_path / "twice.trec")}, judgments, ["RR"], TREC)
+        judge_rankings({"mine": str(tmp_path / "twice.trec")}, judgments, ["RR"], TREC)
     elsewhere = write_run_file(tmp_path / "elsewhere.trec", {"Q7": {"d1": 1.0}})
     with pytest.raises(UserError, match=r"Run 'mine' .*The run \(1 queries, such as 'Q7'\) has none of the 4 judged"):
-        judge_runs({"mine": elsewhere}, judgments, ["RR"], TREC)
+        judge_rankings({"mine": elsewhere}, judgments, ["RR"], TREC)
     (tmp_path / "empty.trec").write_text("")
     with pytest.raises(UserError, match=r"Run 'mine' .*The run \(0 queries"):
-        judge_runs({"mine": str(tmp_path / "empty.trec")}, judgments, ["RR"], TREC)
+        judge_rankings({"mine": str(tmp_path / "empty.trec")}, judgments, ["RR"], TREC)
     only_q3 = write_run_file(tmp_path / "q3.trec", {"q3": {"d1": 1.0}})
     judgments = collection_judgments(collection, "test", ["Accuracy@1"])
     with pytest.raises(UserError, match="it has none of the 4 queries with answers"):
-        judge_runs({"mine": only_q3}, judgments, ["Accuracy@1"], TREC)
+        judge_rankings({"mine": only_q3}, judgments, ["Accuracy@1"], TREC)
 
 
 def test_qrels_files_of_another_collection_are_refused(tmp_path: Path) -> None:
     qrels = file_judgments(write_qrels_file(tmp_path / "qrels.txt", {"q1": {"7": 1, "8": 1}}), ["RR"])
     run = write_run_file(tmp_path / "run.trec", RUN)
     with pytest.raises(UserError, match="none of its documents, such as 'd3', is judged by the qrels, which name 2"):
-        judge_runs({"run": run}, qrels, ["RR"], TREC)
+        judge_rankings({"run": run}, qrels, ["RR"], TREC)
 
 
 def test_a_run_that_found_nothing_is_of_no_other_collection(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from retrieval.jobs.embed import Embed, EmbedConfig
 from retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
 from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
-from retrieval.rankings import StoredRun
+from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.tiny_models import SENTENCES, load_tiny, save_tiny_model
 from tests.unit.small_run import make
@@ -150,7 +150,7 @@ def test_a_vector_for_every_token_is_stored_and_searched(collection: str, bert: 
     assert max(of_documents) == 2  # a sixteenth
     index = make(Index(IndexConfig(index=VectorIndexSettings(vectors=artifact.uri), output=str(tmp_path / "index"))))
     settings = {"index": index, "collection": collection, "vectors": artifact.uri, "split": None, "top_k": 5}
-    found = StoredRun(make(Search(SearchConfig(output=str(tmp_path / "run"), **settings)))).ranking()
+    found = StoredRanking(make(Search(SearchConfig(output=str(tmp_path / "run"), **settings)))).ranking()
     queries = StoredVectors(artifact.uri).part("queries").range(0, len(QUERIES)).astype(np.float32)
     vectors = documents.range(0, len(DOCUMENTS)).astype(np.float32)
     scores = np.einsum("qd,nmd->qnm", queries, vectors).max(axis=2)
@@ -175,7 +175,7 @@ def test_a_run_s_texts_alone_rank_it_as_all_texts_do(collection: str, model: Pat
         run(stage(collection, model, tmp_path / name, **chosen))
         config = {"run": first, "collection": collection, "vectors": str(tmp_path / name), "depth": 3}
         reranked.append(make(Rerank(RerankConfig(output=str(tmp_path / f"{name}-run"), **config))))
-    everything, few = (StoredRun(path) for path in reranked)
+    everything, few = (StoredRanking(path) for path in reranked)
     assert StoredVectors(str(tmp_path / "few")).part("documents").ids().to_pylist() != [name for name, *_ in DOCUMENTS]
     assert 0 < len(StoredVectors(str(tmp_path / "few")).part("documents")) <= 15
     np.testing.assert_array_equal(few.ranking().rows, everything.ranking().rows)

@@ -18,7 +18,7 @@ from retrieval.jobs.fuse import Fuse, FuseConfig
 from retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
 from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
-from retrieval.rankings import StoredRun
+from retrieval.rankings import StoredRanking
 from tests.unit.small_run import make, make_artifact
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -96,7 +96,7 @@ def test_queries_that_no_run_can_name_are_refused_where_they_are_searched(tmp_pa
 
     with pytest.raises(UserError, match=r"A query id is 'q\\u20032', which can't be written"):
         search(None).check_inputs({"collection"})
-    assert StoredRun(make(search("test"))).query_ids() == ["q1", "q3"]  # of the others nothing is written
+    assert StoredRanking(make(search("test"))).query_ids() == ["q1", "q3"]  # of the others nothing is written
 
 
 def test_tags_are_refused_before_anything_is_ranked(tmp_path: Path) -> None:

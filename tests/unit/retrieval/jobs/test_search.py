@@ -27,7 +27,7 @@ from retrieval.jobs.index import (
 )
 from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
-from retrieval.rankings import StoredRun, read_run
+from retrieval.rankings import StoredRanking, read_trec
 from tests.unit.small_run import make, make_artifact
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -90,8 +90,8 @@ def make_index(folder: Path, vectors: str, **settings: Any) -> str:
     return make(Index(IndexConfig(index=index, output=str(folder / "index"))))
 
 
-def search(folder: Path, **settings: Any) -> StoredRun:
-    return StoredRun(make(Search(SearchConfig(output=str(folder / "run"), **settings))))
+def search(folder: Path, **settings: Any) -> StoredRanking:
+    return StoredRanking(make(Search(SearchConfig(output=str(folder / "run"), **settings))))
 
 
 @pytest.mark.parametrize(("shards", "queries_per_shard"), [(1, 100), (2, 7), (5, 1)])
@@ -113,7 +113,7 @@ def test_the_run_does_not_depend_on_how_the_work_is_cut(
     np.testing.assert_array_equal(run.ranking().scores, exact.scores)
     assert run.query_ids() == [f"q{row}" for row in range(QUERIES)]
     assert index_ids(Artifact(index)).to_pylist() == [f"d{row}" for row in range(DOCUMENTS)]
-    lines = read_run(run.path("run.trec"))
+    lines = read_trec(run.path("run.trec"))
     assert list(lines["q5"]) == [f"d{row}" for row in exact.rows[5]]
     assert run.system["index"] == "Flat"
     assert run.system["query_prompt"] == "query: "
@@ -140,7 +140,7 @@ def test_documents_of_several_vectors(tmp_path: Path, collection: str) -> None:
             RerankConfig(run=run.uri, vectors=vectors, collection=collection, depth=20, output=str(tmp_path / "anew"))
         )
     )
-    np.testing.assert_array_equal(StoredRun(anew).ranking().rows, run.ranking().rows[:, :20])
+    np.testing.assert_array_equal(StoredRanking(anew).ranking().rows, run.ranking().rows[:, :20])
 
 
 def test_the_memory_budget_sets_the_shards(tmp_path: Path, collection: str, vectors: str) -> None:
@@ -203,17 +203,17 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
     lexical = make(Index(IndexConfig(index=settings, output=str(tmp_path / "bm25"))))
     run = search(tmp_path, index=lexical, collection=collection, top_k=20, queries_per_shard=4)
     assert run.system["index"] == "BM25"
-    assert next(iter(read_run(run.path("run.trec"))["q7"])) == "d7"  # the only one with t7 in its title
+    assert next(iter(read_trec(run.path("run.trec"))["q7"])) == "d7"  # the only one with t7 in its title
     with pytest.raises(UserError, match=r"search_parameters is 'nprobe=8', but .*bm25 is a BM25 index, which has none"):
         search(tmp_path / "set", index=lexical, collection=collection, search_parameters="nprobe=8")
     untitled = LexicalIndexSettings(collection=collection, with_title=False)
     index = make(Index(IndexConfig(index=untitled, output=str(tmp_path / "untitled"))))
     without = search(tmp_path / "without", index=index, collection=collection, top_k=20)
     assert without.system["with_title"] is False
-    assert next(iter(read_run(without.path("run.trec"))["q7"])) != "d7"
+    assert next(iter(read_trec(without.path("run.trec"))["q7"])) != "d7"
     config = RerankConfig(run=run.uri, vectors=vectors, collection=collection, output=str(tmp_path / "anew"))
-    reranked = StoredRun(make(Rerank(config.model_copy(update={"queries_per_shard": 6}))))
-    before, after = (read_run(each.path("run.trec")) for each in (run, reranked))
+    reranked = StoredRanking(make(Rerank(config.model_copy(update={"queries_per_shard": 6}))))
+    before, after = (read_trec(each.path("run.trec")) for each in (run, reranked))
     assert {query: set(found) for query, found in before.items()} == {
         query: set(found) for query, found in after.items()
     }
@@ -223,7 +223,7 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
         assert list(found) == sorted(expected, key=lambda name: -expected[name])
         assert found == pytest.approx(expected, rel=1e-6)
     runs = {"lexical": run.uri, "dense": reranked.uri}
-    fused = StoredRun(make(Fuse(FuseConfig(runs=runs, output=str(tmp_path / "fused")))))
+    fused = StoredRanking(make(Fuse(FuseConfig(runs=runs, output=str(tmp_path / "fused")))))
     assert fused.query_ids() == run.query_ids()
     assert fused.system["with_title"] is True
 
@@ -246,7 +246,7 @@ def test_the_queries_of_another_collection(tmp_path: Path, collection: str, vect
     settings = LexicalIndexSettings(collection=collection)
     lexical = make(Index(IndexConfig(index=settings, output=str(tmp_path / "bm25"))))
     run = search(tmp_path / "lexical", index=lexical, collection=collection, queries=others, split=None, top_k=5)
-    found = read_run(run.path("run.trec"))
+    found = read_trec(run.path("run.trec"))
     assert {query: next(iter(documents)) for query, documents in found.items()} == {"x": "d4", "y": "d7"}
     judged = search(tmp_path / "judged", index=lexical, collection=collection, queries=others, top_k=5)
     assert judged.query_ids() == ["y"]
@@ -291,9 +291,9 @@ def test_a_fusion_says_whose_queries_it_answers(tmp_path: Path, collection: str)
     runs = {name: search(tmp_path / name, queries=queries, **searched).uri for name, queries in asked.items()}
     runs["plain"] = search(tmp_path / "plain", **searched).uri
 
-    def fused(*names: str) -> StoredRun:
+    def fused(*names: str) -> StoredRanking:
         config = FuseConfig(runs={name: runs[name] for name in names}, output=str(tmp_path / "-".join(names)))
-        return StoredRun(make(Fuse(config)))
+        return StoredRanking(make(Fuse(config)))
 
     for names in (("plain", "theirs"), ("theirs", "plain"), ("own", "others"), ("theirs", "others")):
         with pytest.raises(UserError, match="answer the queries of different collections") as raised:
