@@ -13,9 +13,10 @@ from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath, Settings, without_inputs
 from retrieval.encoders.adapter import LoraSettings, add_adapter
+from retrieval.encoders.multi_vector import require_one_contract
 from retrieval.encoders.pretrained import LocatedModel, locate_models
 from retrieval.encoders.specification import EncoderSettings
-from retrieval.encoders.towers import Towers, load_towers, require_one_contract
+from retrieval.encoders.towers import Towers, load_towers
 from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from trainers.engine import collectives
 from trainers.engine.agreement import check_ranks_agree, failing_together

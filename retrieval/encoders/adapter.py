@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
-from retrieval.encoders.modules import read_json, read_modules, safe_weights
+from retrieval.encoders.modules import read_json, read_modules, require_safetensors
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -142,12 +142,13 @@ def merge_adapter(base: nn.Module, folder: Path) -> nn.Module:
     from safetensors.torch import load_file
 
     trainable = {name for name, parameter in base.named_parameters() if parameter.requires_grad}
-    path, kind = safe_weights(folder, _WEIGHTS), read_json(folder / _CONFIG).get("peft_type")
+    require_safetensors(folder)
+    kind = read_json(folder / _CONFIG).get("peft_type")
     if kind != "LORA":
         raise UserError(f"{folder / _CONFIG} is an adapter of kind {kind}; LORA alone is supported.")
     try:
         config = PeftConfig.from_pretrained(str(folder))
-        weights = load_file(path)
+        weights = load_file(folder / _WEIGHTS)
         model = PeftModel(base, config)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"The LoRA adapter in {folder} can't be loaded: {' '.join(str(error).split())}") from error

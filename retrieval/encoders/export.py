@@ -4,28 +4,26 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from retrieval.encoders.adapter import merged_weights
-from retrieval.encoders.modules import CONTEXTUAL_FILE, DOCUMENT_MODEL_FILE, LAYER_POOLING, SCORING_FILE
-from retrieval.encoders.specification import EncoderContract, Pooling, Role
-from retrieval.encoders.vector_form import FORM_FILE, VectorForm
-
-if TYPE_CHECKING:
-    from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.modules import (
+    CONTEXTUAL_FILE,
+    DOCUMENT_MODEL_FILE,
+    FORM_FILE,
+    LAYER_POOLING,
+    POOLING_MODES,
+    SCORING_FILE,
+    width_behind,
+)
+from retrieval.encoders.pooling import Pooling
+from retrieval.encoders.specification import EncoderContract, Role, VectorForm
 
 _Chain = list[tuple[str, Callable[[Path], None]]]
 
-_POOLING_MODES: dict[str, Pooling | None] = {
-    "cls_token": "cls",
-    "mean_tokens": "mean",
-    "max_tokens": None,
-    "mean_sqrt_len_tokens": None,
-    "weightedmean_tokens": None,
-    "lasttoken": "last_token",
-}
 _MODULES = "sentence_transformers.models"
 # where the tokenizer was loaded from, settings of single calls that it was once saved with, and those that would
 # replace the special tokens that its tokenizer.json puts around a text
@@ -43,7 +41,16 @@ _NOT_EXPORTED = {
 }
 
 
-def write_sentence_transformers_folder(encoder: "TextEncoder", folder: Path) -> None:
+class EncoderParts(NamedTuple):
+    """What a folder is written of: ``dense`` are ``DenseLayer``, in the order in which they follow the pooling."""
+
+    transformer: nn.Module
+    tokenizer: Any
+    dense: Sequence[nn.Module]
+    contract: EncoderContract
+
+
+def write_sentence_transformers_folder(encoder: EncoderParts, folder: Path) -> None:
     """Writes weights, tokenizer, pooling, dense layers, both prompts and the length limit to ``folder``."""
     _begin(folder)
     listing = []
@@ -52,14 +59,14 @@ def write_sentence_transformers_folder(encoder: "TextEncoder", folder: Path) -> 
         write(folder / name)
         listing.append({"idx": number, "name": str(number), "path": name, "type": f"{_MODULES}.{kind}"})
     _write(folder / "modules.json", listing)
-    _write_prompts(encoder.contract, folder)
+    _write_prompts(encoder, folder)
     if encoder.contract.document_model is not None:
         _write(folder / DOCUMENT_MODEL_FILE, {"document_model": encoder.contract.document_model})
 
 
 def write_routes(
-    query: "TextEncoder",
-    document: "TextEncoder",
+    query: EncoderParts,
+    document: EncoderParts,
     folder: Path,
     document_pooling: Pooling,
     layer_weights: Mapping[int, float] | None = None,
@@ -92,7 +99,7 @@ def write_routes(
     parameters = {"default_route": "document", "allow_empty_key": True}
     _write(folder / "router_config.json", {"types": types, "structure": routes, "parameters": parameters})
     _write(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Router"}])
-    _write_prompts(query.contract, folder)
+    _write_prompts(query, folder)
 
 
 def write_form(form: VectorForm, alpha: Sequence[float] | None, folder: Path) -> None:
@@ -106,7 +113,7 @@ def _begin(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)  # of an encoder that was there before
 
 
-def _modules(encoder: "TextEncoder", pooling: Pooling, layer_weights: Mapping[int, float] | None = None) -> _Chain:
+def _modules(encoder: EncoderParts, pooling: Pooling, layer_weights: Mapping[int, float] | None = None) -> _Chain:
     """Kind of each module, in their order, and what writes its folder."""
     config: Any = encoder.transformer.config
     chain: _Chain = [("Transformer", partial(_write_transformer, encoder))]
@@ -117,18 +124,20 @@ def _modules(encoder: "TextEncoder", pooling: Pooling, layer_weights: Mapping[in
     return [*chain, ("Normalize", lambda _: None)] if encoder.contract.normalize else chain
 
 
-def _write_prompts(contract: EncoderContract, folder: Path) -> None:
+def _write_prompts(encoder: EncoderParts, folder: Path) -> None:
+    contract, width = encoder.contract, width_behind(encoder.transformer, encoder.dense)
     _write(
         folder / "config_sentence_transformers.json",
         {
             "prompts": {"query": contract.query_prompt, "document": contract.document_prompt},
             "default_prompt_name": None,
             "similarity_fn_name": "cosine" if contract.normalize else "dot",
-        },
+        }
+        | ({"truncate_dim": contract.dimension} if contract.dimension < width else {}),
     )
 
 
-def _write_transformer(encoder: "TextEncoder", folder: Path) -> None:
+def _write_transformer(encoder: EncoderParts, folder: Path) -> None:
     weights = merged_weights(encoder.transformer)
     encoder.transformer.save_pretrained(folder, state_dict=weights, safe_serialization=True)  # type: ignore[operator]
     _write_tokenizer(encoder.tokenizer, folder)
@@ -138,7 +147,9 @@ def _write_transformer(encoder: "TextEncoder", folder: Path) -> None:
 
 def _write_pooling(width: int, wanted: Pooling, folder: Path) -> None:
     pooling: dict[str, Any] = {"word_embedding_dimension": width}
-    pooling |= {f"pooling_mode_{name}": mode == wanted for name, mode in _POOLING_MODES.items()}
+    for name, mode in POOLING_MODES.items():
+        token = "_token" if name == "cls" else "_tokens" if name in ("mean", "max", "weightedmean") else ""
+        pooling[f"pooling_mode_{name}{token}"] = mode == wanted
     _write(folder / "config.json", pooling | {"include_prompt": True})
 
 

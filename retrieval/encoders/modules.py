@@ -1,11 +1,14 @@
-"""What an encoder's folder says of it: the modules that sentence-transformers chains, in its older and newer layouts.
+"""What an encoder's folder says of it: the modules that sentence-transformers chains, read by its own classes.
 
-A plain Hugging Face folder is a transformer alone.
+A plain Hugging Face folder is a transformer alone. sentence-transformers reads what each module is, in all layouts that
+it has had; the transformer's weights and the forward pass are ours (``transformer``, ``text_encoder``). Nothing outside
+the folder, no pickle and no code in it is read here.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.pooling import at_least_float32
-from retrieval.encoders.specification import Pooling, Role
-from retrieval.encoders.vector_form import FORM_FILE
+from retrieval.encoders.pooling import Pooling, at_least_float32
+from retrieval.encoders.specification import Role
 
+FORM_FILE = "vector_form.json"  # beside an exported encoder's modules: which vectors documents have
 DOCUMENT_MODEL_FILE = "document_model.json"  # beside the modules of an encoder of queries alone
 SCORING_FILE = "scoring.json"  # beside the modules of an encoder of queries that was trained with a scoring module
 CONTEXTUAL_FILE = "contextual.json"  # beside the modules of a contextual encoder's second stage
@@ -26,9 +29,14 @@ CONTEXTUAL_TRANSFORMER = "ContextualTransformer"  # a contextual encoder's, in p
 LAYER_POOLING = "WeightedLayerPooling"  # of sentence-transformers: documents that average several layers
 
 _CHAIN = re.compile("Transformer( Pooling)?( Dense)*( Normalize)?")
-_POOLING_MODES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last_token"}
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU}
-_WEIGHTS = "model.safetensors"
+POOLING_MODES: dict[str, Pooling] = {  # by their names in sentence-transformers
+    "cls": "cls",
+    "mean": "mean",
+    "max": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last_token",
+}
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _TASK = "feature-extraction"
 _TRANSFORMER_SETTINGS = {
@@ -44,42 +52,41 @@ _TRANSFORMER_SETTINGS = {
 
 
 @dataclass(frozen=True)
-class ModuleSettings:
-    """The modules of a folder and what it says of prompts and length; None where it says nothing."""
+class Modules:
+    """The ``folder`` of an encoder and those of its modules, and whether vectors are normalised."""
 
+    folder: Path
     transformer: Path
     pooling: Path | None
     dense: tuple[Path, ...]
     normalize: bool
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """What a folder says of texts and vectors, None where nothing. ``max_lengths``: of queries, of documents."""
+
     query_prompt: str | None
     document_prompt: str | None
-    max_lengths: frozenset[int]  # of queries, of documents: usually one
+    max_lengths: frozenset[int]
     lower_case: bool
+    truncate_dim: int | None
 
 
-def read_modules(path: Path, role: Role = "document") -> ModuleSettings:
-    """Reads the settings of a folder, of its route for ``role`` where it has several.
+def read_modules(path: Path, role: Role = "document") -> Modules:
+    """The modules of a folder, of its route for ``role`` where it has several.
 
     Raises ``UserError`` for modules, or an order of them, that aren't supported.
     """
-    chain = _read_chain(path, role)
     folders: dict[str, list[Path]] = {}
-    for kind, folder in chain:
+    for kind, folder in _read_chain(path, role):
         folders.setdefault(kind, []).append(folder)
-    transformer = folders.get("Transformer", [path])[0]
-    prompts = _read_prompts(path / "config_sentence_transformers.json")
-    settings = _read_transformer_settings(transformer)
-    general = settings.get("max_seq_length")
-    lengths: list[int | None] = [settings.get(key) or general for key in ("query_length", "document_length")]
-    return ModuleSettings(
-        transformer=transformer,
+    return Modules(
+        folder=path,
+        transformer=folders.get("Transformer", [path])[0],
         pooling=folders.get("Pooling", [None])[0],
         dense=tuple(folders.get("Dense", [])),
         normalize="Normalize" in folders,
-        query_prompt=prompts.get("query"),
-        document_prompt=next((prompts[name] for name in _DOCUMENT_PROMPTS if name in prompts), None),
-        max_lengths=frozenset(length for length in lengths if length),
-        lower_case=bool(settings.get("do_lower_case")),
     )
 
 
@@ -92,52 +99,21 @@ def has_two_towers(path: Path) -> bool:
     return query.transformer != document.transformer or (query != document and not (path / FORM_FILE).exists())
 
 
-def _read_prompts(path: Path) -> dict[str, str]:
-    config = read_json(path)
-    if config.get("truncate_dim"):
-        raise UserError(f"{path} cuts vectors at dimension {config['truncate_dim']} (truncate_dim): not supported.")
-    prompts: dict[str, str] = config.get("prompts") or {}
-    return prompts
-
-
-def _read_transformer_settings(folder: Path) -> dict[str, Any]:
-    """The Transformer module's settings; raises ``UserError`` for those that would change vectors unseen."""
-    path = next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / "sentence_bert_config.json")
-    settings: dict[str, Any] = read_json(path)
-    if set(settings.get("modality_config") or ["text"]) != {"text"}:
-        raise UserError(
-            f"{path} has modality_config for other things than text: texts would pass through a chat template, which is"
-            " not supported. Save the model with the modality 'text' alone."
-        )
-    unknown = [key for key, value in settings.items() if value and key not in _TRANSFORMER_SETTINGS]
-    if unknown or settings.get("transformer_task", _TASK) != _TASK:
-        raise UserError(
-            f"{path} sets {', '.join(unknown) or 'transformer_task'}, which is not supported. Supported:"
-            f" {', '.join(sorted(_TRANSFORMER_SETTINGS))} (transformer_task {_TASK} only)."
-        )
-    return settings
-
-
 def _read_chain(path: Path, role: Role) -> list[tuple[str, Path]]:
     """Kind and folder of each module, in order; nothing for a plain transformer."""
     listing = path / "modules.json"
     if not listing.exists():
         return []
-    modules = read_json(listing)
-    try:
-        found = [(_kind(module["type"]), path / module["path"]) for module in modules]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{listing} is no list of modules with 'type' and 'path'. Is the encoder's folder whole?"
-        ) from error
+    with _reading("The list of modules", listing):
+        found = [(_kind(module["type"]), _inside(path, module["path"])) for module in read_json(listing)]
     chain = [each for kind, folder in found for each in _routed(kind, folder, role)]
     if (path / FORM_FILE).exists():  # which says what the module does
         chain = [(kind, folder) for kind, folder in chain if kind != LAYER_POOLING]
     kinds = " ".join(kind for kind, _ in chain)
     if not _CHAIN.fullmatch(kinds):
         raise UserError(
-            f"{listing} chains {kinds!r}, which is not supported. Supported, in this order: Transformer, Pooling (mean,"
-            " cls, last token), any number of Dense, Normalize."
+            f"{listing} chains {kinds!r}, which is not supported. Supported, in this order: Transformer, Pooling, any"
+            " number of Dense, Normalize."
         )
     return chain
 
@@ -150,53 +126,101 @@ def _routed(kind: str, folder: Path, role: Role) -> list[tuple[str, Path]]:
         return [(kind, folder)]
     listing = folder / "router_config.json"
     listing = listing if listing.exists() else folder / "config.json"
-    config = read_json(listing)
-    try:
+    with _reading("The list of routes", listing):
+        config = read_json(listing)
         types, routes, mappings = config["types"], config["structure"], config["parameters"].get("route_mappings")
-        if role not in routes or mappings:
-            raise UserError(
-                f"{listing} has the routes {', '.join(sorted(routes))}{' with route_mappings' if mappings else ''}."
-                " Supported are the routes query and document without mappings."
-            )
-        return [(_kind(types[name]), folder / name) for name in routes[role]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{listing} is no listing of routes (types, structure, parameters). Is the encoder's folder whole?"
-        ) from error
-
-
-def _kind(module_type: Any) -> str:
-    return str(module_type).rsplit(".", 1)[-1]
-
-
-def read_pooling(folder: Path | None, path: Path) -> Pooling:
-    """The pooling that a Pooling module's ``folder`` names. Raises ``UserError`` for none and for another one."""
-    if folder is None:
-        raise UserError(
-            f"{path} is a plain transformer without pooling settings. Say which pooling it was trained with: set the"
-            " encoder's pooling to mean, cls or last_token."
-        )
-    modes = _pooling_modes(read_json(folder / "config.json"))
-    if len(modes) == 1 and modes[0] in _POOLING_MODES:
-        return _POOLING_MODES[modes[0]]
+        if role in routes and not mappings:
+            return [(_kind(types[name]), _inside(folder, name)) for name in routes[role]]
     raise UserError(
-        f"{folder}/config.json asks for {'several poolings at once' if len(modes) > 1 else 'a pooling'} that is not"
-        f" supported: {', '.join(modes)}. Supported is one of mean, cls, lasttoken; set the encoder's pooling to use"
-        " another than the folder says."
+        f"{listing} has the routes {', '.join(sorted(routes))}{' with route_mappings' if mappings else ''}."
+        " Supported are the routes query and document without mappings."
     )
 
 
-def _pooling_modes(config: dict[str, Any]) -> list[str]:
-    named = config.get("pooling_mode")
-    if named is not None:
-        return [named] if isinstance(named, str) else list(named)
-    older = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    return [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in older]
+def _kind(module_type: Any) -> str:
+    return str(module_type).rsplit(".", 1)[-1]  # by its name alone: a class that isn't known is refused, not imported
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{name!r} leads out of the model's folder")
+    return folder / name
+
+
+@contextmanager
+def _reading(what: str, path: Path) -> Iterator[None]:
+    """Names ``what`` and its ``path`` to the user where sentence-transformers or we can't read it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        said = " ".join(str(error).split()) if not isinstance(error, KeyError) else f"it has no {error}"
+        raise UserError(f"{what} {path} can't be read: {said}. Is the encoder's folder whole?") from error
+
+
+def read_text_settings(modules: Modules) -> TextSettings:
+    """What an encoder's folder, and that of its transformer, say of texts.
+
+    Raises ``UserError`` for settings that would change vectors unseen.
+    """
+    from sentence_transformers.base.modules import Transformer
+
+    config, transformer = read_json(modules.folder / "config_sentence_transformers.json"), modules.transformer
+    prompts: dict[str, str] = config.get("prompts") or {}
+    with _reading("The settings of the transformer in", transformer):
+        settings = Transformer.load_config(str(transformer), local_files_only=True)
+    if set(settings.get("modality_config") or ["text"]) != {"text"}:
+        raise UserError(
+            f"{transformer} has modality_config for other things than text: texts would pass through a chat template,"
+            " which is not supported. Save the model with the modality 'text' alone."
+        )
+    unknown = [key for key, value in settings.items() if value and key not in _TRANSFORMER_SETTINGS]
+    if unknown or settings.get("transformer_task", _TASK) != _TASK:
+        raise UserError(
+            f"sentence_bert_config.json in {transformer} sets {', '.join(unknown) or 'transformer_task'}, which is not"
+            f" supported. Supported: {', '.join(sorted(_TRANSFORMER_SETTINGS))} (transformer_task {_TASK} only)."
+        )
+    general = settings.get("max_seq_length")
+    lengths: list[int | None] = [settings.get(key) or general for key in ("query_length", "document_length")]
+    return TextSettings(
+        query_prompt=prompts.get("query"),
+        document_prompt=next((prompts[name] for name in _DOCUMENT_PROMPTS if name in prompts), None),
+        max_lengths=frozenset(length for length in lengths if length),
+        lower_case=bool(settings.get("do_lower_case")),
+        truncate_dim=config.get("truncate_dim"),
+    )
+
+
+def read_pooling(modules: Modules) -> Pooling:
+    """The pooling that the Pooling module's folder names. Raises ``UserError`` for none and for several at once."""
+    folder = modules.pooling
+    if folder is None:
+        raise UserError(
+            f"{modules.folder} is a plain transformer without pooling settings. Say which pooling it was trained with:"
+            " set the encoder's pooling to mean, cls or last_token."
+        )
+    modes = _pooling_config(folder).get("pooling_mode", "mean")
+    if isinstance(modes, str) and modes in POOLING_MODES:
+        return POOLING_MODES[modes]
+    named = modes if isinstance(modes, str) else ", ".join(modes)
+    raise UserError(
+        f"{folder}/config.json asks for a pooling that is not supported: {named}. Supported is one of"
+        f" {', '.join(POOLING_MODES)}; set the encoder's pooling to use another than the folder says."
+    )
 
 
 def pools_prompt(folder: Path | None) -> bool:
     """Whether the prompt's tokens take part in the pooling, as nearly everywhere."""
-    return folder is None or read_json(folder / "config.json").get("include_prompt") is not False
+    return folder is None or _pooling_config(folder).get("include_prompt") is not False
+
+
+def _pooling_config(folder: Path) -> dict[str, Any]:
+    from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+
+    with _reading("The pooling in", folder):
+        config: dict[str, Any] = PoolingModule.load_config(str(folder), local_files_only=True)
+    return config
 
 
 class DenseLayer(nn.Module):
@@ -213,38 +237,44 @@ class DenseLayer(nn.Module):
         return at_least_float32(mapped)
 
 
-def load_dense(path: Path) -> DenseLayer:
-    """The layer in a Dense module's folder. Raises ``UserError`` for what a ``DenseLayer`` can't do."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    config = read_json(path / "config.json")
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
-    if activation not in _ACTIVATIONS:
-        raise UserError(f"{path}/config.json names activation {activation!r}; supported: {', '.join(_ACTIVATIONS)}.")
-    reads = [config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")]
-    if config.get("use_residual") or reads != ["sentence_embedding"] * 2:
-        raise UserError(f"{path}/config.json asks for a residual connection, or maps tokens; neither is supported.")
-    try:
-        linear = nn.Linear(int(config["in_features"]), int(config["out_features"]), bias=bool(config.get("bias", True)))
-        weights = load_file(safe_weights(path, _WEIGHTS))
-        linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
-    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UserError(
-            f"The Dense layer in {path} can't be loaded from config.json and {_WEIGHTS}: {' '.join(str(error).split())}"
-        ) from error
-    return DenseLayer(linear, _ACTIVATIONS[activation]())
+def width_behind(transformer: nn.Module, dense: Sequence[nn.Module]) -> int:
+    """Numbers of a vector behind the pooling of ``transformer`` and ``dense`` layers."""
+    last: Any = dense[-1] if dense else None
+    config: Any = transformer.config
+    return int(config.hidden_size if last is None else last.linear.out_features)
 
 
-def safe_weights(folder: Path, name: str) -> Path:
-    """The file ``name`` of ``folder``. Raises ``UserError`` where there are only pickles, which may run any code."""
+def load_dense(folder: Path) -> DenseLayer:
+    """A Dense module's layer. Raises ``UserError`` where it isn't whole, or does what a ``DenseLayer`` can't."""
+    from sentence_transformers.base.modules import Dense
+
+    require_safetensors(folder)
+    with _reading("The Dense layer in", folder):
+        # without code of its own sentence-transformers would put a tanh in the place of an activation
+        activation = Dense.load_config(str(folder), local_files_only=True).get("activation_function", "torch.")
+        layer = Dense.load(str(folder), local_files_only=True)
+    if not activation.startswith("torch."):
+        raise UserError(f"{folder}/config.json names activation {activation!r}; supported are torch's own modules.")
+    reads = [layer.module_input_name, layer.module_output_name]
+    if layer.use_residual or reads != ["sentence_embedding"] * 2:
+        raise UserError(f"{folder}/config.json asks for a residual connection, or maps tokens; neither is supported.")
+    return DenseLayer(layer.linear, layer.activation_function)
+
+
+def require_safetensors(folder: Path) -> None:
+    """Raises ``UserError`` where a folder's weights are pickles, which may run any code, or lie outside of it."""
     pickles = [*folder.glob("*.bin"), *folder.glob("*.pt")]
     if pickles and not list(folder.glob("*.safetensors")):
         raise UserError(
             f"{folder} holds its weights as a pickle alone ({pickles[0].name}), which isn't read: it can run any code."
             " Where you trust its origin, load it yourself and save it as safetensors (save_pretrained does)."
         )
-    return folder / name
+    listing = folder / "model.safetensors.index.json"
+    with _reading("The list of weights", listing):
+        names = sorted(set(read_json(listing).get("weight_map", {}).values()))
+    for name in names:
+        if not name.endswith(".safetensors") or Path(name).name != name:
+            raise UserError(f"{listing} names {name!r}; weights are read from safetensors files beside it alone.")
 
 
 def load_weights(weights: Mapping[str, Tensor], path: Path, what: str, listing: str, form: str) -> None:
@@ -253,13 +283,10 @@ def load_weights(weights: Mapping[str, Tensor], path: Path, what: str, listing: 
     ``what``: the file's contents, for the user; ``listing``: the file beside it that has the ``form`` they are of.
     Raises ``UserError`` where it can't be read, or holds others.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    with _reading(what, path):
         found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{what} {path} can't be read: {error}") from error
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     if shapes != {name: tuple(value.shape) for name, value in found.items()}:
         raise UserError(
@@ -287,7 +314,5 @@ def read_document_model(path: Path) -> str | None:
     listing = path / DOCUMENT_MODEL_FILE
     if not listing.exists():
         return None
-    found = read_json(listing).get("document_model")
-    if not isinstance(found, str):
-        raise UserError(f"{listing} names no encoder of documents. Export the encoder again.")
-    return found
+    with _reading("The encoder of documents that is named in", listing):
+        return str(read_json(listing)["document_model"])

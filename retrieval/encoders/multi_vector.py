@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
-from retrieval.encoders.pooling import pool
-from retrieval.encoders.specification import Pooling
-from retrieval.encoders.structure import transformer_blocks
+from retrieval.encoders.export import write_form, write_routes, write_sentence_transformers_folder
+from retrieval.encoders.pooling import Pooling, pool
+from retrieval.encoders.specification import VectorForm
+from retrieval.encoders.structure import numbered_blocks
 from retrieval.encoders.text_encoder import TextEncoder
-from retrieval.encoders.vector_form import VectorForm
 
 # The states of chosen layers of a transformer, without keeping those of all.
 
@@ -67,21 +67,6 @@ class LayerStates:
             return
         state = output[0] if isinstance(output, tuple) else output
         self._found[layer] = state if torch.is_grad_enabled() else pool(state, self._mask, self._pooling)
-
-
-def numbered_blocks(transformer: nn.Module) -> list[nn.Module]:
-    """The transformer's layers in order. Raises ``UserError`` where they aren't as many as its configuration says."""
-    config: Any = transformer.config
-    blocks, count = transformer_blocks(transformer), config.num_hidden_layers
-    if len(blocks) != count:
-        raise UserError(
-            f"{type(transformer).__name__} has {count} layers but {len(blocks)} blocks for them (in some models they"
-            " share their weights), so single ones can't be read. Use the form single."
-        )
-    return blocks
-
-
-__all__ = ["MultiVectorEncoder", "VectorForm", "scalar_mix"]
 
 
 class MultiVectorEncoder(TextEncoder):
@@ -136,8 +121,6 @@ class MultiVectorEncoder(TextEncoder):
 
         There a document's vector is the reduced one if a sentence-transformers module can do it, else the last layer's.
         """
-        from retrieval.encoders.towers import write_towers
-
         write_towers(self, self, folder)
 
     def _pooled(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -170,14 +153,57 @@ def _all_present(states: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_form(form: VectorForm, encoder: TextEncoder) -> None:
     if form.kind == "layers":
-        count = len(numbered_blocks(encoder.transformer))
-        if form.layers[-1] != count:
-            raise UserError(
-                f"layers is {list(form.layers)}. It must end in {count}, the encoder's last layer, whose vector queries"
-                f" have; before it, any of 1 to {count - 1}."
-            )
+        form.require_last_layer(len(numbered_blocks(encoder.transformer)), "layers", "the encoder")
     elif form.kind != "single" and encoder.contract.pooling != "cls":
         raise UserError(
             f"The form {form.kind} compares token states with a query's [CLS] state, but the encoder's pooling is"
             f" {encoder.contract.pooling}. Set its pooling to cls, or use the form layers."
         )
+
+
+def write_towers(query: TextEncoder, document: TextEncoder, folder: Path) -> None:
+    """Writes the encoders of queries and documents as one folder, which ``load_towers`` reads.
+
+    sentence-transformers loads it too, several vectors a document or a reduction that it has no module for as the last
+    layer's. Encoders with weights of their own, and averages, take its Router, which it has from release 5 on. Raises
+    ``UserError`` where the two differ in pooling, prompts, length, dimension or normalisation.
+    """
+    require_one_contract(query, document, "the queries' encoder", "the documents' encoder")
+    form = document.form
+    weights = _layer_weights(document)
+    token_average = form.kind == "all_tokens" and form.reduction == "average"
+    if weights is not None or token_average or query.transformer is not document.transformer:
+        write_routes(
+            query.parts(), document.parts(), folder, "mean" if token_average else document.contract.pooling, weights
+        )
+    else:
+        write_sentence_transformers_folder(query.parts(), folder)
+    if form.kind != "single" and form.reduction != "last":  # what is left is a plain encoder
+        write_form(form, _alpha(document), folder)
+
+
+def require_one_contract(query: TextEncoder, document: TextEncoder, mine: str, theirs: str) -> None:
+    """Two towers are stored as one encoder, so only their weights and the form of a document's vectors may differ.
+
+    Raises ``UserError`` naming whatever else does; ``mine`` and ``theirs``: what the two are to the user.
+    """
+    alone = document.contract.model_copy(update={"model": query.contract.model, "form": query.contract.form})
+    if differing := query.contract.differences(alone):
+        raise UserError(
+            f"{mine} and {theirs} differ in more than their weights: {differing}. The two are stored as one encoder:"
+            " give both the same pooling, prompts, lengths and the like."
+        )
+
+
+def _layer_weights(document: TextEncoder) -> dict[int, float] | None:
+    """The share of each layer in the one vector that is left of several; None where there is no such average."""
+    layers = document.form.layers
+    if not layers or document.form.reduction not in ("average", "scalar_mix"):
+        return None
+    alpha = torch.tensor(_alpha(document) or [0.0] * len(layers))
+    return dict(zip(layers, alpha.softmax(dim=0).tolist(), strict=True))
+
+
+def _alpha(document: TextEncoder) -> list[float] | None:
+    alpha = document.alpha if isinstance(document, MultiVectorEncoder) else None
+    return None if alpha is None else [float(each) for each in alpha.detach().float().cpu()]

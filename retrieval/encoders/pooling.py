@@ -1,9 +1,11 @@
-"""One vector, or several, from the states of a text's tokens."""
+"""One vector, or several, from the states of a text's tokens: pooling by the names of this package."""
 
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+Pooling = Literal["mean", "cls", "last_token", "max", "mean_sqrt_len", "weighted_mean"]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -11,10 +13,11 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def pool(states: Tensor, attention_mask: Tensor, pooling: Literal["mean", "cls", "last_token"]) -> Tensor:
+def pool(states: Tensor, attention_mask: Tensor, pooling: Pooling) -> Tensor:
     """One vector a text from token states (n, length, d) and a right-padded mask (n, length): (n, d) in float32.
 
-    States in float64 stay so.
+    States in float64 stay so. 'weighted_mean' counts the first token once, the second twice and so on; 'mean_sqrt_len'
+    divides the sum by the square root of the number of tokens.
     """
     states = at_least_float32(states)
     if pooling == "cls":
@@ -22,8 +25,13 @@ def pool(states: Tensor, attention_mask: Tensor, pooling: Literal["mean", "cls",
     if pooling == "last_token":
         last = attention_mask.sum(dim=1) - 1
         return states[torch.arange(len(states), device=states.device), last]
+    if pooling == "weighted_mean":
+        return weighted_mean(states, attention_mask * torch.arange(1, states.shape[1] + 1, device=states.device))
     kept = attention_mask.unsqueeze(-1)  # padding is left out, not multiplied by zero: some attentions leave NaN there
-    return states.masked_fill(kept == 0, 0.0).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
+    if pooling == "max":
+        return states.masked_fill(kept == 0, -torch.inf).amax(dim=1)
+    total, count = states.masked_fill(kept == 0, 0.0).sum(dim=1), kept.sum(dim=1).clamp(min=1)
+    return total / count.to(total.dtype).sqrt() if pooling == "mean_sqrt_len" else total / count
 
 
 def weighted_mean(states: Tensor, weights: Tensor) -> Tensor:

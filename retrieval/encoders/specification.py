@@ -1,72 +1,173 @@
-"""What an encoder is: the one contract under which its vectors may meet."""
+"""What an encoder is: the settings that choose one, and the contract under which its vectors may meet others."""
 
 import hashlib
 import json
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
-from retrieval.encoders.vector_form import VectorForm
+from retrieval.encoders.pooling import Pooling
 
-Pooling = Literal["mean", "cls", "last_token"]
 Role = Literal["query", "document"]
 Dtype = Literal["float32", "bfloat16"]
 Head = Literal["full", "pooled"]
 Projection = Literal["linear", "pooler", "pooler_tanh"]
+Kind = Literal["single", "layers", "first_tokens", "all_tokens"]
+Reduction = Literal["none", "last", "average", "scalar_mix"]
+
+
+class VectorForm(Settings):
+    """Which vectors a document has; a query always has one, that of the last layer."""
+
+    kind: Kind = "single"
+    """'single': the plain dual encoder; 'layers': pooled states of several layers (MLR, Xie & Lukasiewicz 2025);
+    'first_tokens': the last layer's first states (ME-BERT, Luan et al. 2021); 'all_tokens': all of them (ColBERT,
+    Khattab & Zaharia 2020)."""
+    layers: tuple[int, ...] = ()
+    """Of kind 'layers', ascending, the encoder's last among them; 1 is the first block, 0 would be the embeddings."""
+    tokens: int = 0
+    """States of kind 'first_tokens'."""
+    reduction: Reduction = "none"
+    """'none' keeps them all; else they become one: the 'last' layer's or the first token's, their 'average', or a
+    'scalar_mix', an average with learnt weights."""
+
+    @model_validator(mode="after")
+    def _kind_has_its_settings(self) -> Self:
+        if self.kind == "layers" and not self.layers:
+            raise ValueError("kind 'layers' needs the numbers of the layers: set layers, such as [10, 12]")
+        if self.kind != "layers" and self.layers:
+            raise ValueError(
+                f"layers is {list(self.layers)}, which kind {self.kind!r} doesn't have: set layers to [], or kind to"
+                " 'layers'"
+            )
+        if self.layers and (self.layers[0] < 1 or list(self.layers) != sorted(set(self.layers))):
+            raise ValueError(f"layers {list(self.layers)} must be ascending and distinct, from 1, the first block, on")
+        if self.kind == "first_tokens" and self.tokens < 1:
+            raise ValueError(f"tokens is {self.tokens}, but kind 'first_tokens' needs 1 or more: set tokens, such as 8")
+        if self.kind != "first_tokens" and self.tokens:
+            raise ValueError(
+                f"tokens is {self.tokens}, which kind {self.kind!r} doesn't have: set tokens to 0, or kind to"
+                " 'first_tokens'"
+            )
+        if self.kind == "single" and self.reduction != "none":
+            raise ValueError(f"reduction is {self.reduction!r}, but kind 'single' has one vector already")
+        if self.kind == "all_tokens" and self.reduction == "scalar_mix":
+            raise ValueError("reduction 'scalar_mix' learns one weight a vector, but all_tokens has no fixed number")
+        return self
+
+    @property
+    def vectors(self) -> int | None:
+        """Vectors before the reduction; None where every text has a number of its own."""
+        return {"single": 1, "layers": len(self.layers), "first_tokens": self.tokens, "all_tokens": None}[self.kind]
+
+    @property
+    def reduced(self) -> bool:
+        """Whether a document has one vector in use."""
+        return self.kind == "single" or self.reduction != "none"
+
+    def stored_vectors(self, max_length: int) -> int:
+        """Vectors a document in use, 1 or m: for all tokens as many as the longest text may have, ``max_length``."""
+        if self.reduced:
+            return 1
+        return max_length if self.vectors is None else self.vectors
+
+    def __str__(self) -> str:
+        """In a few words, for reports and contracts: 'single', 'layers 4, 6', 'scalar_mix of layers 4, 6'."""
+        vectors = {
+            "layers": f"layers {', '.join(map(str, self.layers))}",
+            "first_tokens": f"first {self.tokens} tokens",
+        }.get(self.kind, self.kind.replace("_", " "))
+        return vectors if self.reduction == "none" else f"{self.reduction} of {vectors}"
+
+    def require_last_layer(self, count: int, setting: str, model: str) -> None:
+        """Raises ``UserError`` where the ``layers`` of ``setting`` don't end in the last of the model's ``count``."""
+        if self.layers and self.layers[-1] != count:
+            raise UserError(
+                f"{setting} is {list(self.layers)}. It must end in {count}, the last layer of {model}, whose vector"
+                f" queries have; before it, any of 1 to {count - 1}."
+            )
 
 
 class ModelSettings(Settings):
-    """Which pretrained model: a folder, a model artifact or a hub name."""
+    """Which pretrained model."""
 
     model: InputPath
+    """A folder, a model artifact or a hub name."""
     revision: str | None = None
-    base_model: InputPath | None = None  # of a LoRA adapter, instead of the one that its folder names
+    """Branch, tag or commit of a hub name."""
+    base_model: InputPath | None = None
+    """Of a LoRA adapter, instead of the one that its folder names."""
 
 
 class EncoderSettings(ModelSettings):
     """Which encoder, and what overrides its own folder's settings (None or 'auto': as the folder says)."""
 
     pooling: Literal[Pooling, "auto"] = "auto"
-    # 'pooled': vectors as the pooling leaves them, without the folder's dense layers and normalisation: how the
-    # authors of CDE use GTR (Morris & Rush 2024, released code)
+    """How the states of a text's tokens become one vector."""
     head: Head = "full"
-    # one more layer behind those: 'linear', a fresh one, for training alone; 'pooler', the weights of the model's own
-    # pooler without its tanh, or with it; the trained model's folder then holds the layer itself
+    """'pooled': vectors as the pooling leaves them, without the folder's dense layers and normalisation, as the authors
+    of CDE use GTR (Morris & Rush 2024, released code)."""
     projection: Projection | None = None
+    """One more layer behind those: 'linear', a fresh one, for training alone; 'pooler', the weights of the model's own
+    pooler without its tanh, or with it. The trained model's folder then holds the layer itself."""
     normalize: bool | None = None
+    """Whether vectors have length 1."""
     query_prompt: str | None = None
+    """What is put before a query."""
     document_prompt: str | None = None
-    max_length: int | None = Field(default=None, ge=1)  # tokens, special tokens included
-    append_eos: bool | Literal["auto"] = "auto"  # 'auto': where a folder without pooling settings pools the last token
-    dtype: Literal[Dtype, "auto"] = (
-        "auto"  # of weights and matrix products; 'auto': bfloat16 where the processor has it
-    )
+    """What is put before a document."""
+    max_length: int | None = Field(default=None, ge=1)
+    """Tokens of the longest text, special tokens included."""
+    append_eos: bool | Literal["auto"] = "auto"
+    """Whether texts end in the end-of-sequence token; 'auto': where a folder without pooling settings pools the last
+    token."""
+    dtype: Literal[Dtype, "auto"] = "auto"
+    """Of weights and matrix products; 'auto': bfloat16 where the processor has it."""
     trust_remote_code: bool = False
-    form: VectorForm | None = None  # which vectors a document has
+    """Whether the model's own Python code is run."""
+    form: VectorForm | None = None
+    """Which vectors a document has."""
 
 
 class EncoderContract(Settings):
     """Everything that makes two vectors comparable; stored with vectors and indexes, compared where they meet."""
 
-    model: str  # fingerprint of weights (a LoRA adapter's base included), tokenizer and module settings
-    revision: str | None = None  # as it was asked for; not compared, as ``model`` says exactly which files were loaded
+    model: str
+    """Fingerprint of weights (a LoRA adapter's base included), tokenizer and module settings."""
+    revision: str | None = None
+    """As it was asked for; not compared, as ``model`` says exactly which files were loaded."""
     pooling: Pooling
-    head: Head = "full"  # 'pooled' where the folder has dense layers and they were left out
-    projection: Projection | None = None  # a layer that the folder doesn't have
+    """How the states of a text's tokens became one vector."""
+    head: Head = "full"
+    """'pooled' where the folder has dense layers and they were left out."""
+    projection: Projection | None = None
+    """A layer that the folder doesn't have."""
     normalize: bool
+    """Whether vectors have length 1."""
     query_prompt: str
+    """What is put before a query."""
     document_prompt: str
-    max_length: int  # tokens
-    append_eos: bool = False  # whether every text ends in the tokenizer's end-of-sequence token
+    """What is put before a document."""
+    max_length: int
+    """Tokens of the longest text."""
+    append_eos: bool = False
+    """Whether every text ends in the tokenizer's end-of-sequence token."""
     dtype: Dtype
+    """Of weights and matrix products."""
     dimension: int
-    form: str = "single"  # a document's vectors: a ``VectorForm`` in words
-    document_model: str | None = None  # of an encoder of queries alone: ``fingerprint`` of its documents' contract
-    list_scorer: str | None = None  # of an encoder of queries that was trained with a scoring module: that, in words
-    architecture: str = "plain"  # or a ``ContextualForm`` in words
-    context: str | None = None  # what a contextual encoder reads texts in: a fingerprint, 'null', 'none'
+    """Length of a vector."""
+    form: str = "single"
+    """A document's vectors: a ``VectorForm`` in words."""
+    document_model: str | None = None
+    """Of an encoder of queries alone: ``fingerprint`` of its documents' contract."""
+    list_scorer: str | None = None
+    """The scoring module that an encoder of queries was trained with, in words."""
+    architecture: str = "plain"
+    """Or a ``ContextualForm`` in words."""
+    context: str | None = None
+    """What a contextual encoder reads texts in: a fingerprint, 'null', 'none'."""
 
     @property
     def fingerprint(self) -> str:
@@ -120,6 +221,14 @@ def require_length(wanted: int | None, most: int, setting: str, limit: str = "en
     if wanted is not None and wanted > most:
         raise UserError(
             f"{setting} is {wanted}, but the encoder reads {most} tokens of a text. Lower it, or raise {limit}."
+        )
+
+
+def require_positions(wanted: int | None, positions: int, setting: str, model: str) -> None:
+    """Raises ``UserError`` where ``setting`` asks for longer texts than the ``model`` was made for."""
+    if wanted is not None and wanted > positions:
+        raise UserError(
+            f"{setting} is {wanted}, over the limit of {model}, {positions} tokens. Lower it, or choose another one."
         )
 
 

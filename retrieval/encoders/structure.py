@@ -1,6 +1,6 @@
 """How a transformer of any family is built: its blocks, its positions, and what runs its parts by themselves."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -52,3 +52,15 @@ def _listed(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, nn.ModuleList):
         return list(module)
     return [block for child in module.children() for block in _listed(child)]
+
+
+def numbered_blocks(transformer: nn.Module) -> list[nn.Module]:
+    """The transformer's layers in order. Raises ``UserError`` where they aren't as many as its configuration says."""
+    config: Any = transformer.config
+    blocks, count = transformer_blocks(transformer), config.num_hidden_layers
+    if len(blocks) != count:
+        raise UserError(
+            f"{type(transformer).__name__} has {count} layers but {len(blocks)} blocks for them (in some models they"
+            " share their weights), so single ones can't be read. Use the form single."
+        )
+    return blocks

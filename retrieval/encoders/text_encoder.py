@@ -8,84 +8,46 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
 from retrieval.encoders.adapter import merge_adapter
+from retrieval.encoders.export import EncoderParts, write_sentence_transformers_folder
 from retrieval.encoders.list_scorer import list_scorer_beside
 from retrieval.encoders.modules import (
     DenseLayer,
+    Modules,
     has_two_towers,
     load_dense,
     pools_prompt,
     read_document_model,
     read_modules,
     read_pooling,
+    read_text_settings,
+    width_behind,
 )
-from retrieval.encoders.pooling import pool
+from retrieval.encoders.pooling import Pooling, pool
 from retrieval.encoders.pretrained import locate_base
-from retrieval.encoders.specification import EncoderContract, EncoderSettings, Pooling, Projection, Role, require_length
-from retrieval.encoders.tokenizer import (
+from retrieval.encoders.specification import (
+    EncoderContract,
+    EncoderSettings,
+    Projection,
+    Role,
+    VectorForm,
+    require_length,
+)
+from retrieval.encoders.transformer import (
     has_tokenizer,
     load_tokenizer,
+    load_transformer,
     require_first_token,
     require_room_for_text,
-    settle_eos,
-    settle_length,
+    resolve_eos,
+    resolve_length,
 )
-from retrieval.encoders.transformer import load_transformer
-from retrieval.encoders.vector_form import VectorForm
-
-# A layer behind the pooling that the encoder's folder lacks: a fresh one to train, or the model's own pooler.
-
-_STANDARD_DEVIATION = 0.02  # of fresh weights, where the model's configuration names none
-
-
-def added_layer(
-    projection: Projection, transformer: nn.Module, pooling: Pooling, width: int, fresh_seed: int | None
-) -> DenseLayer:
-    """The layer from ``width`` to ``width`` features that ``projection`` asks for, to be exported as a Dense module.
-
-    A fresh layer is drawn by ``fresh_seed`` alone, as the model's family draws its layers. Raises ``UserError`` where
-    it is None, as outside training, and for a pooler that isn't there or isn't over the first token's state.
-    """
-    activation = nn.Tanh() if projection == "pooler_tanh" else nn.Identity()
-    if projection != "linear":
-        return DenseLayer(_copied_pooler(transformer, pooling, width), activation)
-    if fresh_seed is None:
-        raise UserError(
-            "The encoder's projection is 'linear': a fresh layer, whose vectors mean nothing before it is trained."
-            " Train with it, and give the trained model's folder, which holds the layer, without projection here."
-        )
-    config: Any = transformer.config
-    deviation = getattr(config, "initializer_range", _STANDARD_DEVIATION)
-    linear = nn.Linear(width, width)
-    with torch.no_grad():
-        linear.weight.normal_(0.0, deviation, generator=torch.Generator().manual_seed(fresh_seed))
-        linear.bias.zero_()
-    return DenseLayer(linear, activation)
-
-
-def _copied_pooler(transformer: nn.Module, pooling: Pooling, width: int) -> nn.Linear:
-    """The pooler's linear map, as weights of its own: the transformer's stay as they are in its folder."""
-    if pooling != "cls":
-        raise UserError(
-            f"The encoder's projection is the model's pooler, which maps the first token's state, but pooling is"
-            f" {pooling}. Set pooling to cls, or projection to 'linear'."
-        )
-    dense = getattr(getattr(transformer, "pooler", None), "dense", None)
-    if not isinstance(dense, nn.Linear) or (dense.in_features, dense.out_features) != (width, width):
-        raise UserError(
-            f"The encoder's projection is the model's pooler, but its folder has no pooler from {width} to {width}"
-            " features. Set projection to 'linear' for a fresh layer."
-        )
-    linear = nn.Linear(width, width, bias=dense.bias is not None)
-    linear.load_state_dict(dense.state_dict())
-    return linear
-
 
 # A tokenizer keeps the length it cuts at, and encoders may share one: two threads would cut at each other's.
 _ONE_LENGTH_AT_A_TIME = threading.Lock()
@@ -112,6 +74,11 @@ class TextEncoder(nn.Module):
     def dimension(self) -> int:
         """Length of a vector."""
         return self.contract.dimension
+
+    @property
+    def width(self) -> int:
+        """Length of a vector before it is cut at ``dimension``."""
+        return width_behind(self.transformer, list(self.dense))
 
     @property
     def vector_shape(self) -> tuple[int, ...]:
@@ -171,16 +138,19 @@ class TextEncoder(nn.Module):
         return self._finish(pool(states, features["attention_mask"], self.contract.pooling))
 
     def _finish(self, vectors: Tensor) -> Tensor:
-        """(…, dimension) of pooled states (…, hidden): dense layers and, if the contract says so, normalisation."""
+        """(…, dimension) of pooled states (…, hidden): dense layers, the cut at the dimension, normalisation."""
         for layer in self.dense:
             vectors = layer(vectors)
+        vectors = vectors[..., : self.dimension]
         return nn.functional.normalize(vectors, dim=-1) if self.contract.normalize else vectors
+
+    def parts(self) -> EncoderParts:
+        """What its folder is written of."""
+        return EncoderParts(self.transformer, self.tokenizer, list(self.dense), self.contract)
 
     def save(self, folder: Path) -> None:
         """Writes a sentence-transformers folder (weights in float32, tokenizer, pooling, both prompts, length)."""
-        from retrieval.encoders.export import write_sentence_transformers_folder
-
-        write_sentence_transformers_folder(self, folder)
+        write_sentence_transformers_folder(self.parts(), folder)
 
 
 def load_encoder(
@@ -201,91 +171,116 @@ def load_encoder(
     of a projection's fresh weights; None, where there is no training, refuses one that has some. Raises ``UserError``
     where the folder lacks weights, configuration or tokenizer, or asks for something unknown.
     """
-    _quiet_transformers()
+    _quiet_libraries()
     if settings.form is not None:
         raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
-    modules = read_modules(path, role or "query")
-    base_path = locate_base(path, settings.base_model)
-    if role is None or base_path is not None:
-        _require_one_tower(path, is_adapter=base_path is not None)
-    if base_path is None:
-        transformer = load_transformer(modules.transformer, settings.trust_remote_code, dropout)
-        tokenizer_folder = modules.transformer
-    else:
-        base, adapter = read_modules(base_path), modules.transformer
-        transformer = load_transformer(base.transformer, settings.trust_remote_code, dropout)
-        transformer = merge_adapter(transformer, adapter)
-        tokenizer_folder = adapter if has_tokenizer(adapter) else base.transformer
-        modules = modules if modules.pooling else base
-    tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, modules.lower_case)
-    pooled_only = settings.head == "pooled"
-    config: Any = transformer.config
-    pooling = _settle_pooling(settings.pooling, modules.pooling, path, tokenizer, transformer)
-    dense = _dense_layers(settings, modules.dense, transformer, pooling, fresh_seed)
+    transformer, tokenizer_folder, modules = _load_transformer(settings, path, dropout, role)
+    said = read_text_settings(modules)
+    tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, said.lower_case)
+    pooling = read_pooling(modules) if settings.pooling == "auto" else settings.pooling
+    if pooling == "cls":
+        require_first_token(tokenizer, transformer, path)
     unsaid = modules.pooling is None  # a sentence-transformers folder says by its tokenizer whether texts end in EOS
-    append_eos = settle_eos(tokenizer, settings.append_eos, unsaid and pooling == "last_token", tokenizer_folder)
+    append_eos = resolve_eos(tokenizer, settings.append_eos, unsaid and pooling == "last_token", tokenizer_folder)
+    full = settings.head == "full"
+    dense = [load_dense(folder) for folder in modules.dense] if full else []
+    if settings.projection is not None:
+        width = width_behind(transformer, dense)
+        dense.append(_projection(settings.projection, transformer, pooling, width, fresh_seed))
+    width = width_behind(transformer, dense)
     contract = EncoderContract(
         model=fingerprint,
         revision=settings.revision,
         pooling=pooling,
-        head="pooled" if pooled_only and modules.dense else "full",
+        head="pooled" if modules.dense and not full else "full",
         projection=settings.projection,
-        normalize=modules.normalize and not pooled_only if settings.normalize is None else settings.normalize,
-        query_prompt=_first(settings.query_prompt, modules.query_prompt, ""),
-        document_prompt=_first(settings.document_prompt, modules.document_prompt, ""),
-        max_length=settle_length(settings.max_length, modules.max_lengths, transformer, tokenizer),
+        normalize=modules.normalize and full if settings.normalize is None else settings.normalize,
+        query_prompt=_first(settings.query_prompt, said.query_prompt, ""),
+        document_prompt=_first(settings.document_prompt, said.document_prompt, ""),
+        max_length=resolve_length(settings.max_length, said.max_lengths, transformer, tokenizer),
         append_eos=append_eos,
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
-        dimension=dense[-1].linear.out_features if dense else int(config.hidden_size),
+        dimension=min(width, said.truncate_dim or width) if full else width,
         document_model=read_document_model(path),
         list_scorer=list_scorer_beside(path),
     )
-    _require_pooled_prompts(contract, modules.pooling)
+    if (contract.query_prompt or contract.document_prompt) and not pools_prompt(modules.pooling):
+        raise UserError(f"{modules.pooling}/config.json leaves the prompt out of the pooling, which is not supported.")
     return TextEncoder(transformer, tokenizer, dense, contract)
 
 
-def _settle_pooling(
-    wanted: Pooling | Literal["auto"], folder: Path | None, path: Path, tokenizer: Any, transformer: nn.Module
-) -> Pooling:
-    """As it is ``wanted``, or as the Pooling module's ``folder`` says. Raises ``UserError`` where it can't be had."""
-    pooling = read_pooling(folder, path) if wanted == "auto" else wanted
-    if pooling == "cls":
-        require_first_token(tokenizer, transformer, path)
-    return pooling
-
-
-def _require_one_tower(path: Path, *, is_adapter: bool) -> None:
-    if has_two_towers(path):
+def _load_transformer(
+    settings: EncoderSettings, path: Path, dropout: float | None, role: Role | None
+) -> tuple[nn.Module, Path, Modules]:
+    """The transformer, an adapter merged into it, the folder of its tokenizer, and what is behind it."""
+    modules, base_path = read_modules(path, role or "query"), locate_base(path, settings.base_model)
+    if (role is None or base_path is not None) and has_two_towers(path):
         raise UserError(
             f"{path} holds an encoder of queries and another of documents"
-            f"{', LoRA adapters, which is not supported' if is_adapter else ''}. Give the folder of one encoder here."
+            f"{', LoRA adapters, which is not supported' if base_path else ''}. Give the folder of one encoder here."
         )
-
-
-def _require_pooled_prompts(contract: EncoderContract, pooling: Path | None) -> None:
-    if (contract.query_prompt or contract.document_prompt) and not pools_prompt(pooling):
-        raise UserError(f"{pooling}/config.json leaves the prompt out of the pooling, which is not supported.")
-
-
-def _dense_layers(
-    settings: EncoderSettings, folders: Sequence[Path], transformer: nn.Module, pooling: Pooling, fresh_seed: int | None
-) -> list[DenseLayer]:
-    """What follows the pooling: the folder's dense layers, unless only the pooling is asked for, and a projection."""
-    dense = [] if settings.head == "pooled" else [load_dense(folder) for folder in folders]
-    if settings.projection is not None:
-        config: Any = transformer.config
-        width = dense[-1].linear.out_features if dense else int(config.hidden_size)
-        dense.append(added_layer(settings.projection, transformer, pooling, width, fresh_seed))
-    return dense
+    if base_path is None:
+        return load_transformer(modules.transformer, settings.trust_remote_code, dropout), modules.transformer, modules
+    base, adapter = read_modules(base_path), modules.transformer
+    transformer = load_transformer(base.transformer, settings.trust_remote_code, dropout)
+    tokenizer_folder = adapter if has_tokenizer(adapter) else base.transformer
+    return merge_adapter(transformer, adapter), tokenizer_folder, modules if modules.pooling else base
 
 
 def _first(*values: str | None) -> str:
     return next(value for value in values if value is not None)
 
 
-def _quiet_transformers() -> None:
+def _quiet_libraries() -> None:
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    for name in ("transformers", "sentence_transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+_STANDARD_DEVIATION = 0.02  # of fresh weights, where the model's configuration names none
+
+
+def _projection(
+    projection: Projection, transformer: nn.Module, pooling: Pooling, width: int, fresh_seed: int | None
+) -> DenseLayer:
+    """The layer from ``width`` to ``width`` features that ``projection`` asks for, to be exported as a Dense module.
+
+    A fresh layer is drawn by ``fresh_seed`` alone, as the model's family draws its layers. Raises ``UserError`` where
+    it is None, as outside training, and for a pooler that isn't there or isn't over the first token's state.
+    """
+    activation = nn.Tanh() if projection == "pooler_tanh" else nn.Identity()
+    if projection != "linear":
+        return DenseLayer(_copied_pooler(transformer, pooling, width), activation)
+    if fresh_seed is None:
+        raise UserError(
+            "The encoder's projection is 'linear': a fresh layer, whose vectors mean nothing before it is trained."
+            " Train with it, and give the trained model's folder, which holds the layer, without projection here."
+        )
+    config: Any = transformer.config
+    deviation = getattr(config, "initializer_range", _STANDARD_DEVIATION)
+    linear = nn.Linear(width, width)
+    with torch.no_grad():
+        linear.weight.normal_(0.0, deviation, generator=torch.Generator().manual_seed(fresh_seed))
+        linear.bias.zero_()
+    return DenseLayer(linear, activation)
+
+
+def _copied_pooler(transformer: nn.Module, pooling: Pooling, width: int) -> nn.Linear:
+    """The pooler's linear map, as weights of its own: the transformer's stay as they are in its folder."""
+    if pooling != "cls":
+        raise UserError(
+            f"The encoder's projection is the model's pooler, which maps the first token's state, but pooling is"
+            f" {pooling}. Set pooling to cls, or projection to 'linear'."
+        )
+    dense = getattr(getattr(transformer, "pooler", None), "dense", None)
+    if not isinstance(dense, nn.Linear) or (dense.in_features, dense.out_features) != (width, width):
+        raise UserError(
+            f"The encoder's projection is the model's pooler, but its folder has no pooler from {width} to {width}"
+            " features. Set projection to 'linear' for a fresh layer."
+        )
+    linear = nn.Linear(width, width, bias=dense.bias is not None)
+    linear.load_state_dict(dense.state_dict())
+    return linear

@@ -10,12 +10,10 @@ from torch import nn
 from raytriever.errors import UserError
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual, load_contextual
-from retrieval.encoders.export import write_form, write_routes, write_sentence_transformers_folder
-from retrieval.encoders.modules import has_two_towers, read_json
+from retrieval.encoders.modules import FORM_FILE, has_two_towers, read_json
 from retrieval.encoders.multi_vector import MultiVectorEncoder
-from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
+from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role, VectorForm
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from retrieval.encoders.vector_form import FORM_FILE, VectorForm
 
 
 class Towers(nn.Module):
@@ -58,7 +56,7 @@ def load_towers(
     if is_contextual(path):
         contextual = load_contextual(settings, path, fingerprint, dropout, fresh_seed)
         return Towers(contextual, contextual)
-    form, alpha = settle_form(settings.form, path)
+    form, alpha = resolve_form(settings.form, path)
     plain = settings.model_copy(update={"form": None})
     query = document = load_encoder(plain, path, fingerprint, dropout, "query", fresh_seed)
     if has_two_towers(path):
@@ -69,7 +67,7 @@ def load_towers(
     return Towers(query, document if form.kind == "single" else MultiVectorEncoder(document, form, alpha))
 
 
-def settle_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Sequence[float] | None]:
+def resolve_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Sequence[float] | None]:
     """The form of a document's vectors, ``wanted`` or as the folder says, and the alphas stored with just that form.
 
     Raises ``UserError`` where the folder's form can't be read.
@@ -84,49 +82,3 @@ def settle_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Sequ
     except (ValidationError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{listing} describes no form of vectors: {' '.join(str(error).split())}") from error
     return (stored, alpha) if wanted in (None, stored) else (wanted or stored, None)
-
-
-def write_towers(query: TextEncoder, document: TextEncoder, folder: Path) -> None:
-    """Writes the encoders of queries and documents as one folder, which ``load_towers`` reads.
-
-    sentence-transformers loads it too, several vectors a document or a reduction that it has no module for as the last
-    layer's. Encoders with weights of their own, and averages, take its Router, which it has from release 5 on. Raises
-    ``UserError`` where the two differ in pooling, prompts, length, dimension or normalisation.
-    """
-    require_one_contract(query, document, "the queries' encoder", "the documents' encoder")
-    form = document.form
-    weights = _layer_weights(document)
-    token_average = form.kind == "all_tokens" and form.reduction == "average"
-    if weights is not None or token_average or query.transformer is not document.transformer:
-        write_routes(query, document, folder, "mean" if token_average else document.contract.pooling, weights)
-    else:
-        write_sentence_transformers_folder(query, folder)
-    if form.kind != "single" and form.reduction != "last":  # what is left is a plain encoder
-        write_form(form, _alpha(document), folder)
-
-
-def require_one_contract(query: TextEncoder, document: TextEncoder, mine: str, theirs: str) -> None:
-    """Two towers are stored as one encoder, so only their weights and the form of a document's vectors may differ.
-
-    Raises ``UserError`` naming whatever else does; ``mine`` and ``theirs``: what the two are to the user.
-    """
-    alone = document.contract.model_copy(update={"model": query.contract.model, "form": query.contract.form})
-    if differing := query.contract.differences(alone):
-        raise UserError(
-            f"{mine} and {theirs} differ in more than their weights: {differing}. The two are stored as one encoder:"
-            " give both the same pooling, prompts, lengths and the like."
-        )
-
-
-def _layer_weights(document: TextEncoder) -> dict[int, float] | None:
-    """The share of each layer in the one vector that is left of several; None where there is no such average."""
-    layers = document.form.layers
-    if not layers or document.form.reduction not in ("average", "scalar_mix"):
-        return None
-    alpha = torch.tensor(_alpha(document) or [0.0] * len(layers))
-    return dict(zip(layers, alpha.softmax(dim=0).tolist(), strict=True))
-
-
-def _alpha(document: TextEncoder) -> list[float] | None:
-    alpha = document.alpha if isinstance(document, MultiVectorEncoder) else None
-    return None if alpha is None else [float(each) for each in alpha.detach().float().cpu()]

@@ -25,9 +25,9 @@ from retrieval.encoders.specification import (
     EncoderContract,
     EncoderSettings,
     Role,
+    VectorForm,
 )
-from retrieval.encoders.towers import Towers, load_towers, settle_form
-from retrieval.encoders.vector_form import VectorForm
+from retrieval.encoders.towers import Towers, load_towers, resolve_form
 from retrieval.jobs.model_stage import ModelStage
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import ROW, VECTORS
@@ -100,7 +100,7 @@ class Embed(ModelStage[EmbedConfig]):
 
     def plan(self) -> list[Shard]:
         """Ranges of rows of each part."""
-        form, _ = settle_form(self.config.encoder.form, self.located.path)
+        form, _ = resolve_form(self.config.encoder.form, self.located.path)
         log.info(f"  encoder: {self.config.encoder.model} from {self.located.origin}, {self.config.encoder.dtype}")
         if not form.reduced and "documents" in self.config.parts:
             log.info(f"  {form.vectors or 'max_length'} vectors a document: {form}")

@@ -1,4 +1,8 @@
-"""What jobs share whose workers load a pretrained model."""
+"""What jobs share whose workers load a pretrained model: it is found and checked before the run, and placed.
+
+Before a run nothing of a model is read but its configuration. What that doesn't say is left to whoever loads the model:
+a check here never refuses what would run.
+"""
 
 import socket
 from collections.abc import Mapping, Set
@@ -12,20 +16,16 @@ from raytriever.errors import UserError
 from raytriever.stages.preflight import NotLocal
 from raytriever.stages.stage import Config, Stage
 from retrieval.encoders.adapter import has_adapter
-from retrieval.encoders.modules import CONTEXTUAL_FILE, ModuleSettings, read_json, read_modules
+from retrieval.encoders.modules import CONTEXTUAL_FILE, read_json, read_modules, read_text_settings
 from retrieval.encoders.pretrained import LocatedModel, locate_named
 from retrieval.encoders.specification import (
     EncoderSettings,
     ModelSettings,
     require_dtype,
     require_length,
+    require_positions,
     resolve_dtype,
 )
-
-# What can be known of pretrained models before a run begins: that they can be had, and that settings fit them.
-#
-# Nothing of a model is read but its configuration. What that doesn't say is left to whoever loads the model: a check
-# here never refuses what would run.
 
 _LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")  # as BERT, DistilBERT, T5 and GPT-2 call them
 
@@ -49,38 +49,24 @@ def check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapp
 
     ``key``: of ``settings``; ``lengths``: tokens of a text, by the names of the settings that ask for them.
     """
-    modules = _modules(path)
-    if modules is None:
-        return
+    if has_adapter(path) or (path / CONTEXTUAL_FILE).exists():
+        return  # a base model or another folder knows more of it
+    try:
+        modules = read_modules(path)
+        stated = read_text_settings(modules).max_lengths
+    except UserError:
+        return  # as it is said when the encoder is loaded
     config = read_json(modules.transformer / "config.json")
     count = next((config[name] for name in _LAYERS if isinstance(config.get(name), int)), None)
-    form = settings.form
-    if form is not None and form.kind == "layers" and count is not None and form.layers[-1] != count:
-        raise UserError(
-            f"{key}.form.layers is {list(form.layers)}. It must end in {count}, the last layer of {settings.model},"
-            f" whose vector queries have; before it, any of 1 to {count - 1}."
-        )
+    if settings.form is not None and count is not None:
+        settings.form.require_last_layer(count, f"{key}.form.layers", settings.model)
     positions = config.get("max_position_embeddings")
-    if isinstance(positions, int) and settings.max_length is not None and settings.max_length > positions:
-        raise UserError(
-            f"{key}.max_length is {settings.max_length}, over the limit of {settings.model}, {positions} tokens. Lower"
-            " it, or choose another encoder."
-        )
-    stated = next(iter(modules.max_lengths)) if len(modules.max_lengths) == 1 else None
-    most = settings.max_length or stated or positions
+    if isinstance(positions, int):
+        require_positions(settings.max_length, positions, f"{key}.max_length", settings.model)
+    most = settings.max_length or (next(iter(stated)) if len(stated) == 1 else positions)
     if isinstance(most, int):
         for name, wanted in lengths.items():
             require_length(wanted, most, name, f"{key}.max_length")
-
-
-def _modules(path: Path) -> ModuleSettings | None:
-    """What the folder says of its modules; None where its base model or another reader knows more of it."""
-    if has_adapter(path) or (path / CONTEXTUAL_FILE).exists():
-        return None
-    try:
-        return read_modules(path)
-    except UserError:
-        return None
 
 
 class ModelStage(Stage[Config], Generic[Config]):

@@ -8,8 +8,7 @@ from pydantic import Field
 from raytriever.errors import UserError
 from retrieval.encoders.adapter import has_adapter
 from retrieval.encoders.specification import ModelSettings
-from retrieval.encoders.tokenizer import load_tokenizer
-from retrieval.encoders.transformer import load_pretrained
+from retrieval.encoders.transformer import load_pretrained, load_tokenizer
 
 
 class LanguageModelSettings(ModelSettings):

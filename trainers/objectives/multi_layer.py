@@ -17,8 +17,8 @@ from torch.nn import functional
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.pretrained import LocatedModel
-from retrieval.encoders.towers import Towers, settle_form
-from retrieval.encoders.vector_form import VectorForm
+from retrieval.encoders.specification import VectorForm
+from retrieval.encoders.towers import Towers, resolve_form
 from trainers.engine.gradient_cache import Chunks, encode_chunks, encode_several, pad_vectors
 from trainers.objective import Paper, Run
 from trainers.objectives.contrastive import batch_metrics, contrast
@@ -83,7 +83,7 @@ class MultiLayerSettings(PairSettings):
         encoder = run.document_encoder or run.encoder
         form = encoder.form
         if form is None:
-            form, _ = settle_form(None, Path(encoder.model))
+            form, _ = resolve_form(None, Path(encoder.model))
             if form.kind == "single" and self.training_form != "dual_encoder":
                 raise UserError(
                     f"training_form {self.training_form!r} trains documents of several vectors, but {key}.form is not"

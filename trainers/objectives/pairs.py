@@ -20,9 +20,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from raytriever.errors import UserError
+from retrieval.encoders.multi_vector import write_towers
 from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
-from retrieval.encoders.towers import write_towers
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 from trainers.objective import Comparisons, KindSettings, Objective, Outcome
 from trainers.objectives.draws import text_keys

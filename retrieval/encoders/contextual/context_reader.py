@@ -4,7 +4,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
@@ -16,11 +18,12 @@ from retrieval.encoders.contextual.second_stage import (
     read_texts,
     unplaced,
 )
-from retrieval.encoders.pooling import pool, weighted_mean
+from retrieval.encoders.pooling import Pooling, pool, weighted_mean
 
 Context = Tensor | Literal["null"] | None
 """Vectors (J, width) of a first stage; the null vector in the place of all of them; or nothing before a text."""
 
+_EMPTY_ALLOWANCE = 2  # times as many documents are drawn as are wanted
 _NULL_DEVIATION = 0.02  # of fresh vectors, where the model's configuration names none
 
 
@@ -155,7 +158,7 @@ class ContextReader(nn.Module):
         self,
         features: Mapping[str, Tensor],
         prefix: Prefix,
-        pooling: Literal["mean", "cls", "last_token"],
+        pooling: Pooling,
         dropped: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
@@ -238,3 +241,11 @@ def _weights(prefix: Prefix, dropped: Tensor | None, hidden: Tensor | None) -> T
         nulls = dropped if hidden is None else dropped & ~hidden
         weights[:, prefix.null_row] = nulls.sum(dim=1).to(weights.dtype)
     return weights
+
+
+def drawn_rows(total: int, count: int, seed: int) -> NDArray[np.int64]:
+    """Rows, drawn without replacement, of ``total`` documents: candidates for a context of ``count``, in order.
+
+    Twice as many, where there are: some may be empty.
+    """
+    return np.random.default_rng(seed).choice(total, min(total, _EMPTY_ALLOWANCE * count), replace=False)

@@ -22,7 +22,7 @@ from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Settings
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
-from retrieval.encoders.contextual.drawing import drawn_rows
+from retrieval.encoders.contextual.context_reader import drawn_rows
 
 CONTEXT = "context"
 _DESCRIPTION, _VECTORS, _DOCUMENTS = (

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,21 +21,24 @@ from raytriever.errors import UserError
 from retrieval.encoders.contextual.context_reader import (
     Context,
     ContextReader,
+    drawn_rows,
     own_weights,
     require_no_empty,
     vectors_sha256,
 )
-from retrieval.encoders.contextual.drawing import drawn_rows
-from retrieval.encoders.pooling import segment_means
+from retrieval.encoders.pooling import Pooling, segment_means
 
 _SETTINGS = ("contextual.json", "1_Pooling/config.json", "sentence_bert_config.json")
 _WEIGHTS = "contextual.safetensors"
 _VECTORS = "context.safetensors"
 _CONTEXT = "context.json"
 _FIRST_STAGE = "first_stage"
-_POOLINGS: dict[str, Literal["mean", "cls", "last_token"]] = {
+_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last_token",
 }
 

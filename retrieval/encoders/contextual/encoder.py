@@ -3,12 +3,14 @@
 Morris & Rush 2024, "Contextual Document Embeddings".
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
@@ -17,16 +19,21 @@ from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, token_budget_batch
 from retrieval.encoders.contextual.context_reader import (
     Context,
     ContextReader,
+    own_weights,
     require_no_empty,
     vectors_sha256,
 )
 from retrieval.encoders.contextual.second_stage import Prefix
+from retrieval.encoders.modules import CONTEXTUAL_FILE, FIRST_STAGE
 from retrieval.encoders.pooling import pool, segment_means
 from retrieval.encoders.specification import EncoderContract
 from retrieval.encoders.structure import ShardedUnit
 from retrieval.encoders.text_encoder import TextEncoder
 
 # What a contextual encoder is beside its two transformers: what comes before the text, and how the text reads it.
+
+
+WEIGHTS = "contextual.safetensors"  # null vector, prompt vectors and head, beside the modules
 
 
 class ContextualForm(Settings):
@@ -204,14 +211,17 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         return ContextualEncoder.encode(self, features, self.prefix_in_use())  # by its class: see ``ShardedUnit``
 
     def save(self, folder: Path) -> None:
-        """Writes both stages and what joins them; ``load_towers`` reads it.
+        """Writes both stages and what joins them, without a context in use; ``load_towers`` reads it.
 
         sentence-transformers loads it as a plain encoder, the second stage without context: a fallback, whose vectors
         are not those the encoder was trained for. ``write_module_folder`` writes one that reads a context.
         """
-        from retrieval.encoders.contextual.folder import write_contextual
-
-        write_contextual(self, folder)
+        super().save(folder)
+        self.first_stage.save(folder / FIRST_STAGE)
+        own = {name: value.detach().float().cpu().contiguous() for name, value in own_weights(self).items()}
+        save_file(own, folder / WEIGHTS)
+        values = self.contextual_form.model_dump(mode="json")
+        (folder / CONTEXTUAL_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def shortened(contract: EncoderContract, max_length: int) -> EncoderContract:

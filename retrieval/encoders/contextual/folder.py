@@ -17,8 +17,7 @@ from torch import nn
 from raytriever.errors import UserError
 from retrieval.encoders.contextual.context_reader import own_weights, perceptron, vectors_sha256
 from retrieval.encoders.contextual.contexts import CorpusContext
-from retrieval.encoders.contextual.encoder import ContextualEncoder, ContextualForm, shortened
-from retrieval.encoders.export import write_sentence_transformers_folder
+from retrieval.encoders.contextual.encoder import WEIGHTS, ContextualEncoder, ContextualForm, shortened
 from retrieval.encoders.modules import (
     CONTEXTUAL_FILE,
     CONTEXTUAL_TRANSFORMER,
@@ -27,11 +26,9 @@ from retrieval.encoders.modules import (
     load_weights,
     read_json,
 )
-from retrieval.encoders.multi_vector import numbered_blocks
 from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.structure import numbered_blocks
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
-
-_WEIGHTS = "contextual.safetensors"
 
 
 def contextual_from(
@@ -84,18 +81,6 @@ def keep_layers(transformer: nn.Module, count: int) -> None:
         config.layer_types = config.layer_types[:count]
 
 
-def write_contextual(encoder: ContextualEncoder, folder: Path) -> None:
-    """Writes both stages and what joins them; a context in use is not part of it."""
-    from safetensors.torch import save_file
-
-    write_sentence_transformers_folder(encoder, folder)
-    encoder.first_stage.save(folder / FIRST_STAGE)
-    own = {name: value.detach().float().cpu().contiguous() for name, value in own_weights(encoder).items()}
-    save_file(own, folder / _WEIGHTS)
-    values = encoder.contextual_form.model_dump(mode="json")
-    (folder / CONTEXTUAL_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
 def is_contextual(path: Path) -> bool:
     """Whether the folder holds a contextual encoder."""
     return (path / CONTEXTUAL_FILE).exists()
@@ -108,7 +93,7 @@ def load_contextual(
     dropout: float | None = None,
     fresh_seed: int | None = None,
 ) -> ContextualEncoder:
-    """Loads what ``write_contextual`` wrote, as ``load_encoder`` does; no context is set.
+    """Loads what ``ContextualEncoder.save`` wrote, as ``load_encoder`` does; no context is set.
 
     Raises ``UserError`` where the folder isn't whole, and for a ``form`` of several vectors.
     """
@@ -119,7 +104,7 @@ def load_contextual(
         second.transformer, second.tokenizer, list(second.dense), second.contract, first, _read_form(path)
     )
     weights, form = own_weights(encoder), str(encoder.contextual_form)
-    load_weights(weights, path / _WEIGHTS, "The contextual encoder's own weights", CONTEXTUAL_FILE, form)
+    load_weights(weights, path / WEIGHTS, "The contextual encoder's own weights", CONTEXTUAL_FILE, form)
     return encoder
 
 
@@ -144,7 +129,6 @@ _SOURCES = (
     "raytriever/errors.py",
     "retrieval/encoders/structure.py",
     "retrieval/encoders/pooling.py",
-    "retrieval/encoders/contextual/drawing.py",
     "retrieval/encoders/contextual/families.py",
     "retrieval/encoders/contextual/second_stage.py",
     "retrieval/encoders/contextual/context_reader.py",

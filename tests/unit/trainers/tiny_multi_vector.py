@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.encoders.multi_vector import scalar_mix
-from retrieval.encoders.vector_form import VectorForm
+from retrieval.encoders.specification import VectorForm
 from tests.unit.trainers.tiny import TinyEncoder
 from trainers.engine.gradient_cache import pad_vectors
 from trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings

@@ -428,7 +428,7 @@ def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_enco
             )
     dimension = documents.dimension
     if encoder.dimension != dimension:
-        encoder.dense.append(_fresh_layer(encoder.dimension, dimension, seed))
+        encoder.dense.append(_fresh_layer(encoder.width, dimension, seed))
     encoder.contract = own.model_copy(update={"document_model": documents.fingerprint, "dimension": dimension})
 
 

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
 from raytriever.errors import UserError
-from retrieval.encoders.modules import read_modules
+from retrieval.embedding import encode_texts
+from retrieval.encoders.modules import read_modules, read_text_settings
 from tests.unit.retrieval.encoders.tiny_models import (
+    TEXTS,
     WIDTH,
     assert_sentence_transformers_agrees,
     copy_without_weights,
@@ -63,16 +67,14 @@ def pickled(name: str) -> Damage:
         (pickled("model.safetensors"), r"as a pickle alone \(pytorch_model.bin\), which isn't read"),
         (edit("config.json", model_type="unheard of"), "can't be loaded"),
         (lambda path: (path / "modules.json").write_text("{"), "is not readable JSON"),
-        (lambda path: (path / "modules.json").write_text('{"a": 1}'), "is no list of modules"),
-        (edit("1_Pooling/config.json", pooling_mode="max"), "asks for a pooling that is not supported: max"),
-        (edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]), "several poolings at once .*: cls, mean"),
+        (lambda path: (path / "modules.json").write_text('{"a": 1}'), r"modules\.json can't be read"),
+        (edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]), "a pooling that is not supported: cls, mean"),
         (edit("1_Pooling/config.json", include_prompt=False), "leaves the prompt out of the pooling"),
-        (edit("2_Dense/config.json", activation_function="my.Swish"), "activation 'Swish'; supported"),
+        (edit("2_Dense/config.json", activation_function="my.Swish"), "activation 'my.Swish'; supported"),
         (edit("2_Dense/config.json", use_residual=True), "residual"),
-        (edit("2_Dense/config.json", in_features=7), "Dense layer .* can't be loaded"),
-        (lambda path: (path / "2_Dense" / "model.safetensors").unlink(), "Dense layer .* can't be loaded"),
+        (edit("2_Dense/config.json", in_features=7), "Dense layer .* can't be read"),
+        (lambda path: (path / "2_Dense" / "model.safetensors").unlink(), "Dense layer .* can't be read"),
         (pickled("2_Dense/model.safetensors"), "2_Dense holds its weights as a pickle alone"),
-        (edit("config_sentence_transformers.json", truncate_dim=4), "at dimension 4"),
         (edit("sentence_bert_config.json", transformer_task="fill-mask"), "sets transformer_task"),
         (edit("sentence_bert_config.json", processing_kwargs={"text": {}}), "sets processing_kwargs"),
         (edit("sentence_bert_config.json", modality_config={"text": {}, "message": {}}), "chat template"),
@@ -95,6 +97,48 @@ def test_unknown_modules_and_orders_are_refused(base: Path, tmp_path: Path, chai
     (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(UserError, match=rf"chains '{chain}', which is not supported"):
         load_tiny(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../outside.safetensors", "/outside.safetensors"])
+def test_a_list_of_weights_names_safetensors_beside_it_alone(model: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(model, tmp_path / "copy")
+    (tmp_path / "copy" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(UserError, match=f"names '{name}'; weights are read from safetensors files beside it alone"):
+        load_tiny(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("path", ["../outside", "/outside"])
+def test_a_module_outside_of_the_folder_is_refused(model: Path, tmp_path: Path, path: str) -> None:
+    shutil.copytree(model, tmp_path / "copy")
+    listing = tmp_path / "copy" / "modules.json"
+    modules = json.loads(listing.read_text())
+    modules[1]["path"] = path
+    listing.write_text(json.dumps(modules))
+    with pytest.raises(UserError, match=f"'{path}' leads out of the model's folder"):
+        load_tiny(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("activation", ["torch.nn.modules.activation.SiLU", "torch.nn.modules.activation.Sigmoid"])
+def test_any_activation_of_torch_is_read_and_exported(model: Path, tmp_path: Path, activation: str) -> None:
+    shutil.copytree(model, tmp_path / "copy")
+    edit("2_Dense/config.json", activation_function=activation)(tmp_path / "copy")
+    load_tiny(tmp_path / "copy").save(tmp_path / "export")
+    assert_sentence_transformers_agrees(tmp_path / "copy")
+    assert_sentence_transformers_agrees(tmp_path / "export", tmp_path / "copy")
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_vectors_are_cut_at_truncate_dim(base: Path, tmp_path: Path, normalize: bool) -> None:
+    """sentence-transformers cuts behind the normalisation; ours have length 1 again, as its cosine makes them."""
+    folder = save_sentence_transformer(base, tmp_path / "model", extra=[Normalize()] if normalize else [])
+    edit("config_sentence_transformers.json", truncate_dim=8)(folder)
+    encoder = load_tiny(folder)
+    encoder.save(tmp_path / "export")
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, normalize_embeddings=normalize)
+    for each in (encoder, load_tiny(tmp_path / "export")):
+        ours = encode_texts(each, TEXTS, "document")
+        assert ours.shape == (len(TEXTS), 8) == (len(TEXTS), each.dimension)
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
 
 
 def test_a_plain_folder_needs_a_pooling(base: Path) -> None:
@@ -136,11 +180,11 @@ def test_prompts_have_several_names(
     tmp_path: Path, prompts: dict[str, str], expected: tuple[str | None, str | None]
 ) -> None:
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
-    modules = read_modules(tmp_path)
-    assert (modules.query_prompt, modules.document_prompt) == expected
+    said = read_text_settings(read_modules(tmp_path))
+    assert (said.query_prompt, said.document_prompt) == expected
 
 
 def test_older_names_of_the_transformers_settings_are_read(tmp_path: Path) -> None:
     (tmp_path / "sentence_roberta_config.json").write_text('{"max_seq_length": 77, "do_lower_case": true}')
-    modules = read_modules(tmp_path)
-    assert (modules.max_lengths, modules.lower_case) == ({77}, True)
+    said = read_text_settings(read_modules(tmp_path))
+    assert (said.max_lengths, said.lower_case) == ({77}, True)

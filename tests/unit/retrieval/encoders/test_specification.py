@@ -98,7 +98,7 @@ def test_fingerprints_are_of_what_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"pooling": "max"}, {"dtype": "float16"}, {"append_eos": "maybe"}, {"prompt": "q"}]
+    "setting", [{"pooling": "first"}, {"dtype": "float16"}, {"append_eos": "maybe"}, {"prompt": "q"}]
 )
 def test_settings_that_do_not_exist_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):

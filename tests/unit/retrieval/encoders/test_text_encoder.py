@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from retrieval.embedding import encode_texts
+from retrieval.encoders.modules import POOLING_MODES
 from retrieval.encoders.pooling import pool
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings, Role
@@ -31,7 +33,6 @@ TEXTS = [
     "x",
     "UPPER and lower",
 ]
-POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last_token"}
 
 
 def sentence_transformers_folder(
@@ -64,7 +65,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", POOLING_MODES)
 @pytest.mark.parametrize(
     ("dense", "prompts"),
     [(False, None), (True, {"query": "query: ", "document": "passage: "})],
@@ -76,7 +77,11 @@ def test_vectors_equal_those_of_sentence_transformers(
     folder = sentence_transformers_folder(tiny_encoder, tmp_path / "model", pooling, dense, prompts)
     encoder = load_tiny(folder)
     contract = encoder.contract
-    assert (contract.pooling, contract.normalize, contract.dimension) == (POOLINGS[pooling], dense, 8 if dense else 32)
+    assert (contract.pooling, contract.normalize, contract.dimension) == (
+        POOLING_MODES[pooling],
+        dense,
+        8 if dense else 32,
+    )
     assert (contract.query_prompt, contract.document_prompt) == (("query: ", "passage: ") if prompts else ("", ""))
     assert contract.max_length == 24
     assert_equal_vectors(folder, encoder)
@@ -125,14 +130,19 @@ def test_lower_casing_of_older_folders_is_kept(tiny_encoder: Path, tmp_path: Pat
     assert_equal_vectors(tmp_path / "exported", lower)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last_token"])
+@pytest.mark.parametrize("pooling", list(POOLING_MODES.values()))
 def test_pooling_reads_only_what_the_mask_keeps(pooling: Any) -> None:
     states = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
-    expected = [
-        {"mean": row[:length].mean(dim=0), "cls": row[0], "last_token": row[length - 1]}[pooling]
-        for row, length in zip(states, mask.sum(dim=1).tolist(), strict=True)
-    ]
+    of_row: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "mean": lambda row: row.mean(dim=0),
+        "cls": lambda row: row[0],
+        "last_token": lambda row: row[-1],
+        "max": lambda row: row.max(dim=0).values,
+        "mean_sqrt_len": lambda row: row.sum(dim=0) / len(row) ** 0.5,
+        "weighted_mean": lambda row: sum(n * each for n, each in enumerate(row, 1)) / sum(range(1, len(row) + 1)),
+    }
+    expected = [of_row[pooling](row[:n]) for row, n in zip(states, mask.sum(dim=1).tolist(), strict=True)]
     found = pool(states, mask, pooling)
     torch.testing.assert_close(found, torch.stack(expected))
     states[mask == 0] = torch.nan  # padding must not even be multiplied by zero

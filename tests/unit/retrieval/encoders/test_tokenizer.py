@@ -96,7 +96,7 @@ def test_roberta_has_fewer_positions_than_its_table(tmp_path: Path, name: str) -
     assert encoder.contract.max_length == POSITIONS
     encoder(encoder.tokenize([LONG], "query"))
     for wrong in (POSITIONS + 1, POSITIONS + 2):
-        with pytest.raises(UserError, match=f"max_length {wrong} is over the encoder's limit of {POSITIONS} tokens"):
+        with pytest.raises(UserError, match=f"is {wrong}, over the limit of the encoder, {POSITIONS} tokens"):
             load_tiny(folder, pooling="mean", max_length=wrong)
     stated = save_sentence_transformer(folder, tmp_path / "model", max_seq_length=POSITIONS + 2)
     assert load_tiny(stated).contract.max_length == POSITIONS
@@ -108,7 +108,7 @@ def test_rotary_models_may_be_cut_later_where_their_folder_says_so(bases: dict[s
     edited(folder / "sentence_bert_config.json", lambda config: config.update(max_seq_length=2 * POSITIONS))
     assert load_tiny(folder).contract.max_length == 2 * POSITIONS
     assert_sentence_transformers_agrees(folder)
-    with pytest.raises(UserError, match="max_length 96 is over the encoder's limit of 48"):
+    with pytest.raises(UserError, match="max_length is 96, over the limit of the encoder, 48"):
         load_tiny(bases["qwen2"], pooling="mean", max_length=2 * POSITIONS)
 
 

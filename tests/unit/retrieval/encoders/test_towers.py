@@ -11,11 +11,11 @@ from sentence_transformers import SentenceTransformer
 
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
-from retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm
+from retrieval.encoders.multi_vector import MultiVectorEncoder, VectorForm, write_towers
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
-from retrieval.encoders.towers import Towers, load_towers, write_towers
+from retrieval.encoders.towers import Towers, load_towers
 from tests.unit.retrieval.encoders.tiny_models import TEXTS, WIDTH, edited, load_tiny, save_tiny_model
 
 SETTINGS = {"pooling": "cls", "normalize": True, "query_prompt": "query: ", "max_length": 20}

@@ -16,8 +16,8 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
 from retrieval.embedding import encode_texts
+from retrieval.encoders.contextual.context_reader import drawn_rows
 from retrieval.encoders.contextual.contexts import CorpusContext, count_documents, draw_documents
-from retrieval.encoders.contextual.drawing import drawn_rows
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.jobs.context import Context, ContextConfig

@@ -4,9 +4,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.specification import EncoderSettings, VectorForm
 from retrieval.encoders.towers import load_towers
-from retrieval.encoders.vector_form import VectorForm
 from trainers.objectives.multi_layer import MultiLayer, MultiLayerSettings
 
 LAYERS = {"kind": "layers", "layers": (1, 2)}

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from raytriever.errors import UserError
-from retrieval.encoders.vector_form import VectorForm
+from retrieval.encoders.specification import VectorForm
 from tests.unit.trainers.tiny_multi_vector import COMBINATIONS, FORMS
 from trainers.objectives.multi_layer import MultiLayerSettings
 

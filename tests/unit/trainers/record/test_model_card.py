@@ -7,8 +7,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from retrieval.encoders.specification import EncoderContract
-from retrieval.encoders.vector_form import VectorForm
+from retrieval.encoders.specification import EncoderContract, VectorForm
 from trainers.objectives.contrastive import ContrastiveSettings
 from trainers.objectives.union import ObjectiveSettings
 from trainers.record.model_card import Measured, model_card
