@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast
 
 import pyarrow as pa
 import torch
 import torch.distributed as dist
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from pipelines.batches import BatchReader
@@ -35,7 +36,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one forward pass says: the mean loss over ``examples`` rows, and detached scalar tensors by name.
+    """What one forward pass gives: the mean loss over ``examples`` rows, and detached scalar tensors by name.
 
     Every pass of a run has the same metric names; the loop logs their mean over the pieces of a step. ``tokens``:
     those that it encoded, without padding.
@@ -94,7 +95,7 @@ class Paper:
         return f"{self.authors} ({self.year}). [{self.title}]({self.url})."
 
 
-class KindSettings(Settings):
+class ObjectiveSettings(Settings):
     """The base of every objective's settings: what it asks of the rest of a run, and how it is built.
 
     Each has a field ``kind``, the literal by which a recipe chooses it.
@@ -113,14 +114,11 @@ class KindSettings(Settings):
     freezes_documents: ClassVar[bool] = False
     """Whether the queries alone are trained, so that the export still belongs to an encoder of the documents."""
 
-    memory_settings: ClassVar[tuple[str, ...]] = ()
-    """Dotted names of those that change memory and time, never a weight: they may differ where a run is resumed."""
-
-    recorded_memory_settings: ClassVar[tuple[str, ...]] = ("gradient_cache",)
-    """More such settings, of which the default is recorded, whatever is set.
-
-    The gradient cache repeats a chunk's computation bit for bit, dropout included.
-    """
+    @model_validator(mode="after")
+    def _gradient_cache_needs_chunks(self) -> Self:
+        if getattr(self, "gradient_cache", False) and getattr(self, "chunk_size", None) is None:
+            raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (4 to 128 texts) too")
+        return self
 
     @abstractmethod
     def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Objective[Any]":
@@ -131,16 +129,13 @@ class KindSettings(Settings):
         return
 
     def shaping(self) -> dict[str, Any]:
-        """What the weights depend on, as JSON values, without inputs."""
-        values = without_inputs(self)
-        for name in self.memory_settings:
-            *parents, last = name.split(".")
-            holder = values
-            for parent in parents:
-                holder = holder[parent]
-            del holder[last]
-        fields = type(self).model_fields
-        return values | {name: fields[name].default for name in self.recorded_memory_settings if name in fields}
+        """What the weights depend on, as JSON values, without inputs.
+
+        A gradient cache repeats a chunk's computation bit for bit, dropout included: whatever is set, its default is
+        recorded, and a run may be resumed with another.
+        """
+        cache = {"gradient_cache": False} if "gradient_cache" in type(self).model_fields else {}
+        return without_inputs(self) | cache
 
     def notes(self, rows: int) -> list[str]:  # noqa: ARG002
         """What a user should know before a run whose batches have ``rows`` rows begins; a sentence or more each."""
@@ -190,7 +185,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
         """Text to tensors, on the CPU, in a background thread; draws nothing at random.
 
         ``first_row``: the number that the first of ``rows`` has in its stored batch, of which they may be a slice. It
-        is said here, as ``slice_number`` is another during an evaluation, while batches to train on are collated.
+        is passed in, as ``slice_number`` is another during an evaluation, while batches to train on are collated.
         Returns any nest of dataclasses, dicts, tuples and lists with tensors in it, which ``to_device`` can
         move.
         """
@@ -239,7 +234,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
 
 def build_objective(
-    settings: KindSettings, towers: Towers, models: Mapping[str, LocatedModel] | None = None, seed: int = 0
+    settings: ObjectiveSettings, towers: Towers, models: Mapping[str, LocatedModel] | None = None, seed: int = 0
 ) -> Objective[Any]:
     """The objective of these settings around its encoders.
 

@@ -30,7 +30,7 @@ from trainers.engine.reading import Reader, require_pools
 from trainers.engine.settings import TrainingSettings
 from trainers.engine.sharding import shard
 from trainers.objective import Objective, build_objective
-from trainers.objectives.union import ObjectiveSettings
+from trainers.objectives.union import AnyObjectiveSettings
 from trainers.record.ledger import Ledger, measure_ledger, require_negatives
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import ValidationSettings
@@ -53,7 +53,7 @@ class RunSettings(Settings):
     activation_checkpointing: bool = False
     compile: bool = False
     sharding: Literal["replicated", "sharded"] = "replicated"
-    objective: ObjectiveSettings
+    objective: AnyObjectiveSettings
     training: TrainingSettings = TrainingSettings()
     validation: ValidationSettings | None = None
     checkpoints_kept: int = Field(default=2, gt=0)

@@ -23,7 +23,7 @@ from tests.unit.trainers.triplet_batches import triplet_batch
 from trainers.objective import Objective, build_objective
 from trainers.objectives.contextual import ContextualSettings, contextual_encoder
 from trainers.objectives.replug import SCORES, score_table
-from trainers.objectives.union import ObjectiveSettings
+from trainers.objectives.union import AnyObjectiveSettings
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 TOKENS = {"kind": "first_tokens", "tokens": 3}
@@ -88,7 +88,7 @@ def make_objective(name: str, folder: Path, lora: bool = False) -> Objective[Any
     plain = EncoderSettings.model_validate({"model": str(folder), "pooling": "cls", "form": form})
     towers = load_towers(plain, folder, "a" * 64, dropout=0.0)
     _spread(towers.query.transformer)
-    chosen: Any = TypeAdapter(ObjectiveSettings).validate_python(settings)
+    chosen: Any = TypeAdapter(AnyObjectiveSettings).validate_python(settings)
     if isinstance(chosen, ContextualSettings):
         encoder = contextual_encoder(towers.query, chosen, None, seed=0)
         towers = Towers(encoder, encoder)

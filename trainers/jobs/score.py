@@ -33,13 +33,10 @@ class ScoreConfig(StageConfig):
 
     batches: InputPath
     """Of layout chunks."""
-
     language_model: ScoringModelSettings
     """What reads them."""
-
     separator: str = "\n\n"
     """Stands between a chunk and the one that it is to predict."""
-
     batches_per_shard: int = Field(default=64, ge=1)
     """Batches that are scored and stored together."""
 

@@ -1,4 +1,4 @@
-"""Adaptive relevance margins: the margin that a triplet should have is told by the encoder itself.
+"""Adaptive relevance margins: the encoder itself gives the margin that a triplet should have.
 
 Gienapp, Deckers, Scells and Potthast 2024, "Learning Effective Representations for Retrieval Using Self-Distillation
 with Adaptive Relevance Margins".
@@ -45,16 +45,12 @@ class AdaptiveMarginSettings(PairSettings):
     kind: Literal["adaptive_margin"] = "adaptive_margin"
     target: Literal["static", "adaptive", "distributed"] = "distributed"
     """One margin (eq. 1), the scaled similarity of document and negative (eq. 2), or those of all negatives (eq. 3)."""
-
     margin: float | None = Field(default=None, ge=0, le=2)
     """Epsilon of the static target: 1 is the paper's baseline, its tuned values are 0.1 to 0.6."""
-
     in_batch: bool | None = None
     """Whether other triplets' negatives count too; None: where the target is distributed, which needs them."""
-
     pairing: Pairing = "paper"
     """In-batch residuals by the equations, or as their code pairs them: row i's negative j with row j's positive."""
-
     error: ErrorFunction = "squared"
     """The square (eq. 4, 5), or |l| or log(1 + exp(-l)), options of the authors' code."""
 

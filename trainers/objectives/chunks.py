@@ -22,34 +22,28 @@ from raytriever.settings.configuration import did_you_mean
 from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
-from trainers.objective import Batch, Comparisons, KindSettings, Objective
+from trainers.objective import Batch, Comparisons, Objective, ObjectiveSettings
 
 _FEWEST_CHUNKS = 3
 _WORD = re.compile(r"\S+")
 
 
-class ChunkSettings(KindSettings):
+class ChunkSettings(ObjectiveSettings):
     """How the chunks of a batch are encoded."""
 
     similarity: Literal["asymmetric", "symmetric"] = "asymmetric"
     """Compares queries with passages, or passages with passages."""
-
     first_half: bool | list[str] = False
     """Whether queries are the first halves of chunks: all, none, or of these domains (prose, not code: section 4.1)."""
-
     max_length: int | None = Field(default=None, ge=2)
     """Tokens of a chunk for the retriever; None: as the encoder says."""
-
     chunk_size: int | None = Field(default=None, ge=1)
     """Texts that are encoded together; None: a whole batch."""
-
     gradient_cache: bool = False
     """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
 
     @model_validator(mode="after")
-    def _fit(self) -> Self:
-        if self.gradient_cache and self.chunk_size is None:
-            raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (4 to 64 texts) too")
+    def _symmetric_has_no_queries(self) -> Self:
         if self.similarity == "symmetric" and self.first_half:
             raise ValueError("first_half shortens queries, and a symmetric similarity has none: leave out one of both")
         return self

@@ -62,34 +62,24 @@ class ContextualSettings(PairSettings):
     kind: Literal["contextual"] = "contextual"
     similarity_temperature: float = Field(default=0.02, gt=0)
     """Divides the cosines; 0.02 is the paper's."""
-
     context_documents: int = Field(default=64, ge=1)
     """Documents in a context (J)."""
-
     vectors_per_document: int = Field(default=1, ge=1)
     """Of the first stage, of each document in the context."""
-
     context_max_length: int | None = Field(default=None, ge=1)
     """Tokens of a document in the context; None: as the first stage says."""
-
     own_documents_in_context: bool = False
     """Whether a text may read its own document, as in the paper."""
-
     sequence_dropout: float = Field(default=0.005, ge=0, lt=1)
     """Probability that the null vector stands in for a context vector."""
-
     first_stage: EncoderSettings | None = None
     """Where the first stage begins; None: at a copy of the encoder."""
-
     first_stage_layers: int | None = Field(default=None, ge=1)
     """The first so many of the first stage's layers; None: all."""
-
     variant: Literal["paper", "released"] = "paper"
     """'released' adds their code's prompt vectors, residual head, perceptron, and texts behind the context."""
-
     prefix_attends: Literal["all", "prefix"] = "all"
     """What context vectors read: all, as in the paper, or one another alone, which makes long contexts cheap."""
-
     seed: int = 0
     """By which contexts are drawn."""
 
@@ -137,7 +127,12 @@ class ContextualSettings(PairSettings):
 
     def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Contextual":  # noqa: ARG002
         """Around the encoder that ``prepare`` made."""
-        return Contextual(_require_contextual(towers.query), self)
+        if not isinstance(towers.query, ContextualEncoder):
+            raise UserError(
+                "The objective contextual trains an encoder of two stages, and this one has one. Make it contextual"
+                " first (contextual_encoder); a training run does so."
+            )
+        return Contextual(towers.query, self)
 
     def form(self) -> ContextualForm:
         """Of a fresh contextual encoder."""
@@ -196,16 +191,6 @@ def contextual_encoder(
     return encoder
 
 
-def _require_contextual(encoder: TextEncoder) -> ContextualEncoder:
-    """``encoder`` as what it is. Raises ``UserError`` where it has one stage alone."""
-    if isinstance(encoder, ContextualEncoder):
-        return encoder
-    raise UserError(
-        "The objective contextual trains an encoder of two stages, and this one has one. Make it contextual first"
-        " (contextual_encoder); a training run does so."
-    )
-
-
 @dataclass(frozen=True)
 class ContextCandidates:
     """The documents of this rank that may be drawn: tokens (m, length), int64 (m,) random ``draws`` and text keys."""
@@ -217,14 +202,9 @@ class ContextCandidates:
 
 @dataclass(frozen=True)
 class ContextualBatch(PairBatch):
-    """A batch of pairs with candidates for its context; ``query_keys``, ``document_keys`` int64 (n,) are of its rows.
-
-    Chunks carry the key of each text beside its tokens.
-    """
+    """A batch of pairs with candidates for its context; chunks carry the key of each text beside its tokens."""
 
     candidates: ContextCandidates
-    query_keys: Tensor
-    document_keys: Tensor
 
 
 @dataclass(frozen=True)
@@ -282,16 +262,8 @@ class Contextual(PairObjective[ContextualSettings]):
             joined=self.joins_step,
             first_row=first_row,
         )
-        documents = rows["document"].to_pylist()
-        candidates = self._candidates(
-            documents + pc.list_flatten(rows["hard_negatives"]).to_pylist(), rows["epoch"][0].as_py()
-        )
-        return ContextualBatch(
-            **vars(pairs),
-            candidates=candidates,
-            query_keys=text_keys(rows["query"].to_pylist()),
-            document_keys=text_keys(documents),
-        )
+        documents = rows["document"].to_pylist() + pc.list_flatten(rows["hard_negatives"]).to_pylist()
+        return ContextualBatch(**vars(pairs), candidates=self._candidates(documents, rows["epoch"][0].as_py()))
 
     def _tokenize(self, texts: Sequence[str], role: Role, max_length: int | None) -> dict[str, Tensor]:
         return self.contextual.tokenize(texts, role, max_length) | {_KEY: text_keys(texts)[:, None]}
@@ -313,7 +285,7 @@ class Contextual(PairObjective[ContextualSettings]):
         batch = cast(ContextualBatch, batch)  # as ``collate`` makes it
         context = self._read_context(batch.candidates)
         outcome = self.compare(batch, *self._encode_in(context, batch))
-        in_context = (batch.document_keys[:, None] == context.keys).any(dim=1)
+        in_context = (batch.text_keys[: len(batch)][:, None] == context.keys).any(dim=1)
         metrics = outcome.metrics | {"answers_in_context": in_context.float().mean()}
         return replace(outcome, metrics=metrics, tokens=batch.tokens + context.tokens)
 
@@ -329,7 +301,7 @@ class Contextual(PairObjective[ContextualSettings]):
 
     def _encode_in(self, context: _Context, batch: ContextualBatch) -> tuple[Tensor, Tensor]:
         """Normalised vectors of this rank's queries, (n, d), and of its documents and hard negatives, (n + h, d)."""
-        rows = self.gather(torch.stack([batch.query_keys, batch.document_keys], dim=1))
+        rows = self.gather(torch.stack([batch.query_keys, batch.text_keys[: len(batch)]], dim=1))
         answers, count = torch.cat([rows[:, 1], context.keys]), len(rows)
         prefix = self.contextual.read_context(context.vectors, droppable=self._dropout > 0)
         own_answers = _by_key(batch.query_keys, known_positives(batch.query_keys, rows[:, 0], answers)[:, count:])

@@ -25,7 +25,6 @@ class ContrastiveSettings(PairSettings):
     kind: Literal["contrastive"] = "contrastive"
     similarity: Literal["cosine", "inner_product"] = "cosine"
     """What the loss compares; a search ranks by inner products, so cosines want an encoder that normalises."""
-
     similarity_temperature: float = Field(default=0.05, gt=0)
     """Divides the similarities."""
 

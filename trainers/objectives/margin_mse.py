@@ -1,4 +1,4 @@
-"""MarginMSE: a teacher says by how much a document beats a hard negative.
+"""MarginMSE: a teacher gives the margin by which a document beats a hard negative.
 
 Hofstätter, Althammer, Schröder, Sertkan and Hanbury 2020, "Improving Efficient Neural Ranking Models with
 Cross-Architecture Knowledge Distillation".
@@ -45,7 +45,6 @@ class MarginMseSettings(PairSettings):
     kind: Literal["margin_mse"] = "margin_mse"
     similarity: Literal["inner_product", "cosine"] = "inner_product"
     """The student's; inner products can reach a cross-encoder's scores, as in the paper, cosines can't."""
-
     teacher_scale: float = Field(default=1.0, gt=0)
     """Multiplies the teacher's margins: below 1 for cosines."""
 

@@ -60,10 +60,8 @@ class MultiLayerSettings(PairSettings):
     kind: Literal["multi_layer"] = "multi_layer"
     training_form: TrainingForm
     """By which of its vectors a document is scored (Eq. 3, 7, 8)."""
-
     regularisation: float | None = Field(default=None, ge=0)
     """Lambda of Eq. 7, for self_contrastive and last_reg alone."""
-
     similarity_temperature: float = Field(default=1.0, gt=0)
     """Divides the inner products, those of Eq. 6 too."""
 
@@ -81,33 +79,31 @@ class MultiLayerSettings(PairSettings):
         """Documents have the form that is trained: the one that is set, else the one that the folder has."""
         key = "encoder" if run.document_encoder is None else "document_encoder"
         encoder = run.document_encoder or run.encoder
-        form = encoder.form
+        form, problem = encoder.form, "the encoder's form is single"
         if form is None:
             form, _ = resolve_form(None, Path(encoder.model))
-            if form.kind == "single" and self.training_form != "dual_encoder":
-                raise UserError(
-                    f"training_form {self.training_form!r} trains documents of several vectors, but {key}.form is not"
-                    f" set, and {encoder.model} is no folder here that has a form. Set {key}.form.kind to layers,"
-                    " first_tokens or all_tokens (to the model's own form, where it is still to be fetched or made), or"
-                    " training_form to dual_encoder."
-                )
-        self.require_form(form)
+            problem = f"{key}.form is not set, and {encoder.model} is no folder here that has a form"
+        self.require_form(form, key, problem)
 
-    def require_form(self, form: VectorForm) -> None:
-        """Raises ``UserError`` where documents of ``form`` can't be trained so, or would be used otherwise."""
+    def require_form(
+        self, form: VectorForm, key: str = "encoder", problem: str = "the encoder's form is single"
+    ) -> None:
+        """Raises ``UserError`` where documents of ``form`` can't be trained so, or would be used otherwise.
+
+        ``key``: the setting of the encoder of documents; ``problem``: why they have a single vector.
+        """
+        if form.kind == "single" and self.training_form == "dual_encoder":
+            return
         if form.kind == "single":
-            if self.training_form == "dual_encoder":
-                return
             raise UserError(
-                f"training_form {self.training_form!r} trains documents of several vectors, but the encoder's form"
-                " is single. Set encoder.form.kind to layers, first_tokens or all_tokens, or training_form to"
-                " dual_encoder."
+                f"training_form {self.training_form!r} trains documents of several vectors, but {problem}. Set"
+                f" {key}.form.kind to layers, first_tokens or all_tokens, or training_form to dual_encoder."
             )
         allowed = _REDUCTIONS[self.training_form]
         if form.reduction not in allowed:
             raise UserError(
                 f"training_form {self.training_form!r} does not train what the encoder's reduction"
-                f" {form.reduction!r} searches. Set encoder.form.reduction to {' or '.join(allowed)}, or another"
+                f" {form.reduction!r} searches. Set {key}.form.reduction to {' or '.join(allowed)}, or another"
                 " training_form."
             )
 

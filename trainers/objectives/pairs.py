@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from raytriever.errors import UserError
@@ -24,7 +24,7 @@ from retrieval.encoders.multi_vector import write_towers
 from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
-from trainers.objective import Comparisons, KindSettings, Objective, Outcome
+from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
 from trainers.objectives.draws import text_keys
 
 Tokenize = Callable[[Sequence[str]], dict[str, Tensor]]
@@ -33,29 +33,19 @@ Gather = Callable[[Tensor], Tensor]
 _MAY_BE_LEFT_OUT = "A row may leave out documents and hard negatives other than its positive; make the batches again."
 
 
-class PairSettings(KindSettings):
+class PairSettings(ObjectiveSettings):
     """How a batch of pairs is encoded and joined."""
 
     query_max_length: int | None = Field(default=None, ge=1)
     """Tokens of a query; None: as the encoder says."""
-
     document_max_length: int | None = Field(default=None, ge=1)
     """Tokens of a document; None: as the encoder says."""
-
     chunk_size: int | None = Field(default=None, ge=1)
     """Texts of about one length that are encoded together; None: the whole batch at once."""
-
     gradient_cache: bool = False
     """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
-
     share_negatives: Literal["batch", "step"] = "batch"
     """Whose documents a query is compared with: those of its batch, or those of the whole step."""
-
-    @model_validator(mode="after")
-    def _gradient_cache_needs_chunks(self) -> Self:
-        if self.gradient_cache and self.chunk_size is None:
-            raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (16 to 128 texts) too")
-        return self
 
 
 class Encoder(Protocol):
@@ -71,22 +61,14 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
-class TextKeys:
-    """64-bit hashes of texts, by which equal ones are known across batches: int64 (n,), (n,) and (h,)."""
-
-    queries: Tensor
-    documents: Tensor
-    hard_negatives: Tensor
-
-
-@dataclass(frozen=True)
 class PairBatch:
     """One rank's n rows with h hard negatives.
 
     ``documents``: n positives, then the hard negatives; where ``queries`` is None they come first, in the same chunks.
     ``batch``: int64 (n,), the stored batch of each row, whose rows stand together; ``pool_sizes``: int64 (n,), hard
     negatives of each. ``masked_rows``, ``masked_columns``: int64 (k,); row r leaves out column c of its own stored
-    batch. ``keys``: only where a loss spans stored batches. ``tokens``: those of the distinct texts, which are what is
+    batch. ``query_keys`` (n,), ``text_keys`` (n + h,): ``text_keys`` of the queries, and of the documents and hard
+    negatives, by which equal ones are known across batches. ``tokens``: those of the distinct texts, which are what is
     encoded.
     """
 
@@ -96,7 +78,8 @@ class PairBatch:
     pool_sizes: Tensor
     masked_rows: Tensor
     masked_columns: Tensor
-    keys: TextKeys | None
+    query_keys: Tensor
+    text_keys: Tensor
     tokens: int
 
     def __len__(self) -> int:
@@ -246,9 +229,10 @@ class TripletObjective(PairObjective[SettingsOfPairs]):
         _require_one_negative(rows, first_row)
         settings, encoder = self.settings, self.query_encoder
         place_of: dict[tuple[Role, str], int] = {}
-        places = [place_of.setdefault(("query", text), len(place_of)) for text in rows["query"].to_pylist()]
-        queries = len(place_of)
+        asked = rows["query"].to_pylist()
         read = rows["document"].to_pylist() + pc.list_flatten(rows["hard_negatives"]).to_pylist()
+        places = [place_of.setdefault(("query", text), len(place_of)) for text in asked]
+        queries = len(place_of)
         places += [place_of.setdefault(("document", text), len(place_of)) for text in read]
         texts = [text for _, text in place_of]
         ids = encoder.tokenize_ids(texts[:queries], "query", settings.query_max_length)
@@ -261,7 +245,8 @@ class TripletObjective(PairObjective[SettingsOfPairs]):
             pool_sizes=torch.ones(len(rows), dtype=torch.int64),
             masked_rows=none,
             masked_columns=none,
-            keys=None,
+            query_keys=text_keys(asked),
+            text_keys=text_keys(read),
             tokens=sum(map(len, ids)),
         )
 
@@ -331,7 +316,8 @@ def collate_pairs(
         pool_sizes=_int64(pc.list_value_length(rows["hard_negatives"])),
         masked_rows=torch.from_numpy(masked_rows),
         masked_columns=torch.from_numpy(masked_columns),
-        keys=TextKeys(text_keys(queries), text_keys(documents), text_keys(hard_negatives)) if joined else None,
+        query_keys=text_keys(queries),
+        text_keys=text_keys(documents + hard_negatives),
         tokens=sum(int(chunk["attention_mask"].sum()) for chunk in (*query_chunks.chunks, *document_chunks.chunks)),
     )
 
@@ -366,17 +352,52 @@ def count_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Column
     trained as a negative. Raises ``UserError`` where a row leaves out its own positive, or a column that its batch
     doesn't have.
     """
-    count = len(batch)
-    joined = _join(batch, gather)
-    positives = torch.arange(count, device=batch.batch.device) + slice_number * count  # ranks have equally many rows
-    mask = torch.zeros(count, len(joined.order), dtype=torch.bool, device=batch.batch.device)
+    count, texts = len(batch), len(batch.text_keys)
+    # One table for all that ranks exchange: is it a hard negative; batch; pool's size; keys of text and query
+    table = batch.batch.new_zeros(texts, 5)
+    table[count:, 0] = 1
+    table[:count, 1], table[:count, 2] = batch.batch, batch.pool_sizes
+    table[:, 3], table[:count, 4] = batch.text_keys, batch.query_keys
+    table = gather(table)
+    order = torch.argsort(table[:, 0], stable=True)
+    is_hard_negative, stored, pool_sizes, keys, query_keys = table[order].unbind(dim=1)
+    rows = len(order) - int(is_hard_negative.sum())
+    # run: which of the loss's stored batches a row is of, and how many documents and hard negatives each of these has
+    _, run, documents = torch.unique_consecutive(stored[:rows], return_inverse=True, return_counts=True)
+    hard_negatives = torch.zeros_like(documents).index_add_(0, run, pool_sizes[:rows])
+    positives = torch.arange(count, device=order.device) + slice_number * count  # ranks have equally many rows
+    mask = torch.zeros(count, len(order), dtype=torch.bool, device=order.device)
     if len(batch.masked_rows):
-        columns = _place_masks(batch, joined, positives)
-        mask[batch.masked_rows, columns] = True
-    if batch.keys is not None:
-        answers = known_positives(joined.query_keys[positives], joined.query_keys, joined.text_keys)
-        mask |= answers & (joined.run[positives, None] != joined.run)
-    return Columns(mask, positives, joined.order)
+        own, column = run[positives][batch.masked_rows], batch.masked_columns
+        first_document, first_hard_negative = (sizes.cumsum(0) - sizes for sizes in (documents, hard_negatives))
+        placed = torch.where(
+            column < documents[own],
+            first_document[own] + column,
+            rows + first_hard_negative[own] + column - documents[own],
+        )
+        _check_places(batch, placed == positives[batch.masked_rows], documents[own], hard_negatives[own])
+        mask[batch.masked_rows, placed] = True
+    if len(documents) > 1:
+        of_columns = torch.cat([run, torch.repeat_interleave(run, pool_sizes[:rows])])
+        answers = known_positives(query_keys[positives], query_keys[:rows], keys)
+        mask |= answers & (run[positives, None] != of_columns)
+    return Columns(mask, positives, order)
+
+
+def _check_places(batch: PairBatch, is_own: Tensor, documents: Tensor, hard_negatives: Tensor) -> None:
+    """Of every masked column: ``is_own``, whether it is its row's positive, and how many texts its stored batch has."""
+    wrong = is_own | (batch.masked_columns >= documents + hard_negatives)
+    if not bool(wrong.any()):
+        return
+    place = int(wrong.nonzero()[0])
+    row, column = int(batch.masked_rows[place]), int(batch.masked_columns[place])
+    if bool(is_own[place]):
+        raise UserError(f"Row {row} leaves out column {column}, which is its own positive. {_MAY_BE_LEFT_OUT}")
+    there, pool = int(documents[place]), int(hard_negatives[place])
+    raise UserError(
+        f"A row leaves out column {column}, but its batch has only {there + pool} columns ({there} documents and"
+        f" {pool} hard negatives). Make the batches again."
+    )
 
 
 def known_positives(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Tensor:
@@ -391,72 +412,3 @@ def known_positives(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Tens
     answers = torch.zeros(len(queries), len(distinct), dtype=torch.bool, device=texts.device)
     answers[rows, number[others]] = True
     return answers[:, number]
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """The columns of all ranks: N documents, then H hard negatives.
-
-    ``order``: as in ``Columns``. ``run``: int64 (N + H,), which of the loss's stored batches has the column; of each
-    batch int64 (batches,): ``documents``, ``hard_negatives`` (how many), ``first_document``, ``first_hard_negative``
-    (their columns). ``text_keys`` (N + H,), ``query_keys`` (N,).
-    """
-
-    order: Tensor
-    run: Tensor
-    documents: Tensor
-    hard_negatives: Tensor
-    first_document: Tensor
-    first_hard_negative: Tensor
-    text_keys: Tensor
-    query_keys: Tensor
-
-
-def _join(batch: PairBatch, gather: Gather) -> _Joined:
-    count = len(batch)
-    columns = len(batch.documents.order) - (count if batch.queries is None else 0)
-    # One table for all that ranks tell each other: is it a hard negative; batch; pool's size; keys of text and query
-    table = batch.batch.new_zeros(columns, 5)
-    table[count:, 0] = 1
-    table[:count, 1], table[:count, 2] = batch.batch, batch.pool_sizes
-    if batch.keys is not None:
-        table[:count, 3], table[count:, 3] = batch.keys.documents, batch.keys.hard_negatives
-        table[:count, 4] = batch.keys.queries
-    table = gather(table)
-    order = torch.argsort(table[:, 0], stable=True)
-    is_hard_negative, stored, pool_sizes, text_keys, query_keys = table[order].unbind(dim=1)
-    total = len(order) - int(is_hard_negative.sum())
-    _, run, documents = torch.unique_consecutive(stored[:total], return_inverse=True, return_counts=True)
-    hard_negatives = torch.zeros_like(documents).index_add_(0, run, pool_sizes[:total])
-    return _Joined(
-        order=order,
-        run=torch.cat([run, torch.repeat_interleave(run, pool_sizes[:total])]),
-        documents=documents,
-        hard_negatives=hard_negatives,
-        first_document=documents.cumsum(0) - documents,
-        first_hard_negative=total + hard_negatives.cumsum(0) - hard_negatives,
-        text_keys=text_keys,
-        query_keys=query_keys[:total],
-    )
-
-
-def _place_masks(batch: PairBatch, joined: _Joined, positives: Tensor) -> Tensor:
-    """int64 (k,): the columns that ``masked_columns`` are among those of all batches."""
-    run = joined.run[positives][batch.masked_rows]
-    documents, hard_negatives, column = joined.documents[run], joined.hard_negatives[run], batch.masked_columns
-    placed = torch.where(
-        column < documents,
-        joined.first_document[run] + column,
-        joined.first_hard_negative[run] + column - documents,
-    )
-    own, absent = placed == positives[batch.masked_rows], column >= documents + hard_negatives
-    if bool((own | absent).any()):
-        place = int((own | absent).nonzero()[0])
-        row, wrong, there, pool = (int(t[place]) for t in (batch.masked_rows, column, documents, hard_negatives))
-        if bool(own[place]):
-            raise UserError(f"Row {row} leaves out column {wrong}, which is its own positive. {_MAY_BE_LEFT_OUT}")
-        raise UserError(
-            f"A row leaves out column {wrong}, but its batch has only {there + pool} columns ({there} documents and"
-            f" {pool} hard negatives). Make the batches again."
-        )
-    return placed

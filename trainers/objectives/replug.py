@@ -57,16 +57,12 @@ class ReplugSettings(ChunkSettings):
     kind: Literal["replug"] = "replug"
     scores: InputPath
     """How well each chunk predicts each other, of the batches that are trained on (raytriever score)."""
-
     similarity_temperature: float = Field(default=1e-3, gt=0)
     """Of the retriever's distribution (tau_r; 0.001 in Revela's appendix A.3)."""
-
     likelihood_temperature: float = Field(default=1e-3, gt=0)
     """Of the language model's distribution (eta_m; 0.001 in Revela's appendix A.3)."""
-
     token_reduction: Literal["mean", "sum"] = "mean"
     """Of a chunk's log-likelihood; at a temperature of 0.001 the sum leaves one chunk all the weight."""
-
     include_self: bool = False
     """Whether a chunk predicts itself too, and best, as in the formula as printed."""
 

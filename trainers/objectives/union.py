@@ -13,7 +13,7 @@ from trainers.objectives.multi_layer import MultiLayerSettings
 from trainers.objectives.replug import ReplugSettings
 from trainers.objectives.revela.objective import RevelaSettings
 
-ObjectiveSettings = Annotated[
+AnyObjectiveSettings = Annotated[
     ContrastiveSettings
     | AdaptiveMarginSettings
     | MarginMseSettings

@@ -191,7 +191,7 @@ class DocumentVectors:
 
 
 def _files(vectors: StoredVectors) -> Iterator[tuple[str, int]]:
-    """Each file of documents' vectors with its number of rows, which the manifest mostly tells without opening it."""
+    """Each file of documents' vectors with its number of rows, mostly from the manifest, without opening it."""
     for shard in vectors.shards:
         names = [f.name for f in shard.files if f.name.startswith("documents/") and f.name.endswith(".npy")]
         for name in names:

@@ -34,31 +34,22 @@ class SmoothingSettings(Settings):
 
     neighbours: int = Field(default=21, ge=1)
     """Nearest items of each among which reciprocal neighbours are sought."""
-
     trust: float = Field(default=0.128, ge=0, le=1)
     """Share of ``neighbours`` whose own neighbours are taken over."""
-
     expansion: int = Field(default=5, ge=1)
     """Nearest items over which a neighbourhood is averaged."""
-
     weights: Weights = "linear"
     """Of a neighbourhood's members, by their similarity."""
-
     mix: float = Field(default=0.469, ge=0, le=1)
     """Share of the plain similarity; the rest is the neighbourhoods'."""
-
     aggregation: Aggregation = "mean"
     """Over the positives."""
-
     redistribution: Literal["radically", "fully"] = "radically"
     """Labels are what the similarities give; or positives keep four fifths of their grades, others share the rest."""
-
     boost: float = Field(default=1.222, gt=0)
     """Multiplies the labels of the positives."""
-
     depth: int = Field(default=60, ge=1)
     """Candidates of a list that get a label, beside the positives."""
-
     minimum: float = 0.1
     """Labels below, after their normalisation, count as none."""
 

@@ -29,7 +29,7 @@ from retrieval.encoders.towers import Towers
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
-from trainers.objective import Comparisons, KindSettings, Objective, Outcome, Paper, Run
+from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome, Paper, Run
 from trainers.objectives.coder.candidates import (
     ABSENT,
     CandidateList,
@@ -80,7 +80,7 @@ class TransformerScoring(ListScorerForm):
 ScoringSettings = Annotated[SimilarityScoring | TransformerScoring, Field(discriminator="kind")]
 
 
-class CoderSettings(KindSettings):
+class CoderSettings(ObjectiveSettings):
     """Lists of candidates over the vectors ``documents``, which the encoder that is trained made (its base)."""
 
     paper: ClassVar = Paper(
@@ -94,68 +94,47 @@ class CoderSettings(KindSettings):
     kind: Literal["coder"] = "coder"
     documents: InputPath
     """Vectors of the collection's documents."""
-
     other_encoder: bool = False
     """Whether the trained encoder may be another than the one behind ``documents``."""
-
     loss: Literal["list_net", "info_nce", "max_margin"] = "list_net"
     """ListNet (eq. 3, the paper's), InfoNCE by the best label, or a hinge over pairs (Fig. 2)."""
-
     margin_divisor: Literal["list", "padded_width"] = "list"
     """Of max_margin: a list's length, or the batch's padded width as released."""
-
     scoring: ScoringSettings = SimilarityScoring()
     """Each candidate by itself, or all of a list together."""
-
     similarity: Literal["inner_product", "cosine"] = "inner_product"
     """Of queries and documents."""
-
     temperature: float = Field(default=1.0, gt=0)
     """Divides the scores."""
-
     learn_temperature: bool = False
     """Trains the temperature too."""
-
     relevance_level: float = Field(default=1.0, ge=0)
     """Grades below count as no label: 1 lenient, 2 strict (TREC); 0 takes what is judged irrelevant into the target."""
-
     binary_labels: bool = False
     """Counts every label as 1."""
-
     label_normalization: Normalization = "none"
     """Puts the labels of each query on one scale."""
-
     smoothing: SmoothingSettings | None = None
     """Labels for candidates that nobody judged; None: they have none."""
-
     candidates: int | None = Field(default=None, ge=1)
     """Candidates of a query, its positives always among them; None: as many as its list has."""
-
     negatives: Negatives = "retrieved"
     """The list's own, or drawn anew each epoch from the batch's other lists or the whole collection."""
-
     seed: int = Field(default=0, ge=0)
     """Of negatives that are drawn, and of fresh weights."""
-
     distribution: Literal["gathered", "sharded"] = "gathered"
     """Every rank reads what its lists name, or has a share of the documents and is sent the queries."""
-
     on_device: bool = False
     """Keeps the vectors in the device's memory."""
-
     query_max_length: int | None = Field(default=None, ge=1)
     """Tokens of a query; None: as the encoder says."""
-
     chunk_size: int | None = Field(default=None, ge=1)
     """Queries that are encoded together; None: the whole batch."""
-
     gradient_cache: bool = False
     """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.gradient_cache and self.chunk_size is None:
-            raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (16 to 128 queries) too")
+    def _settings_fit(self) -> Self:
         if self.loss != "list_net" and (self.binary_labels or self.label_normalization != "none"):
             raise ValueError(f"binary_labels and label_normalization shape the target of list_net, not {self.loss}")
         if self.loss != "max_margin" and self.margin_divisor != "list":
@@ -228,7 +207,10 @@ class Coder(Objective[CoderBatch]):
         share = (collectives.rank(), collectives.world_size()) if settings.distribution == "sharded" else (0, 1)
         self._documents = DocumentVectors(vectors, *share)
         self._smoother = LabelSmoother(vectors, settings.smoothing) if settings.smoothing else None
-        self._list_scorer = fresh_list_scorer(settings.scoring, vectors.contract.dimension, settings.seed)
+        self._list_scorer = None
+        if isinstance(settings.scoring, TransformerScoring):
+            form = ListScorerForm.model_validate(settings.scoring.model_dump(include=set(ListScorerForm.model_fields)))
+            self._list_scorer = ListScorer(form, vectors.contract.dimension, settings.seed)
         self._is_frozen = settings.scoring.query_encoder == "frozen"
         if self._is_frozen:
             self.get_submodule("query_encoder").requires_grad_(False)
@@ -375,14 +357,6 @@ class Coder(Objective[CoderBatch]):
             save_list_scorer(self._list_scorer, folder)
 
 
-def fresh_list_scorer(settings: SimilarityScoring | TransformerScoring, dimension: int, seed: int) -> ListScorer | None:
-    """The module to train for vectors of ``dimension``; None where there is none."""
-    if isinstance(settings, SimilarityScoring):
-        return None
-    form = ListScorerForm.model_validate(settings.model_dump(include=set(ListScorerForm.model_fields)))
-    return ListScorer(form, dimension, seed)
-
-
 def load_coder(encoder: TextEncoder, settings: CoderSettings) -> Coder:
     """The objective over the vectors that ``settings`` name. Raises ``UserError`` where they don't fit ``encoder``."""
     vectors = StoredVectors(settings.documents)
@@ -391,8 +365,8 @@ def load_coder(encoder: TextEncoder, settings: CoderSettings) -> Coder:
     fit_to_documents(encoder, vectors, other_encoder=settings.other_encoder, seed=settings.seed)
     objective = Coder(encoder, settings, vectors)
     scorer = objective.list_scorer
-    said = {"list_scorer": None if scorer is None else str(scorer.form)}
-    encoder.contract = encoder.contract.model_copy(update=said)
+    update = {"list_scorer": None if scorer is None else str(scorer.form)}
+    encoder.contract = encoder.contract.model_copy(update=update)
     return objective
 
 

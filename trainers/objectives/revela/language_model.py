@@ -1,4 +1,4 @@
-"""A causal language model whose documents read each other, weighted by how similar a retriever says they are.
+"""A causal language model whose documents read each other, weighted by how similar a retriever finds them.
 
 Cai et al. 2025, "Revela: Dense Retriever Learning via Language Modeling", section 3: the loss is that of predicting the
 next token, and its gradient in the weights is what trains the retriever. Two streams go through the same weights (Eq. 3

@@ -36,13 +36,10 @@ class TrainedModelSettings(LanguageModelSettings):
 
     lora: LoraSettings | None = None
     """Adapters to train in place of its weights; None: all of its weights."""
-
     frozen: bool = False
     """Trains nothing of it."""
-
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Of its attention within documents; None: as its configuration says."""
-
     activation_checkpointing: bool = False
     """Computes its layers again in the backward pass, to save memory."""
 
@@ -62,23 +59,24 @@ class RevelaSettings(ChunkSettings):
         2025,
         "https://arxiv.org/abs/2506.16552",
     )
-    memory_settings: ClassVar[tuple[str, ...]] = ("language_model.activation_checkpointing",)
 
     kind: Literal["revela"] = "revela"
     language_model: TrainedModelSettings
     """What predicts the tokens of the chunks."""
-
     similarity_temperature: float = Field(default=1e-4, gt=0)
     """Divides the cosines; 0.0001 is the paper's."""
-
     learn_temperature: bool = False
     """Trains the temperature too."""
-
     similarity_precision: Precision = "float32"
     """Of the cosines; in 'bfloat16', as released, most rows have one chunk or an exact tie at 0.0001."""
-
     value_normalization: bool = True
     """Eq. 6, without which longer value vectors count for more whatever the similarity."""
+
+    def shaping(self) -> dict[str, Any]:
+        """As of any objective, without what saves memory alone."""
+        values = super().shaping()
+        del values["language_model"]["activation_checkpointing"]
+        return values
 
     def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Revela":
         """Around the one encoder and the language model."""

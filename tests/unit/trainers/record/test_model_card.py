@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 from retrieval.encoders.specification import EncoderContract, VectorForm
 from trainers.objectives.contrastive import ContrastiveSettings
-from trainers.objectives.union import ObjectiveSettings
+from trainers.objectives.union import AnyObjectiveSettings
 from trainers.record.model_card import Measured, model_card
 
 CONTRACT = EncoderContract(
@@ -115,7 +115,7 @@ def test_the_same_run_gives_the_same_card() -> None:
 
 
 def test_every_objective_has_its_paper() -> None:
-    settings = ObjectiveSettings.__args__[0].__args__
+    settings = AnyObjectiveSettings.__args__[0].__args__
     assert len(settings) >= 4
     for kind in settings:
         assert re.fullmatch("https://(arxiv.org/abs/[0-9]{4}[.][0-9]{5}|aclanthology.org/.*/)", kind.paper.url)
