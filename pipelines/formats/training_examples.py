@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.collection import ParquetRows, Part, StoredCollection
+from retrieval.collections.collection import Part, StoredCollection
 from retrieval.collections.digests import DigestSet
 from retrieval.collections.records import (
     DocumentRecord,
@@ -249,8 +249,8 @@ class TrainingExamples:
         if hard_negatives is not None:
             judged = _with_hard_negatives(positives.drop_columns("split"), hard_negatives)
         relevance = judged["relevance"].to_numpy()
-        query_rows = _rows_of(collection.rows_of("queries"), judged["query_id"])
-        document_rows = _rows_of(collection.rows_of("documents"), judged["document_id"])
+        query_rows = collection.find("queries", judged["query_id"])
+        document_rows = collection.find("documents", judged["document_id"])
         if hard_negatives is not None:
             _check_listed(judged, relevance, query_rows, document_rows)
         with_positive = np.isin(query_rows, query_rows[relevance > 0])
@@ -348,14 +348,3 @@ def _check_listed(
             else "one of its positives. Leave the positives of a query out of its hard negatives."
         )
     )
-
-
-def _rows_of(rows: ParquetRows, ids: pa.ChunkedArray) -> NDArray[np.int64]:
-    """The row number of each id, -1 where there is none; all ids of the part are in memory for it."""
-    wanted = ids.unique()
-    places = pc.index_in(rows.read(["id"])["id"], value_set=wanted)
-    found = np.flatnonzero(places.is_valid().to_numpy())
-    row_of = np.full(len(wanted), -1, dtype=np.int64)
-    row_of[places.drop_null().to_numpy()] = found
-    rows_of_ids: NDArray[np.int64] = row_of[pc.index_in(ids, value_set=wanted).to_numpy()]
-    return rows_of_ids

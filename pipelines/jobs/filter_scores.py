@@ -21,7 +21,6 @@ from raytriever.artifacts.artifact import (
     require_own_queries,
     require_same_origin,
 )
-from raytriever.artifacts.long_columns import places_among
 from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, TextPart
@@ -119,7 +118,7 @@ def _of_candidates(candidates: StoredCandidates) -> Iterator[ScoredPairs]:
 
 
 def _of_ranking(run: StoredRanking, collection: StoredCollection) -> Iterator[ScoredPairs]:
-    query_rows, ranking = collection.query_rows(run.query_ids()), run.ranking()
+    query_rows, ranking = collection.require("queries", run.query_ids()), run.ranking()
     for start in range(0, len(query_rows), _QUERIES_AT_ONCE):
         block = slice(start, start + _QUERIES_AT_ONCE)
         queries, places = np.nonzero(ranking.rows[block] >= 0)
@@ -129,12 +128,11 @@ def _of_ranking(run: StoredRanking, collection: StoredCollection) -> Iterator[Sc
 def _of_run_file(path: Path, collection: StoredCollection) -> Iterator[ScoredPairs]:
     """Pairs whose ids the collection has; a teacher may have scored more.
 
-    Every look-up makes a table of all ids, so it is for as many lines as there are ids, which take memory as these do.
+    A look-up reads all ids, so it is for as many lines as there are ids, which take memory as these do.
     """
-    query_ids, document_ids = (collection.rows_of(part).read(["id"])["id"] for part in ("queries", "documents"))
-    for lines in _gathered(_blocks(path), max(len(query_ids), len(document_ids))):
-        query_rows = places_among(lines["query"], query_ids)
-        document_rows = places_among(lines["document"], document_ids)
+    for lines in _gathered(_blocks(path), max(collection.count("queries"), collection.count("documents"))):
+        query_rows = collection.find("queries", lines["query"])
+        document_rows = collection.find("documents", lines["document"])
         both = (query_rows >= 0) & (document_rows >= 0)
         yield query_rows[both], document_rows[both], lines["score"].to_numpy()[both]
 

@@ -82,7 +82,7 @@ class Mine(Stage[MineConfig]):
         config, run, collection = self.config, StoredRanking(self.config.run), StoredCollection(self.config.collection)
         require_same_origin("collection", collection, run)
         require_own_queries(collection, run)
-        collection.query_rows(run.query_ids())  # refused here where one is not there
+        collection.require("queries", run.query_ids())  # refused here where one is not there
         if config.vectors:
             vectors = StoredVectors(config.vectors)
             require_same_origin("collection", collection, vectors)

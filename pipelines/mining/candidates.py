@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from pipelines.mining.rules import UNJUDGED, Positives
 from raytriever.artifacts.artifact import Artifact
-from raytriever.artifacts.long_columns import places_among
 from raytriever.errors import UserError
 from retrieval.collections.collection import ParquetRows, StoredCollection
 
@@ -162,8 +161,8 @@ def judged_lists(collection: StoredCollection, split: str) -> Iterator[Negatives
             f"Split '{split}' of {collection.uri} judges no document with a relevance of 0 or less, so it has no hard"
             " negatives. Mine some from a run and name them as 'negatives'."
         )
-    queries = collection.query_rows(judgments["query_id"])
-    documents = places_among(judgments["document_id"], collection.rows_of("documents").read(["id"])["id"])
+    queries = collection.require("queries", judgments["query_id"])
+    documents = collection.find("documents", judgments["document_id"])
     order = np.argsort(queries, kind="stable")
     distinct, owners = np.unique(queries[order], return_inverse=True)
     yield distinct, _as_lists(owners, documents[order], len(distinct))

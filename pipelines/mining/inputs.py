@@ -30,9 +30,7 @@ def query_table(collection: StoredCollection, run: StoredRanking) -> pa.Table:
     """Of each query of the run, in its order: its ``row`` in the collection and the ``own_row`` of the document that
     has the same id (-1: none), both int64."""
     ids = run.query_ids()
-    documents = collection.rows_of("documents").read(["id"])["id"]
-    own_rows = places_among(pa.array(ids, pa.string()), documents)
-    return pa.table({"row": collection.query_rows(ids), "own_row": own_rows})
+    return pa.table({"row": collection.require("queries", ids), "own_row": collection.find("documents", ids)})
 
 
 def judged_table(collection: StoredCollection, run: StoredRanking, split: str) -> pa.Table:
@@ -40,7 +38,7 @@ def judged_table(collection: StoredCollection, run: StoredRanking, split: str) -
     they are sorted, and ``relevance``."""
     judgments = collection.judgments(split)
     queries = places_among(judgments["query_id"], pq.read_table(run.path("queries.parquet"))["id"])
-    rows = places_among(judgments["document_id"], collection.rows_of("documents").read(["id"])["id"])
+    rows = collection.find("documents", judgments["document_id"])
     table = pa.table({"query": queries, "row": rows, "relevance": judgments["relevance"]})
     return table.filter((queries >= 0) & (rows >= 0)).sort_by([("query", "ascending"), ("row", "ascending")])
 

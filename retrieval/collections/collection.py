@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import Artifact
-from raytriever.artifacts.long_columns import places_among
 from raytriever.errors import UserError
 
 
@@ -159,13 +158,45 @@ class StoredCollection(Artifact):
         """What an encoder reads: a query's text; a document's title and text, or its text alone."""
         return texts_of(self.rows_of(part).take(rows, text_columns(part)), part, with_title=with_title)
 
-    def query_rows(self, ids: Sequence[str] | pa.ChunkedArray) -> NDArray[np.int64]:
-        """The row of each query id. Raises ``UserError`` naming the first that is not there."""
-        column = ids if isinstance(ids, pa.ChunkedArray) else pa.array(ids, pa.string())
-        rows = places_among(column, self.rows_of("queries").read(["id"])["id"])
-        if (rows < 0).any():
-            missing = column[int(np.argmax(rows < 0))].as_py()
-            raise UserError(f"{self.uri} has no query {missing!r}. Do both come from the same collection?")
+    def find(self, part: TextPart, ids: Sequence[str] | pa.ChunkedArray) -> NDArray[np.int64]:
+        """The row of each id (n,), -1 where it is not there.
+
+        Ids of the collection are read in blocks of about as many as are looked for: beside one row group, memory is
+        that of what is asked, and time that of one pass.
+        """
+        column = ids if isinstance(ids, pa.ChunkedArray) else pa.chunked_array([ids], pa.string())
+        column = column.cast(pa.large_string())  # of more than 2 GiB too
+        wanted = column.unique()
+        row_of = np.full(len(wanted), -1, dtype=np.int64)
+        start = 0
+        for block in self._id_blocks(part, len(wanted)):
+            places = pc.index_in(block, value_set=wanted)
+            row_of[places.drop_null().to_numpy()] = start + np.flatnonzero(places.is_valid())
+            start += len(block)
+        rows: NDArray[np.int64] = row_of[pc.index_in(column, value_set=wanted).to_numpy()]
+        return rows
+
+    def _id_blocks(self, part: TextPart, rows: int) -> Iterator[pa.ChunkedArray]:
+        """All ids, in blocks of at least ``rows``."""
+        waiting: list[pa.Array] = []
+        for table in self.rows_of(part).tables(["id"]):
+            waiting += table["id"].cast(pa.large_string()).chunks
+            if sum(map(len, waiting)) >= rows:
+                yield pa.chunked_array(waiting, pa.large_string())
+                waiting = []
+        yield pa.chunked_array(waiting, pa.large_string())
+
+    def require(self, part: TextPart, ids: Sequence[str] | pa.ChunkedArray) -> NDArray[np.int64]:
+        """The row of each id (n,). Raises ``UserError`` with the number of those not there, and the first of them."""
+        rows = self.find(part, ids)
+        absent = np.flatnonzero(rows < 0)
+        if len(absent):
+            column = ids if isinstance(ids, pa.ChunkedArray) else pa.array(ids, pa.string())
+            raise UserError(
+                f"{len(absent):,} of {len(rows):,} {part} are not in {self.uri}, such as"
+                f" {column[int(absent[0])].as_py()!r}. Is it of another collection, or are its ids written in another"
+                " way?"
+            )
         return rows
 
     def answers(self) -> dict[str, list[str]]:

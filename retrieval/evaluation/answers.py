@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
-from retrieval.collections.collection import StoredCollection, TextPart
+from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.conventions import Conventions
 from retrieval.evaluation.measures import distinct_scores
 
@@ -125,7 +125,8 @@ def answer_accuracy(
     for query in queries:
         scores = distinct_scores(query, run[query], conventions)
         ranked.append(sorted(scores, key=lambda document: -scores[document])[:deepest])
-    row_of = rows_by_id(collection, "documents", {document for documents in ranked for document in documents})
+    names = sorted({document for documents in ranked for document in documents})
+    row_of = dict(zip(names, collection.require("documents", names).tolist(), strict=True))
     rows = np.full((len(queries), deepest), -1, dtype=np.int64)
     for line, documents in enumerate(ranked):
         rows[line, : len(documents)] = [row_of[document] for document in documents]
@@ -138,24 +139,3 @@ def answer_accuracy(
     hits = ranking_hits(rows, [answers[query] for query in queries], read, match)
     found = np.stack([hits[:, :cutoff].any(axis=1) for cutoff in cutoffs], axis=1)
     return dict(zip(queries, found, strict=True))
-
-
-def rows_by_id(collection: StoredCollection, part: TextPart, wanted: set[str]) -> dict[str, int]:
-    """The row number of each of the ids, found in one pass over the collection's.
-
-    Raises ``UserError`` that names the first that is not there, and how many are not.
-    """
-    found: dict[str, int] = {}
-    row = 0
-    for table in collection.rows_of(part).tables(["id"]):
-        for name in table["id"].to_pylist():
-            if name in wanted:
-                found[name] = row
-            row += 1
-    unknown = sorted(wanted - found.keys())
-    if unknown:
-        raise UserError(
-            f"{len(unknown):,} of {len(wanted):,} {part} are not in {collection.uri}, such as {unknown[0]!r}. Is it of"
-            " another collection, or are its ids written in another way?"
-        )
-    return found

@@ -17,7 +17,6 @@ from raytriever.reports.report import Block, Details, render
 from raytriever.reports.table import Table
 from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.collections.collection import StoredCollection
-from retrieval.evaluation.answers import rows_by_id
 from retrieval.evaluation.conventions import ConventionOverrides, Like, resolve
 from retrieval.evaluation.judging import collection_judgments, file_judgments, judge_rankings, made_with
 from retrieval.evaluation.measures import PerQuery
@@ -357,8 +356,7 @@ def _texts(collection: str | None, extremes: Sequence[Extremes]) -> dict[str, st
         return {}
     stored = StoredCollection(collection)
     queries = sorted({query for item in extremes for query, _ in item.won + item.lost})
-    row_of = rows_by_id(stored, "queries", set(queries))
-    texts = stored.texts("queries", np.array([row_of[query] for query in queries], dtype=np.int64))
+    texts = stored.texts("queries", stored.require("queries", queries))
     return dict(zip(queries, texts, strict=True))
 
 

@@ -15,7 +15,7 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.collections.qrels import read_qrels as beir
 from retrieval.collections.qrels import read_trec_qrels as trec
 from retrieval.collections.text_lines import numbered_lines
-from retrieval.evaluation.answers import Match, answer_accuracy, rows_by_id
+from retrieval.evaluation.answers import Match, answer_accuracy
 from retrieval.evaluation.conventions import Conventions
 from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
 from retrieval.rankings import StoredRanking, count_columns, read_ms_marco, read_trec
@@ -154,7 +154,7 @@ def _check_documents(path: str, run: Run, judgments: Judgments) -> None:
             require_same_origin("collection", judgments.collection, StoredRanking(path))
             require_own_queries(judgments.collection, StoredRanking(path))
         else:
-            rows_by_id(judgments.collection, "documents", {name for found in run.values() for name in found})
+            judgments.collection.require("documents", sorted({name for found in run.values() for name in found}))
         return
     judged = {document for grades in judgments.qrels.values() for document in grades}
     example = next((document for found in run.values() for document in found), None)

@@ -187,7 +187,7 @@ class Embed(ModelStage[EmbedConfig]):
             return np.arange(collection.count(part), dtype=np.int64)
         run = StoredRanking(self.config.run)
         if part == "queries":
-            return np.sort(collection.query_rows(run.query_ids()))
+            return np.sort(collection.require("queries", run.query_ids()))
         found = np.unique(run.ranking().rows[:, : self.config.depth])
         return found[found >= 0]
 

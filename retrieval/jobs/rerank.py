@@ -101,7 +101,7 @@ class Rerank(Stage[RerankConfig]):
         block = slice(shard.description["start"], shard.description["start"] + self.config.queries_per_shard)
         candidates = Ranking(run.ranking().rows[block, :depth], run.ranking().scores[block, :depth])
         vectors = StoredVectors(self.config.vectors)
-        query_rows = StoredCollection(self.config.collection).query_rows(query_ids[block])
+        query_rows = StoredCollection(self.config.collection).require("queries", query_ids[block])
         queries = self._asked().part("queries").gather(query_rows)
         documents = vectors.part("documents").gather
         if self._scoring is None:

@@ -98,7 +98,7 @@ def test_shards_and_codes_with_re_ranking_find_what_one_exact_search_finds(outpu
     folder = output / name
     collection, vectors = StoredCollection(str(folder / "corpus")), StoredVectors(str(folder / "vectors"))
     exact, coded = StoredRanking(str(folder / "exact_run")), StoredRanking(str(folder / "hnsw_pq_run"))
-    queries = vectors.part("queries").gather(collection.query_rows(exact.query_ids()))
+    queries = vectors.part("queries").gather(collection.require("queries", exact.query_ids()))
     documents = vectors.part("documents")
     expected = search_stored(queries, documents.range(0, len(documents)), 200)
     np.testing.assert_array_equal(exact.ranking().rows, expected.rows)

@@ -20,7 +20,7 @@ from retrieval.embedding import TOKENS_ON_GPU
 from retrieval.encoders.contextual.contexts import draw_documents
 from retrieval.encoders.list_scorer import ListScorer
 from retrieval.encoders.text_encoder import TextEncoder
-from retrieval.evaluation.answers import answer_accuracy, rows_by_id
+from retrieval.evaluation.answers import answer_accuracy
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import evaluate, parse_measure
@@ -128,7 +128,7 @@ def _of_run(
 
 
 def _in_row_order(collection: StoredCollection, ids: list[str]) -> tuple[NDArray[np.int64], list[str]]:
-    rows = collection.query_rows(ids)
+    rows = collection.require("queries", ids)
     order = np.argsort(rows)
     return rows[order], [ids[place] for place in order]
 
@@ -144,7 +144,7 @@ def _sampled_documents(
 ) -> NDArray[np.int64]:
     """Rows of all documents that ``qrels`` judge, filled up to ``count`` with others."""
     judged_ids = {document for grades in qrels.values() for document in grades}
-    judged = np.array(sorted(rows_by_id(collection, "documents", judged_ids).values()), dtype=np.int64)
+    judged = np.sort(collection.require("documents", sorted(judged_ids)))
     others = np.setdiff1d(np.arange(collection.count("documents")), judged)
     more = min(max(0, count - len(judged)), len(others))
     drawn = np.random.default_rng([seed, 1]).choice(others, more, replace=False)

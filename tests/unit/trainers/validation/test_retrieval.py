@@ -100,7 +100,7 @@ def test_each_distinct_text_is_encoded_once_an_evaluation_and_tokenised_once_a_r
     stored = StoredCollection(collection)
     documents = set(stored.texts("documents", np.arange(DOCUMENTS)))
     dev = set(stored.judgments("dev")["query_id"].to_pylist())
-    queries = stored.query_rows(sorted(dev))
+    queries = stored.require("queries", sorted(dev))
     expected = [("document", text) for text in documents] + [
         ("query", text) for text in set(stored.texts("queries", queries))
     ]
@@ -209,7 +209,9 @@ def test_the_best_vector_of_a_document_counts(collection, spread_encoder, tmp_pa
     reciprocal = []
     for query, grades in qrels.items():
         with torch.no_grad():
-            sought = encoder(encoder.tokenize(stored.texts("queries", stored.query_rows([query])), "query")).half()
+            sought = encoder(
+                encoder.tokenize(stored.texts("queries", stored.require("queries", [query])), "query")
+            ).half()
         scores = [float((each.double() @ sought[0].double()).max()) for each in vectors]
         of_id = {f"d{row}": score for row, score in enumerate(scores)}
         if rerank:
