@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
+from pipelines.packing.hardness import batch_hardness, pair_similarity
 from pipelines.packing.pack import PackingSettings, pack
-from pipelines.reports.packings import batch_hardness, pair_similarity
 from retrieval.indexes.faiss_factory import import_faiss
 
 Vectors = NDArray[np.floating]

@@ -1,7 +1,8 @@
-"""The report's section on batches: what each is made of, how hard it is beside other ways to batch, what is masked."""
+"""The report's section on batches: how hard they are beside random ones, what they hold, and what is masked in them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,108 +10,142 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader
-from pipelines.clustering.clusters import DomainClusters, read_clusters
+from pipelines.filtering.false_negatives import RULES, from_columns
 from pipelines.pairs.pairs import DomainNumbers
-from pipelines.reports.examples import sample_of
-from pipelines.reports.masks import Masks
+from pipelines.reports.data import excerpt, sample_of
 from pipelines.reports.packings import (
     EPOCH,
     MASKED,
+    Batches,
     PairVectors,
     hardness_blocks,
     hardness_of_packings,
-    hardness_sentence,
-    packed_name,
     packed_pairs,
-    packing_sentence,
+    packing_rows,
     tour_blocks,
 )
 from raytriever.artifacts.artifact import Artifact, origin
 from raytriever.reports.plots import BLUE, GREY, Distribution, histogram, ridgelines
-from raytriever.reports.report import Block, Plot, Section
-from raytriever.reports.table import Table, counted
+from raytriever.reports.report import Block, Details, Plot, Section, folder_name
+from raytriever.reports.table import Table
 from retrieval.vectors import StoredVectors
-
-# What the report says of stored batches by looking at them: domains, sources of chunks, grades of candidate lists.
 
 _DOMAINS_SHOWN = 12
 _SEED_OF_SHUFFLE = 2
+_AUDIT = "audit.json"
+_MASKED_BY = "masked by "
+_MADE_UP = ("hard negatives repeated", "hard negatives drawn at random")
 
 
-class Domains:
-    """Gathers how many domains each batch has."""
+def batches_section(
+    packing: Artifact | None,
+    pairs: Artifact | None,
+    vectors: StoredVectors | None,
+    batches: BatchReader | None,
+    most: int,
+    seed: int,
+) -> Section | None:
+    """Hardness (needs packing, pairs and vectors), tours (packing), what batches hold; None where there is neither.
 
-    def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._batches: Counter[str] = Counter()
-        self._examples: Counter[str] = Counter()
+    At most ``most`` batches of epoch 0 are read, a sample by ``seed`` where there are more.
+    """
+    if packing is None and batches is None:
+        return None
+    blocks: list[Block] = []
+    hardness: dict[str, NDArray[np.float64]] = {}
+    of_pairs = PairVectors(pairs, vectors) if pairs is not None and vectors is not None else None
+    rows = [] if packing is None else packing_rows(packing)
+    if packing is not None and of_pairs is not None:
+        chosen = sample_of(packing.shards[EPOCH].counts["batches"], most, seed)
+        hardness = hardness_of_packings(packing, of_pairs, chosen, seed)
+    if batches is not None:
+        chosen = sample_of(batches.number_of_batches(EPOCH), most, seed)
+        rows += [] if packing is not None else _stored_rows(batches)
+        rows.append([f"batches of epoch {EPOCH} that are looked at", f"{len(chosen):,}"])
+        found = _collector(batches, packing, of_pairs)
+        blocks = _read(batches, found, chosen)
+        if isinstance(found, Masks) and found.hardness is not None:
+            hardness[MASKED] = found.hardness
+    before: list[Block] = [Table(["quantity", "count"], rows)]
+    if packing is not None:
+        if hardness and vectors is not None:
+            before += hardness_blocks(hardness, vectors, packing)
+        before += tour_blocks(packing)
+    return Section("Batches", "Which examples are trained on together.", before + blocks)
 
-    def add(self, number: int, batch: pa.Table) -> None:  # noqa: ARG002
-        """Counts one batch."""
-        found = {item["values"]: item["counts"] for item in pc.value_counts(batch["domain"]).to_pylist()}
-        self._numbers.append(len(found))
-        self._batches.update(found.keys())
-        self._examples.update(found)
 
-    def blocks(self, reader: BatchReader) -> list[Block]:
-        """A sentence; a plot where batches have several domains; a table where there are several at all."""
-        blocks: list[Block] = [domains_sentence(np.array(self._numbers), len(self._batches))]
-        if max(self._numbers) > 1:
-            svg = histogram(
-                np.array(self._numbers, dtype=np.float64), "domains of a batch", "batches",
-                "Histogram of domains of a batch", whole=True,
-            )  # fmt: skip
-            blocks.append(Plot(svg, f"Domains of {len(self._numbers):,} batches of epoch 0."))
-        if len(self._batches) > 1:
-            blocks.append(self._table())
-        return blocks + mixed_blocks(reader)
+def _stored_rows(batches: BatchReader) -> list[list[str]]:
+    return [
+        ["epochs", f"{batches.epochs:,}"],
+        ["batches", f"{batches.artifact.manifest['counts']['batches']:,}"],
+        [f"{batches.layout} of a batch", f"{batches.batch_size:,}"],
+    ]
 
-    def _table(self) -> Table:
-        total = self._examples.total()
-        most = sorted(self._examples, key=lambda name: (-self._examples[name], name))
-        rows = [[name or "(none)", *self._row([name], total)] for name in most[:_DOMAINS_SHOWN]]
+
+def _collector(
+    batches: BatchReader, packing: Artifact | None, of_pairs: PairVectors | None
+) -> "Masks | Sources | Grades":
+    """What gathers figures of batches of this layout."""
+    match batches.layout:
+        case "pairs":
+            is_its_own = packing is not None and origin(batches.artifact, "packing") == packing.fingerprint
+            return Masks(packed_pairs(packing) if packing is not None and is_its_own else None, of_pairs)
+        case "chunks":
+            return Sources()
+        case "candidates":
+            return Grades()
+
+
+def _read(batches: BatchReader, found: "Masks | Sources | Grades", chosen: NDArray[np.int64]) -> list[Block]:
+    """Shows ``found`` the ``chosen`` batches of epoch 0."""
+    numbers: list[int] = []  # of each batch's domains
+    of_domains, examples = Counter[str](), Counter[str]()
+    for number in chosen.tolist():
+        batch = batches.read(EPOCH, number)
+        here = {item["values"]: item["counts"] for item in pc.value_counts(batch["domain"]).to_pylist()}
+        numbers.append(len(here))
+        of_domains.update(here.keys())
+        examples.update(here)
+        found.add(number, batch)
+    return [*_domain_blocks(np.array(numbers), of_domains, examples), *_mixed(batches), *found.blocks(batches)]
+
+
+def _domain_blocks(numbers: NDArray[np.int64], of_domains: Counter[str], examples: Counter[str]) -> list[Block]:
+    """A plot where batches have several domains, a table where there are several at all."""
+    blocks: list[Block] = []
+    if numbers.max() > 1:
+        svg = histogram(
+            numbers.astype(np.float64), "domains of a batch", "batches", "Histogram of domains of a batch", whole=True
+        )
+        mixing = f"{int((numbers > 1).sum()):,} of {len(numbers):,} batches have several"
+        blocks.append(Plot(svg, f"Domains of a batch of epoch 0, {numbers.mean():.1f} on average; {mixing}."))
+    if len(of_domains) > 1:
+        most = sorted(examples, key=lambda name: (-examples[name], name))
+        groups = [(name or "(none)", [name]) for name in most[:_DOMAINS_SHOWN]]
         rest = most[_DOMAINS_SHOWN:]
-        if rest:
-            rows.append([f"{len(rest):,} others", *self._row(rest, total)])
-        caption = f"Domains of the {len(self._numbers):,} batches looked at."
-        return Table(["domain", "batches with it", "examples", "share of examples"], rows, caption)
-
-    def _row(self, names: Sequence[str], total: int) -> list[str]:
-        examples = sum(self._examples[name] for name in names)
-        batches = sum(self._batches[name] for name in names)
-        return [f"{batches:,}", f"{examples:,}", f"{examples / total:.1%}"]
-
-
-def domains_sentence(numbers: NDArray[np.int64], domains: int) -> str:
-    """``numbers`` (n,): of how many domains each of n batches is; ``domains``: of all of them."""
-    if domains == 1:
-        return f"All {len(numbers):,} batches looked at are of the one domain there is."
-    if (numbers == 1).all():
-        return f"Each of the {len(numbers):,} batches looked at is of one domain; together they have {domains:,}."
-    return (
-        f"{int((numbers > 1).sum()):,} of the {len(numbers):,} batches looked at mix domains: a batch has"
-        f" {numbers.mean():.1f} of the {domains:,} on average, at most {numbers.max()}."
-    )
+        groups += [(f"{len(rest):,} others", rest)] if rest else []
+        rows = []
+        for name, members in groups:
+            count, batches = sum(examples[member] for member in members), sum(of_domains[member] for member in members)
+            rows.append([name, f"{batches:,}", f"{count:,}", f"{count / examples.total():.1%}"])
+        caption = f"Domains of the {len(numbers):,} batches looked at."
+        blocks.append(Table(["domain", "batches with it", "examples", "share of examples"], rows, caption))
+    return blocks
 
 
-def mixed_blocks(reader: BatchReader) -> list[Block]:
+def _mixed(batches: BatchReader) -> list[Block]:
     """Of mixed batches how many each source gave; else nothing."""
-    manifest = reader.artifact.manifest
+    manifest = batches.artifact.manifest
     names = [key.removeprefix("sources.") for key in manifest["inputs"] if key.startswith("sources.")]
     if not names:
         return []
     counts, total = manifest["counts"], manifest["counts"]["batches"]
-    ratios = reader.artifact.config.get("ratios") or {}
-    given = {name: int(counts.get(f"batches of {name}", 0)) for name in names}
-    largest = max(given, key=lambda name: given[name])
-    rows = [[n, f"{given[n]:,}", f"{given[n] / total:.1%}", f"{ratios[n]:g}" if n in ratios else ""] for n in names]
-    sentence = (
-        f"The batches are mixed from {len(names)} sources; '{largest}' gives {given[largest] / total:.1%} of them."
-    )
-    return [
-        sentence,
-        Table(["source", "batches", "share", "ratio"], rows, "Batches of all epochs by where they come from."),
-    ]
+    ratios = batches.artifact.config.get("ratios") or {}
+    rows = []
+    for name in names:
+        given = int(counts.get(f"batches of {name}", 0))
+        rows.append([name, f"{given:,}", f"{given / total:.1%}", f"{ratios[name]:g}" if name in ratios else ""])
+    return [Table(["source", "batches", "share", "ratio"], rows, "Batches of all epochs by where they come from.")]
 
 
 class Sources:
@@ -125,31 +160,27 @@ class Sources:
         places = batch["number"].to_numpy().astype(np.int64)
         self._batches.append((self._names.of(batch["source_id"]), places, self._domains.of(batch["domain"])))
 
-    def blocks(self, reader: BatchReader) -> list[Block]:
+    def blocks(self, batches: BatchReader) -> list[Block]:
         """The stored batches beside random ones of the same chunks and domains."""
         sources, places, domains = (np.stack(parts) for parts in zip(*self._batches, strict=True))
         shuffled = np.random.default_rng(_SEED_OF_SHUFFLE).permutation(sources.size)
         order = shuffled[np.argsort(domains.ravel()[shuffled], kind="stable")]
-        other, other_places = (values.ravel()[order].reshape(sources.shape) for values in (sources, places))
-        stored, random = distinct_in_rows(sources), distinct_in_rows(other)
-        beside, by_chance = share_beside(sources, places), share_beside(other, other_places)
-        size = reader.batch_size
-        lead = sources_sentence(stored, random, beside, by_chance)
-        values = {"as stored": stored, "random, same chunks": random}
-        distributions = [
-            Distribution(name, numbers.astype(np.float64), color)
-            for (name, numbers), color in zip(values.items(), (BLUE, GREY), strict=True)
-        ]
+        distributions, rows = [], []
+        kinds = (("as stored", BLUE, np.arange(sources.size)), ("random, same chunks", GREY, order))
+        for name, color, chunks in kinds:
+            of_chunks, in_source = (values.ravel()[chunks].reshape(sources.shape) for values in (sources, places))
+            found = distinct_in_rows(of_chunks)
+            distributions.append(Distribution(name, found.astype(np.float64), color))
+            numbers = [f"{found.mean():.2f}", f"{found.min():,}", f"{found.max():,}"]
+            rows.append([name, *numbers, f"{share_beside(of_chunks, in_source):.0%}"])
         svg = ridgelines(distributions, "source documents of a batch", "Sources of batches", whole=True)
         caption = (
-            f"Distinct source documents of {len(stored):,} batches of {size} chunks of epoch 0, and of random batches"
-            " of the same chunks, within their domains; each histogram is scaled to its own highest bar."
+            f"Distinct source documents of {len(sources):,} batches of {batches.batch_size} chunks of epoch 0, and of"
+            " random batches of the same chunks, within their domains; each histogram is scaled to its own highest bar."
         )
-        counts = np.bincount(stored, minlength=1), np.bincount(random, minlength=1)
-        longest = max(map(len, counts))
-        both = np.stack([np.pad(count, (0, longest - len(count))) for count in counts])
-        rows = [[str(n), f"{both[0, n]:,}", f"{both[1, n]:,}"] for n in np.flatnonzero(both.any(axis=0)).tolist()]
-        return [lead, Plot(svg, caption), Table(["sources of a batch", "batches stored", "random batches"], rows)]
+        header = ["batches", "sources of a batch: mean", "fewest", "most", "chunks beside a neighbour"]
+        beside = "Beside a neighbour: chunks with the one before or after them in their batch."
+        return [Plot(svg, caption), Table(header, rows, beside)]
 
 
 def distinct_in_rows(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -171,15 +202,6 @@ def share_beside(sources: NDArray[np.int64], places: NDArray[np.int64]) -> float
     return float(has.mean())
 
 
-def sources_sentence(stored: NDArray[np.int64], random: NDArray[np.int64], beside: float, by_chance: float) -> str:
-    """What the numbers of sources (batches,) of stored and random batches say."""
-    return (
-        f"A batch has chunks of {stored.mean():.2f} source documents on average, from {stored.min()} to {stored.max()};"
-        f" in random batches of the same chunks it would be {random.mean():.2f}. {beside:.0%} of the chunks have the"
-        f" one before or after them in their batch, in random batches {by_chance:.0%}."
-    )
-
-
 class Grades:
     """Gathers the lengths of candidate lists and how relevant their candidates are judged."""
 
@@ -198,24 +220,23 @@ class Grades:
             self._lengths.append(len(grades))
             self._relevant.append(sum(count for grade, count in found.items() if grade and grade > 0))
 
-    def blocks(self, reader: BatchReader) -> list[Block]:  # noqa: ARG002
+    def blocks(self, batches: BatchReader) -> list[Block]:  # noqa: ARG002
         """How many relevant candidates a list has, and all grades."""
         relevant, lengths = np.array(self._relevant), np.array(self._lengths)
-        unjudged = self._candidates[None] / max(self._candidates.total(), 1)
         svg = histogram(
             relevant.astype(np.float64), "relevant candidates of a list", "lists",
             "Histogram of relevant candidates", whole=True,
         )  # fmt: skip
+        plot = Plot(
+            svg,
+            f"Candidates judged relevant (above 0) in each of {len(lengths):,} lists of epoch 0, which have"
+            f" {lengths.min():,} to {lengths.max():,} candidates; {np.count_nonzero(relevant == 0):,} lists have none.",
+        )
         grades = sorted((grade for grade in self._candidates if grade is not None), reverse=True)
         unknown = [None] if None in self._candidates else []
         rows = [self._row(grade, len(lengths)) for grade in [*grades, *unknown]]
         caption = f"Grades of the {self._candidates.total():,} candidates of {len(lengths):,} lists."
-        header = ["relevance", "candidates", "share", "mean a list", "lists with one"]
-        return [
-            grades_sentence(lengths, relevant, unjudged),
-            Plot(svg, f"Candidates judged relevant (above 0) in each of {len(lengths):,} lists of epoch 0."),
-            Table(header, rows, caption),
-        ]
+        return [plot, Table(["relevance", "candidates", "share", "mean a list", "lists with one"], rows, caption)]
 
     def _row(self, grade: int | None, lists: int) -> list[str]:
         count = self._candidates[grade]
@@ -224,95 +245,91 @@ class Grades:
         return [name, f"{count:,}", share, f"{count / lists:.2f}", f"{self._lists[grade]:,}"]
 
 
-def grades_sentence(lengths: NDArray[np.int64], relevant: NDArray[np.int64], unjudged: float) -> str:
-    """What the lengths of lists (n,) and the numbers of relevant candidates in them (n,) say."""
-    length = f"{lengths.min():,}" if lengths.min() == lengths.max() else f"{lengths.min():,} to {lengths.max():,}"
-    without = int((relevant == 0).sum())
-    sentence = (
-        f"A list has {length} candidates; the median one has {np.median(relevant):,.0f} that are judged relevant, the"
-        f" richest {relevant.max():,}"
-    )
-    sentence += f"; {counted(without, 'list')} without any." if without else "; no list is without any."
-    return f"{sentence} {unjudged:.1%} of the candidates are not judged."
+class Masks:
+    """Gathers the masks of batches of layout ``pairs``.
 
-
-_ROWS = {"pairs": "pairs", "chunks": "chunks", "candidates": "queries with their lists"}
-
-
-def batches_section(
-    packing: Artifact | None,
-    pairs: Artifact | None,
-    vectors: StoredVectors | None,
-    clusters: Artifact | None,
-    batches: BatchReader | None,
-    most: int,
-    seed: int,
-) -> Section | None:
-    """Hardness (needs packing, pairs and vectors), tours (packing), what batches hold; None where there is neither.
-
-    At most ``most`` batches of epoch 0 are read, a sample by ``seed`` where there are more.
+    ``packed``: the pair numbers of each batch of the epoch, where they are known; with ``of_pairs`` the batches' own
+    hardness without what is masked is measured.
     """
-    lead: list[str] = []
-    hardness: dict[str, NDArray[np.float64]] = {}
-    of_pairs = PairVectors(pairs, vectors) if pairs is not None and vectors is not None else None
-    domains = read_clusters(clusters) if packing is not None and clusters is not None else None
-    if packing is not None:
-        lead.append(packing_sentence(packing))
-        if of_pairs is not None:
-            chosen = sample_of(packing.shards[EPOCH].counts["batches"], most, seed)
-            hardness = hardness_of_packings(packing, of_pairs, domains, chosen, seed)
-    elif batches is not None:
-        lead.append(_stored_sentence(batches))
-    stored: list[Block] = []
-    if batches is not None:
-        read = sample_of(batches.number_of_batches(EPOCH), most, seed)
-        if len(read) < batches.number_of_batches(EPOCH):
-            lead.append(f"Of epoch {EPOCH}, {len(read):,} batches drawn at random are looked at here.")
-        stored, masked = _stored_blocks(batches, packing, of_pairs, read)
-        hardness |= {} if masked is None else {MASKED: masked}
-    blocks: list[Block] = []
-    if hardness and packing is not None and vectors is not None:
-        lead.append(hardness_sentence(hardness, packed_name(packing)))
-        blocks = hardness_blocks(hardness, vectors, packing)
-    blocks += _tours(packing, domains) + stored
-    return Section("Batches", " ".join(lead), blocks) if blocks else None
+
+    def __init__(self, packed: Batches | None, of_pairs: PairVectors | None) -> None:
+        self._packed, self._of_pairs = packed, of_pairs
+        self._shares: list[float] = []
+        self._hardness: list[float] = []
+
+    def add(self, number: int, batch: pa.Table) -> None:
+        """Counts batch ``number`` of the epoch."""
+        mask, share = mask_of(batch)
+        self._shares.append(share)
+        if self._packed is None or self._of_pairs is None:
+            return
+        if mask.sum() < len(mask) * (len(mask) - 1):  # of no negatives there is no mean
+            self._hardness.append(self._of_pairs.hardness(self._packed[number], mask))
+
+    @property
+    def hardness(self) -> NDArray[np.float64] | None:
+        """Of each batch, without what is masked; None where its pairs aren't known."""
+        return np.array(self._hardness) if self._hardness else None
+
+    def blocks(self, batches: BatchReader) -> list[Block]:
+        """Shares of batches, a table of rules, examples."""
+        shares, artifact = np.array(self._shares), batches.artifact
+        blocks: list[Block] = []
+        if shares.any():
+            svg = histogram(
+                100 * shares, "masked share of a batch's negatives (%)", "batches", "Histogram of masked shares"
+            )
+            caption = (
+                f"Share of negatives masked as false in {len(shares):,} batches of epoch 0, {np.median(shares):.1%} in"
+                f" the median one; {int((shares == 1).sum()):,} have no negative left."
+            )
+            blocks.append(Plot(svg, caption))
+        # what `raytriever filter` wrote beside its batches; mixed batches have none
+        audit = artifact.read_json(_AUDIT) if _AUDIT in artifact.names("") else None
+        blocks.append(_rule_table(artifact.manifest["counts"], audit))
+        return blocks + ([] if audit is None else _masked_examples(audit, artifact))
 
 
-def _tours(packing: Artifact | None, domains: Sequence[DomainClusters] | None) -> list[Block]:
-    return [] if packing is None else tour_blocks(packing, domains)
+def mask_of(batch: pa.Table) -> tuple[NDArray[np.bool_], float]:
+    """The mask (B, B) over the batch's own documents, and the share of all its negatives that is masked."""
+    size = len(batch)
+    hard_negatives = sum(map(len, batch["hard_negative_ids"].to_pylist()))
+    mask = from_columns(batch["masked"].to_pylist(), size + hard_negatives)
+    return mask[:, :size], float(mask.sum()) / max(size * (size - 1 + hard_negatives), 1)
 
 
-def _stored_sentence(batches: BatchReader) -> str:
-    total = batches.artifact.manifest["counts"]["batches"]
-    return (
-        f"{counted(total, 'batch', 'batches')} of {batches.batch_size} {_ROWS[batches.layout]} in"
-        f" {counted(batches.epochs, 'epoch')}."
+def _rule_table(counts: Mapping[str, int], audit: Mapping[str, Any] | None) -> Table:
+    by_rule = {name.removeprefix(_MASKED_BY): count for name, count in counts.items() if name.startswith(_MASKED_BY)}
+    by_rule = {rule: by_rule[rule] for rule in (*RULES, *by_rule) if rule in by_rule}  # the order they are asked in
+    negatives, masked = int(counts["negatives"]), sum(by_rule.values())
+    rows = []
+    for rule, count in by_rule.items():
+        batches = "" if audit is None else f"{audit['rules'][rule]['batches']:,}"
+        rows.append([rule, f"{count:,}", f"{count / max(negatives, 1):.2%}", batches])
+    rows.append(["all rules", f"{masked:,}", f"{masked / max(negatives, 1):.2%}", ""])
+    caption = (
+        f"Of {negatives:,} negatives (all batches, all epochs); a negative counts for the first rule that masks it."
+        " Batches: those in which the rule masks something."
     )
+    caption += "".join(f" {name.capitalize()}: {counts[name]:,}." for name in _MADE_UP if counts.get(name))
+    return Table(["masked by", "negatives", "share", "batches"], rows, caption)
 
 
-def _stored_blocks(
-    batches: BatchReader, packing: Artifact | None, of_pairs: PairVectors | None, chosen: NDArray[np.int64]
-) -> tuple[list[Block], NDArray[np.float64] | None]:
-    """What the ``chosen`` batches of epoch 0 hold; of pairs also their hardness without what is masked, if known."""
-    domains = Domains()
-    found = _collector(batches, packing, of_pairs)
-    for number in chosen.tolist():
-        batch = batches.read(EPOCH, number)
-        domains.add(number, batch)
-        found.add(number, batch)
-    blocks = domains.blocks(batches) + found.blocks(batches)
-    return blocks, found.hardness if isinstance(found, Masks) else None
+def _masked_examples(audit: Mapping[str, Any], batches: Artifact) -> list[Block]:
+    caption = (
+        "The first such negative of the first batches (epoch: number) in which there is one, and the surrogate's"
+        f" scores of the positive and of what is masked. Ids are in {folder_name(batches)}/{_AUDIT}."
+    )
+    header = ["query", "its positive", "masked document", "batch", "positive", "masked"]
+    blocks: list[Block] = []
+    for rule in RULES:
+        rows = [_masked_row(example) for example in audit["rules"][rule]["examples"]]
+        if rows:
+            blocks.append(Details(f"Examples: masked by {rule}", Table(header, rows, caption, text_columns=3)))
+    return blocks
 
 
-def _collector(
-    batches: BatchReader, packing: Artifact | None, of_pairs: PairVectors | None
-) -> Masks | Sources | Grades:
-    """What gathers figures of batches of this layout."""
-    match batches.layout:
-        case "pairs":
-            is_its_own = packing is not None and origin(batches.artifact, "packing") == packing.fingerprint
-            return Masks(packed_pairs(packing) if packing is not None and is_its_own else None, of_pairs)
-        case "chunks":
-            return Sources()
-        case "candidates":
-            return Grades()
+def _masked_row(example: Mapping[str, Any]) -> Sequence[str]:
+    texts = [excerpt(example[name]) for name in ("query", "positive", "document")]
+    scores = ["" if score is None else f"{score:.3f}" for score in (example["positive_score"], example["score"])]
+    return [*texts, f"{example['epoch']}: {example['batch']:,}", *scores]

@@ -11,10 +11,10 @@ from pipelines.clustering.nearest_centroids import CentroidSearch, nearest_centr
 from pipelines.clustering.pair_vectors import ArrayPairs, BothWays
 from pipelines.clustering.points import ConcatenatedPairs, LocalParts, concatenated, midpoints
 from pipelines.filtering.false_negatives import score_mask
+from pipelines.packing.hardness import pair_similarity
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.pack import cut_into_batches, items_in_order
 from pipelines.packing.tour import greedy_tour
-from pipelines.reports.packings import pair_similarity
 
 Case = dict[str, NDArray[np.generic]]
 

@@ -11,10 +11,8 @@ from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import CANDIDATES, StoredCandidates
 from pipelines.pairs.pairs import PAIRS
 from pipelines.reports.batches import batches_section
-from pipelines.reports.chunks import chunks_section
 from pipelines.reports.clusters import clusters_section
-from pipelines.reports.data import data_section, left_out_section
-from pipelines.reports.mining import mining_section
+from pipelines.reports.data import chunks_section, data_section, left_out_section, mining_section
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
@@ -159,7 +157,7 @@ class Report(Stage[ReportConfig]):
             data_section(collection, pairs),
             chunks_section(StoredCollection(paths["chunks"])) if "chunks" in paths else None,
             clusters_section(clusters, _batch_size(packing or found.get("batches"))) if clusters else None,
-            batches_section(packing, pairs, vectors, clusters, batches, self.config.sampled_batches, self.config.seed),
+            batches_section(packing, pairs, vectors, batches, self.config.sampled_batches, self.config.seed),
             left_out_section(found.values()),
             mining_section(StoredCandidates(paths["candidates"]).audit()) if "candidates" in paths else None,
             training_section_of(found["model"]) if "model" in found else None,
@@ -187,7 +185,7 @@ def _is_free(found: Mapping[str, Artifact], key: str, name: str) -> bool:
     batches = found["batches"]
     if batches.manifest["stage"] == "mix":  # of several sources; what they don't share it can't name
         return origin(batches, name) is None
-    layout = batches.manifest["facts"].get("layout", "pairs")
+    layout = batches.manifest["facts"]["layout"]
     if name == "collection":
         return bool(layout == "chunks" and "chunks" in found)  # they come from these
     return bool(layout != ("candidates" if name == "candidates" else "pairs"))

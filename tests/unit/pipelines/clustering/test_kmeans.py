@@ -16,7 +16,7 @@ from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of
 from pipelines.clustering.lloyd import assign, lloyd, objective, refill_empty, seed_centroids
 from pipelines.clustering.pair_vectors import ArrayPairs
 from pipelines.clustering.points import LocalParts, MidPoints, midpoints
-from pipelines.reports.packings import pair_similarity
+from pipelines.packing.hardness import pair_similarity
 from raytriever.errors import UserError
 
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]

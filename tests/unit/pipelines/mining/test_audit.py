@@ -8,7 +8,7 @@ import pytest
 from pipelines.mining.audit import EXAMPLES, Audit, audit_lines, block_audit, merge_audits
 from pipelines.mining.inputs import QueryBlock
 from pipelines.mining.rules import ABSENT, KEPT, RULES, UNJUDGED, Block, JudgedPairs, MiningRules, Positives
-from pipelines.reports.mining import mining_section
+from pipelines.reports.data import mining_section
 from raytriever.reports.report import Details, render
 from raytriever.reports.table import Table
 

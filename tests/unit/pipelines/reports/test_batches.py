@@ -8,25 +8,21 @@ import pytest
 from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader
-from pipelines.clustering.clusters import read_clusters
 from pipelines.filtering.false_negatives import RULES
 from pipelines.jobs.pack import Pack, PackConfig
 from pipelines.packing.pack import PackingSettings
 from pipelines.pairs.pairs import read_pairs
-from pipelines.reports.batches import batches_section
-from pipelines.reports.examples import sample_of
-from pipelines.reports.masks import mask_of, masked_sentence
+from pipelines.reports.batches import batches_section, mask_of
+from pipelines.reports.data import sample_of
 from pipelines.reports.packings import (
     MASKED,
     RANDOM,
-    RANDOM_CLUSTERS,
     RANDOM_IN_DOMAIN,
-    UNPOLISHED,
     PairVectors,
-    hardness_sentence,
-    other_packings,
     packed_name,
     packed_pairs,
+    random_packings,
+    tour_blocks,
 )
 from raytriever.artifacts.artifact import Artifact
 from raytriever.reports.report import Details, Plot, Section
@@ -53,7 +49,6 @@ def section_of(run: dict[str, str], *names: str) -> Section | None:
         artifact("packing"),
         artifact("pairs"),
         StoredVectors(run["vectors"]) if "vectors" in names else None,
-        artifact("clusters"),
         BatchReader(run["batches"]) if "batches" in names else None,
         1000,
         0,
@@ -78,21 +73,17 @@ def test_packed_pairs_are_those_of_the_stored_batches(run: dict[str, str], packi
         assert reader.read(0, number)["query_id"].to_pylist() == [ids[pair] for pair in batch]
 
 
-def test_other_packings_batch_the_same_pairs(run: dict[str, str], packing: Artifact) -> None:
-    packed, domains = packed_pairs(packing), read_clusters(Artifact(run["clusters"]))
-    found = other_packings(packed, domains, packing, seed=3)
-    assert list(found) == [RANDOM, RANDOM_IN_DOMAIN, RANDOM_CLUSTERS]
+def test_random_packings_batch_the_same_pairs(run: dict[str, str], packing: Artifact) -> None:
+    packed = packed_pairs(packing)
+    found = random_packings(packed, packing, seed=3)
+    assert list(found) == [RANDOM, RANDOM_IN_DOMAIN]
     for batches in found.values():
         assert batches.shape == packed.shape
         assert not np.array_equal(batches, packed)
         np.testing.assert_array_equal(np.sort(batches, axis=None), np.sort(packed, axis=None))
-    domain_of = np.empty(PAIRS, dtype=object)
-    for domain in domains:
-        domain_of[domain.pairs] = domain.name
-    for name in (RANDOM_IN_DOMAIN, RANDOM_CLUSTERS):
-        assert all(len(set(domain_of[batch])) == 1 for batch in found[name])
+    domain_of = np.array(read_pairs(Artifact(run["pairs"]), ["domain"])["domain"].to_pylist(), dtype=object)
+    assert all(len(set(domain_of[batch])) == 1 for batch in found[RANDOM_IN_DOMAIN])
     assert any(len(set(domain_of[batch])) > 1 for batch in found[RANDOM])
-    assert list(other_packings(packed, None, packing, seed=3)) == [RANDOM, RANDOM_IN_DOMAIN]
 
 
 def test_hardness_of_packed_batches_is_equation_2(run: dict[str, str], packing: Artifact) -> None:
@@ -120,10 +111,10 @@ def test_hardness_of_packed_batches_is_equation_2(run: dict[str, str], packing: 
 
 
 def test_the_section_tells_the_means_of_every_packing(run: dict[str, str], packing: Artifact) -> None:
-    section = section_of(run, "packing", "pairs", "vectors", "clusters", "batches")
+    section = section_of(run, "packing", "pairs", "vectors", "batches")
     assert section is not None
-    rows = {str(row[0]): row for row in tables(section)[0].rows}
-    assert list(rows) == [RANDOM, RANDOM_IN_DOMAIN, RANDOM_CLUSTERS, packed_name(packing), MASKED]
+    rows = {str(row[0]): row for row in tables(section)[1].rows}
+    assert list(rows) == [RANDOM, RANDOM_IN_DOMAIN, packed_name(packing), MASKED]
     of_pairs = PairVectors(Artifact(run["pairs"]), StoredVectors(run["vectors"]))
     values = np.array([of_pairs.hardness(batch) for batch in packed_pairs(packing)])
     shown = [f"{len(values)}", f"{values.mean():.4f}", f"{values.std(ddof=1):.4f}"]
@@ -132,8 +123,12 @@ def test_the_section_tells_the_means_of_every_packing(run: dict[str, str], packi
     left = np.mean([of_pairs.hardness(*both) for both in zip(packed_pairs(packing), masks, strict=True)])
     assert f"{left:.4f}" != f"{values.mean():.4f}"
     assert rows[MASKED][2] == f"{left:.4f}"
-    assert f"An epoch has {PAIRS // BATCH_SIZE} batches of {BATCH_SIZE} pairs (epochs: 2)." in section.lead
-    assert f"As packed it is {values.mean():.3f} on average" in section.lead
+    hardest = max(of_pairs.hardness(batch) for batch in random_packings(packed_pairs(packing), packing, 0)[RANDOM])
+    assert rows[packed_name(packing)][-1] == f"{np.count_nonzero(values > hardest)}"
+    quantities = dict(tables(section)[0].rows)
+    assert quantities["epochs"] == "2"
+    assert quantities["batches of an epoch"] == f"{PAIRS // BATCH_SIZE}"
+    assert quantities["pairs of a batch"] == f"{BATCH_SIZE}"
 
 
 def test_masks_are_counted_over_all_epochs(run: dict[str, str]) -> None:
@@ -155,8 +150,8 @@ def test_masks_are_counted_over_all_epochs(run: dict[str, str]) -> None:
     ("names", "plots"),
     [
         (("packing",), 0),  # the tours' lengths
-        (("packing", "pairs", "clusters"), 0),
-        (("pairs", "vectors", "clusters"), None),
+        (("packing", "pairs"), 0),
+        (("pairs", "vectors"), None),
         (("packing", "pairs", "vectors"), 1),
         (("packing", "pairs", "vectors", "batches"), 2),
         (("pairs", "vectors", "batches"), 1),
@@ -167,25 +162,6 @@ def test_what_is_absent_is_left_out(run: dict[str, str], names: tuple[str, ...],
     section = section_of(run, *names)
     found = None if section is None else sum(isinstance(block, Plot) for block in section.blocks)
     assert found == plots
-
-
-def test_the_sentence_on_hardness_claims_no_more_than_the_numbers() -> None:
-    packed = np.array([0.2, 0.4, 0.6])
-    sentence = hardness_sentence({RANDOM: np.array([0.1, 0.5]), "other": np.array([0.9]), "p": packed}, "p")
-    assert "0.400 on average, in random batches of the same pairs 0.300" in sentence
-    assert "1 of 3 packed batches are harder than the hardest random one" in sentence
-    assert "'other', gives 0.900" in sentence
-    assert "masked" not in sentence
-    assert "Without the masked documents it averages 0.050." in hardness_sentence(
-        {RANDOM: packed, "p": packed, MASKED: np.array([0.05])}, "p"
-    )
-
-
-def test_the_sentence_on_masks() -> None:
-    assert "median batch has 10.0% of its negatives masked as false, the most masked one 50.0%" in masked_sentence(
-        np.array([0.0, 0.1, 0.5])
-    )
-    assert masked_sentence(np.zeros(3)) == "No negative of these batches is masked as false."
 
 
 def test_a_sample_is_seeded_distinct_and_all_where_it_can_be() -> None:
@@ -204,29 +180,35 @@ def polished(run: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> A
     return Artifact(make(Pack(PackConfig(**inputs, packing=settings, output=str(folder)))))
 
 
-def test_a_polished_packing_is_shown_beside_the_same_one_without_swaps(
-    run: dict[str, str], packing: Artifact, polished: Artifact
-) -> None:
-    domains = read_clusters(Artifact(run["clusters"]))
-    found = other_packings(packed_pairs(polished), domains, polished, seed=0)
-    assert list(found) == [RANDOM, RANDOM_IN_DOMAIN, RANDOM_CLUSTERS, UNPOLISHED]
-    np.testing.assert_array_equal(found[UNPOLISHED], packed_pairs(packing))  # of the same seed and clusters
+def test_tours_and_swaps_are_those_of_the_manifest(run: dict[str, str], packing: Artifact, polished: Artifact) -> None:
+    (tours,) = tour_blocks(packing)
+    assert isinstance(tours, Table)
+    assert "neighbours were exact" in tours.caption
+    for shard, row in zip(packing.shards, tours.rows, strict=True):
+        tour = shard.facts["tour"]
+        assert row[:4] == [str(shard.facts["epoch"]), f"{tour['steps']}", f"{tour['length']:,.3f}",
+                           f"{tour['random_length']:,.3f}"]  # fmt: skip
+    _, swaps = tour_blocks(polished)
+    assert isinstance(swaps, Table)
+    before, after = (float(str(cell)) for cell in swaps.rows[0][1:3])
     of_pairs = PairVectors(Artifact(run["pairs"]), StoredVectors(run["vectors"]))
-    before, after = (
-        np.mean([of_pairs.hardness(batch) for batch in batches])
-        for batches in (found[UNPOLISHED], packed_pairs(polished))
-    )
+    # the packing is of the same seed and clusters
+    assert before == pytest.approx(np.mean([of_pairs.hardness(batch) for batch in packed_pairs(packing)]), abs=1e-3)
+    assert after == pytest.approx(np.mean([of_pairs.hardness(batch) for batch in packed_pairs(polished)]), abs=1e-3)
     assert after > before
-    polish = polished.shards[0].facts["polish"]
-    assert polish["hardness_before"] == pytest.approx(before, abs=1e-3)
-    assert polish["hardness_after"] == pytest.approx(after, abs=1e-3)
+
+
+def test_a_random_order_has_no_tour(run: dict[str, str], tmp_path: Path) -> None:
+    settings = PackingSettings(batch_size=BATCH_SIZE, order="random")
+    config = PackConfig(clusters=run["clusters"], packing=settings, output=str(tmp_path / "packing"))
+    assert tour_blocks(Artifact(make(Pack(config)))) == []
 
 
 def test_batches_of_another_packing_are_not_taken_for_this_ones(run: dict[str, str], polished: Artifact) -> None:
     vectors, pairs = StoredVectors(run["vectors"]), Artifact(run["pairs"])
-    section = batches_section(polished, pairs, vectors, None, BatchReader(run["batches"]), 1000, 0)
+    section = batches_section(polished, pairs, vectors, BatchReader(run["batches"]), 1000, 0)
     assert section is not None
-    assert MASKED not in [row[0] for row in tables(section)[0].rows]
+    assert MASKED not in [row[0] for row in tables(section)[1].rows]
 
 
 def test_a_packing_without_clusters_is_called_what_it_is(run: dict[str, str], tmp_path: Path) -> None:
@@ -237,21 +219,18 @@ def test_a_packing_without_clusters_is_called_what_it_is(run: dict[str, str], tm
     within, across = packed("within"), packed("across", mix_domains=True)
     assert packed_name(within) == f"as packed: {RANDOM_IN_DOMAIN}"
     assert packed_name(across) == "as packed: random across domains"
-    assert list(other_packings(packed_pairs(across), None, across, 0)) == [RANDOM]
+    assert list(random_packings(packed_pairs(across), across, 0)) == [RANDOM]
     vectors, pairs = StoredVectors(run["vectors"]), Artifact(run["pairs"])
-    assert batches_section(across, pairs, vectors, None, None, 1000, 0) is not None
+    assert batches_section(across, pairs, vectors, None, 1000, 0) is not None
 
 
 def test_a_sample_of_the_batches_says_so(run: dict[str, str]) -> None:
-    section = batches_section(None, None, None, None, BatchReader(run["batches"]), 5, 0)
+    section = batches_section(None, None, None, BatchReader(run["batches"]), 5, 0)
     assert section is not None
-    assert "24 batches of 4 pairs" in section.lead
-    assert "Of epoch 0, 5 batches drawn at random are looked at here." in section.lead
-    assert "Each of the 5 batches looked at is of one domain" in str(section.blocks[0])
-
-
-def test_wholly_masked_batches_are_pointed_out() -> None:
-    assert "In 1 batch every negative is, which leaves nothing to learn from." in masked_sentence(np.array([0.1, 1.0]))
+    assert dict(tables(section)[0].rows) == {
+        "epochs": "2", "batches": "24", "pairs of a batch": "4", "batches of epoch 0 that are looked at": "5",
+    }  # fmt: skip
+    assert "Domains of the 5 batches looked at." in [table.caption for table in tables(section)]
 
 
 def test_examples_of_masks_are_those_of_the_audit(run: dict[str, str]) -> None:

@@ -13,9 +13,8 @@ from pipelines.jobs.chunk import Chunk, ChunkConfig
 from pipelines.jobs.group import Group, GroupConfig
 from pipelines.jobs.lists import Lists, ListsConfig
 from pipelines.jobs.mix import Mix, MixConfig
-from pipelines.reports.batches import batches_section, distinct_in_rows, domains_sentence, grades_sentence, share_beside
-from pipelines.reports.chunks import chunks_section, length_sentence
-from pipelines.reports.examples import excerpt
+from pipelines.reports.batches import batches_section, distinct_in_rows, share_beside
+from pipelines.reports.data import chunks_section, excerpt
 from raytriever.reports.report import Details, Plot, Section
 from raytriever.reports.table import Table
 from retrieval.collections.collection import StoredCollection
@@ -43,13 +42,9 @@ def grouped(folder: Path, chunks: str, **grouping: Any) -> str:
 
 
 def section_of(batches: str, most: int = 1000) -> Section:
-    section = batches_section(None, None, None, None, BatchReader(batches), most, 0)
+    section = batches_section(None, None, None, BatchReader(batches), most, 0)
     assert section is not None
     return section
-
-
-def sentences(section: Section) -> str:
-    return " ".join(block for block in section.blocks if isinstance(block, str))
 
 
 def table_of(section: Section, first: str) -> dict[str, list[str]]:
@@ -60,9 +55,10 @@ def table_of(section: Section, first: str) -> dict[str, list[str]]:
 def test_chunks_section(chunks: str) -> None:
     section = chunks_section(StoredCollection(chunks))
     assert section is not None
-    assert f"10 documents cut into {10 * SENTENCES} chunks, {SENTENCES}.0 a document" in section.lead
-    assert "A chunk has 6 words on average; half of them have at most 6, and 100% have more than 5." in section.lead
     rows = table_of(section, "quantity")
+    assert rows["source documents"] == ["10"]
+    assert rows["chunks"] == [f"{10 * SENTENCES} ({SENTENCES}.0 a document)"]
+    assert rows["words of a chunk: mean, median"] == ["6, at most 6"]
     assert rows["sources cut as sentences"] == ["10"]
     assert rows["words"] == [str(10 * SENTENCES * 6)]
     (examples,) = [block.content for block in section.blocks if isinstance(block, Details)]
@@ -75,30 +71,16 @@ def test_a_collection_of_whole_documents_has_no_chunks_section(tmp_path: Path) -
     assert chunks_section(StoredCollection(collection_of(tmp_path, ["a"], [("", "b")], [(0, 0)]))) is None
 
 
-def test_the_sentence_on_lengths() -> None:
-    assert length_sentence([10, 20, 30, 40], np.array([1, 2, 3, 4, 0])) == (
-        "half of them have at most 30, and 40% have more than 30."
-    )
-    assert (
-        length_sentence([10, 20], np.array([1, 0, 9])) == "half of them have more than 20, and 90% have more than 20."
-    )
-
-
 def test_sources_of_batches_are_counted_beside_random_ones(tmp_path: Path, chunks: str) -> None:
     uri = grouped(tmp_path / "grouped", chunks)
     section = section_of(uri)
     reader = BatchReader(uri)
     batches = [reader.read(0, number) for number in range(reader.number_of_batches(0))]
     counts = [len(set(batch["source_id"].to_pylist())) for batch in batches]
-    assert f"chunks of {np.mean(counts):.2f} source documents on average, from {min(counts)} to {max(counts)};" in (
-        sentences(section)
-    )
-    rows = table_of(section, "sources of a batch")
-    for number in set(counts):
-        assert rows[str(number)][0] == str(counts.count(number))
-    assert sum(int(row[1]) for row in rows.values()) == len(batches)
-    random = sum(int(number) * int(row[1]) for number, row in rows.items()) / len(batches)
-    assert random > np.mean(counts) + 1
+    rows = table_of(section, "batches")
+    assert rows["as stored"][:3] == [f"{np.mean(counts):.2f}", f"{min(counts)}", f"{max(counts)}"]
+    assert float(rows["random, same chunks"][0]) > np.mean(counts) + 1
+    assert float(rows["as stored"][3].rstrip("%")) > float(rows["random, same chunks"][3].rstrip("%"))
     ablation = section_of(grouped(tmp_path / "random", chunks, order="random"))
     assert sum(isinstance(block, Plot) for block in ablation.blocks) == 1
 
@@ -119,17 +101,9 @@ def test_mixed_batches_tell_their_sources_and_domains(tmp_path: Path, chunks: st
     total = BatchReader(mixed).number_of_batches(0)
     assert int(rows["a"][0]) + int(rows["b"][0]) == total
     assert [row[2] for row in rows.values()] == ["2", "1"]
-    assert f"Each of the {total} batches looked at is of one domain; together they have 2." in sentences(section)
     domains = table_of(section, "domain")
     assert sum(int(row[0]) for row in domains.values()) == total
     assert sum(int(row[1]) for row in domains.values()) == 8 * total
-
-
-def test_sentences_on_domains() -> None:
-    assert domains_sentence(np.array([1, 1]), 1) == "All 2 batches looked at are of the one domain there is."
-    assert domains_sentence(np.array([1, 3, 2]), 4) == (
-        "2 of the 3 batches looked at mix domains: a batch has 2.0 of the 4 on average, at most 3."
-    )
 
 
 def test_grades_of_candidate_lists_are_counted(tmp_path: Path) -> None:
@@ -149,11 +123,9 @@ def test_grades_of_candidate_lists_are_counted(tmp_path: Path) -> None:
         "0": ["1", "10.00%", "0.25", "1"],
         "not judged": ["4", "40.00%", "1.00", "3"],
     }
-    assert "A list has 2 to 3 candidates; the median one has 1 that are judged relevant, the richest 2;" in (
-        sentences(section)
-    )
-    assert "2 batches of 2 queries with their lists in 1 epoch." in section.lead
-    assert "; 1 list without any. 25.0% of" in grades_sentence(np.array([4, 4]), np.array([0, 2]), 0.25)
+    (plot,) = [block for block in section.blocks if isinstance(block, Plot)]
+    assert "each of 4 lists of epoch 0, which have 2 to 3 candidates; 0 lists have none." in plot.caption
+    assert table_of(section, "quantity")["candidates of a batch"] == ["2"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.reports.packings import batch_hardness, pair_similarity
+from pipelines.packing.hardness import batch_hardness, pair_similarity
 
 
 @given(st.integers(2, 9), st.integers(1, 6), st.booleans(), st.integers(0, 999))
