@@ -100,7 +100,7 @@ def per_query_table(systems: Mapping[str, PerQuery], measures: Sequence[str]) ->
 
 def domains_of(collection: StoredCollection, query_ids: Sequence[str]) -> list[str]:
     """The domain of each query, '' where it has none. Raises ``UserError`` for a query that is not there."""
-    domains = collection.rows_of("queries").take(collection.query_rows(query_ids), ["domain"])
+    domains = collection.rows_of("queries").take(collection.require("queries", query_ids), ["domain"])
     names: list[str] = domains["domain"].to_pylist()
     return names
 
