@@ -33,11 +33,6 @@ def read_domain(artifact: Artifact, number: int) -> DomainClusters:
     )
 
 
-def read_clusters(artifact: Artifact) -> list[DomainClusters]:
-    """Every domain of a clusters artifact, in order."""
-    return [read_domain(artifact, number) for number in range(len(artifact.shards))]
-
-
 def size_histogram(clusters: NDArray[np.int32]) -> list[int]:
     """How many clusters have 1, 2–3, 4–7, 8–15, … pairs: entry i counts those with 2^i to 2^(i+1) - 1."""
     sizes = np.bincount(clusters)

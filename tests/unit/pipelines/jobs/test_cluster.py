@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.clustering.clusters import read_clusters, size_histogram
+from pipelines.clustering.clusters import DomainClusters, read_domain, size_histogram
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.jobs import cluster as job
 from pipelines.jobs.cluster import Cluster, ClusterConfig
@@ -21,6 +21,10 @@ from tests.unit.pipelines.jobs.paired_vectors import store, topics
 from tests.unit.small_run import make
 
 DOMAINS = [("a", "b")[number % 3 == 0] for number in range(600)]
+
+
+def read_clusters(artifact: Artifact) -> list[DomainClusters]:
+    return [read_domain(artifact, number) for number in range(len(artifact.shards))]
 
 
 def config(folder: Path, inputs: dict[str, str], **settings: Any) -> ClusterConfig:
