@@ -8,9 +8,9 @@ comes with a query is part of its text, as MTEB joins them.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.pretrained import locate_named
 from retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
 from retrieval.encoders.towers import Towers, load_towers
-
-if TYPE_CHECKING:
-    from mteb.models import ModelMeta
 
 
 def import_mteb() -> Any:
@@ -61,14 +58,15 @@ class RaytrieverEncoder:
         chosen = validate(EncoderSettings, {"model": model_name, "revision": revision} | settings, "RaytrieverEncoder")
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = resolve_dtype(chosen.dtype, gpu=place.type == "cuda")
-        self._towers = load_described(chosen.model_copy(update={"dtype": dtype}))
+        located = locate_named(chosen)
+        self._towers = load_towers(chosen.model_copy(update={"dtype": dtype}), located.path, located.fingerprint).eval()
         if not self._towers.document.form.reduced:
             raise UserError(
                 f"{model_name} gives a document several vectors ({self._towers.document.form}), and MTEB's own search"
                 " takes one. Take a form with a reduction, or evaluate by a recipe (collect with source.kind=mteb, then"
                 " embed, index, search and evaluate with like=mteb)."
             )
-        self.mteb_model_meta = model_meta(self._towers, name or result_name(model_name))
+        self.mteb_model_meta = _model_meta(self._towers, name or _result_name(model_name))
         self._towers.to(device=place, dtype=getattr(torch, dtype))
         query = self._towers.query
         self._without_prompts = copy.copy(query)  # of the same weights
@@ -87,7 +85,11 @@ class RaytrieverEncoder:
         **encode_kwargs: Any,
     ) -> NDArray[np.float32]:
         """Vectors (n, dimension) float32 of the texts in ``inputs``, batches of the form ``{"text": [...]}``."""
-        refuse_precision(encode_kwargs)
+        if encode_kwargs.get("precision") is not None:
+            raise UserError(
+                f"encode_kwargs: precision {encode_kwargs['precision']!r} is not supported. Leave it out; an index with"
+                " a factory of scalar or product quantization ('SQ8', 'PQ32') compresses vectors."
+            )
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role = "document" if prompt_type is not None and prompt_type.value == "document" else "query"
         encoder = self._without_prompts if prompt_type is None else self._towers.of(role)
@@ -119,25 +121,18 @@ class RaytrieverEncoder:
         return (_float32(embeddings1) * _float32(embeddings2)).sum(dim=-1)
 
 
-def load_described(settings: EncoderSettings) -> Towers:
-    """The encoders of queries and documents in float32 on the CPU, for inference."""
-    located = locate_named(settings)
-    return load_towers(settings, located.path, located.fingerprint).eval()
-
-
-def model_meta(encoder: Towers, name: str) -> "ModelMeta":
-    """What MTEB wants to know of a model, from its encoder; what that doesn't say is left unknown.
+def _model_meta(encoder: Towers, name: str) -> Any:
+    """MTEB's description of a model, ``ModelMeta``; what the encoder doesn't say is left unknown.
 
     The revision is the fingerprint of the model's files. Every setting of the encoder is among MTEB's
-    ``experiment_kwargs``, by which it keeps the results of different settings apart. Raises ``UserError`` where
-    ``name`` is not of the form organization/model.
+    ``experiment_kwargs``, by which it keeps the results of different settings apart. Raises ``UserError`` for a
+    ``name`` that is not of the form organization/model.
     """
     if name.count("/") != 1:
         raise UserError(f"name is {name!r}. MTEB files results under names of the form organization/model.")
-    contract = encoder.contract
+    models, contract = import_mteb().models, encoder.contract
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
-    models = import_mteb().models
-    meta: ModelMeta = models.ModelMeta.create_empty(
+    return models.ModelMeta.create_empty(
         {
             "name": name,
             "revision": contract.model[:40],
@@ -151,21 +146,11 @@ def model_meta(encoder: Towers, name: str) -> "ModelMeta":
             "use_instructions": bool(contract.query_prompt or contract.document_prompt),
         }
     )
-    return meta
 
 
-def result_name(model: str) -> str:
+def _result_name(model: str) -> str:
     """A hub name as it is; for a folder, ``raytriever/`` and its last part."""
     return model if model.count("/") == 1 and not Path(model).exists() else f"raytriever/{Path(model).name}"
-
-
-def refuse_precision(encode_kwargs: Mapping[str, Any]) -> None:
-    """Raises ``UserError`` where MTEB is to have vectors in a precision of its own naming."""
-    if encode_kwargs.get("precision") is not None:
-        raise UserError(
-            f"encode_kwargs: precision {encode_kwargs['precision']!r} is not supported. Leave it out; an index with a"
-            " factory of scalar or product quantization ('SQ8', 'PQ32') compresses vectors."
-        )
 
 
 def _float32(embeddings: Any) -> torch.Tensor:

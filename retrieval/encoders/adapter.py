@@ -26,14 +26,18 @@ class LoraSettings(Settings):
     """Trains two small matrices beside each of ``targets`` instead of the transformer's weights.
 
     Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models": W x + (alpha / rank) B A dropout(x), with B
-    zero at first. ``targets``: the matrices of the attention, those and the feed-forward ones, or modules by the ends
-    of their names (``query``, ``layer.0.attention.self.query``).
+    zero at first.
     """
 
     rank: int = Field(default=16, ge=1)
+    """Width of the two matrices."""
     alpha: float = Field(default=32, gt=0)
+    """Weight of what they add, over their rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of what they read."""
     targets: list[str] | Literal["attention", "all_linear"] = "attention"
+    """The matrices of the attention, those and the feed-forward ones, or modules by the ends of their names, such as
+    'query' or 'layer.0.attention.self.query'."""
 
 
 def add_adapter(transformer: nn.Module, settings: LoraSettings, seed: int = 0) -> nn.Module:

@@ -13,25 +13,30 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
-from retrieval.encoders.modules import SCORING_FILE, load_weights, read_json
+from retrieval.encoders.modules import SCORING_FILE, load_weights, read_form
 from retrieval.encoders.pooling import at_least_float32
 
 _WEIGHTS = "scoring.safetensors"
 
 
 class ListScorerForm(Settings):
-    """How large the transformer is. ``width``: of its states, None: that of the vectors."""
+    """How large the transformer is; defaults as in the paper's appendix A.4 and table 3."""
 
-    layers: int = Field(default=2, ge=1)  # A.4: 2
+    layers: int = Field(default=2, ge=1)
+    """Blocks of attention and feed-forward layers."""
     heads: int = Field(default=8, ge=1)
+    """Heads of the attention."""
     width: int | None = Field(default=None, ge=1)
-    feed_forward: int | None = Field(default=None, ge=1)  # None: four times the width
-    dropout: float = Field(default=0.1, ge=0, lt=1)  # Table 3; of what attention and feed-forward layers add
+    """Width of its states; None: that of the vectors."""
+    feed_forward: int | None = Field(default=None, ge=1)
+    """Width of the feed-forward layers; None: four times the other."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Of what attention and feed-forward layers add."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -181,14 +186,13 @@ def list_scorer_beside(folder: Path) -> str | None:
 
 class _StoredForm(Settings):
     dimension: int = Field(ge=1)
+    """Length of the vectors that it reads."""
     form: ListScorerForm
+    """How large it is."""
 
 
 def _read_stored_form(folder: Path) -> _StoredForm | None:
     path = folder / SCORING_FILE
     if not path.exists():
         return None
-    try:
-        return _StoredForm.model_validate(read_json(path))
-    except ValidationError as error:
-        raise UserError(f"{path} describes no scoring module: {' '.join(str(error).split())}") from error
+    return read_form(path, _StoredForm, "scoring module")

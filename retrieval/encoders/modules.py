@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
@@ -37,6 +38,7 @@ POOLING_MODES: dict[str, Pooling] = {  # by their names in sentence-transformers
     "weightedmean": "weighted_mean",
     "lasttoken": "last_token",
 }
+Form = TypeVar("Form", bound=BaseModel)
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _TASK = "feature-extraction"
 _TRANSFORMER_SETTINGS = {
@@ -307,6 +309,14 @@ def read_json(path: Path) -> Any:
         return {}
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is not readable JSON ({error}). Is the encoder's folder whole?") from error
+
+
+def read_form(path: Path, form: type[Form], what: str) -> Form:
+    """The ``form`` that a file beside the modules holds, of ``what``. Raises ``UserError`` where it doesn't."""
+    try:
+        return form.model_validate(read_json(path))
+    except ValidationError as error:
+        raise UserError(f"{path} describes no {what}: {' '.join(str(error).split())}") from error
 
 
 def read_document_model(path: Path) -> str | None:

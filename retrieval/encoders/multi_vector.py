@@ -19,8 +19,6 @@ from retrieval.encoders.specification import VectorForm
 from retrieval.encoders.structure import numbered_blocks
 from retrieval.encoders.text_encoder import TextEncoder
 
-# The states of chosen layers of a transformer, without keeping those of all.
-
 
 class LayerStates:
     """Pooled states of ``layers`` (1 the first block, ascending, the last layer last) in one pass of ``transformer``.

@@ -23,17 +23,20 @@ from retrieval.jobs.model_stage import ModelStage
 
 
 class ContextConfig(StageConfig):
-    """``documents``: how many of the collection are read, None: as many as in training; drawn by ``seed``.
-
-    ``domains``: only of these, None: of all; '' is that of documents without one.
-    """
+    """Which documents of a collection are read, and by which encoder."""
 
     collection: InputPath
+    """Where the documents are."""
     encoder: EncoderSettings
+    """A contextual encoder."""
     documents: int | None = Field(default=None, ge=1)
+    """How many are read; None: as many as in training."""
     domains: tuple[str, ...] | None = Field(default=None, min_length=1)
-    with_title: bool = True  # whether a document's title is read before its text, as when it is embedded
+    """Only documents of these, '' is that of documents without one; None: of all."""
+    with_title: bool = True
+    """Whether a document's title is read before its text, as when it is embedded."""
     seed: int = Field(default=0, ge=0)
+    """By which documents are drawn."""
 
 
 class Context(ModelStage[ContextConfig]):

@@ -21,12 +21,7 @@ from retrieval.encoders.contextual.contexts import CorpusContext
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual
 from retrieval.encoders.modules import read_document_model
-from retrieval.encoders.specification import (
-    EncoderContract,
-    EncoderSettings,
-    Role,
-    VectorForm,
-)
+from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
 from retrieval.encoders.towers import Towers, load_towers, resolve_form
 from retrieval.jobs.model_stage import ModelStage
 from retrieval.rankings import StoredRanking
@@ -41,18 +36,29 @@ class EmbedConfig(StageConfig):
     """What is embedded and by which encoder."""
 
     collection: InputPath
+    """The documents and queries."""
     encoder: EncoderSettings
+    """What embeds them."""
     parts: tuple[TextPart, ...] = ("documents", "queries")
-    run: InputPath | None = None  # only its queries and the documents it found, for ranking them anew
-    depth: int = Field(default=100, gt=0)  # how many of the run's documents of each query
-    with_title: bool = True  # whether a document's title is read before its text
-    documents_by_query_encoder: bool = False  # whether an encoder that was trained on queries alone embeds documents
-    context: InputPath | None = None  # that a contextual encoder reads first, or vectors or an index made with one
-    without_context: Literal["null", "none"] | None = None  # instead: its null vector as often, or nothing
-    foreign_context: bool = False  # the context is of another collection
-    # 0: what suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off.
+    """Which of the two are embedded."""
+    run: InputPath | None = None
+    """Only the queries of this ranking and the documents it found, for ranking them anew."""
+    depth: int = Field(default=100, gt=0)
+    """How many of the ranking's documents of each query."""
+    with_title: bool = True
+    """Whether a document's title is read before its text."""
+    documents_by_query_encoder: bool = False
+    """Whether an encoder that was trained on queries alone embeds documents."""
+    context: InputPath | None = None
+    """What a contextual encoder reads first: a context, or vectors or an index made with one."""
+    without_context: Literal["null", "none"] | None = None
+    """Instead of a context: the encoder's null vector as often, or nothing."""
+    foreign_context: bool = False
+    """Whether the context may be of another collection."""
     texts_per_shard: int = Field(default=0, ge=0)
-    token_budget: int = Field(default=0, ge=0)  # padded tokens in one forward pass
+    """0: as suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off."""
+    token_budget: int = Field(default=0, ge=0)
+    """Padded tokens in one forward pass; 0: as suits the processor."""
 
     @model_validator(mode="after")
     def _one_context(self) -> Self:
@@ -70,7 +76,7 @@ class Embed(ModelStage[EmbedConfig]):
     unit = "texts"
 
     def __init__(self, config: EmbedConfig) -> None:
-        # settled by the driver as well, for all workers
+        # resolved by the driver, for all workers
         suitable = ON_GPU if config.resources.gpus_per_worker else ON_CPU
         sizes = {name: getattr(config, name) or size for name, size in suitable.items()}
         super().__init__(config.model_copy(update=sizes))
@@ -79,13 +85,13 @@ class Embed(ModelStage[EmbedConfig]):
 
     def input_fingerprints(self) -> dict[str, str]:
         """The collection's and the encoder's."""
-        found = {
-            "collection": StoredCollection(self.config.collection).fingerprint,
-            "encoder.model": self.located.fingerprint,
-        }
-        found |= {"run": StoredRanking(self.config.run).fingerprint} if self.config.run else {}
-        context = self._context()
-        return found | ({"context": context.description.fingerprint} if context else {})
+        collection = StoredCollection(self.config.collection).fingerprint
+        found = {"collection": collection, "encoder.model": self.located.fingerprint}
+        if self.config.run:
+            found["run"] = StoredRanking(self.config.run).fingerprint
+        if context := self._context():
+            found["context"] = context.description.fingerprint
+        return found
 
     def _context(self) -> CorpusContext | None:
         return CorpusContext.of(self.config.context) if self.config.context else None
@@ -110,25 +116,17 @@ class Embed(ModelStage[EmbedConfig]):
             require_own_queries(collection, StoredRanking(self.config.run))
         shards = []
         for part in self.config.parts:
-            size = self._texts_per_shard(part, form)
-            total = len(self._chosen(part))
+            size, total = self.config.texts_per_shard, len(self._chosen(part))
+            if part == "documents" and form.vectors is None and not form.reduced:  # a shard is held in memory
+                size = max(1, size // _OF_ALL_TOKENS)
             if not total:
                 raise UserError(
                     f"{collection.uri} has no {part} to embed. Leave them out of parts, or check the source."
                 )
-            shards += [
-                Shard(
-                    f"{part}-{number:05d}", {"part": part, "number": number, "rows": [start, min(start + size, total)]}
-                )
-                for number, start in enumerate(range(0, total, size))
-            ]
+            for number, start in enumerate(range(0, total, size)):
+                description = {"part": part, "number": number, "rows": [start, min(start + size, total)]}
+                shards.append(Shard(f"{part}-{number:05d}", description))
         return shards
-
-    def _texts_per_shard(self, part: TextPart, form: VectorForm) -> int:
-        """As set; fewer where a document has a vector for each of its tokens, as a shard is held in memory."""
-        size = self.config.texts_per_shard
-        all_tokens = part == "documents" and form.vectors is None and not form.reduced
-        return max(1, size // _OF_ALL_TOKENS) if all_tokens else size
 
     def _check_query_encoder(self) -> None:
         """An encoder that was trained for another's documents gives documents vectors that fit nothing."""
@@ -173,7 +171,9 @@ class Embed(ModelStage[EmbedConfig]):
                 del values[name]
         if self.config.encoder.form is None:
             del values["encoder"]["form"]
-        return values if self.config.run else {key: value for key, value in values.items() if key != "depth"}
+        if not self.config.run:
+            del values["depth"]
+        return values
 
     def _chosen(self, part: TextPart) -> NDArray[np.int64]:
         """The rows to embed, ascending: all, or those of the run; found once a worker."""

@@ -32,14 +32,20 @@ _LISTED_DOMAINS = 10
 
 
 class ContextDescription(Settings):
-    """What a context belongs to. ``model``, ``collection``: fingerprints; ``fingerprint``: of model and vectors."""
+    """What a context belongs to."""
 
     model: str
+    """Fingerprint of the encoder."""
     collection: str
+    """Fingerprint of the collection."""
     documents: int
+    """How many were read."""
     seed: int
+    """By which they were drawn."""
     with_title: bool
+    """Whether their titles were read."""
     fingerprint: str
+    """Of model and vectors."""
 
     def require(self, model: str, collection: StoredCollection | None, where: str) -> None:
         """Raises ``UserError`` where the context is of another encoder, or of another collection than this.

@@ -30,9 +30,6 @@ from retrieval.encoders.specification import EncoderContract
 from retrieval.encoders.structure import ShardedUnit
 from retrieval.encoders.text_encoder import TextEncoder
 
-# What a contextual encoder is beside its two transformers: what comes before the text, and how the text reads it.
-
-
 WEIGHTS = "contextual.safetensors"  # null vector, prompt vectors and head, beside the modules
 
 
@@ -40,22 +37,25 @@ class ContextualForm(Settings):
     """The second stage's sequence is [context vectors | prompt vectors | text].
 
     As Morris & Rush 2024 ("Contextual Document Embeddings") describe it by default; ``RELEASED`` is what their released
-    model adds. ``context_documents``: J, how many documents the context has; ``vectors_per_document``: k, vectors that
-    each of them has. ``prompts``: learnt vectors between context and text. ``residual_head``: a perceptron behind the
-    pooling, added to its input. ``text_positions``: a text's first token stands at position 0, or 'behind_prefix', as
-    many places on as there are vectors before it (and the prompt vectors then have positions too). ``pooled``: the
-    average is over the text's tokens, or over 'all', the vectors before it included. ``prefix_attends``: the vectors
-    before the text read 'all' of the sequence, or only each other ('prefix'). Then what the layers make of them is the
-    same for all texts and computed once; what a text is not to read, its context may still tell it in part.
+    model adds.
     """
 
     context_documents: int = Field(default=64, ge=1)
+    """J, how many documents the context has."""
     vectors_per_document: int = Field(default=1, ge=1)
+    """k, vectors that each of them has."""
     prompts: int = Field(default=0, ge=0)
+    """Learnt vectors between context and text."""
     residual_head: bool = False
+    """Whether a perceptron follows the pooling, added to its input."""
     text_positions: Literal["from_zero", "behind_prefix"] = "from_zero"
+    """A text's first token stands at position 0, or as many places on as there are vectors before it; then the prompt
+    vectors have positions too."""
     pooled: Literal["text", "all"] = "text"
+    """What is averaged: the text's tokens, or the vectors before it too."""
     prefix_attends: Literal["all", "prefix"] = "all"
+    """The vectors before the text read the whole sequence, or only each other: then the layers' work on them is done
+    once for all texts; what a text is not to read, its context may still tell it in part."""
 
     @model_validator(mode="after")
     def _prefix_alone_is_plain(self) -> Self:

@@ -1,4 +1,10 @@
-"""The families of transformers that can be second stages."""
+"""The families of transformers that can be second stages.
+
+Hidden states, positions and masks come from us, the layers are the family's own; nothing of it is replaced or patched.
+A family says how it embeds tokens and vectors, what it adds to attention scores by position, and of a layer the parts
+that can be computed by themselves. A position of ``UNPLACED`` is none: no learned position, no rotation, no relative
+bias, in reach of every local layer.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,12 +18,6 @@ from torch import Tensor, nn
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.structure import position_limit, transformer_blocks
-
-# Families of transformers as second stages: hidden states, positions and masks come from us, the layers are their own.
-#
-# A family says how it embeds tokens and vectors, what it adds to attention scores by position, and of a layer the parts
-# that can be computed by themselves. Nothing of it is replaced or patched. A position of ``UNPLACED`` is none: no
-# learned position, no rotation, no relative bias, in reach of every local layer.
 
 UNPLACED = -1
 
@@ -60,9 +60,11 @@ class Layer(ABC):
     def complete(self, states: Tensor, attended: Tensor) -> Tensor:
         """The layer's output for rows ``states`` (n, rows, width), given what they attended to, of the same shape."""
 
-    @abstractmethod
     def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
         """The family's own forward pass. ``bias`` (n, 1 or heads, 1 or rows, rows) is added to the scores."""
+        rotary = {} if rotation is None else {"position_embeddings": rotation}
+        output: Tensor | tuple[Tensor, ...] = self.module(states, attention_mask=bias, **rotary)
+        return output[0] if isinstance(output, tuple) else output
 
     def _split(self, projected: Tensor) -> Tensor:
         return projected.view(*projected.shape[:-1], self.heads, projected.shape[-1] // self.heads).transpose(1, 2)
@@ -127,9 +129,6 @@ class BertLayer(Layer):
         completed: Tensor = module.output(module.intermediate(states), states)
         return completed
 
-    def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
-        return _states_of(self.module(states, bias))
-
 
 class Bert(Backbone):
     """BERT, MiniLM and RoBERTa: positions are part of the embedding, of which a context vector gets the LayerNorm."""
@@ -176,9 +175,6 @@ class MpnetLayer(Layer):
         completed: Tensor = module.output(module.intermediate(states), states)
         return completed
 
-    def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
-        return _states_of(self.module(states, bias))
-
 
 class Mpnet(Bert):
     """MPNet: BERT with a relative bias besides, which neither goes to nor comes from what has no position."""
@@ -211,9 +207,6 @@ class NomicLayer(Layer):
         states = module.post_attention_layernorm(states)
         completed: Tensor = module.post_mlp_layernorm(states + module.post_mlp_dropout(module.mlp(states)))
         return completed
-
-    def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
-        return _states_of(self.module(states, attention_mask=bias, position_embeddings=rotation))
 
 
 class Nomic(Backbone):
@@ -253,9 +246,6 @@ class ModernBertLayer(Layer):
         states = states + attention.out_drop(attention.Wo(attended))
         completed: Tensor = states + self.module.mlp(self.module.mlp_norm(states))
         return completed
-
-    def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
-        return _states_of(self.module(states, attention_mask=bias, position_embeddings=rotation))
 
 
 class ModernBert(Backbone):
@@ -318,7 +308,3 @@ def rotated(heads: Tensor, rotation: Rotation | None, first_row: int = 0) -> Ten
     wide = at_least_float32(heads)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(heads.dtype)
-
-
-def _states_of(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output

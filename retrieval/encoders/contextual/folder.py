@@ -2,6 +2,9 @@
 
 The folder is the second stage's, as sentence-transformers has it, with ``first_stage/`` (as much an encoder's folder),
 ``contextual.json`` (the form) and ``contextual.safetensors`` (null vector, prompt vectors, head).
+sentence-transformers loads it as a plain encoder without context. ``write_module_folder`` adds the code of this
+package, its imports made relative: ``SentenceTransformer(folder, trust_remote_code=True)`` then reads a context where
+nothing of ours is installed.
 """
 
 import copy
@@ -11,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from raytriever.errors import UserError
@@ -24,7 +26,7 @@ from retrieval.encoders.modules import (
     FIRST_STAGE,
     DenseLayer,
     load_weights,
-    read_json,
+    read_form,
 )
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.structure import numbered_blocks
@@ -58,9 +60,7 @@ def contextual_from(
     changed = {"normalize": False, "head": "full", "projection": None, "dimension": width}
     contract = shortened(of.contract.model_copy(update=changed), context_max_length or of.contract.max_length)
     first = TextEncoder(transformer, of.tokenizer if first_stage else copy.deepcopy(of.tokenizer), dense, contract)
-    return ContextualEncoder(
-        encoder.transformer, encoder.tokenizer, list(encoder.dense), encoder.contract, first, form, seed
-    )
+    return ContextualEncoder(*encoder.parts(), first, form, seed)
 
 
 def _dense_perceptron(width: int, seed: int) -> list[DenseLayer]:
@@ -100,28 +100,12 @@ def load_contextual(
     second = load_encoder(settings, path, fingerprint, dropout, fresh_seed=fresh_seed)
     own = EncoderSettings(model=str(path / FIRST_STAGE), trust_remote_code=settings.trust_remote_code)
     first = load_encoder(own, path / FIRST_STAGE, fingerprint, dropout)
-    encoder = ContextualEncoder(
-        second.transformer, second.tokenizer, list(second.dense), second.contract, first, _read_form(path)
-    )
-    weights, form = own_weights(encoder), str(encoder.contextual_form)
-    load_weights(weights, path / WEIGHTS, "The contextual encoder's own weights", CONTEXTUAL_FILE, form)
+    form = read_form(path / CONTEXTUAL_FILE, ContextualForm, "contextual encoder")
+    encoder = ContextualEncoder(*second.parts(), first, form)
+    what = "The contextual encoder's own weights"
+    load_weights(own_weights(encoder), path / WEIGHTS, what, CONTEXTUAL_FILE, str(form))
     return encoder
 
-
-def _read_form(path: Path) -> ContextualForm:
-    try:
-        return ContextualForm.model_validate(read_json(path / CONTEXTUAL_FILE))
-    except ValidationError as error:
-        raise UserError(
-            f"{path / CONTEXTUAL_FILE} describes no contextual encoder: {' '.join(str(error).split())}"
-        ) from error
-
-
-# A contextual encoder as a sentence-transformers folder that brings its own module file, and its context.
-#
-# ``SentenceTransformer(folder, trust_remote_code=True)`` loads it where nothing of ours is installed: the code in the
-# folder is that of this package, its imports made relative. Without trust it isn't loaded at all; the folder that
-# ``ContextualEncoder.save`` writes is, as a plain encoder without context.
 
 _ROOT = Path(__file__).parents[3]
 _MODULE = "contextual_transformer"

@@ -15,10 +15,9 @@ from datasets import Dataset
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
 from retrieval.encoders.contextual.encoder import ContextualEncoder
-from retrieval.encoders.specification import EncoderSettings
-from retrieval.mteb_encoder import RaytrieverEncoder, load_described, result_name
+from retrieval.mteb_encoder import RaytrieverEncoder, _result_name
 from tests.unit.retrieval.encoders.contextual.made_up import contextual
-from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -115,9 +114,9 @@ def _one_thread() -> Iterator[None]:
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny encoder as a sentence-transformers folder with both prompts."""
     folder = tmp_path_factory.mktemp("encoder")
-    model = str(save_tiny_model("bert", folder / "plain"))
+    save_tiny_model("bert", folder / "plain")
     prompts = {"query_prompt": "the index of ", "document_prompt": "return "}
-    load_described(EncoderSettings(model=model, pooling="mean", normalize=True, **prompts)).query.save(folder / "tiny")
+    load_tiny(folder / "plain", pooling="mean", normalize=True, **prompts).save(folder / "tiny")
     return str(folder / "tiny")
 
 
@@ -148,7 +147,7 @@ def test_what_mteb_is_told_of_the_model(encoder: str) -> None:
     other = RaytrieverEncoder(encoder, name="our/name", query_prompt="another ").mteb_model_meta
     assert other.name == "our/name"
     assert other.experiment_name != meta.experiment_name  # MTEB keeps their results apart
-    assert result_name("org/name") == "org/name"
+    assert _result_name("org/name") == "org/name"
     with pytest.raises(UserError, match="name is 'plain'"):
         RaytrieverEncoder(encoder, name="plain")
 

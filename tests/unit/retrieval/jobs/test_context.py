@@ -19,11 +19,12 @@ from retrieval.embedding import encode_texts
 from retrieval.encoders.contextual.context_reader import drawn_rows
 from retrieval.encoders.contextual.contexts import CorpusContext, count_documents, draw_documents
 from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.towers import load_towers
 from retrieval.jobs.context import Context, ContextConfig
 from retrieval.jobs.embed import Embed, EmbedConfig
 from retrieval.jobs.index import Index, IndexConfig
-from retrieval.mteb_encoder import load_described
 from retrieval.vectors import StoredVectors
 from tests.unit.retrieval.encoders.contextual.made_up import contextual, saved
 from tests.unit.small_run import ODD_DOMAIN, make, make_collection
@@ -56,7 +57,8 @@ def embed(folder: Path, collection: str, model: Path, **settings: Any) -> Stored
 
 
 def loaded(model: Path) -> ContextualEncoder:
-    encoder = load_described(EncoderSettings(model=str(model), dtype="float32")).query
+    settings, fingerprint = EncoderSettings(model=str(model), dtype="float32"), locate_model(str(model)).fingerprint
+    encoder = load_towers(settings, model, fingerprint).eval().query
     assert isinstance(encoder, ContextualEncoder)
     return encoder
 
