@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from retrieval.indexes.top_k import search_stored
+from retrieval.indexes.exact_search import search_stored
 
 Vectors = NDArray[np.float32]
 

@@ -21,7 +21,7 @@ from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from retrieval.evaluation.measures import evaluate
-from retrieval.indexes.top_k import search_stored
+from retrieval.indexes.exact_search import search_stored
 
 MODEL, DEPTH = "sentence-transformers/all-MiniLM-L6-v2", 100
 MEASURES = ("nDCG@10", "R@100")

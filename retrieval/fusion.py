@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from raytriever.errors import UserError
-from retrieval.indexes.top_k import Ranking, best_candidates, check_same_queries, query_blocks
+from retrieval.indexes.top_k import Ranking, best_candidates, query_blocks
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], k_constant: int = 60, depth: int = 200) -> Ranking:
@@ -16,12 +15,9 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], k_constant: int = 60, de
     Ranks count from 1; a ranking that lacks ``d`` adds nothing. ``rankings`` are of the same queries and
     number the documents alike. ``depth`` ranks of each are read, and the result is (queries, depth), score
     descending, then row ascending. Sums are taken in float64 and compared as float32, so that equal sums tie
-    in whatever order the rankings come. Raises ``UserError`` where there is no ranking, the numbers of
-    queries differ, or a parameter is below 1.
+    in whatever order the rankings come.
     """
-    if k_constant < 1 or depth < 1:
-        raise UserError(f"k_constant is {k_constant} and depth is {depth}; both must be at least 1.")
-    queries = check_same_queries(rankings)
+    queries = len(rankings[0].rows)
     widths = [min(depth, ranking.rows.shape[1]) for ranking in rankings]
     reciprocal_ranks = np.concatenate([1.0 / (k_constant + np.arange(1, width + 1)) for width in widths])
     rows = np.full((queries, depth), -1, dtype=np.int64)

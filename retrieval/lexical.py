@@ -21,8 +21,8 @@ from pydantic import Field, field_validator
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, validate
-from retrieval.indexes.top_k import Ranking, check_k
-from retrieval.words import SPLITTING, runs_of_word_characters, words_of
+from retrieval.indexes.top_k import Ranking
+from retrieval.words import SPLITTING, words_of
 
 StopWords = Literal[
     "chinese", "danish", "dutch", "english", "english_plus", "french", "german", "italian", "korean",
@@ -30,7 +30,7 @@ StopWords = Literal[
 ]  # fmt: skip
 
 _SETTINGS = "settings.json"
-_SPLITTING = "word_splitting"  # its key there; absent where words were split in the first way
+_SPLITTING = "word_splitting"  # its key there
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, past the root logger's level
 
@@ -38,10 +38,14 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG,
 class BM25Settings(Settings):
     """How texts are analysed and scored; the defaults are those of Anserini for passages, with English."""
 
-    k1: float = Field(default=0.9, ge=0, description="how slowly a repeated term saturates")
-    b: float = Field(default=0.4, ge=0, le=1, description="how far long documents are discounted")
-    stemmer: str | None = Field(default="english", description="a Snowball language of PyStemmer, or null")
-    stop_words: StopWords | None = Field(default="english", description="a list of bm25s, or null")
+    k1: float = Field(default=0.9, ge=0)
+    """How slowly a repeated term saturates."""
+    b: float = Field(default=0.4, ge=0, le=1)
+    """How far long documents are discounted."""
+    stemmer: str | None = "english"
+    """A Snowball language of PyStemmer, or null."""
+    stop_words: StopWords | None = "english"
+    """A list of bm25s, or null."""
 
     @field_validator("stemmer")
     @classmethod
@@ -54,15 +58,11 @@ class BM25Settings(Settings):
 class LexicalIndex:
     """BM25 scores of a collection's terms; rows number the texts in the order in which they were given."""
 
-    def __init__(self, scorer: Any, settings: BM25Settings, splitting: int = SPLITTING) -> None:
-        """``scorer``: a ``bm25s.BM25`` that holds an index; use ``build`` or ``load``.
-
-        ``splitting``: how its texts were split into words.
-        """
+    def __init__(self, scorer: Any, settings: BM25Settings) -> None:
+        """``scorer``: a ``bm25s.BM25`` that holds an index; use ``build`` or ``load``."""
         self.settings = settings
         self._scorer = scorer
-        self._splitting = splitting
-        self._tokenizer = tokenizer_of(settings, scorer.vocab_dict)
+        self._tokenizer = _tokenizer_of(settings, scorer.vocab_dict)
 
     @classmethod
     def build(cls, texts: Iterable[str], settings: BM25Settings) -> "LexicalIndex":
@@ -72,7 +72,7 @@ class LexicalIndex:
         avgdl))``, idf ``ln(1 + (N - df + 0.5) / (df + 0.5))``, of the words of ``words_of`` in lower case. Raises
         ``UserError`` where there is no text.
         """
-        tokenizer = tokenizer_of(settings)
+        tokenizer = _tokenizer_of(settings)
         tokens = tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False)
         documents = [array("i", ids) for ids in tokens]
         if not documents:
@@ -86,34 +86,31 @@ class LexicalIndex:
     def save(self, folder: Path) -> None:
         """Writes the index into ``folder``, which is made where absent."""
         self._scorer.save(folder, show_progress=False)
-        values = self.settings.model_dump(mode="json") | {_SPLITTING: self._splitting}
+        values = self.settings.model_dump(mode="json") | {_SPLITTING: SPLITTING}
         text = json.dumps(values, indent=1, sort_keys=True)
         (folder / _SETTINGS).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> "LexicalIndex":
-        """Opens what ``save`` wrote. Raises ``UserError`` for a folder without such an index, or of a later version."""
+        """Opens what ``save`` wrote. Raises ``UserError`` for a folder without such an index, or of another version."""
         try:
             settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
             scorer = bm25s.BM25.load(folder, mmap=True, show_progress=False)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{folder} holds no BM25 index ({error}). Build it again.") from error
-        splitting = settings.pop(_SPLITTING, 1)
-        if splitting not in range(1, SPLITTING + 1):
+        splitting = settings.pop(_SPLITTING, None)
+        if splitting != SPLITTING:
             raise UserError(
-                f"{folder}: {_SPLITTING} is {splitting!r}, later than this version knows. Update Raytriever."
+                f"{folder}: {_SPLITTING} is {splitting!r}, and this version splits texts into words in way {SPLITTING}."
+                " Make the index again (index with --force)."
             )
-        return cls(scorer, validate(BM25Settings, settings, str(folder / _SETTINGS)), splitting)
+        return cls(scorer, validate(BM25Settings, settings, str(folder / _SETTINGS)))
 
     def search(self, query_texts: Sequence[str], k: int) -> Ranking:
         """The ``k`` best texts of each query, score descending, then row ascending.
 
-        A text that shares no term with the query is no result: such places have row -1 and score -inf. Raises
-        ``UserError`` where k is below 1, and for a query whose words an index of an earlier version holds otherwise.
+        A text that shares no term with the query is no result: such places have row -1 and score -inf.
         """
-        check_k(k)
-        if self._splitting < SPLITTING:
-            _require_equal_splitting(query_texts)
         rows = np.full((len(query_texts), k), -1, dtype=np.int64)
         scores = np.full((len(query_texts), k), -np.inf, dtype=np.float32)
         for query, tokens in enumerate(self._token_ids(query_texts)):
@@ -128,28 +125,14 @@ class LexicalIndex:
         return tokens
 
 
-def tokenizer_of(settings: BM25Settings, vocabulary: dict[str, int] | None = None) -> Any:
-    """bm25s's tokenizer; it knows the terms of ``vocabulary`` (term to number), none by default.
-
-    ``streaming_tokenize(texts, update_vocab=…, allow_empty=False)`` yields the numbers of a text's terms, with
-    ``update_vocab=False`` of the known ones alone; ``get_vocab_dict()`` is the vocabulary.
-    """
+def _tokenizer_of(settings: BM25Settings, vocabulary: dict[str, int] | None = None) -> Any:
+    """bm25s's tokenizer; it knows the terms of ``vocabulary`` (term to number), none by default."""
     stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
     tokenizer = Tokenizer(lower=True, splitter=words_of, stopwords=settings.stop_words, stemmer=stemmer)
     if vocabulary is not None:
         tokenizer.stem_to_sid = vocabulary
         tokenizer.word_to_id = {} if settings.stemmer else vocabulary
     return tokenizer
-
-
-def _require_equal_splitting(query_texts: Sequence[str]) -> None:
-    for text in query_texts:
-        if words_of(text.lower()) != runs_of_word_characters(text.lower()):
-            raise UserError(
-                f"The query {text[:80]!r} has marks on letters, or a script without spaces, which this BM25 index, made"
-                " by an earlier version, split otherwise: most of its words would not be found. Make the index again"
-                " (index with --force)."
-            )
 
 
 def _best(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -10,7 +10,7 @@ UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 SPLITTING = 2
-"""Counts the ways in which texts have been split; 1 was ``runs_of_word_characters`` for every text."""
+"""Counts the ways in which texts have been split; an index keeps that of its texts."""
 
 _WORD_CHARACTERS = re.compile(r"\w\w+")  # greedy, so that no word boundary needs to be asked for
 # no mark is below the first, and those after the last are variation selectors
@@ -20,18 +20,12 @@ _COMPOSING_LETTERS = (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))  # of Hang
 _EMOJI = "\U0001f000-\U0001faff"
 
 
-def runs_of_word_characters(text: str) -> list[str]:
-    r"""Words as ``\b\w\w+\b`` finds them: two or more letters, digits and underscores in a row."""
-    return _WORD_CHARACTERS.findall(text)
-
-
 def words_of(text: str) -> list[str]:
     """The words of a text: two or more letters, digits, underscores in a row, and the marks on them.
 
     Marks are the combining characters of Unicode (Mn, Mc), such as the vowel signs of Devanagari and Tamil, at which
     such a row ends otherwise. Equal texts that are coded differently have the same words (normalisation form C).
-    Of a script without spaces each character, with its marks, is a word. Texts that have neither are split as
-    ``runs_of_word_characters`` does.
+    Of a script without spaces each character, with its marks, is a word.
     """
     if text.isascii() or _of_other_characters().search(text) is None:
         return _WORD_CHARACTERS.findall(text)

@@ -36,10 +36,15 @@ class ConventionOverrides(Settings):
     """Single switches laid over those of ``like``; what is left out stays."""
 
     ties: Ties | None = None
+    """The order of equal scores."""
     missing_queries: Counting | None = None
+    """Judged queries that the ranking does not have."""
     queries_without_positives: Counting | None = None
+    """Judged queries without a grade above 0."""
     self_hits: SelfHits | None = None
+    """Results whose document id is the query's own id."""
     title: Title | None = None
+    """Whether documents are read with their titles."""
 
 
 CONVENTIONS: Mapping[Like, Conventions] = {

@@ -1,29 +1,27 @@
-"""Exact inner-product search, and the one order that every ranking has.
+"""The one order that every ranking has.
 
 **The order**: score descending, then row ascending. Rows number the documents of a collection in the order of
 their ids, so equal scores are in id order, whatever the number of shards, workers or blocks. It holds at the
 cut as well: of documents that tie for the last place, the ones with the lowest rows are in.
+
+A score and a row are packed into one int64 **key**, so that sorting keys sorts by both.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.errors import UserError
-from retrieval.indexes.faiss_factory import import_faiss
+CANDIDATES_AT_ONCE = 1 << 22
+"""Candidates of all queries of a block that are sorted at a time."""
 
-# Queries and documents of one product; its scores stay in the cache until the best are picked from them.
-_DOCUMENT_TILE = 1024
-_QUERY_TILES = (64, 256, 1024)  # the smallest that holds all queries, else the largest
-_DOCUMENT_BYTES_AT_ONCE = 64 << 20  # float32 documents that all queries meet before the next are read
-_ABSENT = torch.iinfo(torch.int64).min
-_LOW_BITS = 0xFFFFFFFF
-_CANDIDATES_AT_ONCE = 1 << 22
-_ROWS_CHECKED_AT_ONCE = 8192
+LOW_BITS = 0xFFFFFFFF
+"""The largest row that a key holds."""
+
+ABSENT = torch.iinfo(torch.int64).min
+"""The key that stands for no document; below all others."""
 
 
 @dataclass(frozen=True)
@@ -38,167 +36,31 @@ class Ranking:
     scores: NDArray[np.float32]
 
 
-def exact_top_k(
-    queries: NDArray[Any], documents: NDArray[Any], k: int, *, first_row: int = 0, device: str = "cpu"
-) -> Ranking:
-    """The ``k`` documents with the largest inner product with each query, exactly and in the defined order.
-
-    ``queries`` (queries, d) and ``documents`` (documents, d), float16 or float32, products in float32.
-    ``documents`` may be memory-mapped: it is read once, block by block; memory is that of the queries, the
-    result and one block. ``first_row``: the row number of ``documents[0]``. ``device``: where torch
-    multiplies.
-
-    Every product has one width (a short tile is filled up and cut after), because BLAS rounds differently for
-    different shapes: so a pair's score does not depend on its neighbours, equal vectors have equal scores,
-    and a search of shards, merged, equals the search of the whole.
-
-    Raises ``UserError`` where k is below 1, shapes or dtypes don't fit, or a vector holds NaN or infinity.
-    """
-    check_vectors(queries, "queries")
-    check_vectors(documents, "documents", dimension=queries.shape[1])
-    check_k(k)
-    if len(documents) > _LOW_BITS:
-        raise UserError(f"{len(documents)} documents are more than one search takes ({_LOW_BITS}). Search in shards.")
-    check_finite(queries, "queries")
-    dimension = queries.shape[1]
-    tile = next((size for size in _QUERY_TILES if size >= len(queries)), _QUERY_TILES[-1])
-    padded = np.zeros((-(-len(queries) // tile) * tile, dimension), dtype=np.float32)
-    padded[: len(queries)] = queries
-    left = torch.from_numpy(padded).to(device)
-    best = torch.full((len(padded), k), _ABSENT, device=device)
-    scores = torch.empty((tile, _DOCUMENT_TILE), device=device)
-    selection = _Selection(tile, k, device)
-    largest = float(np.abs(padded).max(initial=0.0))
-    rows_at_once = max(1, _DOCUMENT_BYTES_AT_ONCE // (4 * _DOCUMENT_TILE * max(1, dimension))) * _DOCUMENT_TILE
-    for start in range(0, len(documents), rows_at_once):
-        block = documents[start : start + rows_at_once]
-        right = _whole_tiles(block)
-        _refuse_overflow(right, largest, block, start)
-        right = right.to(device)
-        for place in range(0, len(padded), tile):
-            selection.begin(best[place : place + tile])
-            for offset in range(0, len(block), _DOCUMENT_TILE):
-                torch.mm(left[place : place + tile], right[offset : offset + _DOCUMENT_TILE].T, out=scores)
-                scores[:, len(block) - offset :] = -torch.inf
-                selection.add(scores, start + offset)
-            best[place : place + tile] = selection.settle()
-    return _ranking_of_keys(best[: len(queries)].sort(dim=1, descending=True).values, first_row)
-
-
-class _Selection:
-    """The ``k`` largest keys of each query over tiles of scores, the rows of each tile being above those before.
-
-    Most scores are below the k-th best so far: one comparison drops them. The others are gathered and sorted in from
-    time to time. One object serves all blocks of queries in turn: its buffers are made once.
-    """
-
-    def __init__(self, queries: int, k: int, device: str) -> None:
-        self._k = k
-        self._keys = torch.full((queries, 2 * k + _DOCUMENT_TILE), _ABSENT, device=device)
-        self._filled = torch.full((queries,), k, device=device)
-        self._is_better = torch.empty((queries, _DOCUMENT_TILE), dtype=torch.bool, device=device)
-        self._numbers = torch.arange(queries * _DOCUMENT_TILE, device=device)
-        self._row_starts = torch.arange(queries, device=device) * self._keys.shape[1]
-
-    def begin(self, best: torch.Tensor) -> None:
-        """Starts with the keys ``best`` (queries, k) int64; what was added before ``settle`` must have been read."""
-        self._keys[:, : self._k] = best
-        self._threshold = self._worst_scores()
-        self._is_empty = bool((self._threshold == -torch.inf).all())
-
-    def add(self, scores: torch.Tensor, first_row: int) -> None:
-        """Takes in a tile of scores (queries, documents) of documents from ``first_row`` on."""
-        if self._is_empty and self._k <= scores.shape[1]:  # the k-th best of the first tile is a threshold already
-            self._threshold = _just_below(torch.topk(scores, self._k, dim=1).values[:, -1:])
-        self._is_empty = False
-        # an equal score has a higher row and so comes after; nothing equal to the k-th best has to be kept
-        torch.gt(scores, self._threshold, out=self._is_better)
-        query, document = _places_of_true(self._is_better)
-        if not len(query):
-            return
-        added = torch.bincount(query, minlength=len(self._keys))
-        # survivors of a query stand together: its next free place, counted on from its first survivor
-        free = self._row_starts + self._filled - (added.cumsum(0) - added)
-        place = free[query].add_(self._numbers[: len(query)])
-        keys = _order_keys(scores.view(-1)[query * scores.shape[1] + document], document + first_row)
-        self._keys.view(-1)[place] = keys
-        self._filled += added
-        if int(self._filled.max()) > 2 * self._k:  # a sharper threshold is worth a sort
-            self.settle()
-
-    def settle(self) -> torch.Tensor:
-        """The largest keys so far (queries, k), in any order."""
-        width = int(self._filled.max())
-        if width > self._k:
-            self._keys[:, : self._k] = torch.topk(self._keys[:, :width], self._k, dim=1, sorted=False).values
-            self._keys[:, self._k : width] = _ABSENT
-            self._filled.fill_(self._k)
-            self._threshold = self._worst_scores()
-        return self._keys[:, : self._k]
-
-    def _worst_scores(self) -> torch.Tensor:
-        return _scores_of_keys(self._keys[:, : self._k].min(dim=1, keepdim=True).values)
-
-
-def _places_of_true(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of what is true, row by row; looks at eight elements at a time, as nearly all are false."""
-    row, word = mask.view(torch.int64).nonzero(as_tuple=True)
-    inside, place = mask.view(-1, 8)[row * (mask.shape[1] // 8) + word].nonzero(as_tuple=True)
-    return row[inside], word[inside] * 8 + place
-
-
-def _just_below(scores: torch.Tensor) -> torch.Tensor:
-    return torch.nextafter(scores, torch.full_like(scores, -torch.inf))
-
-
-def _order_keys(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def order_keys(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Packs score and row into an int64; descending keys are the defined order, and no two keys tie."""
     bits = (scores + 0.0).view(torch.int32)  # -0.0 and 0.0 are equal scores: make them equal bits
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # floats order as their bits do, negative ones reversed
-    return (ordered.to(torch.int64) << 32) | (_LOW_BITS - rows)
+    return (ordered.to(torch.int64) << 32) | (LOW_BITS - rows)
 
 
-def _scores_of_keys(keys: torch.Tensor) -> torch.Tensor:
+def scores_of_keys(keys: torch.Tensor) -> torch.Tensor:
+    """The float32 scores in keys, -inf of ``ABSENT``."""
     ordered = (keys >> 32).to(torch.int32)
-    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32).masked_fill(keys == _ABSENT, -torch.inf)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32).masked_fill(keys == ABSENT, -torch.inf)
 
 
-def _ranking_of_keys(keys: torch.Tensor, first_row: int) -> Ranking:
-    rows = (_LOW_BITS - (keys & _LOW_BITS) + first_row).masked_fill(keys == _ABSENT, -1)
-    return Ranking(rows.cpu().numpy(), _scores_of_keys(keys).cpu().numpy())
-
-
-def _whole_tiles(vectors: NDArray[Any]) -> torch.Tensor:
-    """``vectors`` in float32, filled up with zeros to whole tiles; the same memory where nothing has to change."""
-    rows = -(-len(vectors) // _DOCUMENT_TILE) * _DOCUMENT_TILE
-    if vectors.dtype == np.float32 and rows == len(vectors) and vectors.flags.c_contiguous and vectors.flags.writeable:
-        return torch.from_numpy(vectors)
-    filled = torch.zeros((rows, vectors.shape[1]))
-    filled.numpy()[: len(vectors)] = vectors
-    return filled
-
-
-def _refuse_overflow(tiles: torch.Tensor, largest: float, documents: NDArray[Any], first_row: int) -> None:
-    """Raises ``UserError`` where documents are not finite, or a product with queries up to ``largest`` could overflow.
-
-    One fast pass: the extremes are not finite where any number isn't.
-    """
-    lowest, highest = (float(extreme) for extreme in torch.aminmax(tiles))
-    extreme = max(-lowest, highest)
-    if not np.isfinite(lowest) or not np.isfinite(highest):
-        check_finite(documents, "documents", first_row)
-    if extreme * largest * tiles.shape[1] > float(np.finfo(np.float32).max):
-        raise UserError("An inner product of queries and documents may exceed float32. Normalise the vectors.")
+def ranking_of_keys(keys: torch.Tensor, first_row: int) -> Ranking:
+    """Keys (queries, k) in descending order as a ranking; ``first_row`` is added to their rows."""
+    rows = (LOW_BITS - (keys & LOW_BITS) + first_row).masked_fill(keys == ABSENT, -1)
+    return Ranking(rows.cpu().numpy(), scores_of_keys(keys).cpu().numpy())
 
 
 def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
     """The ``k`` best documents of each query over the rankings of shards, in the defined order.
 
-    Equals the ranking of one search over all rows, if each shard was searched for at least ``k``. Raises
-    ``UserError`` where there is no ranking, k is below 1, or the numbers of queries differ.
+    Equals the ranking of one search over all rows, if each shard was searched for at least ``k``.
     """
-    check_k(k)
-    queries = check_same_queries(rankings)
+    queries = len(rankings[0].rows)
     rows = np.full((queries, k), -1, dtype=np.int64)
     scores = np.full((queries, k), -np.inf, dtype=np.float32)
     for block in query_blocks(queries, sum(ranking.rows.shape[1] for ranking in rankings)):
@@ -213,15 +75,15 @@ def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
 
 def best_candidates(scores: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Ranking:
     """Orders candidates (queries, n), cut or padded to ``k``; row -1 with score -inf stands for none."""
-    if rows.max(initial=-1) > _LOW_BITS:  # beyond what a key holds
+    if rows.max(initial=-1) > LOW_BITS:  # beyond what a key holds
         order = np.lexsort((rows, -scores), axis=1)[:, :k]
         ordered = Ranking(np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1))
     else:
         writeable = [torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in (scores, rows)]
-        keys = _order_keys(*writeable)
-        keys[torch.from_numpy(rows < 0)] = _ABSENT
+        keys = order_keys(*writeable)
+        keys[torch.from_numpy(rows < 0)] = ABSENT
         descending = np.sort(keys.numpy(), axis=1)[:, ::-1][:, :k]
-        ordered = _ranking_of_keys(torch.from_numpy(descending.copy()), 0)
+        ordered = ranking_of_keys(torch.from_numpy(descending.copy()), 0)
     padding = ((0, 0), (0, k - ordered.rows.shape[1]))
     return Ranking(
         np.pad(ordered.rows, padding, constant_values=-1), np.pad(ordered.scores, padding, constant_values=-np.inf)
@@ -250,144 +112,6 @@ def best_of_documents(ranking: Ranking, vectors_per_document: int, k: int) -> Ra
 
 def query_blocks(queries: int, width: int) -> Iterator[slice]:
     """Slices over ``queries`` lists of ``width`` candidates, so that sorting them takes bounded memory."""
-    step = max(1, _CANDIDATES_AT_ONCE // max(1, width))
+    step = max(1, CANDIDATES_AT_ONCE // max(1, width))
     for start in range(0, queries, step):
         yield slice(start, start + step)
-
-
-def check_same_queries(rankings: Sequence[Ranking]) -> int:
-    """The number of queries of all ``rankings``; raises ``UserError`` where there is none or it differs."""
-    counts = sorted({len(ranking.rows) for ranking in rankings})
-    if len(counts) != 1:
-        raise UserError(f"{len(rankings)} rankings for {counts} queries were given; they must be of the same queries.")
-    return counts[0]
-
-
-def check_vectors(vectors: NDArray[Any], name: str, dimension: int | None = None) -> None:
-    """Raises ``UserError`` where ``vectors`` is no (n, dimension) array of float16 or float32."""
-    if vectors.ndim != 2 or vectors.dtype not in (np.float16, np.float32):
-        raise UserError(
-            f"{name}: shape {vectors.shape}, dtype {vectors.dtype}; a matrix of float16 or float32 is needed."
-        )
-    if dimension is not None and vectors.shape[1] != dimension:
-        raise UserError(
-            f"{name}: vectors of dimension {vectors.shape[1]}, {dimension} is needed. Were all embedded by"
-            " the same encoder?"
-        )
-
-
-def check_finite(vectors: NDArray[Any], name: str, first_row: int = 0) -> None:
-    """Raises ``UserError`` naming the first row, counted from ``first_row``, with NaN or infinity."""
-    step = _ROWS_CHECKED_AT_ONCE
-    for start in range(0, len(vectors), step):
-        block = vectors[start : start + step]
-        with np.errstate(invalid="ignore", over="ignore"):
-            if np.isfinite(block.sum(dtype=np.float64)):  # one fast pass: a sum with NaN or infinity is not finite
-                continue
-        finite = np.isfinite(block).all(axis=1)
-        if not finite.all():
-            row = first_row + start + int(np.argmin(finite))
-            raise UserError(f"Vector {row} of {name} holds NaN or infinity. Embed again; float16 may have overflowed.")
-
-
-def check_k(k: int) -> None:
-    """Raises ``UserError`` where ``k`` is below 1."""
-    if k < 1:
-        raise UserError(f"k is {k}; at least 1 document must be asked for.")
-
-
-# Exact search of stored vectors on the CPU: FAISS's blocked product finds candidates, one sum per pair scores them.
-#
-# A matrix product rounds a pair's score differently with its place in the matrix, so equal vectors would not tie, and
-# shards, merged, would not be in the order of the whole. So a few more documents than asked for are fetched, and every
-# one of them is scored anew by the same sum whatever stands beside it. A bound on what the product may be off by proves
-# that no document left unfetched belongs among the best. The queries for which it can't (documents close together at
-# the cut, or one so long that the bound is wide) are searched once more for four times as many; those for which it
-# still can't (many equal documents, say) have all documents scored so.
-
-_MARGIN = 8  # documents fetched beyond k, and a sixteenth of k more: these lie closer together
-_WIDER = 4  # times as many are fetched for the queries that the first search doesn't prove
-_QUERIES_AT_ONCE = 1024
-_LONGEST = 1e18  # the product of two such lengths is far from float32's end
-
-
-def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int) -> Ranking:
-    """The ``k`` documents with the largest inner product with each query, in the order of ``top_k``.
-
-    ``queries`` (queries, d) float16 or float32; ``documents`` (documents, d) float32 and contiguous, may be
-    memory-mapped; rows count from 0. A pair's score is a function of its two vectors alone (on one kind of processor).
-    Threads are FAISS's. Raises ``UserError`` where k is below 1, dimensions differ, a vector holds NaN or infinity, or
-    a product might exceed float32.
-    """
-    check_vectors(queries, "queries", dimension=documents.shape[1])
-    check_k(k)
-    sought = np.ascontiguousarray(queries, dtype=np.float32)
-    rows = np.full((len(queries), k), -1, dtype=np.int64)
-    scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
-    longest = _longest(documents, "documents")
-    _longest(sought, "queries")
-    pending = np.arange(len(sought) if len(documents) else 0)
-    for times in (1, _WIDER):
-        fetch = min(times * (k + k // 16 + _MARGIN), len(documents))
-        step = min(_QUERIES_AT_ONCE, max(1, _CANDIDATES_AT_ONCE // max(1, fetch)))
-        unproven = [pending[:0]]
-        for start in range(0, len(pending), step):
-            block = pending[start : start + step]
-            found, is_proven = _search_block(sought[block], documents, k, fetch, longest)
-            rows[block], scores[block] = found.rows, found.scores
-            unproven.append(block[~is_proven])
-        pending = np.concatenate(unproven)
-    for query in pending.tolist():
-        best = _score_all(sought[query], documents, k)
-        rows[query], scores[query] = best.rows[0], best.scores[0]
-    return Ranking(rows, scores)
-
-
-def _search_block(
-    queries: NDArray[np.float32], documents: NDArray[np.float32], k: int, fetch: int, longest: float
-) -> tuple[Ranking, NDArray[np.bool_]]:
-    """The best ``k`` among the ``fetch`` best by product, and whether they must be the best of all."""
-    faiss = import_faiss()
-    products, rows = faiss.knn(queries, documents, fetch, metric=faiss.METRIC_INNER_PRODUCT)
-    exact = pair_scores(queries, documents, rows)
-    best = best_candidates(exact, rows, k)
-    if fetch == len(documents):
-        return best, np.ones(len(queries), dtype=bool)
-    # twice the first-order bound on a float32 sum of d products, for the product and for the sum anew
-    lengths = np.sqrt(np.einsum("ij,ij->i", queries, queries, dtype=np.float64))
-    rounding = 4 * (queries.shape[1] + 8) * 2.0**-24 * lengths * longest
-    return best, best.scores[:, -1] > products[:, -1] + rounding
-
-
-def pair_scores(
-    queries: NDArray[np.float32], documents: NDArray[np.float32], rows: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Inner products of query i with the documents ``rows[i]``, float32 (queries, n), each one sum of its own."""
-    faiss = import_faiss()
-    keys = (rows.ravel() << 32) | np.arange(rows.size)
-    keys.sort()  # by document, so that memory is read forwards and each document once
-    places, of_documents = keys & 0xFFFFFFFF, keys >> 32
-    of_queries = places // rows.shape[1]
-    ordered = np.empty(rows.size, dtype=np.float32)
-    pointers = [faiss.swig_ptr(array) for array in (queries, of_queries, documents, of_documents, ordered)]
-    faiss.pairwise_indexed_inner_product(queries.shape[1], rows.size, *pointers)
-    scores = np.empty(rows.size, dtype=np.float32)
-    scores[places] = ordered
-    return scores.reshape(rows.shape)
-
-
-def _score_all(query: NDArray[np.float32], documents: NDArray[np.float32], k: int) -> Ranking:
-    rows = np.arange(len(documents), dtype=np.int64)[None]
-    return best_candidates(pair_scores(query[None], documents, rows), rows, k)
-
-
-def _longest(vectors: NDArray[np.float32], name: str) -> float:
-    """The largest length; raises ``UserError`` where a vector is not finite or too long for a product."""
-    faiss = import_faiss()
-    squares = np.empty(len(vectors), dtype=np.float32)
-    faiss.fvec_norms_L2sqr(faiss.swig_ptr(squares), faiss.swig_ptr(vectors), vectors.shape[1], len(vectors))
-    longest = float(np.sqrt(squares.max(initial=0.0)))
-    if not longest <= _LONGEST:
-        check_finite(vectors, name)
-        raise UserError(f"{name}: a vector is {longest:.3g} long, so a product may exceed float32. Normalise them.")
-    return longest

@@ -13,18 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
+from retrieval.indexes.exact_search import check_finite, check_vectors, exact_top_k, search_stored
 from retrieval.indexes.faiss_factory import empty_index, explaining, import_faiss, prepare_training, to_gpu
-from retrieval.indexes.top_k import (
-    Ranking,
-    best_candidates,
-    best_of_documents,
-    check_finite,
-    check_k,
-    check_vectors,
-    exact_top_k,
-    query_blocks,
-    search_stored,
-)
+from retrieval.indexes.top_k import Ranking, best_candidates, best_of_documents, query_blocks
 
 if TYPE_CHECKING:
     from retrieval.indexes.faiss_factory import Index
@@ -39,8 +30,6 @@ def set_threads(threads: int) -> None:
 
     A worker calls it with the CPUs that it was given: FAISS and torch would take every core of the machine.
     """
-    if threads < 1:
-        raise UserError(f"{threads} threads were asked for; at least 1 is needed.")
     import_faiss().omp_set_num_threads(threads)
     torch.set_num_threads(threads)
 
@@ -179,7 +168,6 @@ def search_shard(
     """
     faiss = import_faiss()
     check_vectors(queries, "queries", dimension=index.d)
-    check_k(k)
     flat = faiss.downcast_index(index)
     if isinstance(flat, faiss.IndexFlat):
         found = _search_flat(flat, queries, k, vectors_per_document, gpu)

@@ -13,12 +13,16 @@ from retrieval.rankings import RANKING, StoredRanking, require_tag, write_stored
 
 
 class FuseConfig(StageConfig):
-    """Which runs, by the name each has in the manifest."""
+    """Which rankings are fused, and how."""
 
     runs: Annotated[dict[str, str], Input()] = Field(min_length=2)
+    """The rankings by the name that each has in the manifest."""
     rank_constant: int = Field(default=60, gt=0)
-    depth: int = Field(default=200, gt=0)  # results read of each run
+    """k in 1 / (k + rank)."""
+    depth: int = Field(default=200, gt=0)
+    """Results read of each ranking, and kept of the fusion."""
     tag: str = "rrf"
+    """Names the system in the TREC file."""
 
 
 class Fuse(Stage[FuseConfig]):

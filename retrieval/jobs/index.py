@@ -36,27 +36,39 @@ class VectorIndexSettings(Settings):
     """A FAISS factory string over document vectors, cut into shards, runs of rows; inner product."""
 
     kind: Literal["vectors"] = "vectors"
+    """An index of vectors."""
     vectors: InputPath
+    """The documents' vectors."""
     factory: str = "Flat"
-    shards: int | None = Field(default=None, gt=0)  # None: as many as the memory budget asks for
-    memory_budget: ByteSize = Field(default=ByteSize(1 << 30), gt=0)  # of one worker: '512MiB', '4GiB'
-    training_sample: int = Field(default=262_144, gt=0)  # vectors that IVF and PQ learn from, at most
+    """A factory string of FAISS."""
+    shards: int | None = Field(default=None, gt=0)
+    """How many, runs of rows; None: as many as the memory budget asks for."""
+    memory_budget: ByteSize = Field(default=ByteSize(1 << 30), gt=0)
+    """Of one worker: '512MiB', '4GiB'."""
+    training_sample: int = Field(default=262_144, gt=0)
+    """Vectors that IVF and PQ learn from, at most."""
     seed: int = Field(default=0, ge=0)
+    """Of that sample and of the k-means."""
 
 
 class LexicalIndexSettings(Settings):
     """BM25 over a collection's documents."""
 
     kind: Literal["lexical"] = "lexical"
+    """An index of words."""
     collection: InputPath
+    """The documents."""
     with_title: bool = True
+    """Whether documents are read with their titles."""
     bm25: BM25Settings = BM25Settings()
+    """How texts are analysed and scored."""
 
 
 class IndexConfig(StageConfig):
     """Which index."""
 
     index: Annotated[VectorIndexSettings | LexicalIndexSettings, Field(discriminator="kind")]
+    """Of vectors or of words, by ``kind``."""
 
 
 class Index(Stage[IndexConfig]):

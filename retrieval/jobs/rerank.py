@@ -21,21 +21,26 @@ from retrieval.vectors import StoredVectors
 
 
 class RerankConfig(StageConfig):
-    """Which run, and the vectors by which its candidates are scored: those behind its index, or another encoder's.
-
-    ``query_vectors``: the queries', where they are no part of ``vectors``, as of an encoder of queries alone.
-    ``scoring``: a model that was trained with a module that scores lists as a whole; None: inner products.
-    """
+    """Which ranking, and the vectors by which its candidates are scored."""
 
     run: InputPath
+    """The ranking whose candidates are scored anew."""
     vectors: InputPath
+    """The documents' vectors: those behind its index, or another encoder's."""
     query_vectors: InputPath | None = None
+    """The queries', where ``vectors`` has none, as of an encoder of queries alone."""
     scoring: InputPath | None = None
+    """A model trained with a module that scores whole lists; None: inner products."""
     collection: InputPath
-    depth: int = Field(default=100, gt=0)  # candidates read of each query; the others are left out
-    top_k: int | None = Field(default=None, gt=0)  # how many of them the run keeps; None: all
+    """Of the ranking and the vectors."""
+    depth: int = Field(default=100, gt=0)
+    """Candidates read of each query; the others are left out."""
+    top_k: int | None = Field(default=None, gt=0)
+    """How many of them are kept; None: all."""
     queries_per_shard: int = Field(default=1024, gt=0)
+    """Queries that are scored in one task."""
     tag: str = "reranked"
+    """Names the system in the TREC file."""
 
 
 class Rerank(Stage[RerankConfig]):

@@ -26,17 +26,26 @@ from retrieval.vectors import StoredVectors
 
 
 class SearchConfig(StageConfig):
-    """Which queries are searched where; ``vectors`` hold them for a vector index."""
+    """Which queries are searched where."""
 
     index: InputPath
+    """Of vectors or of words."""
     collection: InputPath
-    queries: InputPath | None = None  # another collection, whose queries are searched instead
+    """Whose documents are indexed and whose queries are searched."""
+    queries: InputPath | None = None
+    """Another collection, whose queries are searched instead."""
     vectors: InputPath | None = None
-    split: str | None = "test"  # the queries that it judges; null: every query
+    """The queries' vectors, for an index of vectors."""
+    split: str | None = "test"
+    """The queries that it judges; null: every query."""
     top_k: int = Field(default=100, gt=0)
-    search_parameters: str = ""  # as FAISS writes them: nprobe=64, efSearch=128
+    """Results of each query."""
+    search_parameters: str = ""
+    """As FAISS writes them: nprobe=64, efSearch=128."""
     queries_per_shard: int = Field(default=8192, gt=0)
+    """Queries that are searched in one task."""
     tag: str = "raytriever"
+    """Names the system in the TREC file."""
 
 
 class Search(Stage[SearchConfig]):

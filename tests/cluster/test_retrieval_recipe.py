@@ -14,7 +14,7 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.cli import app
 from raytriever.stages.ray_session import RaySession
 from retrieval.collections.collection import StoredCollection
-from retrieval.indexes.top_k import search_stored
+from retrieval.indexes.exact_search import search_stored
 from retrieval.rankings import StoredRanking, read_trec
 from retrieval.vectors import StoredVectors
 

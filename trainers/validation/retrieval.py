@@ -24,7 +24,8 @@ from retrieval.evaluation.answers import answer_accuracy
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import evaluate, parse_measure
-from retrieval.indexes.top_k import Ranking, best_of_documents, exact_top_k, merge_rankings, query_blocks
+from retrieval.indexes.exact_search import exact_top_k
+from retrieval.indexes.top_k import Ranking, best_of_documents, merge_rankings, query_blocks
 from retrieval.rankings import StoredRanking
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors

@@ -5,8 +5,9 @@ import pytest
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
-from retrieval.indexes import top_k as exact_search
-from retrieval.indexes.top_k import Ranking, pair_scores, search_stored
+from retrieval.indexes import exact_search
+from retrieval.indexes.exact_search import pair_scores, search_stored
+from retrieval.indexes.top_k import Ranking
 
 
 def count_full_scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -62,7 +63,7 @@ def test_candidates_of_a_block_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         return score(left, right, rows)
 
     monkeypatch.setattr(exact_search, "pair_scores", recorded)
-    monkeypatch.setattr(exact_search, "_CANDIDATES_AT_ONCE", 1000)
+    monkeypatch.setattr(exact_search, "CANDIDATES_AT_ONCE", 1000)
     found = search_stored(queries, documents, 100)
     assert len(shapes) > 5
     assert all(queries * width <= 1000 or queries == 1 for queries, width in shapes)

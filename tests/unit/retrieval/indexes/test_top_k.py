@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
-from retrieval.indexes import top_k
-from retrieval.indexes.top_k import Ranking, exact_top_k, merge_rankings
+from retrieval.indexes import exact_search, top_k
+from retrieval.indexes.exact_search import exact_top_k
+from retrieval.indexes.top_k import Ranking, merge_rankings
 
 
 def assert_same(a: Ranking, b: Ranking) -> None:
@@ -19,10 +20,10 @@ def assert_same(a: Ranking, b: Ranking) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_k, "_QUERY_TILES", (2, 4))
-    monkeypatch.setattr(top_k, "_DOCUMENT_TILE", 8)
-    monkeypatch.setattr(top_k, "_DOCUMENT_BYTES_AT_ONCE", 300)
-    monkeypatch.setattr(top_k, "_CANDIDATES_AT_ONCE", 40)
+    monkeypatch.setattr(exact_search, "_QUERY_TILES", (2, 4))
+    monkeypatch.setattr(exact_search, "_DOCUMENT_TILE", 8)
+    monkeypatch.setattr(exact_search, "_DOCUMENT_BYTES_AT_ONCE", 300)
+    monkeypatch.setattr(top_k, "CANDIDATES_AT_ONCE", 40)
 
 
 def test_order_of_every_kind_of_float() -> None:
@@ -47,7 +48,7 @@ def test_order_of_every_kind_of_float() -> None:
 
 def test_signed_zeros_tie() -> None:
     scores = torch.tensor([-0.0, 0.0, -0.0])
-    keys = top_k._order_keys(scores, torch.arange(3))
+    keys = top_k.order_keys(scores, torch.arange(3))
     assert torch.argsort(keys, descending=True).tolist() == [0, 1, 2]
 
 
@@ -101,15 +102,6 @@ def test_merge_pads_and_cuts() -> None:
 def test_wrong_input(queries: NDArray, documents: NDArray, k: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         exact_top_k(queries, documents, k)
-
-
-def test_merging_rankings_of_other_queries_is_refused() -> None:
-    one = exact_top_k(np.ones((1, 2), np.float32), np.ones((1, 2), np.float32), 1)
-    two = exact_top_k(np.ones((2, 2), np.float32), np.ones((1, 2), np.float32), 1)
-    with pytest.raises(UserError, match=r"for \[1, 2\] queries"):
-        merge_rankings([one, two], 1)
-    with pytest.raises(UserError, match="0 rankings"):
-        merge_rankings([], 1)
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from pipelines.jobs.mine import Mine, MineConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
-from retrieval.indexes.top_k import search_stored
+from retrieval.indexes.exact_search import search_stored
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.fuse import Fuse, FuseConfig
 from retrieval.jobs.index import (

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
-from retrieval.indexes import top_k
-from retrieval.indexes import top_k as exact_search
-from retrieval.indexes.top_k import Ranking, exact_top_k, merge_rankings, search_stored
+from retrieval.indexes import exact_search
+from retrieval.indexes.exact_search import exact_top_k, search_stored
+from retrieval.indexes.top_k import Ranking, merge_rankings
 
 Search = Callable[[NDArray[np.float32], NDArray[np.float32], int], Ranking]
 pytestmark = pytest.mark.parametrize("search", [exact_top_k, search_stored])
@@ -52,9 +52,9 @@ def test_equals_a_literal_sort_with_many_ties(search: Search, seed: int, queries
     left = generator.integers(-1, 2, size=(queries, 3)).astype(np.float32)
     right = generator.integers(-1, 2, size=(documents, 3)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(top_k, "_QUERY_TILES", (2, 4))
-        patch.setattr(top_k, "_DOCUMENT_TILE", 8)
-        patch.setattr(top_k, "_DOCUMENT_BYTES_AT_ONCE", 300)
+        patch.setattr(exact_search, "_QUERY_TILES", (2, 4))
+        patch.setattr(exact_search, "_DOCUMENT_TILE", 8)
+        patch.setattr(exact_search, "_DOCUMENT_BYTES_AT_ONCE", 300)
         patch.setattr(exact_search, "_MARGIN", 1)
         patch.setattr(exact_search, "_QUERIES_AT_ONCE", 4)
         assert_same(search(left, right, k), literal_ranking(left @ right.T, k))
@@ -128,11 +128,6 @@ def test_products_beyond_float32_are_refused(search: Search) -> None:
     huge = np.full((1, 2), 3e38, dtype=np.float32)
     with pytest.raises(UserError, match=r"may exceed float32"):
         search(huge, huge, 1)
-
-
-def test_no_document_is_no_answer(search: Search) -> None:
-    with pytest.raises(UserError, match="k is 0; at least 1 document must be asked for"):
-        search(vectors(2, 3), vectors(2, 3), 0)
 
 
 def test_dimensions_must_agree(search: Search) -> None:
