@@ -23,7 +23,7 @@ import torch
 
 from raytriever.artifacts.artifact import LOG
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import run_stage
+from raytriever.stages.run import run_stage
 from trainers.jobs.allocator import worker_environment
 from trainers.jobs.train import Train, TrainConfig
 from trainers.record.run_record import Heard

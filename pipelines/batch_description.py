@@ -2,7 +2,9 @@
 
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from pipelines.batches import BatchReader
 
@@ -103,3 +105,12 @@ def _shorten(label: str, text: str, lines: int) -> str:
     shown = textwrap.wrap(text, 100)
     more = " …" if len(shown) > lines else ""
     return "    " + label + ("\n" + " " * (4 + len(label))).join(shown[:lines]) + more
+
+
+def show(
+    batches: Annotated[str, typer.Argument(help="A batches artifact.")],
+    batch: Annotated[int, typer.Option(help="Number of the batch.")] = 0,
+    epoch: Annotated[int, typer.Option(help="Number of the epoch.")] = 0,
+) -> None:
+    """Prints one stored batch so that a person can read it."""
+    typer.echo("\n".join(describe_batch(BatchReader(batches), epoch, batch)))

@@ -1,6 +1,10 @@
-"""What all commands share: an option, and how a user's mistake ends."""
+"""What commands share: options, how settings are shown, and how a user's mistake ends."""
 
+import inspect
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -8,25 +12,51 @@ import typer
 from raytriever.errors import UserError
 from raytriever.reports.log import fields_of, log
 
-TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe's name (recipes/) or the path of a .yaml file.")]
+OutputOption = Annotated[str | None, typer.Option(help="Folder or URI for all artifacts of the run.")]
+UntilOption = Annotated[str | None, typer.Option(help="The last stage to run.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides one setting; may be repeated.")
+]
+PrintOption = Annotated[bool, typer.Option("--print-config", help="Prints the resolved settings and stops.")]
+_TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
 
 
-class user_errors:
+def print_yaml(values: dict[str, Any]) -> None:
+    """Prints settings as YAML."""
+    import yaml
+
+    typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+@contextmanager
+def user_errors(with_traceback: bool) -> Iterator[None]:
     """Shows a ``UserError`` as one paragraph and exits with code 2; an interrupt exits with 130."""
+    try:
+        yield
+    except UserError as error:
+        if with_traceback:
+            traceback.print_exception(error)
+        log.error(f"raytriever: {error}", extra={"fields": fields_of(error)})
+        raise SystemExit(2) from error
+    except KeyboardInterrupt as error:
+        message = "raytriever: interrupted; run the same command again to go on from here."
+        log.error(message, extra={"fields": fields_of(error)})
+        raise SystemExit(130) from error
 
-    def __init__(self, with_traceback: bool) -> None:
-        self._with_traceback = with_traceback
 
-    def __enter__(self) -> None:
-        return None
+def with_user_errors(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that ends as ``user_errors`` says, and has the option ``--traceback``."""
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, UserError):
-            if self._with_traceback:
-                traceback.print_exception(error)
-            log.error(f"raytriever: {error}", extra={"fields": fields_of(error)})
-            raise SystemExit(2) from error
-        if isinstance(error, KeyboardInterrupt):
-            message = "raytriever: interrupted; run the same command again to go on from here."
-            log.error(message, extra={"fields": fields_of(error)})
-            raise SystemExit(130) from error
+    @wraps(function)
+    def command(*arguments: Any, with_traceback: bool, **options: Any) -> None:
+        with user_errors(with_traceback):
+            function(*arguments, **options)
+
+    of_function = inspect.signature(function, eval_str=True)
+    option = inspect.Parameter(
+        "with_traceback", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_TracebackOption
+    )
+    command.__signature__ = of_function.replace(parameters=[*of_function.parameters.values(), option])  # type: ignore[attr-defined]
+    command.__annotations__ = {**function.__annotations__, "with_traceback": _TracebackOption}
+    return command

@@ -9,6 +9,10 @@ class UserError(Exception):
     """
 
 
+class NotLocal(UserError):
+    """What this machine lacks, and another one of a cluster may have."""
+
+
 class StorageError(UserError):
     """A disk or an object store that is full, refuses or fails: what is stored can't be known to be damaged."""
 

@@ -25,8 +25,7 @@ from raytriever.reports.progress import ProgressLine
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.shards import workers_that_fit
-from raytriever.stages.stage import Resources, Shard, Stage, StageConfig
+from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, workers_that_fit
 from retrieval.vectors import StoredVectors
 
 # Ray actors that hold parts of a large domain's points between the passes of k-means over them.

@@ -11,7 +11,7 @@ with the digest of the derivation that it was made by, so that a restart makes o
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -234,17 +234,13 @@ class ShardWriter:
     """Collects the files of one shard and commits them: files first, then the record that makes the shard finished.
 
     ``derivation``: digest of the one that the shard is made by; without it, the next run makes the shard again.
-    ``guard`` is called before anything in the folder changes, and raises where it is another run's by now.
     """
 
-    def __init__(
-        self, folder: Folder, name: str, scratch: Path, derivation: str = "", guard: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, folder: Folder, name: str, scratch: Path, derivation: str = "") -> None:
         self._folder = folder
         self._name = name
         self._scratch = scratch
         self._derivation = derivation
-        self._guard = guard
         self._files: list[ShardFile] = []
 
     def path(self, name: str) -> Path:
@@ -256,7 +252,6 @@ class ShardWriter:
     def add(self, name: str) -> None:
         """Puts the file built at ``path(name)`` into the artifact."""
         path = self.path(name)
-        self._guard()
         self._files.append(ShardFile(name, path.stat().st_size, sha256_of(path)))
         self._folder.put(name, path)
 
@@ -281,7 +276,6 @@ class ShardWriter:
         record = ShardRecord(
             self._name, rows, tuple(self._files), dict(counts or {}), dict(dropped or {}), dict(facts or {})
         )
-        self._guard()
         stored = {**asdict(record), DERIVATION: self._derivation}
         self._folder.write_bytes(f"{RECORDS}{self._name}.json", to_json(stored))
         return record

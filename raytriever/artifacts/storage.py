@@ -44,6 +44,7 @@ def is_sha256(text: object) -> bool:
 
 TEMPORARY_PREFIX = ".tmp-"
 _COPY_BYTES = 8 << 20
+_MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG}
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PAUSES_SECONDS = (5, 10, 20, 40, 40)  # before an object store is asked again
 # what may be over soon: a store or a network that is overloaded, restarted or gone; not a refusal
@@ -149,6 +150,26 @@ class Folder:
             path = scratch / "bytes"
             path.write_bytes(data)
             self.put(name, path)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Writes a small file unless it is there already; whether it was written.
+
+        Locally one of several processes writes it. An object store has no such promise: two may find it absent.
+        """
+        if not self.is_local:
+            if self.exists(name):
+                return False
+            self.write_bytes(name, data)
+            return True
+        path = Path(self._key(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        return True
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -298,3 +319,25 @@ def _sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def storage_errors(output: str) -> Iterator[None]:
+    """Turns a full or forbidden disk, or an object store that refuses, into a ``StorageError`` that says which one."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not _is_of_storage(error):
+            raise
+        where = getattr(error, "filename", None) or output
+        raise storage_error(where, getattr(error, "strerror", None) or error) from error
+
+
+def _is_of_storage(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno in _MENDABLE:
+        return True
+    if type(error) is OSError and error.errno is None:
+        return True  # an object store's answer, or NumPy's short write
+    return os.strerror(errno.ENOSPC) in str(error)  # libraries in other languages have errors of their own

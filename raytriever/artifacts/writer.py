@@ -5,8 +5,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self
@@ -25,72 +25,97 @@ from raytriever.artifacts.artifact import (
     to_json,
 )
 from raytriever.artifacts.storage import Folder
-from raytriever.errors import UserError
+from raytriever.errors import StorageError, UserError
 from raytriever.settings.configuration import Settings
 
-# Who is making an artifact: one run at a time. A later one takes over, and the one before it notices and stops.
-
-MAKER = "maker.json"
+LOCK = "lock.json"
 
 
-class Maker(Settings):
-    """A run that makes an artifact. ``run``: drawn at random; ``started``: when its process did, as the system counts
-    it, so that a number which the system has given to another process by now is told apart ('' where it doesn't say).
-    """
+class Lock(Settings):
+    """What ``lock.json`` in a folder says of the run that makes its artifact: one at a time may."""
 
     run: str
+    """Drawn at random."""
     host: str
+    """Name of its machine."""
     process: int
+    """Number of its process."""
     started: str
+    """When that process started, in the system's ticks; another one may have its number by now."""
     since: str
+    """When it took the lock, for people."""
 
     @classmethod
-    def this(cls) -> Self:
-        """A new run of this process."""
+    def of_this_process(cls) -> Self:
+        """A new one."""
         return cls(
             run=secrets.token_hex(8),
             host=socket.gethostname(),
             process=os.getpid(),
-            started=_started(os.getpid()) or "",
+            started=_started(os.getpid()),
             since=time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        )
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether it is another process of this machine that is still there; of other machines nobody knows."""
-        return (
-            self.host == socket.gethostname()
-            and self.process != os.getpid()
-            and bool(self.started)
-            and _started(self.process) == self.started
         )
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
 
 
-def stored_maker(folder: Folder) -> Maker | None:
-    """The run that makes the artifact in ``folder``, as it says there; None where none does."""
+def _started(process: int) -> str:
+    """When a running process started, in the system's ticks; '' where there is none, or the system doesn't say."""
     try:
-        return Maker.model_validate_json(folder.read_bytes(MAKER))
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, started = fields[0], fields[19]
+    return "" if state in "ZX" else started  # dead, though not yet gone
+
+
+def _stored_lock(folder: Folder) -> Lock | None:
+    try:
+        return Lock.model_validate_json(folder.read_bytes(LOCK))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 
-def maker_run(folder: Folder) -> str:
-    """Which run makes the artifact in ``folder``; '' where none does."""
-    maker = stored_maker(folder)
-    return maker.run if maker else ""
+@contextmanager
+def locked(folder: Folder, *, force: bool = False) -> Iterator[None]:
+    """Holds the folder's lock, so that no other run makes the artifact meanwhile.
 
-
-def _started(process: int) -> str | None:
-    """When a running process started, in the system's ticks; None where there is none, or the system doesn't say."""
+    A lock that a killed run of this machine has left is taken over. Raises ``UserError`` where a running process of
+    this machine holds it, and where one of another machine does, of which nobody knows, unless ``force`` is set. Of two
+    runs that begin at one moment in an object store, which has no locks, the later one may win.
+    """
+    own = Lock.of_this_process()
+    if not folder.create(LOCK, to_json(own.model_dump())):
+        _require_abandoned(folder, force)
+        folder.delete(LOCK)
+        folder.create(LOCK, to_json(own.model_dump()))
+    found = _stored_lock(folder)
+    if found is not None and found.run != own.run:
+        raise UserError(f"{folder.uri} is being made already, by {found}. {_WAIT}")
     try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    state, started = fields[0], fields[19]
-    return None if state in "ZX" else started  # dead, though not yet gone
+        yield
+    finally:
+        with suppress(OSError, StorageError):  # of what ends the run, that is the lesser trouble
+            if _stored_lock(folder) == own:
+                folder.delete(LOCK)
+
+
+_WAIT = "Wait for it, stop it, or choose another output."
+
+
+def _require_abandoned(folder: Folder, force: bool) -> None:
+    other = _stored_lock(folder)
+    if other is None or other.process == os.getpid():
+        return
+    if other.host != socket.gethostname():
+        if not force:
+            raise UserError(
+                f"{folder.uri} is being made by {other}, as far as this machine knows. Wait for it, or choose another"
+                f" output. If that run has ended, run again with --force, or delete {folder.describe(LOCK)}."
+            )
+    elif other.started and _started(other.process) == other.started:
+        raise UserError(f"{folder.uri} is being made already, by {other}. {_WAIT}")
 
 
 _SHOWN = 5  # differences, in an error
@@ -110,22 +135,20 @@ class ArtifactWriter:
         self.complete = False
         self.differences: list[str] = []  # of another derivation, whose files are there and will be replaced
         self._stale: dict[str, Any] | None = None  # another derivation, whose files go first
-        self._maker: Maker | None = None
-        self._checked = 0.0
         stored = self._stored()
         files = self.folder.files()
         if stored is None:
-            self._refuse_foreign(list(files))
+            self._refuse_foreign([name for name in files if name != LOCK])
             return
         differences = derivation.differences(stored)
-        if differences and not replace and files.keys() - {BUILDING, MAKER}:
+        if differences and not replace and files.keys() - {BUILDING, LOCK}:
             raise UserError(
                 f"{uri} holds a different {stored['kind']} artifact: {'; '.join(differences[:_SHOWN])}"
                 f"{f'; and {len(differences) - _SHOWN} more' if len(differences) > _SHOWN else ''}. Choose another"
                 " output, or --force to replace it."
             )
         self._stale = stored if differences else None
-        if files.keys() - {BUILDING, MAKER}:
+        if files.keys() - {BUILDING, LOCK}:
             self.differences = differences
         self.complete = not differences and MANIFEST in files
 
@@ -150,31 +173,17 @@ class ArtifactWriter:
             )
 
     def begin(self) -> dict[str, ShardRecord]:
-        """Makes the folder ready and returns the shards that are already finished, by name.
-
-        Raises ``UserError`` where another process of this machine is making it.
-        """
-        other = stored_maker(self.folder)
-        if other is not None and other.is_at_work:
-            raise UserError(
-                f"{self.folder.uri} is being made already, by {other}. Wait for it, stop it, or choose another output."
-            )
+        """Makes the folder ready and returns the shards that are already finished, by name."""
         self.folder.delete_temporary()
         if self._stale is not None:
             self._clear(self._stale)
         if not self.folder.exists(BUILDING):
             self.folder.write_bytes(BUILDING, to_json(asdict(self.derivation)))
-        self._maker, self._checked = Maker.this(), time.monotonic()
-        self.folder.write_bytes(MAKER, to_json(self._maker.model_dump()))
         records = [self._finished(name) for name in self.folder.files() if _is_record(name)]
         return {record.name: record for record in records if record is not None}
 
     def _finished(self, name: str) -> ShardRecord | None:
-        """The shard's record; None, and it is removed as unfinished, where it isn't of this derivation.
-
-        A worker of another run may have written it after that run had lost the folder, or something that doesn't say
-        what it made the shard by: earlier versions didn't.
-        """
+        """The shard's record; None, and it is removed as unfinished, where it isn't of this derivation."""
         with suppress(ValueError, KeyError, TypeError, AttributeError):
             stored = json.loads(self.folder.read_bytes(name))
             if stored[DERIVATION] == self.derivation.digest:
@@ -182,57 +191,19 @@ class ArtifactWriter:
         self.folder.delete(name)
         return None
 
-    @property
-    def run(self) -> str:
-        """Which run this is, as ``begin`` drew it; '' before."""
-        return self._maker.run if self._maker else ""
-
-    def require_own(self, *, seconds: float = 0.0, unfinished: bool = True) -> None:
-        """Raises ``UserError`` where another run has begun to make the artifact since ``begin``.
-
-        Where it is ``unfinished`` still, also where another run has ended it. Looks again only where the last look is
-        ``seconds`` ago.
-        """
-        if self._maker is None or time.monotonic() < self._checked + seconds:
-            return
-        self._checked = time.monotonic()
-        now = stored_maker(self.folder)
-        if now is None:
-            if not unfinished:
-                return
-            raise UserError(
-                f"{self.folder.uri} is no longer this run's: another run has made it meanwhile, or files were removed"
-                " there. This run stops; the same command again reuses what is there."
-            )
-        if now.run != self._maker.run:
-            raise UserError(
-                f"{self.folder.uri} is made by another run now ({now}), so this one stops. Shards that are finished"
-                " stay; run only one of the two, or choose another output."
-            )
-
-    def release(self) -> None:
-        """Says no longer that this run makes the artifact."""
-        now = stored_maker(self.folder)
-        if now is not None and self._maker is not None and now.run == self._maker.run:
-            self.folder.delete(MAKER)
-
     def _clear(self, stale: Mapping[str, Any]) -> None:
         """Removes what another derivation left, in an order that a kill can't spoil.
 
         What says that something is finished goes first; what says that the folder is ours, and whose, goes last.
         """
         self.folder.write_bytes(BUILDING, to_json(stale))
-        names = self.folder.files()
+        names = self.folder.files().keys() - {LOCK}
         for name in sorted(names, key=lambda name: (name == BUILDING, name != MANIFEST, not _is_record(name))):
             self.folder.delete(name)
         self.folder.delete_empty_folders()
 
     def finish(self, shards: list[ShardRecord], facts: Mapping[str, Any], run: Mapping[str, Any]) -> Artifact:
-        """Writes ``run.json`` and, last, the manifest over ``shards`` (in their given order); tidies up.
-
-        Raises ``UserError`` as ``require_own``.
-        """
-        self.require_own()
+        """Writes ``run.json`` and, last, the manifest over ``shards`` (in their given order); tidies up."""
         manifest = {
             "schema_version": SCHEMA_VERSION,
             **asdict(self.derivation),

@@ -1,7 +1,4 @@
-"""``raytriever submit``, ``jobs`` and ``doctor`` as the command line knows them.
-
-What they do is imported when they are called: every process that imports anything of Raytriever loads this file.
-"""
+"""``raytriever submit``, ``jobs`` and ``doctor`` as the command line knows them."""
 
 import sys
 import time
@@ -10,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raytriever.command_line import TracebackOption, user_errors
+from raytriever.command_line import with_user_errors
 from raytriever.reports.log import log
 
 AddressOption = Annotated[
@@ -21,7 +18,9 @@ TokenOption = Annotated[
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="JOB")]
 
-jobs: typer.Typer = typer.Typer(help="Status, logs and end of submitted jobs.", no_args_is_help=True)
+jobs: typer.Typer = typer.Typer(
+    help="Status, logs and end of submitted jobs.", no_args_is_help=True, add_completion=False
+)
 
 
 def submit(
@@ -33,80 +32,73 @@ def submit(
     name: Annotated[str | None, typer.Option(help="The job's name; it must be new to the cluster.")] = None,
     runtime_env: Annotated[Path | None, typer.Option(help="YAML file: Ray's runtime environment.")] = None,
     installed: Annotated[bool, typer.Option("--installed", help="Uses the nodes' own raytriever, sends none.")] = False,
-    traceback_wanted: TracebackOption = False,
 ) -> None:
     """Runs a command on a cluster: sends the program, shows what it writes, exits with its code."""
-    with user_errors(traceback_wanted):
-        from raytriever.cluster.submit import follow_job, submit_job
+    from raytriever.cluster.submit import follow_job, submit_job
 
-        submitted = submit_job(command, address, token_file, env or [], name, runtime_env, installed=installed)
-        if detach:
-            log.info(f"{submitted.name}: submitted; raytriever jobs logs {submitted.name} --follow")
-            return
-        code = follow_job(submitted.server, submitted.name)
+    submitted = submit_job(command, address, token_file, env or [], name, runtime_env, installed=installed)
+    if detach:
+        log.info(f"{submitted.name}: submitted; raytriever jobs logs {submitted.name} --follow")
+        return
+    code = follow_job(submitted.server, submitted.name)
     raise typer.Exit(code)
 
 
 @jobs.command()
+@with_user_errors
 def status(
     name: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Without it: all jobs.")] = None,
     address: AddressOption = None,
     token_file: TokenOption = None,
-    traceback_wanted: TracebackOption = False,
 ) -> None:
     """Shows one job, or all that the cluster remembers."""
-    with user_errors(traceback_wanted):
-        from raytriever.cluster.submit import job_line, job_server
+    from raytriever.cluster.submit import job_line, job_server
 
-        server = job_server(address, token_file)
-        for job in [server.job(name)] if name else server.jobs():
-            typer.echo(job_line(job, time.time()))
+    server = job_server(address, token_file)
+    for job in [server.job(name)] if name else server.jobs():
+        typer.echo(job_line(job, time.time()))
 
 
 @jobs.command()
+@with_user_errors
 def logs(
     name: NameArgument,
     follow: Annotated[bool, typer.Option("--follow", help="Goes on until the job ends; exits with its code.")] = False,
     address: AddressOption = None,
     token_file: TokenOption = None,
-    traceback_wanted: TracebackOption = False,
 ) -> None:
     """Shows what a job has written."""
-    with user_errors(traceback_wanted):
-        from raytriever.cluster.submit import follow_job, job_server
+    from raytriever.cluster.submit import follow_job, job_server
 
-        server = job_server(address, token_file)
-        if not follow:
-            sys.stdout.write(server.logs(name))
-            return
-        code = follow_job(server, name)
+    server = job_server(address, token_file)
+    if not follow:
+        sys.stdout.write(server.logs(name))
+        return
+    code = follow_job(server, name)
     raise typer.Exit(code)
 
 
 @jobs.command()
+@with_user_errors
 def stop(
     name: NameArgument,
     address: AddressOption = None,
     token_file: TokenOption = None,
-    traceback_wanted: TracebackOption = False,
 ) -> None:
     """Stops a job; what it has finished stays, and the same command goes on from there."""
-    with user_errors(traceback_wanted):
-        from raytriever.cluster.submit import job_server
+    from raytriever.cluster.submit import job_server
 
-        running = job_server(address, token_file).stop(name)
-        typer.echo(f"{name}: asked to stop" if running else f"{name}: was not running")
+    running = job_server(address, token_file).stop(name)
+    typer.echo(f"{name}: asked to stop" if running else f"{name}: was not running")
 
 
 def doctor(
     storage: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder or URI that runs will be in.")] = None,
-    traceback_wanted: TracebackOption = False,
 ) -> None:
     """Examines the cluster of RAY_ADDRESS, or this machine; exits with 1 where something must be mended."""
-    with user_errors(traceback_wanted):
-        from raytriever.cluster.doctor import diagnose, report
+    from raytriever.cluster.doctor import diagnose, report
 
-        checks = diagnose(storage)
+    checks = diagnose(storage)
     for line in report(checks):
         typer.echo(line)
     raise typer.Exit(1 if any(check.state == "FAIL" for check in checks) else 0)

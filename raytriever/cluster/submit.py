@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import typer
-
 from raytriever.cluster.job_server import Job, JobServer, UnknownJob, Unreachable, dashboard_address
 from raytriever.cluster.package import settings_files, write_package
 from raytriever.cluster.tokens import OPENING_HOOK, SEALED_VARIABLE, cluster_token, seal
 from raytriever.errors import UserError
+from raytriever.jobs import COMMANDS, JOBS
 from raytriever.reports.log import log
 from raytriever.reports.progress import format_seconds
 from raytriever.settings.configuration import did_you_mean, read_yaml
@@ -176,10 +175,8 @@ def _checked(command: Sequence[str]) -> list[str]:
                 " key, and Ray shows a job's command to all users of the cluster and writes it into its logs. Leave"
                 " them out of the URI: nodes reach storage by a role, or by variables that are sent with --env NAME."
             )
-    from raytriever.cli import app  # it imports this module's commands
-
     words = list(command[1:] if Path(command[0]).name == "raytriever" else command)
-    known = sorted(set(typer.main.get_group(app).commands) - {"submit", "jobs"})
+    known = sorted({*JOBS, *COMMANDS} - {"submit", "jobs"})
     if not words or words[0] not in known:
         given = words[0] if words else "nothing"
         raise UserError(f"submit: '{given}' is no command that a cluster can run.{did_you_mean(given, known)}")

@@ -1,23 +1,68 @@
-"""Running the stages of a recipe, or of several variants of one, in one session."""
+"""Running stages: one, or those of a recipe in several variants, checked before the first of them begins."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import platform
+import resource
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from raytriever.artifacts.artifact import Artifact
-from raytriever.reports.log import log
-from raytriever.stages.preflight import check_before_run, inputs_made_by
-from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Stage, closing_lines, run_stage
-from retrieval.jobs.evaluate import overview
+from raytriever.artifacts.artifact import RUN, Artifact
+from raytriever.artifacts.object_store import refuse_keys
+from raytriever.artifacts.storage import Folder, storage_errors
+from raytriever.artifacts.writer import ArtifactWriter, locked
+from raytriever.errors import UserError
+from raytriever.jobs import stage_class
+from raytriever.reports.log import log, log_fields
+from raytriever.reports.progress import ProgressLine, format_seconds
+from raytriever.settings.configuration import input_paths, map_inputs, validate
+from raytriever.settings.recipe import Recipe
+from raytriever.stages.metrics import StageMetrics, stage_labels
+from raytriever.stages.ray_session import RaySession, refuse_copied_folder
+from raytriever.stages.stage import Run, Stage, made_by
+
+
+def recipe_stages(recipe: Recipe) -> dict[str, Stage[Any]]:
+    """Every stage of a recipe, its settings checked, by name; nothing is read or written. Raises ``UserError``."""
+    stages = {}
+    for name, settings in recipe.stages.items():
+        where = f"Recipe {recipe.name}, stage {name}"
+        stage = stage_class(settings.get("job", "(none)"), where)
+        values = {key: value for key, value in settings.items() if key != "job"} | {"output": recipe.folder(name)}
+        config = validate(stage.config_class, values, where)
+
+        def resolve(key: str, value: str, stage_name: str = name) -> str:
+            return recipe.resolve_input(stage_name, key, value)
+
+        stages[name] = stage(map_inputs(config, resolve))
+    return stages
+
+
+def check_before_run(run: Run, names: Iterable[str]) -> None:
+    """Checks the stages of these ``names``: their settings, and the inputs that come from outside the run.
+
+    Raises ``UserError``.
+    """
+    for name in names:
+        refuse_copied_folder(run[name].config.output)
+        run[name].check_settings(run)
+        run[name].check_inputs(_made_by(None, run[name], run))
+
+
+def _made_by(maker: Stage[Any] | None, stage: Stage[Any], run: Run) -> set[str]:
+    """Dotted keys of the inputs of ``stage`` that ``maker`` makes; None: those that no stage of the run makes."""
+    return {key for key, path in input_paths(stage.config).items() if made_by(run, path) is maker}
 
 
 def run_variants(
-    variants: Mapping[str, Mapping[str, Stage[Any]]], wanted: Mapping[str, Sequence[str]], recipe: str
+    variants: Mapping[str, Run], wanted: Mapping[str, Sequence[str]], recipe: str, *, force: bool = False
 ) -> None:
     """Makes the ``wanted`` stages of each variant ('' where there is but one) of ``recipe``, then says what came out.
 
-    All are checked for what they need from outside, and for settings that can't work, before the first begins, and
-    for what they read as soon as it is made.
+    All are checked before the first begins, and what a later one reads as soon as it is made. ``force``: as
+    ``run_stage`` takes it.
     """
     for variant, stages in variants.items():
         check_before_run(stages, wanted[variant])
@@ -27,13 +72,108 @@ def run_variants(
             for place, name in enumerate(wanted[variant], start=1):
                 stage = stages[name]
                 label = f"{variant}: {name}" if variant else name
-                artifact = run_stage(stage, session, replace=True, label=label, recipe=recipe)
+                artifact = run_stage(stage, session, replace=True, force=force, label=label, recipe=recipe)
                 finished.setdefault(variant, []).append((stage, artifact))
                 for later in (stages[later] for later in wanted[variant][place:]):
-                    if made := inputs_made_by(stage, later, stages):
+                    if made := _made_by(stage, later, stages):
                         later.check_inputs(made)
     for variant, done in finished.items():
         for line in [*(["", variant] if variant else []), *closing_lines(done)]:
             log.info(line)
-    for line in overview({variant: [artifact for _, artifact in done] for variant, done in finished.items()}):
+    for line in _overview(finished):
         log.info(line)
+
+
+def _overview(finished: Mapping[str, Sequence[tuple[Stage[Any], Artifact]]]) -> list[str]:
+    """What stages say of several variants side by side, of each kind the last in its variant."""
+    last: dict[str, dict[str, Artifact]] = {}
+    stages: dict[str, Stage[Any]] = {}
+    for variant, done in finished.items():
+        for stage, artifact in done:
+            last.setdefault(stage.kind, {})[variant] = artifact
+            stages[stage.kind] = stage
+    return [line for kind, stage in stages.items() for line in stage.overview(last[kind])]
+
+
+def closing_lines(stages: Sequence[tuple[Stage[Any], Artifact]]) -> list[str]:
+    """What is said at the end: every stage's lines, then where results are."""
+    lines = [line for stage, artifact in stages for line in stage.announce(artifact)]
+    for stage, artifact in stages:
+        lines += [f"  {artifact.kind:10} {artifact.folder.describe(name)}" for name in stage.results(artifact)]
+    return lines
+
+
+def run_stage(
+    stage: Stage[Any],
+    session: RaySession,
+    *,
+    replace: bool = False,
+    force: bool = False,
+    label: str = "",
+    recipe: str | None = None,
+) -> Artifact:
+    """Makes the stage's artifact, or reuses the one that is there; what an interrupted run finished is kept.
+
+    ``replace``: a different artifact is removed first, but for one that was made by another ``recipe``, which is
+    refused with a ``UserError``. ``force``: a lock that a run of another machine has left is taken over.
+    """
+    label = label or stage.command
+    output = stage.config.output
+    refuse_keys(output)  # before its parts become labels of lines
+    refuse_copied_folder(output)
+    with log_fields(**stage_labels(output)), storage_errors(output):
+        writer = ArtifactWriter(output, stage.derivation(), replace=replace)
+        if writer.complete:
+            writer.sweep()
+            artifact = Artifact(output)
+            log.info(f"{label}: reused, {stage.summary(artifact)} ({output})")
+            return artifact
+        started, metrics = time.monotonic(), StageMetrics(output)
+        stage.check_inputs(input_paths(stage.config).keys())
+        shards = stage.plan()
+        if writer.differences:
+            _require_own_recipe(output, recipe)
+        with locked(writer.folder, force=force):
+            if writer.differences:
+                more = f", and {len(writer.differences) - 1} more" if len(writer.differences) > 1 else ""
+                log.info(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
+            finished = writer.begin()
+            shards = [dataclasses.replace(shard, derivation=writer.derivation.digest) for shard in shards]
+            if finished:
+                log.info(f"{label}: {len(finished)} of {len(shards)} shards are there already")
+            with ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
+                progress.start_at(sum(record.rows for record in finished.values()))
+                for phase in sorted({shard.phase for shard in shards}):
+                    pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]
+                    for record in stage.execute(pending, session, progress):
+                        finished[record.name] = record
+                        metrics.record_shard(record)
+            records = [finished[shard.name] for shard in shards if not shard.intermediate]
+            seconds = time.monotonic() - started
+            artifact = writer.finish(records, stage.facts(records), _run_facts(seconds, recipe))
+        log.info(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
+    return artifact
+
+
+def _run_facts(seconds: float, recipe: str | None) -> dict[str, Any]:
+    """What ``run.json`` says of an artifact that this process has just made; ``recipe`` is None for a single job."""
+    return {
+        "recipe": recipe,
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "driver_peak_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def _require_own_recipe(output: str, recipe: str | None) -> None:
+    """Raises ``UserError`` where another recipe made the artifact that is to be replaced."""
+    folder = Folder(output)
+    maker = json.loads(folder.read_bytes(RUN)).get("recipe") if folder.exists(RUN) else None
+    if recipe is not None and maker is not None and maker != recipe:
+        raise UserError(
+            f"{output} was made by the recipe {maker}, and {recipe} would remove it. Choose another --output, or delete"
+            " the folder if you don't need it."
+        )

@@ -1,59 +1,25 @@
 """What every job is: a function from a configuration and input artifacts to one artifact made of shards."""
 
-import dataclasses
-import errno
 import json
+import logging
 import os
-import platform
-import resource
-import socket
-import time
+import sys
+import traceback
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from raytriever.artifacts.artifact import RUN, Artifact, Derivation, ShardRecord, ShardWriter
-from raytriever.artifacts.object_store import refuse_keys
-from raytriever.artifacts.storage import Folder, absolute
-from raytriever.artifacts.writer import ArtifactWriter, maker_run
-from raytriever.errors import StorageError, UserError, storage_error
-from raytriever.reports.log import log, log_fields
-from raytriever.reports.progress import ProgressLine, format_seconds
+from numpy.typing import NDArray
+
+from raytriever.artifacts.artifact import Artifact, Derivation, ShardRecord, ShardWriter
+from raytriever.artifacts.storage import Folder, absolute, storage_errors
+from raytriever.errors import NotLocal, UserError
+from raytriever.reports.log import log, log_fields, log_to
+from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import Settings, input_paths, map_inputs, without_inputs
-from raytriever.stages.metrics import StageMetrics, stage_labels
-from raytriever.stages.ray_session import RaySession, refuse_copied_folder
-
-# What ``run.json`` says beside an artifact: by which recipe, when, where and how long it was made.
-
-
-def run_facts(seconds: float, recipe: str | None) -> dict[str, Any]:
-    """Those of an artifact that this process has just made, in ``seconds``; ``recipe`` is None for a single job."""
-    return {
-        "recipe": recipe,
-        "seconds": round(seconds, 3),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": socket.gethostname(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "driver_peak_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
-
-
-def require_own_recipe(output: str, recipe: str | None) -> None:
-    """Raises ``UserError`` where another recipe made the artifact that is to be replaced."""
-    folder = Folder(output)
-    maker = json.loads(folder.read_bytes(RUN)).get("recipe") if folder.exists(RUN) else None
-    if recipe is not None and maker is not None and maker != recipe:
-        raise UserError(
-            f"{output} was made by the recipe {maker}, and {recipe} would remove it. Choose another --output, or delete"
-            " the folder if you don't need it."
-        )
-
-
-_LOOKS_SECONDS = 5.0  # between looks at whether another run has taken over
-_MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG}
+from raytriever.stages.ray_session import RaySession
 
 
 class Resources(Settings):
@@ -81,7 +47,7 @@ class Shard:
     """One unit of work: its name and what identifies it, as plain JSON values.
 
     Shards of a later ``phase`` may read what earlier phases wrote. What ``intermediate`` shards wrote is removed when
-    the artifact is complete. ``derivation`` (its digest) and ``run`` say for what it is made, once that has begun.
+    the artifact is complete. ``derivation``: digest of what it is made for, once that has begun.
     """
 
     name: str
@@ -89,7 +55,6 @@ class Shard:
     phase: int = 0
     intermediate: bool = False
     derivation: str = ""
-    run: str = ""
 
 
 Config = TypeVar("Config", bound=StageConfig)
@@ -153,8 +118,6 @@ class Stage(Generic[Config]):
         if not pending:
             return
         session.start()  # before anything imports Ray, which reads its environment once
-        from raytriever.stages.shards import map_shards
-
         for record in map_shards(self, pending):
             progress.advance(record.rows)
             yield record
@@ -175,6 +138,10 @@ class Stage(Generic[Config]):
         """Lines for the user when everything is done: a table, say."""
         return []
 
+    def overview(self, artifacts: Mapping[str, Artifact]) -> list[str]:  # noqa: ARG002
+        """Lines that set the artifacts of several variants of a recipe side by side, by variant."""
+        return []
+
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """Names of the artifact's files that a user looks at; '' is the folder itself."""
         return []
@@ -189,28 +156,14 @@ class Stage(Generic[Config]):
         return type(self)(config.model_copy(update={"output": absolute(self.config.output)}))
 
     def make_shard(self, shard: Shard) -> ShardRecord:
-        """``make`` with a scratch folder of its own, on whatever machine this is called.
-
-        Of a shard that fails nothing stays, unless another run has taken over meanwhile: the files may be its own now.
-        Raises ``UserError`` in that case too, before anything there changes.
-        """
+        """``make`` with a scratch folder of its own, on any machine; of a shard that fails nothing stays."""
         folder = Folder(self.config.output)
         with log_fields(shard=shard.name), storage_errors(self.config.output), folder.scratch() as scratch:
-            run = shard.run or maker_run(folder)
-
-            def require_own() -> None:
-                if run and maker_run(folder) != run:
-                    raise UserError(
-                        f"{folder.uri} is no longer this run's, so shard {shard.name} was not stored: another run has"
-                        " begun to make it, or has made it. Run only one of the two, or choose another output."
-                    )
-
-            writer = ShardWriter(folder, shard.name, scratch, shard.derivation, require_own)
+            writer = ShardWriter(folder, shard.name, scratch, shard.derivation)
             try:
                 return self.make(shard, writer)
             except Exception:
-                if run and maker_run(folder) == run:
-                    writer.discard()
+                writer.discard()
                 raise
 
 
@@ -228,95 +181,98 @@ def made_by(run: Run, path: str) -> Stage[Any] | None:
 
 
 @contextmanager
-def storage_errors(output: str) -> Iterator[None]:
-    """Turns a full or forbidden disk, or an object store that refuses, into a ``StorageError`` that says which one."""
+def warned_of_on_a_cluster() -> Iterator[None]:
+    """On a cluster a ``NotLocal`` in it is a warning: the machine that needs it is another one."""
     try:
         yield
-    except UserError:
-        raise
-    except Exception as error:
-        if not _is_of_storage(error):
+    except NotLocal as error:
+        if not os.environ.get("RAY_ADDRESS"):
             raise
-        where = getattr(error, "filename", None) or output
-        raise storage_error(where, getattr(error, "strerror", None) or error) from error
+        log.warning(f"Warning: {error} (Other machines of the cluster may have it; this one doesn't.)")
 
 
-def _is_of_storage(error: Exception) -> bool:
-    if isinstance(error, OSError) and error.errno in _MENDABLE:
-        return True
-    if type(error) is OSError and error.errno is None:
-        return True  # an object store's answer, or NumPy's short write
-    return os.strerror(errno.ENOSPC) in str(error)  # libraries in other languages have errors of their own
+# Ray Data as the scheduler of shards: a dataset of shard descriptions, mapped over a pool of workers.
+#
+# Each task writes its own shard and returns its record; rows never travel through the object store, so bytes don't
+# depend on how many workers there are or which of them are killed.
 
 
-def run_stage(
-    stage: Stage[Any], session: RaySession, *, replace: bool = False, label: str = "", recipe: str | None = None
-) -> Artifact:
-    """Makes the stage's artifact, or reuses the one that is there; what an interrupted run finished is kept.
+class _ShardMaker:
+    """One worker's view of a stage; errors of the user's making come back as values, so they are shown once."""
 
-    ``replace``: a different artifact is removed first, but for one that was made by another ``recipe``, which is
-    refused with a ``UserError``.
-    """
-    label = label or stage.command
-    output = stage.config.output
-    refuse_keys(output)  # before its parts become labels of lines
-    refuse_copied_folder(output)
-    with log_fields(**stage_labels(output)), storage_errors(output):
-        writer = ArtifactWriter(output, stage.derivation(), replace=replace)
-        if writer.complete:
-            writer.sweep()
-            artifact = Artifact(output)
-            log.info(f"{label}: reused, {stage.summary(artifact)} ({output})")
-            return artifact
-        started, metrics = time.monotonic(), StageMetrics(output)
-        stage.check_inputs(input_paths(stage.config).keys())
-        shards = stage.plan()
-        if writer.differences:
-            require_own_recipe(output, recipe)
-            more = f", and {len(writer.differences) - 1} more" if len(writer.differences) > 1 else ""
-            log.info(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
-        finished = writer.begin()
-        shards = [dataclasses.replace(shard, derivation=writer.derivation.digest, run=writer.run) for shard in shards]
-        if finished:
-            log.info(f"{label}: {len(finished)} of {len(shards)} shards are there already")
-        with _one_maker(writer):
-            with ProgressLine(label, stage.total_rows(shards), stage.unit) as progress:
-                progress.start_at(sum(record.rows for record in finished.values()))
-                for phase in sorted({shard.phase for shard in shards}):
-                    pending = [shard for shard in shards if shard.phase == phase and shard.name not in finished]
-                    for record in stage.execute(pending, session, progress):
-                        writer.require_own(seconds=_LOOKS_SECONDS)
-                        finished[record.name] = record
-                        metrics.record_shard(record)
-            records = [finished[shard.name] for shard in shards if not shard.intermediate]
-            seconds = time.monotonic() - started
-            artifact = writer.finish(records, stage.facts(records), run_facts(seconds, recipe))
-        log.info(f"{label}: {stage.summary(artifact)} in {format_seconds(seconds)} ({output})")
-    return artifact
+    def __init__(self, stage: Stage[Any]) -> None:
+        self._stage = stage
+        self._loaded = False
+
+    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[str]]:
+        shard = Shard(**json.loads(batch["shard"][0]))
+        logged: list[logging.LogRecord] = []
+        row = {"shard": shard.name, "record": "", "error": "", "trace": ""}
+        with log_to(logged.append):
+            try:
+                if not self._loaded:
+                    _use_assigned_cpus()
+                    self._stage.load()
+                    self._loaded = True
+                row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
+            except UserError as error:
+                row |= {"error": str(error), "trace": traceback.format_exc()}
+        row["logged"] = json.dumps([vars(record) for record in logged])
+        return {name: [value] for name, value in row.items()}
 
 
-@contextmanager
-def _one_maker(writer: ArtifactWriter) -> Iterator[None]:
-    """Where another run has taken over, that is what is said, whatever has failed because of it.
+def _use_assigned_cpus() -> None:
+    """Gives torch the number of threads that Ray reserved; a reused worker would keep those of its first task."""
+    import ray
 
-    An attempt that ends leaves no word of itself behind.
-    """
-    try:
-        yield
-    except Exception as error:
-        try:
-            writer.require_own(unfinished=False)
-        except StorageError:
-            raise error from None
-        raise
-    finally:
-        with suppress(OSError, StorageError):
-            writer.release()
+    if "torch" in sys.modules:
+        import torch
+
+        cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
+        torch.set_num_threads(max(1, int(cpus)))
 
 
-def closing_lines(stages: list[tuple[Stage[Any], Artifact]]) -> list[str]:
-    """What is said at the end: every stage's lines, then where results are."""
-    lines = [line for stage, artifact in stages for line in stage.announce(artifact)]
-    for stage, artifact in stages:
-        lines += [f"  {artifact.kind:10} {artifact.folder.describe(name)}" for name in stage.results(artifact)]
-    return lines
+def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
+    """Makes ``shards`` on the cluster; yields their records as they finish. Raises the first ``UserError``."""
+    import ray.data
+
+    stage = stage.for_workers()
+    resources = stage.config.resources
+    workers = resources.workers or workers_that_fit(resources.cpus, resources.gpus_per_worker)
+    workers = max(1, min(workers, len(shards)))
+    rows = [{"shard": json.dumps(asdict(shard))} for shard in shards]
+    dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
+    options: dict[str, Any] = {"num_cpus": resources.cpus}
+    if resources.gpus_per_worker:
+        options["num_gpus"] = resources.gpus_per_worker
+    # a worker with a GPU is an actor of its own: CUDA starts once, and libraries built for different CUDAs don't meet
+    if stage.keeps_state or resources.gpus_per_worker:
+
+        class Maker(_ShardMaker):
+            def __init__(self) -> None:
+                super().__init__(stage)
+
+        pool = ray.data.ActorPoolStrategy(size=workers)
+        mapped = dataset.map_batches(Maker, batch_size=1, compute=pool, **options)
+    else:
+        mapped = dataset.map_batches(
+            _ShardMaker(stage), batch_size=1, compute=ray.data.TaskPoolStrategy(size=workers), **options
+        )
+    for row in mapped.iter_rows():
+        with log_fields(shard=row["shard"]):
+            for attributes in json.loads(row["logged"]):
+                log.handle(logging.makeLogRecord(attributes))
+        if row["error"]:
+            error = UserError(row["error"])
+            error.add_note(row["trace"])  # for --traceback: where on the worker it arose
+            raise error
+        yield ShardRecord.from_json(json.loads(row["record"]))
+
+
+def workers_that_fit(cpus: float, gpus: float) -> int:
+    """How many workers of this size the cluster has room for."""
+    import ray
+
+    available = ray.cluster_resources()
+    by_cpu = int(available.get("CPU", 1) / cpus) if cpus else len(ray.nodes())
+    return min(by_cpu, int(available.get("GPU", 0) / gpus)) if gpus else by_cpu

@@ -17,7 +17,8 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Stage, run_stage
+from raytriever.stages.run import run_stage
+from raytriever.stages.stage import Stage
 from raytriever.sweep.budgets import Portion, Stages
 from raytriever.sweep.results import Failure
 

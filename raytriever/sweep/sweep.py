@@ -16,9 +16,9 @@ from raytriever.reports.log import log, log_to
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Settings
 from raytriever.settings.recipe import Recipe, load_recipe
-from raytriever.stages.preflight import check_before_run, warned_of_on_a_cluster
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Stage, run_stage
+from raytriever.stages.run import check_before_run, run_stage
+from raytriever.stages.stage import Stage, warned_of_on_a_cluster
 from raytriever.sweep.budgets import Portion, Stages, Trial, check_keys, plan_trial, portions_of
 from raytriever.sweep.grid import Axis, drawn, folder_name, grid, parse_axis
 from raytriever.sweep.report import Swept

@@ -1,7 +1,7 @@
 """`raytriever evaluate`: measures runs on a split and tests their differences."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -194,15 +194,11 @@ class Evaluate(Stage[EvaluateConfig]):
         lines += evaluation_lines(evaluated)
         return [*lines, "", *note_lines(metrics), ""]
 
-
-def overview(artifacts: Mapping[str, Sequence[Artifact]]) -> list[str]:
-    """Lines that set the evaluations of several runs of one recipe side by side, each run's last one."""
-    evaluations = {}
-    for variant, made in artifacts.items():
-        for artifact in made:
-            if artifact.kind == EVALUATION:
-                evaluations[variant] = StoredEvaluation(artifact.uri).metrics
-    return overview_lines(evaluations)
+    def overview(self, artifacts: Mapping[str, Artifact]) -> list[str]:
+        """The measures side by side."""
+        return overview_lines(
+            {variant: StoredEvaluation(artifact.uri).metrics for variant, artifact in artifacts.items()}
+        )
 
 
 def _file_fingerprint(key: str, path: str, what: str) -> str:

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Generic
 
 import torch
 
-from raytriever.errors import UserError
-from raytriever.stages.preflight import NotLocal
+from raytriever.errors import NotLocal, UserError
 from raytriever.stages.stage import Config, Stage
 from retrieval.encoders.adapter import has_adapter
 from retrieval.encoders.modules import CONTEXTUAL_FILE, read_json, read_modules, read_text_settings

@@ -16,7 +16,8 @@ from pipelines.jobs import cluster as job
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from raytriever.errors import UserError
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Resources, run_stage
+from raytriever.stages.run import run_stage
+from raytriever.stages.stage import Resources
 from retrieval.vectors import StoredVectors
 from tests.cluster.stored_bytes import hashes
 from tests.unit.pipelines.jobs.paired_vectors import store, topics

@@ -27,7 +27,7 @@ from benchmarks.loopback_cluster import ROOT, LoopbackCluster, kill
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import run_stage
+from raytriever.stages.run import run_stage
 from tests.cluster.journaled import KINDS, JournaledConfig, notes
 from tests.unit.small_run import make, make_run
 from trainers.jobs.train import Train, TrainConfig

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.fault_presets import PRESETS, Preset, reading_presets
 from benchmarks.faults import digest, main
 from raytriever.errors import UserError
-from raytriever.jobs import recipe_stages
 from raytriever.settings.configuration import input_paths
 from raytriever.settings.recipe import load_recipe
+from raytriever.stages.run import recipe_stages
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 KINDS = {

@@ -12,13 +12,13 @@ from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import LOG, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
-from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.storage import Folder, storage_errors
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Run, Shard, Stage, StageConfig, storage_errors
+from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.jobs.evaluate import Evaluate
 from trainers.engine import collectives
 from trainers.engine.agreement import failing_together

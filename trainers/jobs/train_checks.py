@@ -7,10 +7,9 @@ from typing import Any
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact, origin
 from raytriever.artifacts.storage import absolute
-from raytriever.errors import UserError
+from raytriever.errors import NotLocal, UserError
 from raytriever.settings.configuration import input_paths
-from raytriever.stages.preflight import NotLocal, warned_of_on_a_cluster
-from raytriever.stages.stage import Run, Stage, made_by
+from raytriever.stages.stage import Run, Stage, made_by, warned_of_on_a_cluster
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import named_models
 from retrieval.encoders.specification import EncoderSettings

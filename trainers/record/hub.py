@@ -5,8 +5,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import huggingface_hub
+import typer
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]  # of its HTTP library
@@ -93,3 +95,12 @@ def _local_copy(artifact: Artifact) -> Iterator[Path]:
             shutil.copyfile(artifact.path(name), folder / name)
         (folder / MANIFEST).write_bytes(artifact.folder.read_bytes(MANIFEST))
         yield folder
+
+
+def push(
+    model: Annotated[str, typer.Argument(help="A model artifact.")],
+    repo_id: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository on the Hugging Face hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Makes a new repository private.")] = False,
+) -> None:
+    """Pushes a trained model to the Hugging Face hub, with the token of HF_TOKEN or of `hf auth login`."""
+    typer.echo(push_to_hub(model, repo_id, private=private))

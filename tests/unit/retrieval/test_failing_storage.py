@@ -23,7 +23,8 @@ from raytriever.artifacts import storage
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, UserError
-from raytriever.stages.stage import Shard, Stage, StageConfig, run_stage
+from raytriever.stages.run import run_stage
+from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.text_lines import numbered_lines
 
 KIB = 1 << 10
@@ -213,7 +214,7 @@ def test_an_answer_now_and_then_that_fails_changes_nothing(
 ) -> None:
     monkeypatch.setattr(storage.time, "sleep", lambda _: None)
     drawn = random.Random(status)
-    server.status, server.code, server.fails = status, code, lambda _: drawn.random() < 0.2
+    server.status, server.code, server.fails = status, code, lambda _: drawn.random() < 0.3
     made, shards = run(f"{object_store}/now-and-then-{code}", size=KIB)
     assert server.failed > 5
     assert shards == ["00000", "00001", "00002"]

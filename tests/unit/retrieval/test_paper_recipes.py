@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from raytriever.cluster.package import program_files
-from raytriever.jobs import recipe_stages
 from raytriever.settings.recipe import load_recipe, recipe_names
+from raytriever.stages.run import recipe_stages
 
 NAMES = recipe_names()
 PAPERS = [name for name in NAMES if name.startswith("papers/")]

@@ -131,7 +131,7 @@ def test_a_format_that_can_not_hold_the_collection_leaves_nothing(tmp_path: Path
     with pytest.raises(UserError, match="'d0' has a tab or a line end"):
         export(tmp_path, collection, format="trec")
     left = {path.name for path in (tmp_path / "exported").rglob("*") if path.is_file()}
-    assert left == {"building.json", "maker.json"}
+    assert left == {"building.json"}
 
 
 def test_the_command_has_it() -> None:

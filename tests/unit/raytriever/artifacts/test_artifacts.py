@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardRecord, ShardWriter, is_artifact, to_json
 from raytriever.artifacts.storage import Folder
-from raytriever.artifacts.writer import MAKER, ArtifactWriter, Maker
+from raytriever.artifacts.writer import LOCK, ArtifactWriter, Lock, locked
 from raytriever.errors import UserError
 
 DERIVATION = Derivation(
@@ -169,7 +171,7 @@ def test_an_unfinished_artifact_of_another_derivation_is_refused_too(place: str)
     assert "config.repeat: 3 there, 4 now" in refused(lambda: ArtifactWriter(place, OTHER))
     assert contents(place) == before
     assert ArtifactWriter(place, OTHER, replace=True).begin() == {}
-    assert contents(place).keys() == {"building.json", "maker.json"}
+    assert contents(place).keys() == {"building.json"}
 
 
 def test_an_attempt_that_made_nothing_stands_in_nobodys_way(place: str) -> None:
@@ -350,48 +352,71 @@ def test_a_manifest_with_a_hash_that_is_none_is_refused(tmp_path: Path, sha256: 
     assert f"{sha256!r} is no SHA-256" in message
 
 
-def test_a_later_run_takes_over_and_the_earlier_one_stops(place: str) -> None:
-    earlier = ArtifactWriter(place, DERIVATION)
-    earlier.begin()
-    record = make_shard(earlier.folder, SHARDS[0])
-    earlier.require_own()
-    later = ArtifactWriter(place, DERIVATION)
-    assert later.begin() == {SHARDS[0]: record}
-    earlier.require_own(seconds=60)  # it has looked just now
-    assert f"{place} is made by another run now (process {os.getpid()} on" in refused(earlier.require_own)
-    before = contents(place)
-    assert "run only one of the two" in refused(lambda: earlier.finish([record], {}, RUN))
-    assert contents(place) == before
-    later.require_own()
-    rest = [make_shard(later.folder, name) for name in SHARDS[1:]]
-    finished = later.finish([record, *rest], {"dimension": 8}, RUN)
-    assert finished.fingerprint == make(f"{place}-undisturbed").fingerprint
-    assert "maker.json" not in contents(place)
-    before = contents(place)
-    assert "no longer this run's: another run has made it" in refused(lambda: earlier.finish([record], {}, RUN))
-    assert contents(place) == before
-
-
-def test_another_process_of_this_machine_that_is_at_work_is_not_interrupted(place: str) -> None:
+@contextmanager
+def running_process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        ArtifactWriter(place, DERIVATION).begin()
-        maker = Maker.model_validate_json(Folder(place).read_bytes(MAKER))
-        started = Path(f"/proc/{process.pid}/stat").read_text().split()[21]
-        other = maker.model_copy(update={"run": "other", "process": process.pid, "started": started})
+        try:
+            yield process
+        finally:
+            process.kill()
 
-        def stored(**changes: Any) -> None:
-            Folder(place).write_bytes(MAKER, to_json(other.model_copy(update=changes).model_dump()))
 
-        stored()
+def lock_of(holder: subprocess.Popen[bytes], **changes: Any) -> bytes:
+    """A lock that another process holds."""
+    started = Path(f"/proc/{holder.pid}/stat").read_text().split()[21]
+    other = Lock.of_this_process().model_copy(update={"run": "other", "process": holder.pid, "started": started})
+    return to_json(other.model_copy(update=changes).model_dump())
+
+
+def test_a_lock_is_held_by_one_and_released_at_the_end(place: str) -> None:
+    folder = Folder(place)
+    with locked(folder):
+        stored = Lock.model_validate_json(folder.read_bytes(LOCK))
+        assert (stored.process, stored.host) == (os.getpid(), socket.gethostname())
+    assert contents(place) == {}
+    with pytest.raises(KeyError), locked(folder):
+        raise KeyError
+    assert contents(place) == {}
+    with locked(folder):
+        folder.write_bytes(LOCK, to_json(stored.model_copy(update={"run": "of --force"}).model_dump()))
+    assert contents(place).keys() == {LOCK}  # another's
+
+
+def test_a_folder_that_a_running_process_makes_is_refused(place: str) -> None:
+    folder = Folder(place)
+    with running_process() as process:
+        folder.write_bytes(LOCK, lock_of(process))
         before = contents(place)
-        message = refused(ArtifactWriter(place, DERIVATION).begin)
-        assert f"is being made already, by process {process.pid} on" in message
+        for force in (False, True):
+            with pytest.raises(UserError, match=rf"is being made already, by process {process.pid} on .*, since 20"):
+                locked(folder, force=force).__enter__()
         assert contents(place) == before
-        for gone in ({"host": "another"}, {"started": "1"}, {"started": ""}, {"process": 2**22 + 1}):
-            stored(**gone)
-            ArtifactWriter(place, DERIVATION).begin()
-        stored()
+        for gone in ({"started": "1"}, {"started": ""}, {"process": 2**22 + 1}):
+            folder.write_bytes(LOCK, lock_of(process, **gone))
+            with locked(folder):
+                assert Lock.model_validate_json(folder.read_bytes(LOCK)).process == os.getpid()
+        folder.write_bytes(LOCK, lock_of(process))
         process.kill()
         while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":  # dead, and not yet waited for
             time.sleep(0.01)
-        ArtifactWriter(place, DERIVATION).begin()
+        with locked(folder):
+            pass
+
+
+def test_of_another_machines_run_the_user_knows_whether_it_has_ended(place: str) -> None:
+    folder = Folder(place)
+    with running_process() as process:
+        folder.write_bytes(LOCK, lock_of(process, host="another"))
+    with pytest.raises(UserError, match=r"process \d+ on another, .* run again with --force, or delete .*/lock\.json"):
+        locked(folder).__enter__()
+    assert contents(place).keys() == {LOCK}
+    with locked(folder, force=True):
+        pass
+    folder.write_bytes(LOCK, b"")  # of a machine that lost its power
+    with locked(folder):
+        pass
+
+
+def test_a_lock_alone_does_not_make_a_folder_somebody_elses(place: str) -> None:
+    Folder(place).write_bytes(LOCK, b"{}")
+    assert ArtifactWriter(place, DERIVATION).begin() == {}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.cluster.commands import user_errors
+from raytriever.command_line import user_errors
 from raytriever.errors import UserError
 from raytriever.reports.log import configure_log, log, log_fields, log_to
 from raytriever.reports.progress import ProgressLine

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
-from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.storage import storage_errors
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, run_stage, storage_errors
+from raytriever.stages.run import run_stage
+from raytriever.stages.stage import Resources, Shard, Stage, StageConfig
 from tests.unit.small_run import make_artifact
 
 
@@ -161,75 +162,27 @@ def test_other_errors_stay_what_they_are(error: Exception) -> None:
     assert raised.value is error
 
 
-def test_what_fails_because_another_run_took_over_is_said_so(stage: Numbers) -> None:
-    class Overtaken(Numbers):
+def test_a_folder_is_locked_while_it_is_made(stage: Numbers) -> None:
+    class Looking(Numbers):
         def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+            held.append((Path(self.config.output) / "lock.json").exists())
             if shard.name == "b":
-                ArtifactWriter(self.config.output, self.derivation()).begin()
-                raise FileNotFoundError("a scratch folder that the other run removed")
+                raise KeyError
             return super().make(shard, writer)
 
-    with pytest.raises(UserError, match="is made by another run now"):
-        run(Overtaken(stage.config))
-    assert "maker.json" in files(stage.config.output)  # the other's
-    run(stage)
-    assert "maker.json" not in files(stage.config.output)
-
-
-def test_a_run_that_another_took_over_finishes_nothing(stage: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Overtaken(Numbers):
-        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-            if shard.name == "first":
-                ArtifactWriter(self.config.output, self.derivation()).begin()
-            return super().make(shard, writer)
-
-    with pytest.raises(UserError, match="is made by another run now"):  # with the next file that it would store
-        run(Overtaken(stage.config))
-    assert files(stage.config.output) == ["building.json", "maker.json"]
-    monkeypatch.setattr("raytriever.stages.stage._LOOKS_SECONDS", 0.0)
-    other = Overtaken(stage.config.model_copy(update={"output": f"{stage.config.output}-other"}))
-    with pytest.raises(UserError, match="is made by another run now"):  # with the shard that ends next
-        run(other)
-    assert not [name for name in files(other.config.output) if name.startswith(("a/", "b/"))]
-
-
-@pytest.mark.parametrize("complete", [False, True])
-def test_a_worker_of_a_run_that_lost_the_folder_changes_nothing_there(stage: Numbers, complete: bool) -> None:
-    """Another node makes a shard still when the same output is made by other settings on another host."""
-    begun = ArtifactWriter(stage.config.output, stage.derivation())
-    begun.begin()
-    shards = [Shard(name, {"number": 1}, 0, derivation=begun.derivation.digest, run=begun.run) for name in ("a", "b")]
-    taking = Numbers(stage.config.model_copy(update={"first": 10}))
-
-    class Slow(Numbers):
-        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-            if not others:  # the first shard is under way meanwhile, the second begins afterwards
-                others.append(ArtifactWriter(self.config.output, taking.derivation(), replace=True))
-                others[0].begin()
-                if complete:
-                    run(taking)
-            return super().make(shard, writer)
-
-    others: list[ArtifactWriter] = []
-    slow = Slow(stage.config)
-    with pytest.raises(UserError, match=r"no longer this run's, so shard a was not stored"):
-        slow.make_shard(shards[0])
-    before = {name: (Path(stage.config.output) / name).read_bytes() for name in files(stage.config.output)}
-    assert ("manifest.json" in before) == complete
-    with pytest.raises(UserError, match=r"shard b was not stored"):
-        slow.make_shard(shards[1])
-    assert {name: (Path(stage.config.output) / name).read_bytes() for name in files(stage.config.output)} == before
-    made = run(taking)
-    made.verify()
-    assert (Path(made.uri) / "a/one.txt").read_text() == "13"
+    held: list[bool] = []
+    with pytest.raises(KeyError):
+        run(Looking(stage.config))
+    assert all(held)
+    assert "lock.json" not in files(stage.config.output)
+    assert "lock.json" not in files(run(stage).uri)
 
 
 def test_a_shard_of_other_settings_is_not_taken_for_finished(stage: Numbers) -> None:
-    """Its record comes in the moment in which the folder is taken over, and the run that took over is killed."""
+    """A worker of a killed run stores its record when the folder is cleared already."""
     taking = Numbers(stage.config.model_copy(update={"first": 10}))
-    taken = ArtifactWriter(stage.config.output, taking.derivation())
-    taken.begin()
-    of_others = Shard("a", {"number": 3}, 0, derivation=stage.derivation().digest, run=taken.run)
+    ArtifactWriter(stage.config.output, taking.derivation()).begin()
+    of_others = Shard("a", {"number": 3}, 0, derivation=stage.derivation().digest)
     stage.make_shard(of_others)
     assert "shards/a.json" in files(stage.config.output)
     made = run(taking)
@@ -239,36 +192,11 @@ def test_a_shard_of_other_settings_is_not_taken_for_finished(stage: Numbers) -> 
 @pytest.mark.parametrize("output", ["s3://KEY:SEC/RET@bucket/x", "s3://KEY:SECRET@bucket/x?region=y"])
 def test_keys_in_an_output_are_in_no_line(stage: Numbers, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
     labels: list[object] = []
-    monkeypatch.setattr("raytriever.stages.stage.log_fields", lambda **found: labels.append(found))
+    monkeypatch.setattr("raytriever.stages.run.log_fields", lambda **found: labels.append(found))
     with pytest.raises(UserError, match="holds keys") as refused:
         run(Numbers(stage.config.model_copy(update={"output": output})))
     assert labels == []
     assert not any(part in str(refused.value) for part in ("KEY:", "SECRET@", "RET@"))
-
-
-@pytest.mark.parametrize("finished", [False, True])
-def test_what_the_run_that_took_over_has_made_stays(stage: Numbers, finished: bool) -> None:
-    class Overtaken(Numbers):
-        def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-            if shard.name != "b":
-                return super().make(shard, writer)
-            for name in ("one", "two"):
-                path = writer.path(f"b/{name}.txt")
-                path.write_text(str(self.config.first + 2))
-                writer.add(f"b/{name}.txt")
-            if finished:
-                run(stage)
-            else:
-                ArtifactWriter(self.config.output, self.derivation()).begin()
-                Folder(self.config.output).write_bytes("b/one.txt", b"2")
-            raise FileNotFoundError("a scratch folder that the other run removed")
-
-    with pytest.raises(UserError if not finished else FileNotFoundError):
-        run(Overtaken(stage.config))
-    assert (Path(stage.config.output) / "b" / "one.txt").read_text() == "2"
-    made = run(stage)
-    made.verify()
-    assert "maker.json" not in files(made.uri)
 
 
 def test_what_another_recipe_made_is_not_removed(stage: Numbers) -> None:

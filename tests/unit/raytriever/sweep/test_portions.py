@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.errors import UserError
-from raytriever.jobs import recipe_stages
 from raytriever.settings.recipe import load_recipe
+from raytriever.stages.run import recipe_stages
 from raytriever.sweep.budgets import check_keys, depends_on, plan_trial, portions_of
 
 READS = {

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from pipelines.jobs.collect import Collect
-from raytriever.errors import UserError
-from raytriever.jobs import recipe_stages
+from raytriever.errors import NotLocal, UserError
 from raytriever.settings.configuration import validate
 from raytriever.settings.recipe import load_recipe
-from raytriever.stages.preflight import NotLocal, check_before_run
+from raytriever.stages.run import check_before_run, recipe_stages
 from raytriever.stages.stage import Stage
 from tests.unit.small_run import make_artifact
 from tests.unit.trainers.pair_batches import pair, store_pairs
