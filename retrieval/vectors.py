@@ -47,8 +47,8 @@ class StoredVectors(Artifact):
 class VectorRows:
     """The vectors of one part under one row numbering (that of the collection they were made from).
 
-    A file is opened (and copied from an object store) when a row of it is asked for: whoever needs few rows of a large
-    part reads few files; those asked for last stay open. How many rows each has follows from its bytes, which the
+    A file is opened (and copied from an object store) when a row of it is asked for: few rows of a large part
+    need few files; those asked for last stay open. How many rows each has follows from its bytes, which the
     manifest knows.
     """
 

@@ -1,6 +1,5 @@
 """Writes an encoder as a sentence-transformers folder in the layout that every release from 2 to 6 loads."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,9 @@ from retrieval.encoders.modules import (
     LAYER_POOLING,
     POOLING_MODES,
     SCORING_FILE,
+    read_json,
     width_behind,
+    write_json,
 )
 from retrieval.encoders.pooling import Pooling
 from retrieval.encoders.specification import EncoderContract, Role, VectorForm
@@ -58,10 +59,10 @@ def write_sentence_transformers_folder(encoder: EncoderParts, folder: Path) -> N
         name = f"{number}_{kind}" if number else ""  # the transformer's files are in the folder itself
         write(folder / name)
         listing.append({"idx": number, "name": str(number), "path": name, "type": f"{_MODULES}.{kind}"})
-    _write(folder / "modules.json", listing)
+    write_json(folder / "modules.json", listing)
     _write_prompts(encoder, folder)
     if encoder.contract.document_model is not None:
-        _write(folder / DOCUMENT_MODEL_FILE, {"document_model": encoder.contract.document_model})
+        write_json(folder / DOCUMENT_MODEL_FILE, {"document_model": encoder.contract.document_model})
 
 
 def write_routes(
@@ -95,16 +96,16 @@ def write_routes(
                 types[name] = f"{_MODULES}.{kind}"
     if layer_weights is not None:
         config = folder / routes["document"][0] / "config.json"
-        _write(config, json.loads(config.read_text(encoding="utf-8")) | {"output_hidden_states": True})
+        write_json(config, read_json(config) | {"output_hidden_states": True})
     parameters = {"default_route": "document", "allow_empty_key": True}
-    _write(folder / "router_config.json", {"types": types, "structure": routes, "parameters": parameters})
-    _write(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Router"}])
+    write_json(folder / "router_config.json", {"types": types, "structure": routes, "parameters": parameters})
+    write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULES}.Router"}])
     _write_prompts(query, folder)
 
 
 def write_form(form: VectorForm, alpha: Sequence[float] | None, folder: Path) -> None:
     """Writes which vectors documents have beside the modules; ``alpha``: the scalar mix's, else None."""
-    _write(folder / FORM_FILE, form.model_dump(mode="json") | ({} if alpha is None else {"alpha": list(alpha)}))
+    write_json(folder / FORM_FILE, form.model_dump(mode="json") | ({} if alpha is None else {"alpha": list(alpha)}))
 
 
 def _begin(folder: Path) -> None:
@@ -126,7 +127,7 @@ def _modules(encoder: EncoderParts, pooling: Pooling, layer_weights: Mapping[int
 
 def _write_prompts(encoder: EncoderParts, folder: Path) -> None:
     contract, width = encoder.contract, width_behind(encoder.transformer, encoder.dense)
-    _write(
+    write_json(
         folder / "config_sentence_transformers.json",
         {
             "prompts": {"query": contract.query_prompt, "document": contract.document_prompt},
@@ -142,7 +143,7 @@ def _write_transformer(encoder: EncoderParts, folder: Path) -> None:
     encoder.transformer.save_pretrained(folder, state_dict=weights, safe_serialization=True)  # type: ignore[operator]
     _write_tokenizer(encoder.tokenizer, folder)
     length = {"max_seq_length": encoder.contract.max_length, "do_lower_case": False}
-    _write(folder / "sentence_bert_config.json", length)
+    write_json(folder / "sentence_bert_config.json", length)
 
 
 def _write_pooling(width: int, wanted: Pooling, folder: Path) -> None:
@@ -150,7 +151,7 @@ def _write_pooling(width: int, wanted: Pooling, folder: Path) -> None:
     for name, mode in POOLING_MODES.items():
         token = "_token" if name == "cls" else "_tokens" if name in ("mean", "max", "weightedmean") else ""
         pooling[f"pooling_mode_{name}{token}"] = mode == wanted
-    _write(folder / "config.json", pooling | {"include_prompt": True})
+    write_json(folder / "config.json", pooling | {"include_prompt": True})
 
 
 def _write_layer_pooling(config: Any, weights: Mapping[int, float], folder: Path) -> None:
@@ -158,7 +159,7 @@ def _write_layer_pooling(config: Any, weights: Mapping[int, float], folder: Path
 
     first, count = min(weights), config.num_hidden_layers
     settings = {"word_embedding_dimension": config.hidden_size, "layer_start": first, "num_hidden_layers": count}
-    _write(folder / "config.json", settings)
+    write_json(folder / "config.json", settings)
     values = torch.tensor([weights.get(layer, 0.0) for layer in range(first, count + 1)])
     save_file({"layer_weights": values}, folder / "model.safetensors")
 
@@ -169,11 +170,11 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json(path)
     # The class that both transformers 4 and 5 know for any tokenizer.json
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config["model_input_names"] = ["input_ids", "attention_mask"]  # some models refuse token types, which are all 0
-    _write(path, {key: value for key, value in config.items() if key not in _NOT_EXPORTED})
+    write_json(path, {key: value for key, value in config.items() if key not in _NOT_EXPORTED})
 
 
 def _write_dense(layer: Any, folder: Path) -> None:
@@ -181,7 +182,7 @@ def _write_dense(layer: Any, folder: Path) -> None:
 
     linear = layer.linear
     activation = type(layer.activation)
-    _write(
+    write_json(
         folder / "config.json",
         {
             "in_features": linear.in_features,
@@ -193,8 +194,3 @@ def _write_dense(layer: Any, folder: Path) -> None:
     # not by state_dict: a layer whose weights are shared out over ranks gives only its own part there, even while whole
     weights = {f"linear.{name}": value.detach().contiguous() for name, value in linear.named_parameters()}
     save_file(weights, folder / "model.safetensors")
-
-
-def _write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,7 +7,6 @@ vectors, without positions. A score depends on the whole list, so it ranks a run
 ``scoring.json`` (the form) and ``scoring.safetensors`` lie beside the query encoder that was trained with it.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Self
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
-from retrieval.encoders.modules import SCORING_FILE, load_weights, read_form
+from retrieval.encoders.modules import SCORING_FILE, load_weights, read_form, write_json
 from retrieval.encoders.pooling import at_least_float32
 
 _WEIGHTS = "scoring.safetensors"
@@ -155,7 +154,7 @@ def save_list_scorer(scorer: ListScorer, folder: Path) -> None:
     weights = {name: value.detach().float().cpu().contiguous() for name, value in scorer.named_parameters()}
     save_file(weights, folder / _WEIGHTS)
     values = {"dimension": scorer.dimension, "form": scorer.form.model_dump(mode="json")}
-    (folder / SCORING_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(folder / SCORING_FILE, values)
 
 
 def load_list_scorer(folder: Path) -> ListScorer:

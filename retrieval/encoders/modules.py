@@ -157,8 +157,8 @@ def _reading(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        said = " ".join(str(error).split()) if not isinstance(error, KeyError) else f"it has no {error}"
-        raise UserError(f"{what} {path} can't be read: {said}. Is the encoder's folder whole?") from error
+        problem = " ".join(str(error).split()) if not isinstance(error, KeyError) else f"it has no {error}"
+        raise UserError(f"{what} {path} can't be read: {problem}. Is the encoder's folder whole?") from error
 
 
 def read_text_settings(modules: Modules) -> TextSettings:
@@ -309,6 +309,12 @@ def read_json(path: Path) -> Any:
         return {}
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is not readable JSON ({error}). Is the encoder's folder whole?") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes what ``read_json`` reads, the same bytes for equal values."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_form(path: Path, form: type[Form], what: str) -> Form:

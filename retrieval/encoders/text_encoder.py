@@ -175,13 +175,14 @@ def load_encoder(
     if settings.form is not None:
         raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
     transformer, tokenizer_folder, modules = _load_transformer(settings, path, dropout, role)
-    said = read_text_settings(modules)
-    tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, said.lower_case)
+    stated = read_text_settings(modules)
+    tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, stated.lower_case)
     pooling = read_pooling(modules) if settings.pooling == "auto" else settings.pooling
     if pooling == "cls":
         require_first_token(tokenizer, transformer, path)
-    unsaid = modules.pooling is None  # a sentence-transformers folder says by its tokenizer whether texts end in EOS
-    append_eos = resolve_eos(tokenizer, settings.append_eos, unsaid and pooling == "last_token", tokenizer_folder)
+    # the tokenizer of a sentence-transformers folder tells whether texts end in EOS, that of a plain one doesn't
+    may_need_eos = modules.pooling is None and pooling == "last_token"
+    append_eos = resolve_eos(tokenizer, settings.append_eos, may_need_eos, tokenizer_folder)
     full = settings.head == "full"
     dense = [load_dense(folder) for folder in modules.dense] if full else []
     if settings.projection is not None:
@@ -195,12 +196,12 @@ def load_encoder(
         head="pooled" if modules.dense and not full else "full",
         projection=settings.projection,
         normalize=modules.normalize and full if settings.normalize is None else settings.normalize,
-        query_prompt=_first(settings.query_prompt, said.query_prompt, ""),
-        document_prompt=_first(settings.document_prompt, said.document_prompt, ""),
-        max_length=resolve_length(settings.max_length, said.max_lengths, transformer, tokenizer),
+        query_prompt=_first(settings.query_prompt, stated.query_prompt, ""),
+        document_prompt=_first(settings.document_prompt, stated.document_prompt, ""),
+        max_length=resolve_length(settings.max_length, stated.max_lengths, transformer, tokenizer),
         append_eos=append_eos,
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
-        dimension=min(width, said.truncate_dim or width) if full else width,
+        dimension=min(width, stated.truncate_dim or width) if full else width,
         document_model=read_document_model(path),
         list_scorer=list_scorer_beside(path),
     )

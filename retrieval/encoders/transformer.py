@@ -144,10 +144,10 @@ def load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any
     return tokenizer
 
 
-def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], last_token_unsaid: bool, path: Path) -> bool:
+def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bool, path: Path) -> bool:
     """Whether every text ends in the end-of-sequence token, after making it so where it is ``wanted``.
 
-    'auto': made so where the last token is pooled without the folder saying how (``last_token_unsaid``) and the
+    'auto': made so where the last token is pooled without the folder saying how (``may_need_eos``) and the
     tokenizer ends texts in no special token. The token becomes part of the tokenizer itself, so truncation keeps room
     for it and an export carries it. Raises ``UserError`` where there is no such token, or no way to leave it out.
     """
@@ -156,7 +156,7 @@ def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], last_token_unsai
     if wanted is False and present:
         raise UserError(f"append_eos is false, but the tokenizer in {path} itself ends every text in {eos!r}.")
     if wanted == "auto":
-        wanted = last_token_unsaid and not set(last) <= set(tokenizer.all_special_ids)
+        wanted = may_need_eos and not set(last) <= set(tokenizer.all_special_ids)
     if present or not wanted:
         return present
     if eos is None:

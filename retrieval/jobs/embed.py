@@ -224,7 +224,7 @@ class Embed(ModelStage[EmbedConfig]):
         if part == self.config.parts[0] and not shard.description["number"]:
             context = self._context()
             if context is not None:
-                context.write(writer)  # so that whoever has the vectors can embed more texts alike
+                context.write(writer)  # so that more texts can be embedded like these
         contract = towers.contract.model_dump()
         return writer.commit(len(texts), counts={part: len(texts)}, facts={"encoder": contract})
 

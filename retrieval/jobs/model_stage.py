@@ -1,7 +1,7 @@
 """What jobs share whose workers load a pretrained model: it is found and checked before the run, and placed.
 
-Before a run nothing of a model is read but its configuration. What that doesn't say is left to whoever loads the model:
-a check here never refuses what would run.
+Before a run nothing of a model is read but its configuration. What that doesn't state is checked when the model is
+loaded: a check here never refuses what would run.
 """
 
 import socket
@@ -54,7 +54,7 @@ def check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapp
         modules = read_modules(path)
         stated = read_text_settings(modules).max_lengths
     except UserError:
-        return  # as it is said when the encoder is loaded
+        return  # loading the encoder names the problem
     config = read_json(modules.transformer / "config.json")
     count = next((config[name] for name in _LAYERS if isinstance(config.get(name), int)), None)
     if settings.form is not None and count is not None:
@@ -71,7 +71,7 @@ def check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapp
 class ModelStage(Stage[Config], Generic[Config]):
     """A stage whose workers are actors that load the model of one setting once.
 
-    ``model_setting``: its name; a ``ModelSettings`` with a ``dtype``, of which 'auto' is settled here, by the driver,
+    ``model_setting``: its name; a ``ModelSettings`` with a ``dtype``, of which 'auto' is resolved here, by the driver,
     so that every worker computes in the same way, and recorded.
     """
 

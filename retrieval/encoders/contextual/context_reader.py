@@ -1,4 +1,4 @@
-"""What a contextual encoder computes, whoever loads it: the second stage, behind the context in use."""
+"""What a contextual encoder computes, here and in an exported folder: the second stage, behind the context in use."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

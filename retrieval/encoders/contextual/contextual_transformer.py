@@ -65,8 +65,8 @@ class ContextualTransformer(ContextReader):
         self.pooling = next(mode for key, mode in _POOLINGS.items() if pooling.get(key))
         self.max_seq_length: int = lengths["max_seq_length"]
         vectors = form["context_documents"] * form["vectors_per_document"]
-        settled: Any = SimpleNamespace(vectors=vectors, **form)
-        self.add_prefix(settled)
+        prefix_form: Any = SimpleNamespace(vectors=vectors, **form)
+        self.add_prefix(prefix_form)
         self.context_description: dict[str, Any] | None = None
 
     @classmethod
@@ -211,5 +211,5 @@ class ContextualTransformer(ContextReader):
             (folder / _VECTORS).unlink(missing_ok=True)  # of a context that was there before
         else:
             save_file({"vectors": self.context_vectors.float().cpu().contiguous()}, folder / _VECTORS)
-            said = json.dumps(self.context_description, indent=2, sort_keys=True)
-            (folder / _CONTEXT).write_text(said + "\n", encoding="utf-8")
+            text = json.dumps(self.context_description, indent=2, sort_keys=True)
+            (folder / _CONTEXT).write_text(text + "\n", encoding="utf-8")

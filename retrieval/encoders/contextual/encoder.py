@@ -3,7 +3,6 @@
 Morris & Rush 2024, "Contextual Document Embeddings".
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -24,7 +23,7 @@ from retrieval.encoders.contextual.context_reader import (
     vectors_sha256,
 )
 from retrieval.encoders.contextual.second_stage import Prefix
-from retrieval.encoders.modules import CONTEXTUAL_FILE, FIRST_STAGE
+from retrieval.encoders.modules import CONTEXTUAL_FILE, FIRST_STAGE, write_json
 from retrieval.encoders.pooling import pool, segment_means
 from retrieval.encoders.specification import EncoderContract
 from retrieval.encoders.structure import ShardedUnit
@@ -74,14 +73,14 @@ class ContextualForm(Settings):
 
     def __str__(self) -> str:
         """In words, for reports and contracts: 'contextual, 64 vectors'."""
-        said = [f"contextual, {self.vectors} vectors"]
+        words = [f"contextual, {self.vectors} vectors"]
         if self.vectors_per_document > 1:
-            said.append(f"{self.vectors_per_document} a document")
+            words.append(f"{self.vectors_per_document} a document")
         for name in ("prompts", "residual_head", "text_positions", "pooled", "prefix_attends"):
             value = getattr(self, name)
             if value != type(self).model_fields[name].default:
-                said.append(f"{name} {value}")
-        return ", ".join(said)
+                words.append(f"{name} {value}")
+        return ", ".join(words)
 
 
 RELEASED = {"prompts": 8, "residual_head": True, "text_positions": "behind_prefix"}
@@ -220,8 +219,7 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         self.first_stage.save(folder / FIRST_STAGE)
         own = {name: value.detach().float().cpu().contiguous() for name, value in own_weights(self).items()}
         save_file(own, folder / WEIGHTS)
-        values = self.contextual_form.model_dump(mode="json")
-        (folder / CONTEXTUAL_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_json(folder / CONTEXTUAL_FILE, self.contextual_form.model_dump(mode="json"))
 
 
 def shortened(contract: EncoderContract, max_length: int) -> EncoderContract:

@@ -43,18 +43,32 @@ class Guide:
 class Layer(ABC):
     """One layer of a family, in parts. States are (n, rows, width), heads (n, heads, rows, head size)."""
 
+    attention_name: ClassVar[str]
+    """The module of its attention."""
+    matrices: ClassVar[tuple[str, ...]] = ()
+    """What that calls its matrices of queries, keys and values."""
+
     def __init__(self, module: nn.Module, heads: int) -> None:
         self.module: Any = module
         self.heads = heads
 
     @property
-    @abstractmethod
+    def attention(self) -> Any:
+        """The layer's attention."""
+        return self.module.get_submodule(self.attention_name)
+
+    @property
     def attention_dropout(self) -> float:
         """Probability in training."""
+        attention = self.attention
+        return float(attention.attention_dropout if hasattr(attention, "attention_dropout") else attention.dropout.p)
 
-    @abstractmethod
     def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (of the rows from ``first_query`` on), keys, values."""
+        attention = self.attention
+        query, key, value = (getattr(attention, name) for name in self.matrices)
+        queries = rotated(self._split(query(states[:, first_query:])), rotation, first_query)
+        return queries, rotated(self._split(key(states)), rotation), self._split(value(states))
 
     @abstractmethod
     def complete(self, states: Tensor, attended: Tensor) -> Tensor:
@@ -114,14 +128,8 @@ class Backbone(ABC):
 class BertLayer(Layer):
     """BERT's, RoBERTa's."""
 
-    @property
-    def attention_dropout(self) -> float:
-        return float(self.module.attention.self.dropout.p)
-
-    def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        attention = self.module.attention.self
-        queries = attention.query(states[:, first_query:])
-        return self._split(queries), self._split(attention.key(states)), self._split(attention.value(states))
+    attention_name = "attention.self"
+    matrices = ("query", "key", "value")
 
     def complete(self, states: Tensor, attended: Tensor) -> Tensor:
         module = self.module
@@ -160,14 +168,8 @@ class Bert(Backbone):
 class MpnetLayer(Layer):
     """MPNet's."""
 
-    @property
-    def attention_dropout(self) -> float:
-        return float(self.module.attention.attn.dropout.p)
-
-    def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        attention = self.module.attention.attn
-        queries = attention.q(states[:, first_query:])
-        return self._split(queries), self._split(attention.k(states)), self._split(attention.v(states))
+    attention_name = "attention.attn"
+    matrices = ("q", "k", "v")
 
     def complete(self, states: Tensor, attended: Tensor) -> Tensor:
         module, attention = self.module, self.module.attention
@@ -192,14 +194,8 @@ class Mpnet(Bert):
 class NomicLayer(Layer):
     """NomicBERT's."""
 
-    @property
-    def attention_dropout(self) -> float:
-        return float(self.module.self_attn.attention_dropout)
-
-    def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        attention = self.module.self_attn
-        queries = rotated(self._split(attention.q_proj(states[:, first_query:])), rotation, first_query)
-        return queries, rotated(self._split(attention.k_proj(states)), rotation), self._split(attention.v_proj(states))
+    attention_name = "self_attn"
+    matrices = ("q_proj", "k_proj", "v_proj")
 
     def complete(self, states: Tensor, attended: Tensor) -> Tensor:
         module = self.module
@@ -232,17 +228,15 @@ class Nomic(Backbone):
 class ModernBertLayer(Layer):
     """ModernBERT's, whose queries, keys and values are one matrix."""
 
-    @property
-    def attention_dropout(self) -> float:
-        return float(self.module.attn.attention_dropout)
+    attention_name = "attn"
 
     def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        projected = self.module.attn.Wqkv(self.module.attn_norm(states))
+        projected = self.attention.Wqkv(self.module.attn_norm(states))
         queries, keys, values = (self._split(part) for part in projected.chunk(3, dim=-1))
         return rotated(queries[:, :, first_query:], rotation, first_query), rotated(keys, rotation), values
 
     def complete(self, states: Tensor, attended: Tensor) -> Tensor:
-        attention = self.module.attn
+        attention = self.attention
         states = states + attention.out_drop(attention.Wo(attended))
         completed: Tensor = states + self.module.mlp(self.module.mlp_norm(states))
         return completed

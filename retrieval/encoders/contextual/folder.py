@@ -8,7 +8,6 @@ nothing of ours is installed.
 """
 
 import copy
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from retrieval.encoders.modules import (
     DenseLayer,
     load_weights,
     read_form,
+    read_json,
+    write_json,
 )
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.structure import numbered_blocks
@@ -130,11 +131,11 @@ def write_module_folder(encoder: ContextualEncoder, folder: Path, context: Corpu
         encoder.require_room(len(context.vectors), encoder.contract.max_length)
     encoder.save(folder)
     listing = folder / "modules.json"
-    modules = [each for each in json.loads(listing.read_text(encoding="utf-8")) if "Pooling" not in each["type"]]
+    modules = [each for each in read_json(listing) if "Pooling" not in each["type"]]
     modules[0]["type"] = f"{_MODULE}.{CONTEXTUAL_TRANSFORMER}"  # which pools too
     for number, module in enumerate(modules):
         module |= {"idx": number, "name": str(number)}
-    _write(listing, modules)
+    write_json(listing, modules)
     for source in _SOURCES:
         text = (_ROOT / source).read_text(encoding="utf-8")
         (folder / Path(source).name).write_text(_OWN_IMPORT.sub(r"from .\1 import", text), encoding="utf-8")
@@ -151,8 +152,4 @@ def _write_context(context: CorpusContext | None, folder: Path) -> None:
     else:
         held = torch.from_numpy(context.vectors).contiguous()
         save_file({"vectors": held}, vectors)
-        _write(description, context.description.model_dump(mode="json") | {"vectors_sha256": vectors_sha256(held)})
-
-
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_json(description, context.description.model_dump(mode="json") | {"vectors_sha256": vectors_sha256(held)})
