@@ -15,8 +15,8 @@ from raytriever.stages.stage import Shard, StageConfig
 from retrieval.encoders.specification import Dtype
 from retrieval.encoders.structure import position_limit
 from retrieval.jobs.model_stage import ModelStage
-from trainers.objectives.language_models import LanguageModelSettings, load_language_model
 from trainers.objectives.replug import SCHEMA, SCORES, conditional_likelihoods, score_table
+from trainers.objectives.revela.language_model import LanguageModelSettings, load_language_model
 
 _SEPARATOR_TOKENS = 8  # at most, of what stands between two chunks
 

@@ -18,7 +18,6 @@ from retrieval.encoders.towers import Towers
 from trainers.objective import Comparisons, Paper, Run
 from trainers.objectives.pairs import (
     Columns,
-    Encoder,
     PairBatch,
     PairSettings,
     TripletObjective,
@@ -148,9 +147,7 @@ class AdaptiveMargin(TripletObjective[AdaptiveMarginSettings]):
     in batch, so that its distributed target is the adaptive one.
     """
 
-    def __init__(self, encoder: Encoder, settings: AdaptiveMarginSettings) -> None:
-        super().__init__(encoder, settings)
-        self.similarity = "cosine"
+    similarity = "cosine"
 
     def loss(
         self,

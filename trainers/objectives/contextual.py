@@ -6,7 +6,6 @@ stage's chunks, gathers in the context's vectors, and goes on through the chunks
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, Self, cast
 
@@ -34,7 +33,6 @@ from trainers.objectives.pairs import (
     PairBatch,
     PairObjective,
     PairSettings,
-    collate_pairs,
     known_positives,
 )
 
@@ -224,10 +222,7 @@ class Contextual(PairObjective[ContextualSettings]):
     """Trains both stages of a contextual encoder, which queries and documents share."""
 
     columns: ClassVar[tuple[str, ...]] = (*PairObjective.columns, "epoch")
-
-    def __init__(self, encoder: ContextualEncoder, settings: ContextualSettings) -> None:
-        super().__init__(encoder, settings)
-        self.similarity = "cosine"
+    similarity = "cosine"
 
     @property
     def contextual(self) -> ContextualEncoder:
@@ -253,20 +248,13 @@ class Contextual(PairObjective[ContextualSettings]):
 
         ``tokens`` are those of the pairs: which candidates are drawn, and so encoded, the ranks find out together.
         """
-        settings = self.settings
-        pairs = collate_pairs(
-            rows,
-            partial(self._tokenize, role="query", max_length=settings.query_max_length),
-            partial(self._tokenize, role="document", max_length=settings.document_max_length),
-            settings.chunk_size,
-            joined=self.joins_step,
-            first_row=first_row,
-        )
+        pairs = super().collate(rows, first_row)
         documents = rows["document"].to_pylist() + pc.list_flatten(rows["hard_negatives"]).to_pylist()
         return ContextualBatch(**vars(pairs), candidates=self._candidates(documents, rows["epoch"][0].as_py()))
 
-    def _tokenize(self, texts: Sequence[str], role: Role, max_length: int | None) -> dict[str, Tensor]:
-        return self.contextual.tokenize(texts, role, max_length) | {_KEY: text_keys(texts)[:, None]}
+    def tokenize(self, texts: Sequence[str], role: Role) -> dict[str, Tensor]:
+        """As of all pairs, with the key of each text."""
+        return super().tokenize(texts, role) | {_KEY: text_keys(texts)[:, None]}
 
     def _candidates(self, documents: Sequence[str], epoch: int) -> ContextCandidates:
         """Those of this rank's documents that are drawn where no other rank has a smaller number."""

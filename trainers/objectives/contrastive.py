@@ -9,9 +9,10 @@ from torch import Tensor
 
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.pretrained import LocatedModel
+from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from trainers.objective import Paper
-from trainers.objectives.pairs import Columns, Encoder, PairBatch, PairObjective, PairSettings
+from trainers.objectives.pairs import Columns, PairBatch, PairObjective, PairSettings
 
 _METRIC_ROWS = 1024  # rows of similarities that are looked at together
 
@@ -108,7 +109,7 @@ class Contrastive(PairObjective[ContrastiveSettings]):
     """Trains one encoder for queries and documents, or one for each, with ``masked_contrastive_loss``."""
 
     def __init__(
-        self, encoder: Encoder, settings: ContrastiveSettings, document_encoder: Encoder | None = None
+        self, encoder: TextEncoder, settings: ContrastiveSettings, document_encoder: TextEncoder | None = None
     ) -> None:
         super().__init__(encoder, settings, document_encoder)
         self.similarity = settings.similarity

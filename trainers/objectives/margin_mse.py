@@ -18,11 +18,11 @@ from torch import Tensor
 from raytriever.errors import UserError
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.pretrained import LocatedModel
+from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from trainers.objective import Comparisons, Paper
 from trainers.objectives.pairs import (
     Columns,
-    Encoder,
     PairBatch,
     PairSettings,
     TripletObjective,
@@ -87,7 +87,7 @@ class MarginMse(TripletObjective[MarginMseSettings]):
         "Name a teacher's run as teacher_scores of raytriever filter, which stores its scores."
     )
 
-    def __init__(self, encoder: Encoder, settings: MarginMseSettings) -> None:
+    def __init__(self, encoder: TextEncoder, settings: MarginMseSettings) -> None:
         super().__init__(encoder, settings)
         self.similarity = settings.similarity
 

@@ -7,7 +7,7 @@ vector), average and scalar mix, and the plain dual encoder. Nothing is detached
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from raytriever.errors import UserError
+from retrieval.encoders.multi_vector import MultiVectorEncoder
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.specification import VectorForm
+from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers, resolve_form
 from trainers.engine.gradient_cache import Chunks, encode_chunks, encode_several, pad_vectors
 from trainers.objective import Paper, Run
 from trainers.objectives.contrastive import batch_metrics, contrast
-from trainers.objectives.pairs import Columns, Encoder, PairBatch, PairObjective, PairSettings
+from trainers.objectives.pairs import Columns, PairBatch, PairObjective, PairSettings
 
 TrainingForm = Literal["multi_vector", "self_contrastive", "last_reg", "average", "scalar_mix", "dual_encoder"]
 Reduced = Literal[0, -1]
@@ -109,8 +111,7 @@ class MultiLayerSettings(PairSettings):
 
     def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "MultiLayer":  # noqa: ARG002
         """Around both encoders; that of documents is a plain one where they have a single vector."""
-        documents: Any = towers.document
-        return MultiLayer(towers.query, documents, self)
+        return MultiLayer(towers.query, towers.document, self)
 
 
 def vector_similarities(query_vectors: Tensor, document_vectors: Tensor, present: Tensor) -> Tensor:
@@ -180,14 +181,6 @@ def _cross_entropy(scores: Tensor, mask: Tensor, positives: Tensor) -> Tensor:
     return functional.cross_entropy(scores.masked_fill(mask, -torch.inf), positives, reduction="none")
 
 
-class DocumentEncoder(Encoder, Protocol):
-    """An encoder of documents with several vectors each, such as ``MultiVectorEncoder``."""
-
-    @property
-    def form(self) -> VectorForm: ...
-    def states(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]: ...
-
-
 class MultiLayer(PairObjective[MultiLayerSettings]):
     """Trains a query encoder of one vector and a document encoder of several; they may share their weights.
 
@@ -195,7 +188,7 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
     a row, less those in ``masked``. Raises ``UserError`` where the document encoder's form is not what is trained.
     """
 
-    def __init__(self, query_encoder: Encoder, document_encoder: DocumentEncoder, settings: MultiLayerSettings) -> None:
+    def __init__(self, query_encoder: TextEncoder, document_encoder: TextEncoder, settings: MultiLayerSettings) -> None:
         settings.require_form(document_encoder.form)
         super().__init__(query_encoder, settings, document_encoder)
         self._form = document_encoder.form
@@ -208,7 +201,7 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
             return super().encode(batch)
         cached = self.settings.gradient_cache
         queries = encode_chunks(self.query_encoder, cast(Chunks, batch.queries), cached=cached)
-        encoder = cast(DocumentEncoder, self.document_encoder)
+        encoder = cast(MultiVectorEncoder, self.document_encoder)
         return queries, encode_several(encoder.states, batch.documents, cached=cached)
 
     def gather_columns(self, documents: Any, columns: Columns) -> Any:

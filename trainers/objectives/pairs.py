@@ -5,11 +5,10 @@ span several stored batches and several ranks; here is the one place that counts
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,6 @@ from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
 from trainers.objectives.draws import text_keys
 
-Tokenize = Callable[[Sequence[str]], dict[str, Tensor]]
 Gather = Callable[[Tensor], Tensor]
 
 _MAY_BE_LEFT_OUT = "A row may leave out documents and hard negatives other than its positive; make the batches again."
@@ -46,18 +44,6 @@ class PairSettings(ObjectiveSettings):
     """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
     share_negatives: Literal["batch", "step"] = "batch"
     """Whose documents a query is compared with: those of its batch, or those of the whole step."""
-
-
-class Encoder(Protocol):
-    """What such objectives need of an encoder (a ``torch.nn.Module``)."""
-
-    @property
-    def dimension(self) -> int: ...
-    def tokenize(self, texts: Sequence[str], role: Role, max_length: int | None = None) -> dict[str, Tensor]: ...
-    def tokenize_ids(self, texts: Sequence[str], role: Role, max_length: int | None = None) -> list[list[int]]: ...
-    def pad(self, ids: Sequence[Sequence[int]]) -> dict[str, Tensor]: ...
-    def __call__(self, features: Mapping[str, Tensor]) -> Tensor: ...
-    def save(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +103,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
     accepts_slices: ClassVar[bool] = True
 
     def __init__(
-        self, query_encoder: Encoder, settings: SettingsOfPairs, document_encoder: Encoder | None = None
+        self, query_encoder: TextEncoder, settings: SettingsOfPairs, document_encoder: TextEncoder | None = None
     ) -> None:
         super().__init__()
         self.query_encoder = query_encoder
@@ -140,15 +126,36 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     def collate(self, rows: pa.Table, first_row: int = 0) -> PairBatch:
         """Tokenises each distinct text once. Raises ``UserError`` where a row leaves out its own positive."""
-        settings = self.settings
-        return collate_pairs(
-            rows,
-            partial(self.query_encoder.tokenize, role="query", max_length=settings.query_max_length),
-            partial(self.document_encoder.tokenize, role="document", max_length=settings.document_max_length),
-            settings.chunk_size,
-            joined=self.joins_step,
-            first_row=first_row,
+        count = len(rows)
+        queries, documents = rows["query"].to_pylist(), rows["document"].to_pylist()
+        documents += pc.list_flatten(rows["hard_negatives"]).to_pylist()
+        masked_rows = np.repeat(np.arange(count), pc.list_value_length(rows["masked"]).to_numpy())
+        masked_columns = pc.list_flatten(rows["masked"]).to_numpy().astype(np.int64)
+        _check_masks(masked_rows, masked_columns, None if self.joins_step else first_row)
+        query_chunks, document_chunks = self._cut(queries, "query"), self._cut(documents, "document")
+        chunks = (*query_chunks.chunks, *document_chunks.chunks)
+        return PairBatch(
+            queries=query_chunks,
+            documents=document_chunks,
+            batch=_int64(rows["batch"]) if self.joins_step else torch.zeros(count, dtype=torch.int64),
+            pool_sizes=_int64(pc.list_value_length(rows["hard_negatives"])),
+            masked_rows=torch.from_numpy(masked_rows),
+            masked_columns=torch.from_numpy(masked_columns),
+            query_keys=text_keys(queries),
+            text_keys=text_keys(documents),
+            tokens=sum(int(chunk["attention_mask"].sum()) for chunk in chunks),
         )
+
+    def tokenize(self, texts: Sequence[str], role: Role) -> dict[str, Tensor]:
+        """Features of texts, each as long as the settings allow in its role."""
+        settings = self.settings
+        limit = settings.query_max_length if role == "query" else settings.document_max_length
+        return self.encoder(role).tokenize(texts, role, limit)
+
+    def _cut(self, texts: Sequence[str], role: Role) -> Chunks:
+        first: dict[str, int] = {}
+        rows = torch.tensor([first.setdefault(text, len(first)) for text in texts])
+        return cut_by_length(self.tokenize(list(first), role), self.settings.chunk_size, rows)
 
     def forward(self, batch: PairBatch) -> Outcome:
         """The loss over this rank's queries and the documents of all ranks that share it."""
@@ -192,7 +199,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     def encoder(self, role: Role) -> TextEncoder:
         """The tower of that role."""
-        return cast(TextEncoder, self.query_encoder if role == "query" else self.document_encoder)
+        return self.query_encoder if role == "query" else self.document_encoder
 
     def export(self, folder: Path) -> None:
         """Writes the encoder's own folder, or one folder of both."""
@@ -287,41 +294,6 @@ def unit_vectors(vectors: Tensor) -> Tensor:
     return torch.where(is_zero, 0.0, vectors / torch.where(is_zero, 1.0, lengths))
 
 
-def collate_pairs(
-    rows: pa.Table,
-    tokenize_queries: Tokenize,
-    tokenize_documents: Tokenize,
-    chunk_size: int | None,
-    *,
-    joined: bool,
-    first_row: int,
-) -> PairBatch:
-    """Tokenises each distinct text once.
-
-    ``joined``: the loss spans stored batches, told apart by the column ``batch``; otherwise the rows are those of one
-    from ``first_row`` on. Raises ``UserError`` where a row leaves out its own positive.
-    """
-    count = len(rows)
-    queries, documents = rows["query"].to_pylist(), rows["document"].to_pylist()
-    hard_negatives = pc.list_flatten(rows["hard_negatives"]).to_pylist()
-    masked_rows = np.repeat(np.arange(count), pc.list_value_length(rows["masked"]).to_numpy())
-    masked_columns = pc.list_flatten(rows["masked"]).to_numpy().astype(np.int64)
-    _check_masks(masked_rows, masked_columns, None if joined else first_row)
-    query_chunks = _cut(tokenize_queries, queries, chunk_size)
-    document_chunks = _cut(tokenize_documents, documents + hard_negatives, chunk_size)
-    return PairBatch(
-        queries=query_chunks,
-        documents=document_chunks,
-        batch=_int64(rows["batch"]) if joined else torch.zeros(count, dtype=torch.int64),
-        pool_sizes=_int64(pc.list_value_length(rows["hard_negatives"])),
-        masked_rows=torch.from_numpy(masked_rows),
-        masked_columns=torch.from_numpy(masked_columns),
-        query_keys=text_keys(queries),
-        text_keys=text_keys(documents + hard_negatives),
-        tokens=sum(int(chunk["attention_mask"].sum()) for chunk in (*query_chunks.chunks, *document_chunks.chunks)),
-    )
-
-
 def _check_masks(rows: NDArray[np.int64], columns: NDArray[np.int64], first_positive: int | None) -> None:
     wrong = columns < 0
     if first_positive is not None:
@@ -332,12 +304,6 @@ def _check_masks(rows: NDArray[np.int64], columns: NDArray[np.int64], first_posi
             f"Row {row} leaves out column {column}, which is {'its own positive' if column >= 0 else 'no column'}."
             f" {_MAY_BE_LEFT_OUT}"
         )
-
-
-def _cut(tokenize: Tokenize, texts: list[str], chunk_size: int | None) -> Chunks:
-    first: dict[str, int] = {}
-    rows = torch.tensor([first.setdefault(text, len(first)) for text in texts])
-    return cut_by_length(tokenize(list(first)), chunk_size, rows)
 
 
 def _int64(column: pa.ChunkedArray) -> Tensor:

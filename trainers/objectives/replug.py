@@ -213,10 +213,10 @@ class Replug(ChunkObjective[ReplugBatch, ReplugSettings]):
     """Trains a retriever with ``replug_loss`` on cosines."""
 
     columns: ClassVar[tuple[str, ...]] = (*ChunkObjective.columns, "batch", "epoch")
+    similarity = "cosine"
 
     def __init__(self, retriever: TextEncoder, settings: ReplugSettings) -> None:
         super().__init__(retriever, settings)
-        self.similarity = "cosine"
         self._scores = ScoreReader(settings.scores)
 
     def check_batches(self, batches: BatchReader) -> None:

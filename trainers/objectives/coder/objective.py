@@ -7,7 +7,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +55,6 @@ from trainers.objectives.coder.losses import (
     max_margin_loss,
     mean_over_labelled,
 )
-from trainers.objectives.pairs import Encoder
 from trainers.validation.settings import check_validation_of_lists
 
 _SMALLEST_NORM = 1e-6
@@ -199,7 +198,7 @@ class Coder(Objective[CoderBatch]):
 
     columns: ClassVar[tuple[str, ...]] = ("query_id", "query", "candidate_rows", "candidate_relevance", "epoch")
 
-    def __init__(self, encoder: Encoder, settings: CoderSettings, vectors: StoredVectors) -> None:
+    def __init__(self, encoder: TextEncoder, settings: CoderSettings, vectors: StoredVectors) -> None:
         super().__init__()
         self.query_encoder = encoder
         self.settings = settings
@@ -213,7 +212,7 @@ class Coder(Objective[CoderBatch]):
             self._list_scorer = ListScorer(form, vectors.contract.dimension, settings.seed)
         self._is_frozen = settings.scoring.query_encoder == "frozen"
         if self._is_frozen:
-            self.get_submodule("query_encoder").requires_grad_(False)
+            self.query_encoder.requires_grad_(False)
         if settings.learn_temperature:
             self.log_temperature = nn.Parameter(torch.tensor(float(np.log(settings.temperature))))
 
@@ -230,7 +229,7 @@ class Coder(Objective[CoderBatch]):
     def train(self, mode: bool = True) -> Self:
         """A frozen query encoder stays as it is in use."""
         super().train(mode)
-        self.get_submodule("query_encoder").train(mode and not self._is_frozen)
+        self.query_encoder.train(mode and not self._is_frozen)
         return self
 
     def check_batches(self, batches: BatchReader) -> None:
@@ -348,7 +347,7 @@ class Coder(Objective[CoderBatch]):
 
     def encoder(self, role: Role) -> TextEncoder:  # noqa: ARG002
         """The query encoder: documents are never encoded, ``document_vectors`` has them."""
-        return cast(TextEncoder, self.query_encoder)
+        return self.query_encoder
 
     def export(self, folder: Path) -> None:
         """Writes the query encoder, with the name of the documents' encoder, and the module that scores lists."""

@@ -12,17 +12,21 @@ normalise, feed forward. Another family may scale, clip or rotate elsewhere, so 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
+from retrieval.encoders.adapter import has_adapter
 from retrieval.encoders.pooling import at_least_float32
+from retrieval.encoders.specification import ModelSettings
 from retrieval.encoders.structure import ShardedUnit
-from retrieval.encoders.transformer import checkpoint_activations
+from retrieval.encoders.transformer import checkpoint_activations, load_pretrained, load_tokenizer
 from trainers.objectives.revela.cross_attention import Readers, cross_document_attention, find_readers
 
 _LOGITS_AT_ONCE = 2**25  # 128 MiB in float32: 262 tokens of a vocabulary of 128,000
@@ -39,6 +43,54 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of every position: (1, L, D) each."""
 
 
+class LanguageModelSettings(ModelSettings):
+    """Which language model, and how much of a chunk it reads."""
+
+    max_length: int = Field(default=160, ge=2)
+    """Tokens of a chunk, special tokens included; 160 in Revela, section 4.1."""
+
+
+def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, Any]:
+    """The causal language model at ``path`` in float32, and its tokenizer, which pads on the right.
+
+    Raises ``UserError`` where the folder lacks weights, configuration or tokenizer, where it is a LoRA adapter, and
+    where there is neither a token to pad with nor one that ends a text.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if has_adapter(path):
+        raise UserError(f"{path} holds a LoRA adapter; merge it into its base model first, and name the merged folder.")
+    try:
+        model, missing = load_pretrained(
+            path, lambda _: AutoModelForCausalLM, "language model", False, dropout, attn_implementation="sdpa"
+        )
+    except UserError as error:
+        if "trust_remote_code" not in str(error.__cause__):
+            raise
+        raise UserError(
+            f"The language model in {path} brings code of its own, which is not run. Choose one whose architecture"
+            " transformers has."
+        ) from error
+    if missing:
+        raise UserError(
+            f"The weights in {path} lack {len(missing)} tensors of a language model, the first {min(missing)}: they"
+            " would be random. Is it an encoder without a language model's head?"
+        )
+    config: Any = model.config
+    tokenizer = load_tokenizer(path, trust_remote_code=False, lower_case=False)
+    if tokenizer.pad_token is None:
+        raise UserError(
+            f"The tokenizer in {path} has neither a padding token nor one that ends a text. Name one of them in its"
+            " tokenizer_config.json (pad_token, eos_token)."
+        )
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"The tokenizer in {path} has {len(tokenizer):,} tokens, and the model beside it embeddings for"
+            f" {config.vocab_size:,}. Do they belong together?"
+        )
+    return model, tokenizer
+
+
 @dataclass(frozen=True)
 class DecoderParts:
     """The modules of a causal language model; ``head`` gives the logits."""
@@ -47,7 +99,7 @@ class DecoderParts:
     layers: tuple[nn.Module, ...]
     norm: nn.Module
     rotation: nn.Module
-    head: nn.Module
+    head: nn.Linear
 
 
 def decoder_parts(model: nn.Module) -> DecoderParts:
@@ -210,7 +262,7 @@ class InBatchLayer(nn.Module):
         return states, self.mlp(self.post_attention_layernorm(states))
 
 
-def next_token_loss(states: Tensor, head: nn.Module, input_ids: Tensor, lengths: Sequence[int]) -> tuple[Tensor, int]:
+def next_token_loss(states: Tensor, head: nn.Linear, input_ids: Tensor, lengths: Sequence[int]) -> tuple[Tensor, int]:
     """Mean over all tokens but each document's first, and their number; in float32 at least.
 
     ``states`` (B, L, d), what ``head`` gives logits from; ``input_ids`` int64 (B, L); ``lengths``: real tokens of each
@@ -227,16 +279,11 @@ def next_token_loss(states: Tensor, head: nn.Module, input_ids: Tensor, lengths:
     places = places.to(states.device)
     rows = states.flatten(0, 1).index_select(0, places)
     targets = input_ids.flatten().index_select(0, places + 1)
-    chunk = max(1, _LOGITS_AT_ONCE // vocabulary_size(head))
+    chunk = max(1, _LOGITS_AT_ONCE // head.out_features)
     total = rows.new_zeros((), dtype=torch.promote_types(rows.dtype, torch.float32))
     for each in zip(torch.split(rows, chunk), torch.split(targets, chunk), strict=True):
         total = total + checkpoint(_summed, head, *each, use_reentrant=False, preserve_rng_state=False)
     return total / len(places), len(places)
-
-
-def vocabulary_size(head: nn.Module) -> int:
-    """Logits a token."""
-    return int(head.out_features)  # type: ignore[arg-type]
 
 
 def _summed(head: nn.Module, states: Tensor, targets: Tensor) -> Tensor:

@@ -23,8 +23,11 @@ from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from trainers.objective import Outcome, Paper
 from trainers.objectives.chunks import ChunkObjective, ChunkSettings, EncodedTwice, same_source_share
-from trainers.objectives.language_models import LanguageModelSettings, load_language_model
-from trainers.objectives.revela.language_model import InBatchLanguageModel
+from trainers.objectives.revela.language_model import (
+    InBatchLanguageModel,
+    LanguageModelSettings,
+    load_language_model,
+)
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -135,11 +138,12 @@ class RevelaBatch:
 class Revela(ChunkObjective[RevelaBatch, RevelaSettings]):
     """Trains a retriever, and a language model unless that is frozen, by the language model's next-token loss."""
 
+    similarity = "cosine"
+
     def __init__(
         self, retriever: TextEncoder, language_model: InBatchLanguageModel, tokenizer: Any, settings: RevelaSettings
     ) -> None:
         super().__init__(retriever, settings)
-        self.similarity = "cosine"
         self.language_model = language_model
         self._tokenizer = tokenizer
         if settings.learn_temperature:
