@@ -221,7 +221,13 @@ def test_validation_and_ranking_by_the_exported_module_agree(trained, collection
 def test_its_queries_search_no_index_and_are_not_ranked_by_inner_products(collection, vectors, queries, runs, tmp_path):
     index = make(Index(IndexConfig(index=VectorIndexSettings(vectors=vectors), output=str(tmp_path / "index"))))
     with pytest.raises(UserError, match=r"trained with a scoring module \(transformer over lists, 1 layers.*'scoring'"):
-        make(Search(SearchConfig(index=index, collection=collection, vectors=queries, output=str(tmp_path / "run"))))
+        make(
+            Search(
+                SearchConfig(
+                    index=index, collection=collection, vectors=queries, split="dev", output=str(tmp_path / "run")
+                )
+            )
+        )
     with pytest.raises(UserError, match="'raytriever rerank' with 'scoring'"):
         reranked(collection, runs["dev"], vectors, tmp_path / "r", query_vectors=queries)
 
