@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings, validate
 from retrieval.indexes.top_k import Ranking
-from retrieval.words import SPLITTING, words_of
+from retrieval.words import words_of
 
 StopWords = Literal[
     "chinese", "danish", "dutch", "english", "english_plus", "french", "german", "italian", "korean",
@@ -30,7 +30,6 @@ StopWords = Literal[
 ]  # fmt: skip
 
 _SETTINGS = "settings.json"
-_SPLITTING = "word_splitting"  # its key there
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, past the root logger's level
 
@@ -86,24 +85,17 @@ class LexicalIndex:
     def save(self, folder: Path) -> None:
         """Writes the index into ``folder``, which is made where absent."""
         self._scorer.save(folder, show_progress=False)
-        values = self.settings.model_dump(mode="json") | {_SPLITTING: SPLITTING}
-        text = json.dumps(values, indent=1, sort_keys=True)
+        text = json.dumps(self.settings.model_dump(mode="json"), indent=1, sort_keys=True)
         (folder / _SETTINGS).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> "LexicalIndex":
-        """Opens what ``save`` wrote. Raises ``UserError`` for a folder without such an index, or of another version."""
+        """Opens what ``save`` wrote. Raises ``UserError`` for a folder without such an index."""
         try:
             settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
             scorer = bm25s.BM25.load(folder, mmap=True, show_progress=False)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{folder} holds no BM25 index ({error}). Build it again.") from error
-        splitting = settings.pop(_SPLITTING, None)
-        if splitting != SPLITTING:
-            raise UserError(
-                f"{folder}: {_SPLITTING} is {splitting!r}, and this version splits texts into words in way {SPLITTING}."
-                " Make the index again (index with --force)."
-            )
         return cls(scorer, validate(BM25Settings, settings, str(folder / _SETTINGS)))
 
     def search(self, query_texts: Sequence[str], k: int) -> Ranking:

@@ -9,7 +9,7 @@ from pipelines.chunking.markdown import markdown_pieces
 from pipelines.chunking.pieces import Pieces, count_pieces, line_pieces, pack_pieces
 from pipelines.chunking.sentences import sentence_ends
 from pipelines.chunking.settings import ChunkingSettings
-from pipelines.chunking.words import TextWords
+from retrieval.words import TextWords
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pipelines.chunking.pieces import (
     words_before,
 )
 from pipelines.chunking.settings import Language
-from pipelines.chunking.words import TextWords
+from retrieval.words import TextWords
 
 _DEEPEST = 64  # levels below are not told apart, so that time is linear in the rows
 _LARGEST = 1 << 20  # characters; larger files are generated or data

@@ -16,7 +16,7 @@ from pipelines.chunking.pieces import (
     words_before,
 )
 from pipelines.chunking.sentences import sentence_ends
-from pipelines.chunking.words import Offsets, TextWords
+from retrieval.words import Offsets, TextWords
 
 _FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,}|<pre\b)")
 _HEADING = re.compile(r" {0,3}#{1,6}(?:\s|$)")

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.chunking.words import Offsets, TextWords
+from retrieval.words import Offsets, TextWords
 
 
 def _none() -> Offsets:

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from sentencex import segment
 
-from pipelines.chunking.words import Offsets, TextWords
+from retrieval.words import Offsets, TextWords
 
 _LINE_BREAKS = "\x85\u2028\u2029"
 _OTHER_SPACES = [chr(code) for code in range(128, 0x3001) if chr(code).isspace()]

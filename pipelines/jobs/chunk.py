@@ -58,6 +58,7 @@ class Chunk(Stage[ChunkConfig]):
     """A shard is a stretch of source documents."""
 
     command = "chunk"
+    algorithm_version = 2
     kind = COLLECTION
     config_class = ChunkConfig
     unit = "chunks"

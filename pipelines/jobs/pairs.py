@@ -51,7 +51,7 @@ class Pairs(Stage[PairsConfig]):
 
     command = "pairs"
     kind = PAIRS
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = PairsConfig
     unit = "pairs"
 

@@ -52,7 +52,7 @@ class Queries(Stage[QueriesConfig]):
 
     command = "queries"
     kind = COLLECTION
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = QueriesConfig
     unit = "documents"
 

@@ -7,12 +7,12 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from pipelines.chunking.words import count_words
 from pipelines.formats.python_functions import documented_functions, first_paragraph
 from pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument
 from pipelines.source_languages import LANGUAGES as SOURCE_LANGUAGES
 from pipelines.source_languages import Comments, language_of
 from raytriever.settings.configuration import Settings, did_you_mean
+from retrieval.words import count_words
 
 # Documented functions in languages that aren't parsed here: a comment directly above a definition.
 #

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from pipelines.chunking.words import count_words
 from pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument
 from raytriever.settings.configuration import Settings
+from retrieval.words import count_words
 
 _MARKED = re.compile(r"(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
 # as CommonMark has them (§4.5), but for fences in lists: what follows an opening fence is its info string, which holds

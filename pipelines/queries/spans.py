@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pipelines.chunking.sentences import sentence_ends
-from pipelines.chunking.words import Offsets, TextWords
 from pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument, draws
 from raytriever.settings.configuration import Settings
+from retrieval.words import Offsets, TextWords
 
 # Independent cropping (Contriever; Izacard et al., 2022, section 3.2): two random spans of a text find each other.
 

@@ -76,7 +76,7 @@ class Index(Stage[IndexConfig]):
 
     command = "index"
     kind = INDEX
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = IndexConfig
     unit = "documents"
 

@@ -153,7 +153,7 @@ def test_wrong_input(tmp_path: Path) -> None:
         LexicalIndex.load(tmp_path)
     index = LexicalIndex.build(TEXTS, BM25Settings())
     index.save(tmp_path)
-    (tmp_path / "settings.json").write_text('{"k1": 0.9, "bee": 0.4, "word_splitting": 2}')
+    (tmp_path / "settings.json").write_text('{"k1": 0.9, "bee": 0.4}')
     with pytest.raises(UserError, match="'bee' is not a setting"):
         LexicalIndex.load(tmp_path)
 
@@ -173,17 +173,6 @@ def test_wrong_input(tmp_path: Path) -> None:
 def test_texts_of_any_script_are_found(values: dict[str, str], texts: list[str], queries: list[str]) -> None:
     index = LexicalIndex.build(texts, BM25Settings.model_validate({"stemmer": None, "stop_words": None} | values))
     assert index.search(queries, 2).rows.tolist() == [[0, -1], [1, -1]]
-
-
-def test_an_index_of_another_version_is_refused(tmp_path: Path) -> None:
-    LexicalIndex.build(TEXTS, BM25Settings()).save(tmp_path)
-    path = tmp_path / "settings.json"
-    stored = json.loads(path.read_text())
-    assert stored.pop("word_splitting") == 2
-    for other, said in ((stored, "None"), (stored | {"word_splitting": 3}, "3")):
-        path.write_text(json.dumps(other))
-        with pytest.raises(UserError, match=f"word_splitting is {said}, and this version .* in way 2"):
-            LexicalIndex.load(tmp_path)
 
 
 @pytest.mark.parametrize(

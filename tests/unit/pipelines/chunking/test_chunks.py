@@ -7,7 +7,7 @@ from sentencex import get_sentence_boundaries
 
 from pipelines.chunking.chunks import chunk_text
 from pipelines.chunking.settings import ChunkingSettings, Kind
-from pipelines.chunking.words import count_words
+from retrieval.words import count_words
 from tests.unit.pipelines.chunking.texts import cut, limits, real_data, real_texts, texts, texts_of
 
 PROSE = "The first sentence has six words. Here are four. " * 4

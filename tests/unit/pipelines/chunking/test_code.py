@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipelines.chunking import code
 from pipelines.chunking.chunks import chunk_text
 from pipelines.chunking.settings import ChunkingSettings, Language
-from pipelines.chunking.words import count_words
+from retrieval.words import count_words
 from tests.unit.pipelines.chunking.texts import PARTS, cut, texts_of
 
 PYTHON = '''"""A module."""

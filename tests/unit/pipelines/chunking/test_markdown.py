@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.chunking.markdown import blocks
-from pipelines.chunking.words import count_words
+from retrieval.words import count_words
 from tests.unit.pipelines.chunking.texts import cut, real_data, real_texts
 
 CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"

@@ -9,7 +9,7 @@ from hypothesis import given
 from sentencex import get_sentence_boundaries
 
 from pipelines.chunking.sentences import sentence_ends
-from pipelines.chunking.words import TextWords
+from retrieval.words import TextWords
 from tests.unit.pipelines.chunking.texts import real_data, real_texts, texts
 
 

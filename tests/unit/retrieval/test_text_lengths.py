@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.chunking.words import TextWords, count_words
+from retrieval.words import TextWords, count_words
 from tests.unit.pipelines.chunking.texts import texts
 
 NO_CUTS = np.empty(0, np.int64)

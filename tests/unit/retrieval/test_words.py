@@ -4,6 +4,7 @@ import re
 import unicodedata
 
 import pytest
+import regex
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -23,8 +24,8 @@ def literal(text: str) -> list[str]:
     words, word, alone = [], "", False  # alone: a character of a script without spaces
     for character in unicodedata.normalize("NFC", text) + " ":
         is_mark = unicodedata.category(character) in ("Mn", "Mc")
-        is_mark &= not (0xFE00 <= ord(character) < 0xFE10 or 0xE0100 <= ord(character) < 0xE01F0)
-        is_letter, is_unspaced = bool(re.match(r"\w", character)), bool(re.match(f"[{UNSPACED}]", character))
+        is_mark &= not regex.match(r"\p{Variation_Selector}", character)
+        is_letter, is_unspaced = bool(re.match(r"\w", character)), bool(regex.match(f"[{UNSPACED}]", character))
         if word and (is_mark or (is_letter and not is_unspaced and not alone)):
             word += character
             continue
@@ -43,7 +44,7 @@ def test_latin_text_and_code_are_split_as_by_the_plain_pattern(text: str) -> Non
     assert words_of(lower) == PLAIN.findall(lower)
 
 
-@given(st.text(st.one_of(ODD, ODD, st.characters())))
+@given(st.text(st.one_of(ODD, ODD, st.characters(exclude_categories=["Cs", "Cn"]))))
 @example("e\u0301te\u0301 \u0301x हिन्दी है \u0e01\u0e33\u0e49 が机器。")
 def test_any_text_is_split_as_it_says(text: str) -> None:
     assert words_of(text) == literal(text)
@@ -51,7 +52,7 @@ def test_any_text_is_split_as_it_says(text: str) -> None:
 
 def test_every_character_is_split_as_it_says() -> None:
     for block in range(0, 0x32000, 0x100):
-        texts = [f"a{chr(code)}b" for code in range(block, block + 0x100)]
+        texts = [f"a{chr(code)}b" for code in range(block, block + 0x100) if unicodedata.category(chr(code)) != "Cn"]
         assert [word for text in texts for word in words_of(text)] == literal(" ".join(texts)), hex(block)
 
 
