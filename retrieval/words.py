@@ -25,12 +25,12 @@ SOUTH_EAST_ASIAN = (
 )
 UNSPACED = IDEOGRAPHS + SOUTH_EAST_ASIAN
 
-_LETTER = rf"[[\p{{L}}\p{{N}}_]--[{UNSPACED}]]"
+_SPACED = rf"[[\p{{L}}\p{{N}}_]--[{UNSPACED}]]"
 _MARK = r"[[\p{Mn}\p{Mc}]--\p{Variation_Selector}]"  # a selector says how a character is drawn
 _PLAIN_WORD = re.compile(r"\w\w+")  # what _WORD finds where no mark and no unspaced script is
 _MARKED_OR_UNSPACED = regex.compile(rf"[{UNSPACED}\p{{Mn}}\p{{Mc}}]")
 _WORD = regex.compile(
-    rf"{_LETTER}{_LETTER}+(?:{_MARK}+{_LETTER}*)*|{_LETTER}(?:{_MARK}+{_LETTER}*)+"
+    rf"{_SPACED}{_SPACED}+(?:{_MARK}+{_SPACED}*)*|{_SPACED}(?:{_MARK}+{_SPACED}*)+"
     rf"|[[{UNSPACED}]&&[\p{{L}}\p{{N}}]]{_MARK}*",
     regex.V1,
 )

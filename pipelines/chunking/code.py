@@ -14,8 +14,7 @@ from itertools import count
 from typing import NamedTuple
 
 import numpy as np
-from tree_sitter import Language as Grammar
-from tree_sitter import Node, Parser, Tree
+from tree_sitter import Language, Node, Parser, Tree
 
 from pipelines.chunking.pieces import (
     ANY,
@@ -26,7 +25,7 @@ from pipelines.chunking.pieces import (
     sealed_pieces,
     words_before,
 )
-from pipelines.chunking.settings import Language
+from pipelines.source_languages import Grammar
 from retrieval.words import TextWords
 
 _DEEPEST = 64  # levels below are not told apart, so that time is linear in the rows
@@ -36,7 +35,7 @@ _DEFINITION = re.compile(
     r".*(definition|declaration|_item|_specifier)$|(method|singleton_method|class|module|export_statement)$"
 )
 _ATTACHED = re.compile(r".*comment|attribute_item$|inner_attribute_item$|decorator$")
-_MODULES: dict[Language, tuple[str, str]] = {
+_MODULES: dict[Grammar, tuple[str, str]] = {
     "csharp": ("tree_sitter_c_sharp", "language"),
     "php": ("tree_sitter_php", "language_php"),
     "tsx": ("tree_sitter_typescript", "language_tsx"),
@@ -54,7 +53,7 @@ class _RowNode(NamedTuple):
     is_attached: bool
 
 
-def code_pieces(text: str, language: Language, words: TextWords, max_words: int) -> tuple[Pieces, bool] | None:
+def code_pieces(text: str, language: Grammar, words: TextWords, max_words: int) -> tuple[Pieces, bool] | None:
     """Whole lines by the structure of the code; definitions open chunks. Also says whether there are syntax errors.
 
     None for what is no code: more than 1 MiB, a binary, or what is far harder to parse than code is.
@@ -88,7 +87,7 @@ def code_pieces(text: str, language: Language, words: TextWords, max_words: int)
     return pieces, tree.root_node.has_error
 
 
-def _parse(source: bytes, language: Language) -> Tree | None:
+def _parse(source: bytes, language: Grammar) -> Tree | None:
     parser, calls = _parser(language), count()
     try:
         return parser.parse(
@@ -135,6 +134,6 @@ def _openings(nodes: dict[int, _RowNode]) -> set[int]:
 
 
 @cache
-def _parser(language: Language) -> Parser:
+def _parser(language: Grammar) -> Parser:
     module, function = _MODULES.get(language, (f"tree_sitter_{language}", "language"))
-    return Parser(Grammar(getattr(importlib.import_module(module), function)()))
+    return Parser(Language(getattr(importlib.import_module(module), function)()))

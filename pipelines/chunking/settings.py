@@ -5,40 +5,17 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from pipelines.source_languages import Grammar, source_language
 from raytriever.settings.configuration import Settings
 
 Kind = Literal["sentences", "markdown", "code", "lines", "auto"]
-Language = Literal[
-    "bash", "c", "cpp", "csharp", "go", "java", "javascript", "php", "python", "ruby", "rust", "tsx", "typescript"
-]
-
-_LANGUAGES: dict[str, Language] = {
-    **dict.fromkeys((".sh", ".bash"), "bash"),
-    **dict.fromkeys((".c", ".h"), "c"),
-    **dict.fromkeys((".cc", ".cpp", ".cxx", ".hh", ".hpp", ".hxx", ".cu", ".cuh"), "cpp"),
-    ".cs": "csharp",
-    ".go": "go",
-    ".java": "java",
-    **dict.fromkeys((".js", ".jsx", ".mjs", ".cjs"), "javascript"),
-    ".php": "php",
-    **dict.fromkeys((".py", ".pyi"), "python"),
-    ".rb": "ruby",
-    ".rs": "rust",
-    ".tsx": "tsx",
-    **dict.fromkeys((".ts", ".mts", ".cts"), "typescript"),
-}
-_MARKDOWN = {".md", ".markdown", ".mdx", ".rmd", ".qmd"}
-# code and data without a grammar here
-_LINES = {
-    *(".asm", ".clj", ".css", ".csv", ".dart", ".el", ".erl", ".ex", ".exs", ".f90", ".fs", ".groovy", ".hs", ".html"),
-    *(".ini", ".jl", ".json", ".kt", ".kts", ".less", ".lisp", ".lua", ".m", ".ml", ".mm", ".nix", ".pas", ".pl"),
-    *(".pm", ".proto", ".ps1", ".r", ".s", ".scala", ".scm", ".scss", ".sql", ".swift", ".tcl", ".tf", ".toml"),
-    *(".tsv", ".v", ".vb", ".vhd", ".vim", ".xml", ".yaml", ".yml", ".zig", ".cfg", ".cmake", ".gradle", ".mk"),
-}
+# endings of data, cut at lines as code without a grammar is
+_DATA = {".csv", ".ini", ".json", ".toml", ".tsv", ".cfg", ".xml", ".yaml", ".yml"}
+_PROSE = {"restructuredtext"}  # of the languages: cut by sentences
 
 
 class ChunkingSettings(Settings):
-    """How texts are cut into chunks of at most ``max_words`` words (``words.py`` says what a word is).
+    """How texts are cut into chunks of at most ``max_words`` words (``retrieval/words.py`` says what a word is).
 
     ``kind``: sentences, whole ones; markdown, sentences between headings and blocks of code; code, functions and
     classes; lines, groups of lines; auto, by the ending of the document's id (``src/main.rs``), sentences where it
@@ -47,10 +24,15 @@ class ChunkingSettings(Settings):
     """
 
     kind: Kind = "sentences"
+    """Where texts are cut; auto: by the ending of the document's id."""
     max_words: int = Field(default=120, gt=0)
+    """Most words of a chunk; a longer sentence is cut between words, a line of code never is."""
     min_words: int = Field(default=20, ge=0)
-    language: str = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")  # of sentences, ISO 639
-    programming_language: Language | None = None  # of code; None: by the ending of the document's id
+    """A heading or a definition begins a new chunk only once the one before holds so many."""
+    language: str = Field(default="en", pattern="^[a-z]{2,3}(-[a-z]+)*$")
+    """Of sentences, ISO 639."""
+    programming_language: Grammar | None = None
+    """Of code; null: by the ending of the document's id."""
 
     @model_validator(mode="after")
     def _check_words(self) -> Self:
@@ -61,15 +43,17 @@ class ChunkingSettings(Settings):
             )
         return self
 
-    def way_of(self, source_id: str) -> tuple[Kind, Language | None]:
-        """How the document is cut: never 'auto'; a language with 'code' alone."""
+    def way_of(self, source_id: str) -> tuple[Kind, Grammar | None]:
+        """How the document is cut: never 'auto'; a grammar with 'code' alone."""
         if self.kind in ("sentences", "markdown", "lines"):
             return self.kind, None
-        ending = PurePosixPath(source_id).suffix.lower()
-        language = self.programming_language if self.kind == "code" else None
-        language = language or _LANGUAGES.get(ending)
-        if language:
-            return "code", language
-        if self.kind == "code" or ending in _LINES:
+        language = source_language(source_id)
+        grammar = self.programming_language if self.kind == "code" else None
+        grammar = grammar or (language.grammar if language else None)
+        if grammar:
+            return "code", grammar
+        if self.kind == "code" or PurePosixPath(source_id).suffix.lower() in _DATA:
             return "lines", None
-        return ("markdown" if ending in _MARKDOWN else "sentences"), None
+        if language is None or language.name in _PROSE:
+            return "sentences", None
+        return ("markdown" if language.name == "markdown" else "lines"), None

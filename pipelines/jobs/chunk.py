@@ -42,16 +42,16 @@ _WITHOUT_TEXT = "documents without a text"
 
 
 class ChunkConfig(StageConfig):
-    """Which collection is cut, and how.
-
-    ``join_titles``: passages of one title that follow one another (wikipedia-nq-corpus) are joined with a space before;
-    ``source_id`` is then the first passage's id, and offsets are those of the joined text.
-    """
+    """Which collection is cut, and how."""
 
     collection: InputPath
+    """The collection whose documents are cut."""
     chunking: ChunkingSettings = ChunkingSettings()
+    """How."""
     join_titles: bool = False
-    megabytes_per_shard: float = Field(default=64, gt=0)  # of the collection, uncompressed
+    """Joins passages of one title that follow one another before (wikipedia-nq-corpus); offsets are of the whole."""
+    megabytes_per_shard: float = Field(default=64, gt=0)
+    """Of the collection, uncompressed."""
 
 
 class Chunk(Stage[ChunkConfig]):

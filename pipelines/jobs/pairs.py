@@ -37,13 +37,19 @@ class PairsConfig(StageConfig):
     """Which judgments become pairs, and what becomes of those that repeat one another."""
 
     collection: InputPath
+    """The collection whose judgments become pairs."""
     split: str | Annotated[tuple[str, ...], Field(min_length=1)] = "train"
+    """Which judgments; several splits make one set of pairs."""
     minimum_relevance: int = 1
+    """The grade from which a document answers its query."""
     duplicates: DuplicateSettings = DuplicateSettings()
-    # pairs of one query at most, drawn by their ids; a batch of one query's pairs alone has all negatives masked
+    """Pairs that repeat an earlier one."""
     documents_per_query: int | None = Field(default=None, gt=0)
+    """Most pairs of one query, drawn by their ids: a batch of one query's pairs alone has all negatives masked."""
     rows_per_file: int = Field(default=1_000_000, gt=0)
-    texts_per_shard: int = Field(default=100_000, gt=0)  # rows of the collection whose texts one worker hashes
+    """Pairs of a file."""
+    texts_per_shard: int = Field(default=100_000, gt=0)
+    """Rows of the collection whose texts one worker hashes."""
 
 
 class Pairs(Stage[PairsConfig]):

@@ -24,21 +24,23 @@ HELD_OUT_SPLIT = "test"
 
 
 class QueriesConfig(StageConfig):
-    """How queries are made, and which split their judgments are of.
-
-    ``held_out`` is the share of source documents whose examples are of split ``test`` instead, chosen by a hash of
-    the document's id and ``seed``; no chunk or section of one is trained on.
-    """
+    """How queries are made, and which split their judgments are of."""
 
     collection: InputPath
+    """The collection whose documents queries are made from."""
     queries: Annotated[
         TitleQueries | HeadingQueries | InverseClozeQueries | CropQueries | DocstringQueries,
         Field(discriminator="kind"),
     ]
+    """Which kind of queries."""
     split: str = Field(default="train", min_length=1)
+    """The split that their judgments are of."""
     held_out: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the source documents, chosen by a hash of their ids, whose examples are of split test instead."""
     seed: int = Field(default=0, ge=0)
-    rows_per_shard: int = Field(default=50_000, gt=0)  # documents or chunks of the source collection
+    """Of what is drawn, and of what is held out."""
+    rows_per_shard: int = Field(default=50_000, gt=0)
+    """Documents or chunks of the source collection."""
 
     @model_validator(mode="after")
     def _splits_differ(self) -> Self:
@@ -83,12 +85,13 @@ class Queries(Stage[QueriesConfig]):
                 sources += 1
                 split = HELD_OUT_SPLIT if is_held_out(source.id, config.held_out, config.seed) else config.split
                 for example in config.queries.examples(source, config.seed, dropped):
-                    queries.add(example.query_id, example.query, source.domain, no_answers)
+                    query_id = QUERY + example.query_id
+                    queries.add(query_id, example.query, source.domain, no_answers)
                     split_counts[f"queries of split {split}"] += 1
                     for document in example.documents:
                         self._check_id(document.id)
                         documents.add(document.id, document.title, document.text, source.domain)
-                        judgments.add(example.query_id, document.id, 1, split)
+                        judgments.add(query_id, document.id, 1, split)
         counts = {"documents": documents.rows, "queries": queries.rows, "judgments": judgments.rows}
         counts |= {"source documents": sources, **split_counts}
         return writer.commit(documents.rows, counts=counts, dropped=dropped)

@@ -35,11 +35,17 @@ class NearDuplicateSettings(Settings):
     """
 
     document_threshold: float = Field(default=0.8, gt=0, le=1)
+    """Similarity from which two documents are nearly the same."""
     query_threshold: float = Field(default=0.9, gt=0, le=1)
-    document_words: int = Field(default=3, ge=1)  # of an n-gram; a shorter text is one n-gram
+    """Similarity from which two queries are nearly the same."""
+    document_words: int = Field(default=3, ge=1)
+    """Words of a document's n-gram; a shorter text is one n-gram."""
     query_words: int = Field(default=2, ge=1)
+    """Words of a query's n-gram."""
     bands: int = Field(default=20, ge=1, le=256)
+    """Buckets of a text; two texts that share one are compared."""
     rows: int = Field(default=6, ge=1, le=64)
+    """Minimum hashes that make a bucket's key."""
 
 
 def lower_words(texts: Sequence[str]) -> tuple[pa.LargeStringArray, NDArray[np.int64]]:
@@ -235,8 +241,11 @@ class DuplicateSettings(Settings):
     """
 
     exact: Literal["drop", "keep"] = "drop"
+    """Pairs whose two texts equal an earlier pair's but for case and white space."""
     near: Literal["off", "report", "drop"] = "off"
+    """Pairs both of whose texts are nearly an earlier pair's."""
     similarity: NearDuplicateSettings = NearDuplicateSettings()
+    """What nearly is."""
 
     @property
     def needs_texts(self) -> bool:

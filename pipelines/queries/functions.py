@@ -8,17 +8,13 @@ from typing import Literal, NamedTuple
 from pydantic import Field, field_validator
 
 from pipelines.formats.python_functions import documented_functions, first_paragraph
-from pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument
+from pipelines.queries.sources import Example, MadeDocument, SourceDocument
 from pipelines.source_languages import LANGUAGES as SOURCE_LANGUAGES
 from pipelines.source_languages import Comments, language_of
 from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.words import count_words
 
-# Documented functions in languages that aren't parsed here: a comment directly above a definition.
-#
-# By lines and indentation, so it wants code that is laid out as people lay it out; what it can't tell it leaves out.
-
-# which comments a language has
+# which comments a language has; its functions are found by lines and indentation, and what they can't tell is left out
 COMMENTS: dict[str, Comments] = {row.name: row.comments for row in SOURCE_LANGUAGES if row.comments}
 
 _LINE_COMMENT = {
@@ -150,8 +146,11 @@ class DocstringQueries(Settings):
     """
 
     kind: Literal["docstring"] = "docstring"
-    language: str | None = None  # None: of each document by the ending of its id or its title, a path
-    minimum_words: int = Field(default=3, ge=1)  # of the query; a function with less is left out (CodeSearchNet)
+    """A documentation comment's first paragraph finds the function without it."""
+    language: str | None = None
+    """Null: of each document by the ending of its id or its title, a path."""
+    minimum_words: int = Field(default=3, ge=1)
+    """Of the query; a function with less is left out (CodeSearchNet)."""
 
     @field_validator("language")
     @classmethod
@@ -178,7 +177,7 @@ class DocstringQueries(Settings):
                 dropped["functions with a short documentation"] += 1
                 continue
             made = MadeDocument(f"{source.id}#{number}", "", code)
-            yield Example(QUERY + made.id, query, (made,))
+            yield Example(made.id, query, (made,))
 
 
 def _functions(source: SourceDocument, language: str) -> Iterator[tuple[str, str]]:

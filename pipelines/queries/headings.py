@@ -1,4 +1,4 @@
-"""Heading to section: what an author called a part of a document finds that part."""
+"""What an author called a text finds it: a heading its section, a title what stands below it."""
 
 import re
 from bisect import bisect_right
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument
+from pipelines.queries.sources import Example, MadeDocument, SourceDocument
 from raytriever.settings.configuration import Settings
 from retrieval.words import count_words
 
@@ -52,16 +52,19 @@ class HeadingQueries(Settings):
     """
 
     kind: Literal["headings"] = "headings"
+    """Title and heading find the section below it."""
     query: How = "title and heading"
-    # a shorter section is dropped, a shorter piece of one joins the piece before it, or behind it where it is the first
+    """What of a heading's place is the query."""
     minimum_words: int = Field(default=20, ge=1)
-    introduction: bool = True  # what stands before the first heading is found by the title alone
-    deepest_level: int = Field(default=6, ge=1, le=6)  # deeper headings are text of the section they are in
-    # reStructuredText and Setext headings: a line with a line of one character below that is as long, or longer
+    """A shorter section is dropped, a shorter piece of one joins its neighbour."""
+    introduction: bool = True
+    """Whether the title alone finds what stands before the first heading."""
+    deepest_level: int = Field(default=6, ge=1, le=6)
+    """Deeper headings are text of the section they are in."""
     underlined: bool = False
-    # a marked heading counts only between blank lines: for texts whose code blocks have lost their fences, in
-    # which a comment looks like a heading
+    """Whether a line of one character below another makes it a heading (reStructuredText, Setext)."""
     blank_lines: bool = False
+    """Whether a heading counts only between blank lines: for code without fences, whose comments look like one."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
         """One example a section; ``dropped`` counts sections that are too short and introductions without a title."""
@@ -82,7 +85,7 @@ class HeadingQueries(Settings):
             for piece in _pieces(source, section, self.minimum_words):
                 made.append(MadeDocument(f"{source.id}#{number}", "", piece))
                 number += 1
-            yield Example(f"{QUERY}{source.id}#section-{place}", query, tuple(made))
+            yield Example(f"{source.id}#section-{place}", query, tuple(made))
 
     def _query(self, title: str, path: tuple[str, ...]) -> str:
         if not path:
@@ -157,9 +160,6 @@ def _is_underline(line: str, title: str) -> bool:
     return is_ruler and bool(title) and not _UNDERLINE.match(title) and len(title) <= len(line.rstrip())
 
 
-# Title to body: a heading that an author wrote, or the question of a thread, finds what stands below it.
-
-
 class TitleQueries(Settings):
     """The query is the title, the documents are the body, or its chunks, whose titles are left empty.
 
@@ -168,6 +168,7 @@ class TitleQueries(Settings):
     """
 
     kind: Literal["title"] = "title"
+    """The title finds the text without it."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
         """One example; ``dropped`` counts documents without a title or a text."""
@@ -181,7 +182,7 @@ class TitleQueries(Settings):
             if text.strip():
                 made.append(MadeDocument(passage.id, "", text))
         if made:
-            yield Example(QUERY + source.id, source.title, tuple(made))
+            yield Example(source.id, source.title, tuple(made))
         else:
             dropped["documents without a text"] += 1
 

@@ -15,7 +15,9 @@ from raytriever.artifacts.artifact import ShardWriter
 
 CHUNKED = ("source_id", "number")  # what a chunked collection's documents have beside the usual columns
 COLUMNS = ("id", "title", "text", "domain")
-QUERY = "query:"  # what ids of queries begin with, and no id of a document does
+# what ids of queries begin with, and no id of a document: BEIR and others take a result that has its query's id for the
+# query itself, and leave it out
+QUERY = "query:"
 
 
 class Passage(NamedTuple):
@@ -50,8 +52,7 @@ class MadeDocument(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A query and the documents that answer it. Its id begins with ``QUERY``: BEIR and others take a result that has
-    the query's id for the query itself, and leave it out."""
+    """A query, what its id has behind ``QUERY``, and the documents that answer it."""
 
     query_id: str
     query: str
@@ -90,8 +91,6 @@ def is_held_out(source_id: str, share: float, seed: int) -> bool:
     """Whether a source's examples are for testing: a function of its id and the seed alone."""
     return share > 0 and draws(seed, "held out", source_id).random() < share
 
-
-# Writes a part of a collection row by row, in row groups of bounded size.
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 _CHARACTERS_PER_GROUP = 16 << 20

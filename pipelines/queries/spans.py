@@ -1,4 +1,7 @@
-"""The inverse cloze task (Lee, Chang and Toutanova, 2019, section 4): a sentence finds the passage it is from."""
+"""Stretches of a passage as queries: independent crops, and the sentences of the inverse cloze task.
+
+Crops: Contriever (Izacard et al., 2022, section 3.2). Inverse cloze: Lee, Chang and Toutanova (2019, section 4).
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,11 +12,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pipelines.chunking.sentences import sentence_ends
-from pipelines.queries.sources import QUERY, Example, MadeDocument, SourceDocument, draws
+from pipelines.queries.sources import Example, MadeDocument, SourceDocument, draws
 from raytriever.settings.configuration import Settings
 from retrieval.words import Offsets, TextWords
-
-# Independent cropping (Contriever; Izacard et al., 2022, section 3.2): two random spans of a text find each other.
 
 
 class CropQueries(Settings):
@@ -25,11 +26,17 @@ class CropQueries(Settings):
     """
 
     kind: Literal["crops"] = "crops"
+    """A random span of words finds another one of the same passage."""
     minimum_share: float = Field(default=0.05, gt=0, le=1)
+    """Of a passage's words, in the shortest span."""
     maximum_share: float = Field(default=0.5, gt=0, le=1)
+    """Of a passage's words, in the longest span."""
     word_deletion: float = Field(default=0.1, ge=0, lt=1)
-    minimum_words: int = Field(default=4, ge=1)  # of a span before deletion; a passage with fewer is dropped
+    """Probability with which each word of a span is left out."""
+    minimum_words: int = Field(default=4, ge=1)
+    """Of a span before deletion; a passage with fewer is dropped."""
     per_passage: int = Field(default=1, ge=1)
+    """Examples made of each passage."""
 
     @model_validator(mode="after")
     def _shares_are_in_order(self) -> Self:
@@ -51,7 +58,7 @@ class CropQueries(Settings):
             for number in range(self.per_passage):
                 query, document = self._crop(text, words, random), self._crop(text, words, random)
                 made = MadeDocument(f"{passage.id}#{number}", "", document)
-                yield Example(QUERY + made.id, query, (made,))
+                yield Example(made.id, query, (made,))
 
     def _crop(self, text: str, words: Offsets, random: Random) -> str:
         share = self.minimum_share + random.random() * (self.maximum_share - self.minimum_share)
@@ -61,9 +68,6 @@ class CropQueries(Settings):
         kept = [place for place in range(first, last) if random.random() >= self.word_deletion] or [first]
         bounds = [*words[first : last + 1].tolist(), len(text)]  # a word goes with the white space behind it
         return "".join(text[bounds[place - first] : bounds[place - first + 1]] for place in kept).strip()
-
-
-# Sentences as stretches of a text without the white space around them.
 
 
 def sentence_spans(text: str, language: str = "en") -> list[tuple[int, int]]:
@@ -87,10 +91,15 @@ class InverseClozeQueries(Settings):
     """
 
     kind: Literal["inverse_cloze"] = "inverse_cloze"
+    """A random sentence finds the passage it is from."""
     removal: float = Field(default=0.9, ge=0, le=1)
-    minimum_words: int = Field(default=4, ge=1)  # of the query, and of what is left of the passage without it
-    per_passage: int = Field(default=1, ge=1)  # different sentences of one passage
-    language: str = "en"  # ISO 639-1, of the rules that find sentences
+    """Share of the passages that lose their sentence."""
+    minimum_words: int = Field(default=4, ge=1)
+    """Of the query, and of what is left of the passage without it."""
+    per_passage: int = Field(default=1, ge=1)
+    """Different sentences of one passage."""
+    language: str = "en"
+    """ISO 639-1, of the rules that find sentences."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:
         """``per_passage`` examples a passage, or as many as it has sentences; ``dropped`` counts passages."""
@@ -104,7 +113,7 @@ class InverseClozeQueries(Settings):
                 start, end = usable.pop(int(random.random() * len(usable)))
                 rest = without(text, start, end) if random.random() < self.removal else text
                 made = MadeDocument(f"{passage.id}#{number}", source.title, rest)
-                yield Example(QUERY + made.id, text[start:end], (made,))
+                yield Example(made.id, text[start:end], (made,))
 
     def _usable(self, text: str) -> list[tuple[int, int]]:
         """Sentences that are long enough and leave enough."""

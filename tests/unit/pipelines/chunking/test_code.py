@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pipelines.chunking import code
 from pipelines.chunking.chunks import chunk_text
-from pipelines.chunking.settings import ChunkingSettings, Language
+from pipelines.chunking.settings import ChunkingSettings
+from pipelines.source_languages import Grammar
 from retrieval.words import count_words
 from tests.unit.pipelines.chunking.texts import PARTS, cut, texts_of
 
@@ -62,7 +63,7 @@ def test_a_class_that_is_too_long_is_cut_at_its_methods() -> None:
     assert any(chunk.startswith("    # about the method\n    def method") for chunk in chunks)
 
 
-SOURCES: dict[Language, str] = {
+SOURCES: dict[Grammar, str] = {
     "bash": "f() {\n  echo one two\n  echo three\n}\n\ng() {\n  echo four five\n  echo six\n}\n",
     "c": "/* one */\nint f(void) {\n  int a = 1;\n  return a;\n}\n\nint g(void) {\n  int b = 2;\n  return b;\n}\n",
     "cpp": "struct A {\n  int f() { return 1; }\n  int a = 3;\n};\n\ntemplate <class T>\nT g(T x) {\n  return x;\n}\n",
@@ -80,7 +81,7 @@ SOURCES: dict[Language, str] = {
 
 
 @pytest.mark.parametrize("language", SOURCES)
-def test_every_language_has_its_grammar(language: Language) -> None:
+def test_every_language_has_its_grammar(language: Grammar) -> None:
     text = SOURCES[language]
     settings = ChunkingSettings(kind="code", programming_language=language, max_words=24, min_words=3)
     chunks = chunk_text(text, settings)
@@ -98,7 +99,7 @@ def test_the_grammar_goes_by_the_ending() -> None:
         "a/B.JAVA": ("code", "java"),
         "x.md": ("markdown", None),
         "q.sql": ("lines", None),
-        "Makefile": ("sentences", None),
+        "Makefile": ("lines", None),
         "beer-q1": ("sentences", None),
     }
     assert ChunkingSettings(kind="code").way_of("Makefile") == ("lines", None)
@@ -119,7 +120,7 @@ def check_lines(text: str, settings: ChunkingSettings) -> None:
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=40).map("".join), st.sampled_from(sorted(SOURCES)))
-def test_lines_of_broken_code_are_whole(text: str, language: Language) -> None:
+def test_lines_of_broken_code_are_whole(text: str, language: Grammar) -> None:
     check_lines(text, ChunkingSettings(kind="code", programming_language=language, max_words=5, min_words=1))
 
 

@@ -31,8 +31,8 @@ class Lobster:
 def test_python_in_chunks_or_whole(sizes: list[int]) -> None:
     made, dropped = examples(DocstringQueries(), source(PYTHON, id_="src/sea.py", cuts=chunks(PYTHON, sizes)))
     assert [(example.query_id, example.query) for example in made] == [
-        ("query:src/sea.py#0", "Counts the claws of a lobster."),
-        ("query:src/sea.py#2", "Closes all claws at once."),
+        ("src/sea.py#0", "Counts the claws of a lobster."),
+        ("src/sea.py#2", "Closes all claws at once."),
     ]
     assert made[0].documents == (("src/sea.py#0", "", "def claws(lobster):\n    return 2"),)
     assert made[1].documents[0].text == "def close(self):\n    self.closed = True"

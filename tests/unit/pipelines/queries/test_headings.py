@@ -134,7 +134,7 @@ def test_what_is_dropped_is_counted() -> None:
 @given(st.lists(st.integers(1, 30), max_size=12))
 def test_chunks_are_cut_at_headings(sizes: list[int]) -> None:
     made, _ = examples(HeadingQueries(minimum_words=1), source(ARTICLE, "Lobster", "s", chunks(ARTICLE, sizes)))
-    assert [example.query_id for example in made] == [f"query:s#section-{number}" for number in range(4)]
+    assert [example.query_id for example in made] == [f"s#section-{number}" for number in range(4)]
     ids = [document.id for example in made for document in example.documents]
     assert ids == [f"s#{number}" for number in range(len(ids))]
     whole, _ = examples(HeadingQueries(minimum_words=1), source(ARTICLE, "Lobster"))

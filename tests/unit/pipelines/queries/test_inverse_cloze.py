@@ -13,7 +13,7 @@ SOURCES = [source(TEXT, "Lobster", f"s{number}") for number in range(2000)]
 def test_a_sentence_finds_the_rest_nine_times_of_ten() -> None:
     made, dropped = examples(InverseClozeQueries(), *SOURCES)
     assert dropped == {}
-    assert [example.query_id for example in made] == [f"query:{found.id}#0" for found in SOURCES]
+    assert [example.query_id for example in made] == [f"{found.id}#0" for found in SOURCES]
     removed = []
     for example in made:
         (document,) = example.documents
@@ -39,13 +39,13 @@ def test_draws_are_a_function_of_seed_and_id() -> None:
 def test_several_sentences_of_a_passage_are_different() -> None:
     made, _ = examples(InverseClozeQueries(per_passage=9, removal=1), source(TEXT))
     assert sorted(example.query for example in made) == sorted(SENTENCES)
-    assert [example.query_id for example in made] == ["query:s#0", "query:s#1", "query:s#2", "query:s#3"]
+    assert [example.query_id for example in made] == ["s#0", "s#1", "s#2", "s#3"]
 
 
 def test_each_chunk_is_a_passage() -> None:
     cut = TEXT.index("Most")
     made, _ = examples(InverseClozeQueries(removal=1), source(TEXT, cuts=(cut,)))
-    assert [example.query_id for example in made] == ["query:s#0#0", "query:s#1#0"]
+    assert [example.query_id for example in made] == ["s#0#0", "s#1#0"]
     assert made[1].query in SENTENCES[2:]
     assert made[1].documents[0].text in SENTENCES[2:]
 

@@ -6,7 +6,7 @@ THREAD = "I was offered one made with citra hops.\n\nCitra hops have fairly high
 
 def test_a_thread_s_question_finds_its_posts() -> None:
     made, dropped = examples(TitleQueries(), source(THREAD, "What is a citra hop?", "beer-q1"))
-    assert made == [("query:beer-q1", "What is a citra hop?", (("beer-q1", "", THREAD),))]
+    assert made == [("beer-q1", "What is a citra hop?", (("beer-q1", "", THREAD),))]
     assert dropped == {}
 
 
@@ -14,7 +14,7 @@ def test_all_chunks_answer_the_title() -> None:
     cut = THREAD.index("Citra")
     made, _ = examples(TitleQueries(), source(THREAD, "What is a citra hop?", "q1", (cut,)))
     documents = (("q1#0", "", THREAD[:cut]), ("q1#1", "", THREAD[cut:]))
-    assert made == [("query:q1", "What is a citra hop?", documents)]
+    assert made == [("q1", "What is a citra hop?", documents)]
 
 
 def test_a_title_repeated_at_the_top_is_taken_away() -> None:
