@@ -5,7 +5,10 @@ sides are decomposed (NFD), split into runs of letters, digits and marks and sin
 So "U.S." is found in "the u.s. army", "art" not in "party", and "café" in any of its encodings. A **regex** answer
 (CuratedTREC) is searched in the decomposed text, ignoring case, ``^`` and ``$`` meaning lines.
 
-One difference from DPR: an answer without a word or a mark is found nowhere; there it is found in every text.
+These tokens are the published convention, by which numbers are compared; ``retrieval.words`` has the words of BM25. One
+difference from DPR: an answer without a word or a mark is found nowhere; there it is found in every text.
+
+Top-k accuracy is DPR's measure: whether one of a query's first k documents holds an answer to it.
 """
 
 import re
@@ -102,9 +105,6 @@ def _compile(answer: str) -> re.Pattern[str]:
             f"The answer {answer!r} is no regular expression ({error}). Correct it in the queries, or match answers as"
             " strings."
         ) from error
-
-
-# Top-k accuracy: does one of a query's first k documents contain an answer to it? (DPR's measure.)
 
 
 def answer_accuracy(

@@ -19,7 +19,7 @@ from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.conventions import ConventionOverrides, Like, resolve
 from retrieval.evaluation.judging import collection_judgments, file_judgments, judge_rankings, made_with
-from retrieval.evaluation.measures import PerQuery
+from retrieval.evaluation.measures import DEFAULT_MEASURES, PerQuery
 from retrieval.evaluation.report import (
     COLUMNS,
     Evaluated,
@@ -31,8 +31,6 @@ from retrieval.evaluation.report import (
 )
 from retrieval.evaluation.significance import compare_systems
 from retrieval.evaluation.stored import EVALUATION, StoredEvaluation, how_it_was_measured, metrics_of
-
-_DEFAULT_MEASURES = ("nDCG@10", "RR@10", "R@100")
 
 
 class ComparisonSettings(Settings):
@@ -243,27 +241,22 @@ def _judged(settings: ComparisonSettings, sources: dict[str, list[_Source]]) -> 
             f"--split {settings.split} chooses among a collection's judgments; a --qrels file is read whole. Leave one"
             " of the two out."
         )
-    measures = list(settings.measures or _DEFAULT_MEASURES)
+    measures = list(settings.measures or DEFAULT_MEASURES)
     if settings.collection is not None:
         judgments = collection_judgments(settings.collection, settings.split or "test", measures)
     else:
         judgments = file_judgments(str(settings.qrels), measures)
     like: Like = settings.like or "trec"
     conventions = resolve(like, ConventionOverrides())
-    labels = {
-        name: [name] if len(several) == 1 else [f"{name}, seed {number}" for number in range(1, len(several) + 1)]
-        for name, several in sources.items()
-    }
-    paths = {
-        label: source.path
-        for name, several in sources.items()
-        for label, source in zip(labels[name], several, strict=True)
-    }
+    paths: dict[str, str] = {}
+    labels: dict[str, list[str]] = {}
+    for name, several in sources.items():
+        labels[name] = [name] if len(several) == 1 else [f"{name}, seed {n}" for n in range(1, len(several) + 1)]
+        paths |= {label: source.path for label, source in zip(labels[name], several, strict=True)}
     found = judge_rankings(paths, judgments, measures, conventions)
     runs = {name: [found[label] for label in labels[name]] for name in sources}
     made = {name: made_with(several[0].path) for name, several in sources.items()}
-    judges = f"split '{settings.split or 'test'}'" if settings.collection is not None else "the qrels file"
-    return Loaded(runs, measures, how_it_was_measured(judges, like, conventions, {}, made))
+    return Loaded(runs, measures, how_it_was_measured(judgments.name, like, conventions, {}, made))
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ Run = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Judgments:
-    """Query id to document id to grade, and the collection that they are of where there is one."""
+    """``qrels``: query id to document id to grade; ``name``: what they are called where results are shown."""
 
+    name: str
     qrels: dict[str, dict[str, int]]
     collection: StoredCollection | None = None
 
@@ -39,15 +40,13 @@ def collection_judgments(uri: str, split: str, measures: Sequence[str]) -> Judgm
         raise UserError(f"{uri} has no query with answers, which Accuracy@k looks for. Leave that measure out.")
     qrels: dict[str, dict[str, int]] = {}
     try:
-        table = collection.judgments(split)
+        columns = collection.judgments(split).select(["query_id", "document_id", "relevance"]).to_pydict().values()
+        for query, document, relevance in zip(*columns, strict=True):
+            qrels.setdefault(query, {})[document] = relevance
     except UserError:
         if not all(measure.by_answers for measure in parsed):
             raise
-        return Judgments(qrels, collection)
-    columns = (table[name].to_pylist() for name in ("query_id", "document_id", "relevance"))
-    for query, document, relevance in zip(*columns, strict=True):
-        qrels.setdefault(query, {})[document] = relevance
-    return Judgments(qrels, collection)
+    return Judgments(f"split '{split}'", qrels, collection)
 
 
 def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
@@ -71,7 +70,7 @@ def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
         judged[document] = grade
     if not qrels:
         raise UserError(f"The qrels file {path} holds no judgment: there is nothing to measure by.")
-    return Judgments(qrels)
+    return Judgments("the qrels file", qrels)
 
 
 def made_with(path: str) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from raytriever.errors import UserError
 from retrieval.evaluation.conventions import CONVENTIONS, Conventions, Ties
 
+DEFAULT_MEASURES = ("nDCG@10", "RR@10", "R@100")
+
 # Is a cutoff "@k" needed, possible or neither, and can "(rel=n)" set the lowest relevant grade?
 _FAMILIES = {
     "nDCG": ("possible", False),

@@ -27,7 +27,7 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
 from retrieval.evaluation.judging import Judgments, collection_judgments, file_judgments, judge_rankings, made_with
-from retrieval.evaluation.measures import at_levels
+from retrieval.evaluation.measures import DEFAULT_MEASURES, at_levels
 from retrieval.evaluation.report import Evaluated, evaluation_lines, note_lines, overview_lines
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import (
@@ -60,7 +60,7 @@ class EvaluateConfig(StageConfig):
     """Rankings by the name that each has in the table: artifacts, or files of other tools."""
     split: str = "test"
     """Which judgments of the collection."""
-    measures: tuple[str, ...] = Field(default=("nDCG@10", "RR@10", "R@100"), min_length=1)
+    measures: tuple[str, ...] = Field(default=DEFAULT_MEASURES, min_length=1)
     """By their names in ir-measures, and Accuracy@k."""
     relevance_levels: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
     """Lowest relevant grades by name, {lenient: 1, strict: 2}; binary measures are taken at each."""
@@ -106,12 +106,9 @@ class Evaluate(Stage[EvaluateConfig]):
     unit = "runs"
 
     def resolved(self) -> dict[str, Any]:
-        """With every convention as it is followed and every measure as it is computed; no ``by_domain`` if unset."""
-        settled = {"measures": self._measures(), "conventions": self._conventions().model_dump()}
-        values = super().resolved() | settled
-        if not self.config.by_domain:
-            del values["by_domain"]
-        return values
+        """With every convention as it is followed and every measure as it is computed."""
+        followed = {"measures": self._measures(), "conventions": self._conventions().model_dump()}
+        return super().resolved() | followed
 
     def _measures(self) -> list[str]:
         return at_levels(self.config.measures, self.config.relevance_levels)
@@ -163,9 +160,8 @@ class Evaluate(Stage[EvaluateConfig]):
         if len(pairs) < math.comb(len(systems), 2):
             log.info("  runs that share fewer than 2 queries are not compared: that takes 2 at least")
         comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
-        judgments = f"split '{config.split}'" if config.collection is not None else "the qrels file"
         made = {name: made_with(path) for name, path in config.runs.items()}
-        how = how_it_was_measured(judgments, config.like, conventions, config.relevance_levels, made)
+        how = how_it_was_measured(judged_by.name, config.like, conventions, config.relevance_levels, made)
         metrics = how | metrics_of(systems, measures)
         _write_json(writer, METRICS, metrics)
         _write_json(writer, COMPARISONS, [asdict(comparison) for comparison in comparisons])

@@ -138,7 +138,7 @@ def test_by_domain_counts_what_the_per_query_table_counts(tmp_path: Path) -> Non
     ]
     stage, plain = evaluated(tmp_path / "b", **settings)
     assert plain.names() == ["metrics.json", "comparisons.json", "per_query.parquet"]
-    assert "by_domain" not in plain.config
+    assert plain.config["by_domain"] is False
     assert stage.announce(plain) == lines[: start - 1] + lines[start + 6 :]
     for name in plain.names():
         assert plain.path(name).read_bytes() == artifact.path(name).read_bytes()
