@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 
 from pipelines.filtering.false_negatives import pair_keys, positives_of
 from pipelines.mapped_rows import MappedRows
-from pipelines.mining.rules import sampling_keys, sampling_priorities
+from pipelines.mining.rules import sampling_keys
 from raytriever.errors import UserError
+from raytriever.hashes import numbers_at
 from raytriever.settings.configuration import Settings
 
 # Balanced margins: hard negatives drawn evenly over how far, by a teacher, they are below the positive.
@@ -212,8 +213,7 @@ def choose_negatives(
     """At most ``number`` of the document rows ``available`` (n,): the first, or a sample by ``key``."""
     if choose == "first":
         return available[:number]
-    priorities = sampling_priorities(np.array([key]), available[None, :])[0]
-    return available[np.argsort(priorities, kind="stable")[:number]]
+    return available[np.argsort(numbers_at(np.array([key]), available), kind="stable")[:number]]
 
 
 def fill_at_random(

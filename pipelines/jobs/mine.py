@@ -19,7 +19,7 @@ from pipelines.mining.inputs import (
     judged_table,
     query_table,
 )
-from pipelines.mining.rules import KEPT, MiningRules, apply_rules, choose, sampling_keys, sampling_priorities
+from pipelines.mining.rules import KEPT, MiningRules, apply_rules, choose, sampling_keys
 from raytriever.artifacts.artifact import (
     Artifact,
     ShardRecord,
@@ -29,6 +29,7 @@ from raytriever.artifacts.artifact import (
     to_json,
 )
 from raytriever.errors import UserError
+from raytriever.hashes import numbers_at
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
@@ -186,7 +187,7 @@ class Mine(Stage[MineConfig]):
         charged = apply_rules(rules, block, lambda rows: inputs.contain_answer(rows, queries.answers))
         priorities = None
         if self.config.choose == "sample":
-            priorities = sampling_priorities(sampling_keys(self.config.seed, queries.query_ids), block.rows)
+            priorities = numbers_at(sampling_keys(self.config.seed, queries.query_ids)[:, None], block.rows)
         chosen = choose(charged == KEPT, self.config.number, priorities)
         lists = negative_lists(chosen, block.rows, block.scores, block.relevance)
         if self.config.form == "labelled_lists":

@@ -4,7 +4,6 @@ A rule is a function of arrays that says of every candidate (queries, k) whether
 order of ``RULES``, and a candidate is charged to the first one that drops it.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat
 
+from raytriever.hashes import string_hashes
 from raytriever.settings.configuration import Settings
 from retrieval.vectors import VectorRows
 
@@ -248,28 +248,9 @@ def choose(
 
 def sampling_keys(seed: int, query_ids: Iterable[str]) -> NDArray[np.uint64]:
     """A pseudo-random number for each query, a function of seed and id alone; (queries,)."""
-    return _digests(f"{seed}\0{query_id}" for query_id in query_ids)
-
-
-def sampling_priorities(keys: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A pseudo-random number for each candidate (queries, k), a function of its query's key and its row alone.
-
-    Neighbouring numbers are scattered by the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
-    """
-    mixed = keys[:, None] + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+    return string_hashes(f"{seed}\0{query_id}" for query_id in query_ids)
 
 
 def text_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """A number for each text, equal for texts that differ only in case and white space; (texts,).
-
-    Two of n different texts share one with probability n² / 2⁶⁵, three in a million for ten million.
-    """
-    return _digests(" ".join(text.casefold().split()) for text in texts)
-
-
-def _digests(texts: Iterable[str]) -> NDArray[np.uint64]:
-    encoded = (text.encode("utf-8", "surrogatepass") for text in texts)
-    return np.frombuffer(b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in encoded), dtype="<u8")
+    """A hash of each text, equal for texts that differ only in case and white space; (texts,)."""
+    return string_hashes(" ".join(text.casefold().split()) for text in texts)

@@ -1,6 +1,5 @@
 """Pairs that repeat an earlier pair: with the same two texts, or with two that are nearly the same."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,6 +12,7 @@ from pydantic import Field
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from raytriever.hashes import WEYL, scatter, string_hashes
 from raytriever.settings.configuration import Settings
 from retrieval.collections.collection import ParquetRows, TextPart, text_columns, texts_of
 from retrieval.words import UNSPACED
@@ -23,7 +23,7 @@ from retrieval.words import UNSPACED
 # first are compared, never all with all. What is compared is decided by the true similarity of two texts.
 
 _WORDS_AT_ONCE = 1 << 18  # a hash function's products are made for so many shingles at a time
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+_ODD = np.uint64(WEYL)
 _EMPTY_SHINGLE = np.uint64(0)
 
 
@@ -95,16 +95,8 @@ def shingle_hashes(texts: Sequence[str], words: int) -> tuple[NDArray[np.uint64]
 
 def _word_hashes(words: pa.LargeStringArray) -> NDArray[np.uint64]:
     coded = words.dictionary_encode()
-    digests = (hashlib.blake2b(word.encode(), digest_size=8).digest() for word in coded.dictionary.to_pylist())
-    hashes = np.frombuffer(b"".join(digests), dtype="<u8")
+    hashes = string_hashes(coded.dictionary.to_pylist())
     return hashes[np.asarray(coded.indices, dtype=np.int64)] if len(words) else np.empty(0, dtype=np.uint64)
-
-
-def scatter(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every bit depends on all; one to one."""
-    mixed = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
 def band_keys(

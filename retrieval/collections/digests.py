@@ -1,10 +1,11 @@
 """Sets of strings in eight bytes each: which ids were seen, for corpora whose ids fill memory as strings."""
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from raytriever.hashes import string_hashes
 
 
 class DigestSet:
@@ -22,7 +23,7 @@ class DigestSet:
 
     def add(self, strings: Sequence[str]) -> NDArray[np.bool_]:
         """Adds all; says of each (n,) whether it was new, the first of equal ones in the batch being so."""
-        digests = _digests(strings)
+        digests = string_hashes(strings)
         distinct, first = np.unique(digests, return_index=True)
         known = self._contain(distinct)
         new = np.zeros(len(digests), dtype=bool)
@@ -32,7 +33,7 @@ class DigestSet:
 
     def contain(self, strings: Sequence[str]) -> NDArray[np.bool_]:
         """Says of each (n,) whether it was added."""
-        return self._contain(_digests(strings)) if self._runs else np.zeros(len(strings), dtype=bool)
+        return self._contain(string_hashes(strings)) if self._runs else np.zeros(len(strings), dtype=bool)
 
     def _contain(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
         found = np.zeros(len(digests), dtype=bool)
@@ -49,8 +50,3 @@ class DigestSet:
             merged = np.concatenate([self._runs.pop(), self._runs.pop()])
             merged.sort(kind="stable")  # a merge of two sorted runs takes linear time
             self._runs.append(merged)
-
-
-def _digests(strings: Sequence[str]) -> NDArray[np.uint64]:
-    joined = b"".join(hashlib.blake2b(string.encode(), digest_size=8).digest() for string in strings)
-    return np.frombuffer(joined, dtype=np.uint64)

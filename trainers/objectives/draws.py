@@ -3,7 +3,6 @@
 So ranks that share a batch draw alike, whoever holds which text, and a resumed run goes on as it would have.
 """
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,24 +14,22 @@ from torch import Tensor
 
 from pipelines.batches import LAYOUTS
 from raytriever.errors import UserError
-
-_WEYL = 0x9E3779B97F4A7C15
-_MIXERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+from raytriever.hashes import MIXERS, WEYL, string_hashes
 
 
 def text_keys(texts: Sequence[str], salt: str = "") -> Tensor:
     """64-bit hashes of texts: int64 (n,). With another ``salt`` they are as good as random numbers of their own."""
-    digests = b"".join(hashlib.blake2b(f"{salt}{text}".encode(), digest_size=8).digest() for text in texts)
-    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64))
+    return torch.from_numpy(string_hashes(f"{salt}{text}" for text in texts).view("<i8").astype(np.int64))
 
 
 def next_random(states: Tensor, steps: Tensor | int = 1) -> Tensor:
     """The output of SplitMix64 (Steele, Lea & Flood 2014) so many ``steps`` after each state; all int64.
 
-    torch has no unsigned shift, hence the masks.
+    ``raytriever.hashes.numbers_at`` where the tensors are, in the forward pass: torch has no unsigned shift, hence the
+    masks.
     """
-    numbers = states + steps * _signed(_WEYL)
-    for shift, factor in zip((30, 27), _MIXERS, strict=True):
+    numbers = states + steps * _signed(WEYL)
+    for shift, factor in zip((30, 27), MIXERS, strict=True):
         numbers = (numbers ^ (numbers >> shift & (1 << 64 - shift) - 1)) * _signed(factor)
     return numbers ^ (numbers >> 31 & (1 << 33) - 1)
 

@@ -24,9 +24,9 @@ from pipelines.mining.rules import (
     match_judgments,
     reference_scores,
     sampling_keys,
-    sampling_priorities,
     text_keys,
 )
+from raytriever.hashes import numbers_at
 
 # few values, so that scores tie and texts repeat; all exact in float32
 SCORES = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 0.5, 1.0, 2.0])
@@ -256,10 +256,10 @@ def test_those_of_least_priority_are_chosen(data: st.DataObject, number: int) ->
 
 def test_a_sample_depends_on_seed_query_and_document_alone() -> None:
     rows = np.array([[3, 1, 2], [1, 2, 3]])
-    one = sampling_priorities(sampling_keys(0, ["a", "b"]), rows)
-    turned = sampling_priorities(sampling_keys(0, ["b", "a"]), rows[::-1, ::-1])
+    one = numbers_at(sampling_keys(0, ["a", "b"])[:, None], rows)
+    turned = numbers_at(sampling_keys(0, ["b", "a"])[:, None], rows[::-1, ::-1])
     np.testing.assert_array_equal(turned, one[::-1, ::-1])
-    other_seed = sampling_priorities(sampling_keys(1, ["a", "b"]), rows)
+    other_seed = numbers_at(sampling_keys(1, ["a", "b"])[:, None], rows)
     assert not np.isin(other_seed, one).any()
     assert not np.isin(one[0], one[1]).any()
 
@@ -268,7 +268,7 @@ def test_a_sample_is_uniform() -> None:
     """4,000 queries draw 2 of 8: each place is drawn as often, each pair of places too."""
     queries, k = 4000, 8
     rows = np.broadcast_to(np.arange(k), (queries, k))
-    priorities = sampling_priorities(sampling_keys(5, [f"q{number}" for number in range(queries)]), rows)
+    priorities = numbers_at(sampling_keys(5, [f"q{number}" for number in range(queries)])[:, None], rows)
     chosen = choose(np.ones((queries, k), bool), 2, priorities)
     together = chosen.T.astype(int) @ chosen.astype(int)
     expected = queries * 2 / k

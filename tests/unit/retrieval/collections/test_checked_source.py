@@ -134,7 +134,7 @@ def test_pairs_whose_ids_join_to_the_same_string_are_different() -> None:
 
 
 def test_ids_of_equal_digest_are_refused_rather_than_confused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_digests", lambda strings: np.zeros(len(strings), dtype=np.uint64))
+    monkeypatch.setattr(digests, "string_hashes", lambda strings: np.zeros(len(strings), dtype=np.uint64))
     refused(Listed(DOCUMENTS, QUERIES, None), "/docs, line 2: 'd2' has the same 64-bit digest as another id.*Rename it")
 
 

@@ -43,6 +43,6 @@ def test_a_query_of_both_is_refused_with_a_place_in_each(judged: list[tuple[str,
 
 
 def test_other_queries_of_equal_digest_are_not_taken_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_digests", lambda strings: np.zeros(len(strings), dtype=np.uint64))
+    monkeypatch.setattr(digests, "string_hashes", lambda strings: np.zeros(len(strings), dtype=np.uint64))
     assert refusal(records([("a", "all"), ("b", "train")]), 1) == ""
     assert "Read split 'all' alone (splits: [all]" in refusal(records([("a", "all"), ("b", "train"), ("a", "dev")]), 1)
