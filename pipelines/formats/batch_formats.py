@@ -1,6 +1,5 @@
 """What a format of published batches is."""
 
-import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.batches import Layout
+from pipelines.formats.training_examples import write_json_lines
 
 # What a published set of batches holds, counted batch by batch: the figures of its card.
 
@@ -152,7 +152,7 @@ class BatchFormat(Protocol):
     def write(self, path: Path, batches: Iterable[Batch]) -> None:
         """Writes one file of consecutive batches of an epoch, in order; one batch is in memory."""
 
-    def columns(self, layout: Layout) -> list[Column]:
+    def columns(self) -> list[Column]:
         """The columns, or keys, of the files."""
 
     def front_matter(self, published: Published) -> dict[str, Any]:
@@ -208,10 +208,7 @@ class JsonLines(ABC):
 
     def write(self, path: Path, batches: Iterable[Batch]) -> None:
         """Writes the examples one after the other."""
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            for batch in batches:
-                for row in batch.rows.to_pylist():
-                    file.write(json.dumps(self.record(row), ensure_ascii=False) + "\n")
+        write_json_lines(path, (self.record(row) for batch in batches for row in batch.rows.to_pylist()))
 
     @abstractmethod
     def record(self, row: dict[str, Any]) -> dict[str, Any]:

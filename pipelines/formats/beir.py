@@ -3,31 +3,29 @@
 A folder with ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``, each plain, ``.gz`` or ``.zst``.
 """
 
-import json
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from pydantic import Field
 
-from pipelines.formats.json_records import identifier, optional_string, string
-from pipelines.formats.training_examples import judgments_by_split, require_judgments, require_name, rows
+from pipelines.formats.training_examples import (
+    judgments_of,
+    require_judgments,
+    require_name,
+    rows,
+    splits_of,
+    write_json_lines,
+    write_lines,
+)
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.qrels import HEADER, read_qrels
-from retrieval.collections.records import (
-    DocumentRecord,
-    JudgmentRecord,
-    Place,
-    Policies,
-    QueryRecord,
-    describe_files,
-)
-from retrieval.collections.text_lines import find_file, json_objects, plain_name
+from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Policies, QueryRecord, Record
+from retrieval.collections.text_lines import HEADER, find_file, json_objects, plain_name, read_qrels
 
 CORPUS_FILE = "corpus.jsonl"
 QUERIES_FILE = "queries.jsonl"
@@ -41,46 +39,42 @@ class BeirFolder(Policies):
     """Settings of a collection in a BEIR folder, local or in an object store."""
 
     kind: Literal["beir"] = "beir"
+    """The format."""
     path: InputPath
-    splits: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: every file in qrels/
-    domain_key: str = _DEFAULT_DOMAIN_KEY  # the key of "metadata" with the domain; '' where it is absent
-    answers_key: str = _DEFAULT_ANSWERS_KEY  # the key of a query's "metadata" with a list of answers; '' for none
+    """The folder."""
+    splits: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Splits to read; None: every file in qrels/."""
+    domain_key: str = _DEFAULT_DOMAIN_KEY
+    """Key of "metadata" with the domain; '' where it is absent."""
+    answers_key: str = _DEFAULT_ANSWERS_KEY
+    """Key of a query's "metadata" with a list of answers; '' for none."""
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file or a split is missing."""
         return CheckedSource(BeirFormat(self), self)
 
 
-class BeirFormat:
-    """Reads a BEIR folder; a ``records.Format``.
-
-    An ``_id`` may be an integer: it becomes its decimal string, as in the TSV files.
-    """
-
-    repeats = False
+class BeirFormat(Format):
+    """Reads a BEIR folder. An ``_id`` may be an integer: it becomes its decimal string, as in the TSV files."""
 
     def __init__(self, config: BeirFolder) -> None:
+        folder = Folder(config.path)
         self._config = config
-        self._folder = Folder(config.path)
-        self._splits = _find_splits(self._folder, config.splits)
-        self._corpus = find_file(self._folder, CORPUS_FILE) or CORPUS_FILE
-        self._queries = find_file(self._folder, QUERIES_FILE) or QUERIES_FILE
-        self.documents_name = self._folder.describe(self._corpus)
-        self.queries_name = self._folder.describe(self._queries)
-        self.judgments_name = ", ".join(map(self._folder.describe, self._splits.values()))
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name, bytes and SHA-256 of each file that is read."""
-        return describe_files([(self._folder, name) for name in (self._corpus, self._queries, *self._splits.values())])
+        self._splits = _find_splits(folder, config.splits)
+        self._corpus = find_file(folder, CORPUS_FILE) or CORPUS_FILE
+        self._queries = find_file(folder, QUERIES_FILE) or QUERIES_FILE
+        super().__init__(folder, [self._corpus, self._queries, *self._splits.values()])
+        self.documents_name = folder.describe(self._corpus)
+        self.queries_name = folder.describe(self._queries)
+        self.judgments_name = self.describe(self._splits.values())
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents in the order of ``corpus.jsonl``."""
         any_domain = False
-        for place, id_, record in self._records(self._corpus):
-            title = optional_string(record, "title", place)
-            domain = self._domain(record, place)
+        for record in json_objects(self.folder, self._corpus):
+            domain = _metadata(record).text(self._config.domain_key)
             any_domain = any_domain or bool(domain)
-            yield DocumentRecord(place, id_, title, string(record, "text", place), domain)
+            yield DocumentRecord(record.place, record.id("_id"), record.text("title"), record.string("text"), domain)
         if not any_domain and self._config.domain_key != _DEFAULT_DOMAIN_KEY:
             raise UserError(
                 f"domain_key is {self._config.domain_key!r}, but no document of {self.documents_name} has that key in"
@@ -90,10 +84,12 @@ class BeirFormat:
     def queries(self) -> Iterator[QueryRecord]:
         """The queries in the order of ``queries.jsonl``."""
         key, any_answers = self._config.answers_key, False
-        for place, id_, record in self._records(self._queries):
-            text = string(record, "text", place)
-            any_answers = any_answers or key in _metadata(record)
-            yield QueryRecord(place, id_, text, self._domain(record, place), self._answers(record, place))
+        for record in json_objects(self.folder, self._queries):
+            metadata = _metadata(record)
+            any_answers = any_answers or key in metadata.values
+            domain = metadata.text(self._config.domain_key)
+            answers = metadata.strings(key, otherwise="; set answers_key to '' where it holds something else")
+            yield QueryRecord(record.place, record.id("_id"), record.string("text"), domain, tuple(answers))
         if not any_answers and key not in (_DEFAULT_ANSWERS_KEY, ""):
             raise UserError(
                 f'answers_key is {key!r}, but no query of {self.queries_name} has that key in its "metadata". Correct'
@@ -103,34 +99,13 @@ class BeirFormat:
     def judgments(self) -> Iterator[JudgmentRecord]:
         """The judgments by split, then in the order of its file."""
         for split, name in self._splits.items():
-            file = self._folder.describe(name)
-            for line, query, document, score in read_qrels(self._folder, name):
-                yield JudgmentRecord(Place(file, line), query, document, score, split)
-
-    def _records(self, name: str) -> Iterator[tuple[Place, str, dict[str, Any]]]:
-        file = self._folder.describe(name)
-        for line, record in json_objects(self._folder, name):
-            place = Place(file, line)
-            yield place, identifier(record, "_id", place), record
-
-    def _domain(self, record: dict[str, Any], place: Place) -> str:
-        return optional_string(_metadata(record), self._config.domain_key, place)
-
-    def _answers(self, record: dict[str, Any], place: Place) -> tuple[str, ...]:
-        answers = _metadata(record).get(self._config.answers_key)
-        if answers is None:
-            return ()
-        if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-            raise UserError(
-                f'{place}: "{self._config.answers_key}" is {answers!r:.60}. It must be a list of strings; set'
-                " answers_key to '' where it holds something else."
-            )
-        return tuple(answers)
+            for place, query, document, score in read_qrels(self.folder, name):
+                yield JudgmentRecord(place, query, document, score, split)
 
 
-def _metadata(record: dict[str, Any]) -> dict[str, Any]:
-    metadata = record.get("metadata")
-    return metadata if isinstance(metadata, dict) else {}
+def _metadata(record: Record) -> Record:
+    metadata = record.values.get("metadata")
+    return Record(record.place, metadata if isinstance(metadata, dict) else {})
 
 
 def _qrels_file(split: str) -> str:
@@ -162,9 +137,6 @@ def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, st
     return {split: name for split, name in sorted(present.items()) if wanted is None or split in wanted}
 
 
-# Collections as BEIR folders: ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``.
-
-
 def write(collection: StoredCollection, folder: Path) -> list[str]:
     """Writes documents, queries and the judgments of all splits; domains and answers go into ``metadata``.
 
@@ -179,8 +151,8 @@ def write(collection: StoredCollection, folder: Path) -> list[str]:
         {"_id": id_, "text": text} | _written_metadata(domain=domain, answers=answers)
         for id_, text, domain, answers in rows(collection, "queries", "id", "text", "domain", "answers")
     )
-    _write_lines(folder / CORPUS_FILE, documents)
-    _write_lines(folder / QUERIES_FILE, queries)
+    write_json_lines(folder / CORPUS_FILE, documents)
+    write_json_lines(folder / QUERIES_FILE, queries)
     return [CORPUS_FILE, QUERIES_FILE, *_write_qrels(collection, folder)]
 
 
@@ -189,26 +161,22 @@ def _written_metadata(**values: Any) -> dict[str, Any]:
     return {"metadata": found} if found else {}
 
 
-def _write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
-
-
 def _write_qrels(collection: StoredCollection, folder: Path) -> list[str]:
     (folder / QRELS_FOLDER).mkdir()
-    files: dict[str, TextIO] = {}
-    with ExitStack() as open_files:
-        for split, table in judgments_by_split(collection):
-            if split not in files:
-                require_name(split, collection)
-                path = folder / QRELS_FOLDER / f"{split}.tsv"
-                files[split] = open_files.enter_context(path.open("w", encoding="utf-8", newline="\n"))
-                files[split].write(f"{HEADER}\n")
-            for query, document, relevance in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                _require_field(query, collection)
-                _require_field(document, collection)
-                files[split].write(f"{query}\t{document}\t{relevance}\n")
-    return [f"{QRELS_FOLDER}/{split}.tsv" for split in sorted(files)]
+    names = []
+    for split in splits_of(collection):
+        require_name(split, collection)
+        names.append(_qrels_file(split))
+        write_lines(folder / names[-1], chain([HEADER], _qrels_lines(collection, split)))
+    return names
+
+
+def _qrels_lines(collection: StoredCollection, split: str) -> Iterator[str]:
+    for table in judgments_of(collection, split):
+        for query, document, relevance in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            _require_field(query, collection)
+            _require_field(document, collection)
+            yield f"{query}\t{document}\t{relevance}"
 
 
 def _require_field(id_: str, collection: StoredCollection) -> None:

@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipelines.formats.json_records import identifier, json_records, optional_string, required, string
 from pipelines.formats.tables import FileTable
 from pipelines.formats.training_examples import (
     HARD_NEGATIVE,
@@ -24,29 +23,16 @@ from pipelines.formats.training_examples import (
     example_of,
     files_of_splits,
     first_of_each_id,
-    objects,
-    texts,
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.records import (
-    DocumentRecord,
-    Place,
-    Policies,
-    QueryRecord,
-    describe_files,
-    text_id,
-)
-from retrieval.collections.text_lines import FileNames, find_files, numbered_lines, plain_name
+from retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, Record, text_id
+from retrieval.collections.text_lines import FileNames, find_files, json_records, numbered_lines, plain_name
 
-_RELEVANCE = {
-    "positive_ctxs": POSITIVE,
-    "hard_negative_ctxs": HARD_NEGATIVE,
-    "negative_ctxs": RANDOM_NEGATIVE,
-}
+_RELEVANCE = {"positive_ctxs": POSITIVE, "hard_negative_ctxs": HARD_NEGATIVE, "negative_ctxs": RANDOM_NEGATIVE}
 _ID_KEYS = ("passage_id", "psg_id")  # Natural Questions; the other sets
 
 
@@ -57,13 +43,17 @@ class Dpr(Policies):
     """
 
     kind: Literal["dpr"] = "dpr"
+    """The format."""
     path: InputPath
-    examples: dict[str, FileNames] = Field(default={})  # split: file or files with training examples
-    passages: FileNames = ()  # psgs_w100.tsv: columns id, text and title, their names in the first line
-    # split: file or files with questions and answers (*.qa.csv, or JSON); they have no judgments
+    """The folder."""
+    examples: dict[str, FileNames] = Field(default={})
+    """Each split's file or files with training examples."""
+    passages: FileNames = ()
+    """psgs_w100.tsv: columns id, text and title, their names in the first line."""
     questions: dict[str, FileNames] = Field(default={})
-    # of passages with one id; "first": the one read first, from ``passages`` where it is there
+    """Each split's files with questions and answers (*.qa.csv, or JSON); they have no judgments."""
     differing_texts: Literal["refuse", "first"] = "refuse"
+    """Of passages with one id; first: the one read first, from ``passages`` where it is there."""
 
     @model_validator(mode="after")
     def _check_given(self) -> Self:
@@ -85,21 +75,18 @@ class DprFormat(ExampleFormat):
 
     def __init__(self, config: Dpr) -> None:
         folder = Folder(config.path)
-        super().__init__(folder, files_of_splits(folder, config.examples, "examples"))
         self._passages = find_files(folder, config.passages, "passages")
         self._questions = list(chain.from_iterable(files_of_splits(folder, config.questions, "questions").values()))
+        examples = files_of_splits(folder, config.examples, "examples")
+        super().__init__(folder, examples, [*self._passages, *self._questions])
         self._differing_texts = config.differing_texts
-        self.documents_name = ", ".join(filter(None, [*map(folder.describe, self._passages), self.judgments_name]))
-        self.queries_name = ", ".join(filter(None, [*map(folder.describe, self._questions), self.judgments_name]))
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name, bytes and SHA-256 of each file that is read."""
-        others = describe_files([(self.folder, name) for name in (*self._passages, *self._questions)])["files"]
-        return {"files": others + super().fingerprint()["files"]}
+        self.documents_name = ", ".join(filter(None, [self.describe(self._passages), self.judgments_name]))
+        self.queries_name = ", ".join(filter(None, [self.describe(self._questions), self.judgments_name]))
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The passages, then those of every example."""
-        documents = chain(self._read_passages(), super().documents())
+        passages = FileTable(self.folder, self._passages, quotes=True).rows(["id", "text", "title"])
+        documents = chain(map(_document, passages), super().documents())
         return first_of_each_id(documents) if self._differing_texts == "first" else documents
 
     def queries(self) -> Iterator[QueryRecord]:
@@ -109,38 +96,31 @@ class DprFormat(ExampleFormat):
             yield from _json_questions(self.folder, name) if is_json else _csv_questions(self.folder, name)
         yield from super().queries()
 
-    def examples(self) -> Iterator[Example]:
-        """The examples by split, then in the order of its files."""
-        for split, names in self.files.items():
-            for name in names:
-                for place, record in json_records(self.folder, name):
-                    required(record, "positive_ctxs", place)
-                    passages = [
-                        (_passage(passage, place), relevance)
-                        for key, relevance in _RELEVANCE.items()
-                        for passage in objects(record.get(key), key, place)
-                    ]
-                    yield example_of(_question(record, place), split, passages)
+    def records(self, name: str) -> Iterator[Record]:
+        """The entries of a file."""
+        return json_records(self.folder, name)
 
-    def _read_passages(self) -> Iterator[DocumentRecord]:
-        if not self._passages:
-            return
-        table = FileTable(self.folder, self._passages, quotes=True)
-        columns = ("id", "text", "title")
-        for place, values in table.rows(columns):
-            record = dict(zip(columns, values, strict=True))
-            title, text = optional_string(record, "title", place), string(record, "text", place)
-            yield DocumentRecord(place, identifier(record, "id", place), title, text)
+    def example(self, record: Record, split: str, name: str) -> Example:  # noqa: ARG002
+        """The question with its passages."""
+        record.required("positive_ctxs")
+        passages = [
+            (_passage(passage), relevance) for key, relevance in _RELEVANCE.items() for passage in record.objects(key)
+        ]
+        return example_of(_question(record), split, passages)
 
 
-def _passage(record: dict[str, Any], place: Place) -> DocumentRecord:
-    title, text = optional_string(record, "title", place), string(record, "text", place)
-    id_key = next((key for key in _ID_KEYS if record.get(key) is not None), None)
-    return DocumentRecord(place, identifier(record, id_key, place) if id_key else text_id(title, text), title, text)
+def _document(record: Record) -> DocumentRecord:
+    return DocumentRecord(record.place, record.id("id"), record.text("title"), record.string("text"))
 
 
-def _question(record: dict[str, Any], place: Place) -> QueryRecord:
-    return _with_answers(string(record, "question", place), texts(record.get("answers"), "answers", place), place)
+def _passage(record: Record) -> DocumentRecord:
+    title, text = record.text("title"), record.string("text")
+    id_key = next((key for key in _ID_KEYS if record.values.get(key) is not None), None)
+    return DocumentRecord(record.place, record.id(id_key) if id_key else text_id(title, text), title, text)
+
+
+def _question(record: Record) -> QueryRecord:
+    return _with_answers(record.string("question"), record.strings("answers"), record.place)
 
 
 def _with_answers(question: str, answers: list[str], place: Place) -> QueryRecord:
@@ -148,18 +128,16 @@ def _with_answers(question: str, answers: list[str], place: Place) -> QueryRecor
 
 
 def _json_questions(folder: Folder, name: str) -> Iterator[QueryRecord]:
-    for place, record in json_records(folder, name):
-        required(record, "answers", place)
-        yield _question(record, place)
+    for record in json_records(folder, name):
+        record.required("answers")
+        yield _question(record)
 
 
 def _csv_questions(folder: Folder, name: str) -> Iterator[QueryRecord]:
     """Lines with a question, a tab and its answers as Python writes a list; quoted as in CSV where need be."""
-    file = folder.describe(name)
-    for line, text in numbered_lines(folder, name):
+    for place, text in numbered_lines(folder, name):
         if not text.strip():
             continue
-        place = Place(file, line)
         try:
             fields = next(csv.reader([text], delimiter="\t", strict=True))
         except csv.Error as error:
@@ -179,16 +157,13 @@ def _answers(literal: str, place: Place) -> list[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # answers that are regular expressions hold escapes unknown to Python
-            answers = texts(ast.literal_eval(literal), "answers", place)
+            answers = Record(place, {"answers": ast.literal_eval(literal)}).strings("answers")
         "".join(answers).encode()  # half a surrogate pair is no text
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise UserError(
             f"{place}: the answers are {literal!r:.60}. They must be a list of strings such as ['one', 'another']."
         ) from error
     return answers
-
-
-# Training examples in DPR's form (Karpukhin et al. 2020).
 
 
 def write(

@@ -1,15 +1,12 @@
 """Training sets in FlagEmbedding's form (the BGE models): JSON lines with a query and lists of texts."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from pipelines.batches import Layout
 from pipelines.formats.batch_formats import MASKS_KEPT_IN, SHUFFLING, Column, JsonLines, Published, masks_left_out
-from pipelines.formats.json_records import optional_string, required, string
 from pipelines.formats.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
@@ -17,15 +14,15 @@ from pipelines.formats.training_examples import (
     Example,
     ExampleFormat,
     TrainingExamples,
-    example_of,
     files_of_splits,
-    texts,
+    texts_example,
+    write_json_lines,
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection, passage_text
-from retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, text_id
+from retrieval.collections.records import Policies, Record
 from retrieval.collections.text_lines import FileNames, json_objects, plain_name
 
 
@@ -36,9 +33,13 @@ class FlagEmbedding(Policies):
     """
 
     kind: Literal["flag_embedding"] = "flag_embedding"
+    """The format."""
     path: InputPath
-    examples: dict[str, FileNames] = Field(min_length=1)  # split: file or files
-    domain: Literal["", "file", "type", "prompt"] = ""  # the file's name without endings, or what is under that key
+    """The folder."""
+    examples: dict[str, FileNames] = Field(min_length=1)
+    """Each split's file or files."""
+    domain: Literal["", "file", "type", "prompt"] = ""
+    """Domain of an example: its file's name without endings, or what is under that key."""
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file is missing."""
@@ -57,30 +58,21 @@ class FlagEmbeddingFormat(ExampleFormat):
         super().__init__(folder, files_of_splits(folder, config.examples, "examples"))
         self._domain = config.domain
 
-    def examples(self) -> Iterator[Example]:
-        """The examples by split, then in the order of its files."""
-        for split, names in self.files.items():
-            for name in names:
-                file = self.folder.describe(name)
-                for line, record in json_objects(self.folder, name):
-                    place = Place(file, line)
-                    domain = self._domain_of(record, name, place)
-                    query = string(record, "query", place)
-                    required(record, "pos", place)
-                    documents = [
-                        (DocumentRecord(place, text_id(domain, text), "", text, domain), relevance)
-                        for key, relevance in (("pos", POSITIVE), ("neg", HARD_NEGATIVE))
-                        for text in texts(record.get(key), key, place)
-                    ]
-                    yield example_of(QueryRecord(place, text_id(domain, query), query, domain), split, documents)
+    def records(self, name: str) -> Iterator[Record]:
+        """The lines of a file."""
+        return json_objects(self.folder, name)
 
-    def _domain_of(self, record: dict[str, Any], name: str, place: Place) -> str:
+    def example(self, record: Record, split: str, name: str) -> Example:
+        """The query with its texts."""
         if self._domain == "file":
-            return plain_name(name).rpartition("/")[2].rpartition(".")[0]
-        return optional_string(record, self._domain, place) if self._domain else ""
-
-
-# Training examples in FlagEmbedding's form (the BGE models).
+            domain = plain_name(name).rpartition("/")[2].rpartition(".")[0]
+        else:
+            domain = record.text(self._domain) if self._domain else ""
+        query = record.string("query")
+        record.required("pos")
+        relevance_of = {"pos": POSITIVE, "neg": HARD_NEGATIVE}
+        texts = [(text, relevance) for key, relevance in relevance_of.items() for text in record.strings(key)]
+        return texts_example(record, query, texts, domain, split)
 
 
 def write(
@@ -97,16 +89,15 @@ def write(
     """
     name = f"{split}.jsonl"
     examples = TrainingExamples(collection, split, hard_negatives, folder)
-    with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
-        for example in examples:
-            positives, negatives = map(_text, example.positives), map(_text, example.hard_negatives)
-            record = training_record(example.query, list(positives), list(negatives))
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    records = (
+        _line(example.query, [*map(_text, example.positives)], [*map(_text, example.hard_negatives)])
+        for example in examples
+    )
+    write_json_lines(folder / name, records)
     return [name]
 
 
-def training_record(query: str, positives: list[str], negatives: list[str]) -> dict[str, Any]:
-    """One example."""
+def _line(query: str, positives: list[str], negatives: list[str]) -> dict[str, Any]:
     return {"query": query, "pos": positives, "neg": negatives}
 
 
@@ -115,13 +106,13 @@ def _text(document: Document) -> str:
 
 
 class BatchLines(JsonLines):
-    """Lines of query, pos, neg."""
+    """Batches as lines of query, pos, neg."""
 
     def record(self, row: dict[str, Any]) -> dict[str, Any]:
         """Texts alone."""
-        return training_record(row["query"], [row["document"]], row["hard_negatives"])
+        return _line(row["query"], [row["document"]], row["hard_negatives"])
 
-    def columns(self, layout: Layout) -> list[Column]:  # noqa: ARG002
+    def columns(self) -> list[Column]:
         """The keys of a line."""
         return [
             Column("query", "string", "text of the query"),

@@ -14,10 +14,10 @@ from pydantic import Field, field_validator
 
 from pipelines.formats.columns import Columns, ColumnsFormat, format_of
 from pipelines.formats.mteb import WHERE_THERE, Layout, find_columns
-from pipelines.formats.tables import Row, present_columns, value_of
+from pipelines.formats.tables import chosen, stored_columns
 from raytriever.errors import UserError
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import Place
+from retrieval.collections.records import Place, Record
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ROWS_AT_ONCE = 256
@@ -31,11 +31,17 @@ class HubDataset(Columns):
     """
 
     kind: Literal["hub"] = "hub"
+    """The format."""
     dataset: str
+    """The data set's name on the hub, with its owner."""
     revision: str
+    """A commit's hash of 40 hexadecimal digits."""
     layout: Literal["columns", "mteb"] = "columns"
+    """Whether the settings name the tables, or MTEB's layout does."""
     subset: str | None = None
+    """Of layout mteb: a language, say, of a data set with several collections."""
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Of layout mteb: the splits to read; None: all."""
 
     @field_validator("revision")
     @classmethod
@@ -116,21 +122,18 @@ class HubTable:
         """Columns of the first split."""
         return self._open(self._names[0])[1]
 
-    def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Row]:
+    def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
         """As ``Table`` says; the place is the row of its split."""
-        columns = [*required, *optional]
-        named = list(filter(None, columns))
+        columns = [*required, *filter(None, optional)]
         for name in self._names:
             stream, header = self._open(name)
             where, number = self._describe(name), 0
-            present = present_columns(named, header, where, self._may_lack)
-            stored = dict.fromkeys(column if column in header else column.partition(".")[0] for column in present)
+            stored = stored_columns(columns, header, where, self._may_lack)
             with _fetching(where):
-                for batch in stream.select_columns(list(stored)).with_format("arrow").iter(_ROWS_AT_ONCE):
-                    for record in batch.to_pylist():
+                for batch in stream.select_columns(stored).with_format("arrow").iter(_ROWS_AT_ONCE):
+                    for values in batch.to_pylist():
                         number += 1
-                        values = (None if column is None else value_of(record, column) for column in columns)
-                        yield Place(where, number, "row"), tuple(values)
+                        yield Record(Place(where, number, "row"), chosen(values, columns))
 
     def _describe(self, name: str) -> str:
         return f"{self._dataset}/{name} at {self._revision[:12]}"

@@ -26,7 +26,8 @@ class HuggingFace:
     layouts: tuple[Layout, ...] = ("pairs", "chunks", "candidates")
     ending = "parquet"
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, layout: Layout, schema: pa.Schema) -> None:
+        self._layout = layout
         self._schema = pa.schema([*_PLACE, *schema])
 
     def write(self, path: Path, batches: Iterable[Batch]) -> None:
@@ -37,9 +38,9 @@ class HuggingFace:
                 columns |= {name: rows[name] for name in rows.column_names}
                 file.write_table(pa.table(columns, self._schema), row_group_size=max(1, len(rows)))
 
-    def columns(self, layout: Layout) -> list[Column]:
+    def columns(self) -> list[Column]:
         """The batches', after the example's place."""
-        meanings = _MEANINGS | {column.name: column.meaning for column in LAYOUTS[layout].columns}
+        meanings = _MEANINGS | {column.name: column.meaning for column in LAYOUTS[self._layout].columns}
         return [Column(field.name, _shown(_feature(field)), meanings[field.name]) for field in self._schema]
 
     def front_matter(self, published: Published) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def card(
     head |= {"task_categories": ["text-retrieval"], "tags": ["raytriever", "training-batches"]}
     head |= format_.front_matter(published)
     front = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-    columns = [(f"`{name}`", type_, meaning) for name, type_, meaning in format_.columns(published.layout)]
+    columns = [(f"`{name}`", type_, meaning) for name, type_, meaning in format_.columns()]
     figures = figure_rows(published.figures, published.epochs, published.batch_size)
     return "\n".join(
         [

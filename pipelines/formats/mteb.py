@@ -7,7 +7,6 @@ doesn't, follows from the names of folders and files.
 
 import re
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from pydantic import Field
 
 from pipelines.formats.columns import Columns, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
 from pipelines.formats.tables import FileTables, Tables, is_table
-from pipelines.formats.training_examples import has_values, judgments_by_split, require_judgments
+from pipelines.formats.training_examples import has_values, judgments_of, require_judgments, splits_of
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
@@ -32,6 +31,9 @@ TITLE = "title"
 DOMAIN = "domain"  # ours: MTEB has no such columns, and doesn't mind them
 ANSWERS = "answers"
 WHERE_THERE = (TITLE, DOMAIN, ANSWERS)  # columns that are read where they are there
+_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")  # what the datasets library takes
+_JUDGMENTS = pa.schema({"query-id": pa.string(), "corpus-id": pa.string(), "score": pa.int32()})
+_JUDGMENTS_AT_ONCE = 100_000
 
 # configuration to split to the names of its table
 Layout = Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -48,9 +50,13 @@ class MtebFolder(Policies):
     """
 
     kind: Literal["mteb"] = "mteb"
+    """The format."""
     path: InputPath
-    subset: str | None = None  # a language, say, of a data set with several collections
-    splits: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: all
+    """The folder of the clone or snapshot."""
+    subset: str | None = None
+    """A language, say, of a data set with several collections."""
+    splits: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Splits to read; None: all."""
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a configuration or a split is missing."""
@@ -211,20 +217,12 @@ def _first_of(names: list[str], columns: list[str]) -> str:
     return next((name for name in names if name in columns), names[0])
 
 
-# Collections in MTEB 2's layout, as data sets on the hub have it.
-#
-# Parquet and a README whose YAML says which files are the configurations ``corpus``, ``queries`` and ``default``. The
-# folder loads with ``datasets.load_dataset(folder, "corpus")`` and in MTEB, and can be pushed to the hub as it is.
-
-_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")  # what the datasets library takes
-_JUDGMENTS = pa.schema({"query-id": pa.string(), "corpus-id": pa.string(), "score": pa.int32()})
-_JUDGMENTS_AT_ONCE = 100_000
-
-
 def write(collection: StoredCollection, folder: Path) -> list[str]:
     """Writes documents, queries and the judgments of all splits; columns for domains and answers where there are some.
 
-    Returns the names of the files. Raises ``UserError`` for a split whose name the ``datasets`` library refuses.
+    Parquet, and a README whose YAML says which files are the configurations: the folder loads with
+    ``datasets.load_dataset(folder, "corpus")`` and in MTEB, and can be pushed to the hub as it is. Returns the names of
+    the files. Raises ``UserError`` for a split whose name the ``datasets`` library refuses.
     """
     require_judgments(collection, "MTEB's layout")
     domain = [DOMAIN] if has_values(collection, "documents", DOMAIN) else []
@@ -256,23 +254,19 @@ def _write_judgments(collection: StoredCollection, folder: Path) -> dict[str, st
     """One file for each split: its name."""
     (folder / "qrels").mkdir()
     names: dict[str, str] = {}
-    files: dict[str, pq.ParquetWriter] = {}
-    waiting: dict[str, list[pa.Table]] = {}
-    with ExitStack() as open_files:
-        for split, table in judgments_by_split(collection):
-            if split not in files:
-                _require_split(split, collection)
-                names[split] = f"qrels/{split}-00000-of-00001.parquet"
-                files[split] = open_files.enter_context(_open(folder / names[split], _JUDGMENTS))
-                waiting[split] = []
-            waiting[split].append(table.rename_columns(_JUDGMENTS.names).cast(_JUDGMENTS))
-            if sum(map(len, waiting[split])) >= _JUDGMENTS_AT_ONCE:
-                files[split].write_table(pa.concat_tables(waiting[split]).combine_chunks())
-                waiting[split] = []
-        for split, tables in waiting.items():
-            if tables:
-                files[split].write_table(pa.concat_tables(tables).combine_chunks())
-    return dict(sorted(names.items()))
+    for split in splits_of(collection):
+        _require_split(split, collection)
+        names[split] = f"qrels/{split}-00000-of-00001.parquet"
+        waiting: list[pa.Table] = []
+        with _open(folder / names[split], _JUDGMENTS) as file:
+            for table in judgments_of(collection, split):
+                waiting.append(table.rename_columns(_JUDGMENTS.names).cast(_JUDGMENTS))
+                if sum(map(len, waiting)) >= _JUDGMENTS_AT_ONCE:
+                    file.write_table(pa.concat_tables(waiting).combine_chunks())
+                    waiting = []
+            if waiting:
+                file.write_table(pa.concat_tables(waiting).combine_chunks())
+    return names
 
 
 def _require_split(split: str, collection: StoredCollection) -> None:

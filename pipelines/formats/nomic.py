@@ -4,26 +4,18 @@ As published, rows of parquet with the columns ``query``, ``document``, ``datase
 ``negative``; or shards of JSON lines in one folder a dataset, whose columns differ from dataset to dataset.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.formats.json_records import optional_string, required, string
 from pipelines.formats.tables import FileTable
-from pipelines.formats.training_examples import (
-    HARD_NEGATIVE,
-    POSITIVE,
-    Example,
-    ExampleFormat,
-    example_of,
-    texts,
-)
+from pipelines.formats.training_examples import HARD_NEGATIVE, POSITIVE, Example, ExampleFormat, texts_example
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, did_you_mean
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, text_id
+from retrieval.collections.records import Policies, Record
 from retrieval.collections.text_lines import FileNames, find_files, json_objects, plain_name
 
 _PUBLISHED = ("query", "document", "negative")  # the last one in the supervised set only
@@ -36,11 +28,15 @@ class Nomic(Policies):
     """Settings: a folder, local or in an object store, with a training set of one split."""
 
     kind: Literal["nomic"] = "nomic"
+    """The format."""
     path: InputPath
-    files: FileNames | None = Field(default=None, min_length=1)  # may hold *; None: all .jsonl and .parquet in path
+    """The folder."""
+    files: FileNames | None = Field(default=None, min_length=1)
+    """Names of files, which may hold ``*``; None: all .jsonl and .parquet in path."""
     split: str = "train"
-    # a folder's name to its columns of query, document and maybe negatives, where they are not those published
+    """The split that the examples are of."""
     columns: dict[str, Columns] = Field(default={})
+    """A folder's columns of query, document and maybe negatives, where they are not those published."""
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file is missing."""
@@ -66,44 +62,31 @@ class NomicFormat(ExampleFormat):
                 f"columns: no file to read is in a folder of the name {unknown!r}.{did_you_mean(unknown, folders)}"
             )
 
-    def examples(self) -> Iterator[Example]:
-        """The examples in the order of the files."""
-        for split, names in self.files.items():
-            for name in names:
-                columns = self._columns.get(_folder_name(name), _PUBLISHED)
-                for place, record in self._records(name, (*columns, _DATASET)):
-                    dataset = optional_string(record, _DATASET, place) or _folder_name(name)
-                    query = string(record, columns[0], place)
-                    documents = [
-                        (DocumentRecord(place, text_id(dataset, text), "", text, dataset), relevance)
-                        for text, relevance in _judged_texts(record, columns, place)
-                    ]
-                    yield example_of(QueryRecord(place, text_id(dataset, query), query, dataset), split, documents)
+    def records(self, name: str) -> Iterator[Record]:
+        """Every row of a file; of parquet only the columns that are needed."""
+        if not name.endswith(".parquet"):
+            return json_objects(self.folder, name)
+        table, wanted = FileTable(self.folder, [name]), (*self._columns_of(name), _DATASET)
+        return table.rows([column for column in table.columns() if column in wanted])
 
-    def _records(self, name: str, columns: Sequence[str]) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """Every row of a file; of parquet only those columns."""
-        if name.endswith(".parquet"):
-            table = FileTable(self.folder, [name])
-            present = [column for column in table.columns() if column in columns]
-            for place, values in table.rows(present):
-                yield place, dict(zip(present, values, strict=True))
-        else:
-            for line, record in json_objects(self.folder, name):
-                yield Place(self.folder.describe(name), line), record
+    def example(self, record: Record, split: str, name: str) -> Example:
+        """The query with its document and its negatives."""
+        query_key, document_key, *negatives = columns = self._columns_of(name)
+        query = record.string(query_key)
+        texts = [(record.string(document_key), POSITIVE)]
+        for key in negatives:
+            if columns is not _PUBLISHED:
+                record.required(key)
+            texts += [(text, HARD_NEGATIVE) for text in record.strings(key, or_one=True)]
+        return texts_example(record, query, texts, record.text(_DATASET) or _folder_name(name), split)
+
+    def _columns_of(self, name: str) -> tuple[str, ...]:
+        return self._columns.get(_folder_name(name), _PUBLISHED)
 
 
 def _folder_name(name: str) -> str:
     """Of the folder that the file is in; '' for the one that ``path`` names, as a collection is the same wherever."""
     return name.rpartition("/")[0].rpartition("/")[2]
-
-
-def _judged_texts(record: dict[str, Any], columns: Columns, place: Place) -> Iterator[tuple[str, int]]:
-    """The document and the negatives, each with its relevance."""
-    yield string(record, columns[1], place), POSITIVE
-    for key in columns[2:]:
-        value = record.get(key) if columns is _PUBLISHED else required(record, key, place)
-        for text in [value] if isinstance(value, str) else texts(value, key, place):
-            yield text, HARD_NEGATIVE
 
 
 def _all_shards(folder: Folder) -> list[str]:

@@ -27,8 +27,6 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, record_batches
 
-# Documented functions out of Python source text.
-
 # where statements, and so functions, sit in a node: in source order
 _STATEMENT_LISTS = ("body", "handlers", "orelse", "finalbody", "cases")
 
@@ -162,16 +160,19 @@ _LEFT_OUT_FOLDERS = _PACKAGES | {"__pycache__", "test", "tests", "idle_test", "t
 
 
 class PythonFunctions(Settings):
-    """Settings of the collection; ``held_out`` is the share of modules whose functions are for testing.
+    """Settings of the collection.
 
     A module is held out by a hash of its own dotted name, so a package's modules may be on both sides.
     """
 
     kind: Literal["python_functions"] = "python_functions"
+    """The format."""
     held_out: float = Field(default=0.2, ge=0, le=1)
+    """Share of modules whose functions are for testing."""
     minimum_query_words: int = Field(default=3, ge=1)
-    # how many functions to keep, chosen by a hash of their id; None: all
+    """Fewest words of a query."""
     limit: int | None = Field(default=None, ge=1)
+    """Functions to keep, chosen by a hash of their id; None: all."""
 
     def open(self) -> "PythonFunctionsSource":
         """The running interpreter's collection. Raises ``UserError`` where its library has no source."""

@@ -93,7 +93,7 @@ class BatchFiles:
 
     def write(self, path: Path, batches: Iterable[Batch]) -> None:
         """Writes one row group a batch. Raises ``UserError`` naming the first example with too few hard negatives."""
-        names = [column.name for column in self.columns("pairs")]
+        names = [column.name for column in self.columns()]
         schema = pa.schema([pa.field(name, pa.string(), nullable=False) for name in names])
         with pq.ParquetWriter(path, schema, compression="zstd", write_page_index=True) as file:
             for batch in batches:
@@ -114,7 +114,7 @@ class BatchFiles:
                     " pairs); format hugging_face holds any number."
                 )
 
-    def columns(self, layout: Layout) -> list[Column]:  # noqa: ARG002
+    def columns(self) -> list[Column]:
         """The order is what sentence-transformers goes by."""
         negatives = [
             Column(f"negative_{place + 1}", "string", "text of a hard negative") for place in range(self.negatives)

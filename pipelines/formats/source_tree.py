@@ -17,7 +17,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord
+from retrieval.collections.records import DocumentRecord, Format, Place, Policies
 from retrieval.collections.text_lines import FileNames
 
 # what tools put beside sources: packages of others, what was built
@@ -32,39 +32,40 @@ class SourceTree(Policies):
     """
 
     kind: Literal["source_tree"] = "source_tree"
+    """The format."""
     path: InputPath
-    include: FileNames | None = Field(default=None, min_length=1)  # None: files whose name tells a known language
+    """The folder."""
+    include: FileNames | None = Field(default=None, min_length=1)
+    """Globs of files to read; None: files whose name tells a known language."""
     exclude: FileNames = ()
-    domain: Literal["folder", "language", "none"] = "folder"  # the folder below path, '' for files in path itself
-    maximum_bytes: int = Field(default=1_000_000, ge=1)  # of a file: larger ones are often generated
+    """Globs of files to leave out."""
+    domain: Literal["folder", "language", "none"] = "folder"
+    """A document's domain; folder: the one below path, '' for files in path itself."""
+    maximum_bytes: int = Field(default=1_000_000, ge=1)
+    """Most bytes of a file: larger ones are often generated."""
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where the folder holds no such file."""
-        tree = SourceTreeFormat(self)
-        return CheckedSource(tree, self, tree.left_out)
+        return CheckedSource(SourceTreeFormat(self), self)
 
 
-class SourceTreeFormat:
-    """Reads files in the order of their paths, folder by folder; a ``records.Format``.
+class SourceTreeFormat(Format):
+    """Reads files in the order of their paths, folder by folder.
 
     Id and title are the path below the folder, with ``/``; line ends become ``\\n``. What is no document is counted in
     ``left_out``. Links are not followed: what one inside the tree leads to is read under its own name. In memory are
     one file and the names of the folders on the way to it.
     """
 
-    repeats = False
-    queries_name = judgments_name = ""
-
     def __init__(self, config: SourceTree) -> None:
+        super().__init__(Folder(config.path))
         self._config = config
-        self._folder = Folder(config.path)
-        self.documents_name = self._folder.uri
-        self.left_out: dict[str, int] = {}
-        if self._folder.is_local and not Path(config.path).expanduser().is_dir():
+        self.documents_name = self.folder.uri
+        if self.folder.is_local and not Path(config.path).expanduser().is_dir():
             raise UserError(f"path: {config.path} is no folder. Give the folder that the source tree is in.")
         if next(self._files(Counter()), None) is None:
             wanted = ", ".join(config.include) if config.include else "whose name tells a language"
-            raise UserError(f"{self._folder.uri} holds no files {wanted}. Is path right, do include and exclude fit?")
+            raise UserError(f"{self.folder.uri} holds no files {wanted}. Is path right, do include and exclude fit?")
 
     def fingerprint(self) -> dict[str, Any]:
         """One SHA-256 over the names and bytes of all files, and how many names were left out why."""
@@ -73,7 +74,7 @@ class SourceTreeFormat:
             files += 1
             digest.update(f"{name}\0{size}\0".encode())
             if size <= self._config.maximum_bytes:
-                digest.update(self._folder.read_bytes(name))
+                digest.update(self.folder.read_bytes(name))
         return {"files": files, "left_out": dict(sorted(skipped.items())), "sha256": digest.hexdigest()}
 
     def documents(self) -> Iterator[DocumentRecord]:
@@ -84,17 +85,8 @@ class SourceTreeFormat:
             if reason:
                 skipped[reason] += 1
             else:
-                yield DocumentRecord(Place(self._folder.describe(name), 1), name, name, text, self._domain_of(name))
-        self.left_out.clear()
-        self.left_out |= sorted(skipped.items())
-
-    def queries(self) -> Iterator[QueryRecord]:
-        """None."""
-        return iter(())
-
-    def judgments(self) -> None:
-        """A bare corpus has none."""
-        return
+                yield DocumentRecord(Place(self.folder.describe(name), 1), name, name, text, self._domain_of(name))
+        self.left_out = dict(sorted(skipped.items()))
 
     def _domain_of(self, name: str) -> str:
         if self._config.domain == "language":
@@ -103,7 +95,7 @@ class SourceTreeFormat:
 
     def _read(self, name: str) -> tuple[str, str]:
         """Why the file is no document, '' where it is one; and its text."""
-        data = self._folder.read_bytes(name)
+        data = self.folder.read_bytes(name)
         is_utf_16 = data.startswith(_UTF_16)
         if not is_utf_16 and b"\0" in data:
             return "binary_files", ""
@@ -119,7 +111,7 @@ class SourceTreeFormat:
 
     def _files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
         """Name and bytes of every file that is wanted, sorted folder by folder; counts the others."""
-        for name, size in self._local_files(skipped) if self._folder.is_local else self._stored_files(skipped):
+        for name, size in self._local_files(skipped) if self.folder.is_local else self._stored_files(skipped):
             if any(matches(name, pattern) for pattern in self._config.exclude):
                 skipped["excluded_files"] += 1
             elif self._is_wanted(name):
@@ -133,7 +125,7 @@ class SourceTreeFormat:
         return any(matches(name, pattern) for pattern in self._config.include)
 
     def _stored_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
-        for name, size in sorted(self._folder.files().items(), key=lambda file: file[0].split("/")):
+        for name, size in sorted(self.folder.files().items(), key=lambda file: file[0].split("/")):
             reason = next(filter(None, map(_reason_of_name, name.split("/"))), "")
             if reason:
                 skipped[reason] += 1

@@ -1,35 +1,32 @@
 """Stack Exchange's data dumps (``Posts.xml``, a site each): whole threads, or questions with judged answers."""
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html.parser import HTMLParser
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 from xml.etree import ElementTree
 
 from pydantic import Field, model_validator
 
-from pipelines.formats.html_text import html_to_text
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.records import (
     DocumentRecord,
+    Format,
     JudgmentRecord,
     Place,
     Policies,
     QueryRecord,
-    describe_files,
+    Record,
     text_id,
 )
 from retrieval.collections.text_lines import find_file, numbered_lines
-
-# Posts of Stack Exchange's data dumps, gathered into threads in bounded memory.
-#
-# ``Posts.xml`` holds one ``<row …/>`` a line, in the order of the posts' ids, so a question's answers may be anywhere
-# behind it. The posts that are kept go into a temporary SQLite database on disk (about the size of their texts, in the
-# folder that TMPDIR names), whose index by question then gives thread after thread.
 
 _QUESTION, _ANSWER = "1", "2"
 _CACHE_KIB = 64 << 10
@@ -56,25 +53,21 @@ class Thread(NamedTuple):
     answers: list[Post]
 
 
-class PostChoice(NamedTuple):
-    """Which posts are kept."""
-
-    closed_questions: Literal["keep", "drop"]
-    damaged_rows: Literal["refuse", "drop"]
-    minimum_score: int | None  # of answers
-
-
 class PostFile:
-    """The threads of one site's ``Posts.xml``, plain, .gz or .zst.
+    """The threads of one site's ``Posts.xml``, plain, .gz or .zst, in bounded memory.
+
+    It holds one ``<row …/>`` a line, in the order of the posts' ids, so a question's answers may be anywhere behind it.
+    The posts that are kept go into a temporary SQLite database on disk (about the size of their texts, in the folder
+    that TMPDIR names), whose index by question then gives thread after thread.
 
     ``left_out``: why posts are in no thread, and how many; complete when all threads were read. Raises ``UserError``
     with file and line for what is no row of a dump, and for a file that is cut off.
     """
 
-    def __init__(self, folder: Folder, name: str, choice: PostChoice) -> None:
+    def __init__(self, folder: Folder, name: str, config: "StackExchange") -> None:
         self._folder = folder
         self._name = name
-        self._choice = choice
+        self._config = config
         self._kept: sqlite3.Connection | None = None
         self._left_out_reading = Counter[str]()
         self.name = folder.describe(name)
@@ -108,7 +101,7 @@ class PostFile:
         if posts[0].is_answer:
             left_out["answers_without_their_question"] += len(posts)
             return None
-        if posts[0].is_closed and self._choice.closed_questions == "drop":
+        if posts[0].is_closed and self._config.closed_questions == "drop":
             left_out["closed_questions"] += 1
             left_out["answers_of_closed_questions"] += len(posts) - 1
             return None
@@ -131,47 +124,32 @@ class PostFile:
         return database
 
     def _posts(self) -> Iterator[Post]:
-        for line, row in self._rows():
-            values = _Row(row, Place(self.name, line))
-            kind = values.text("PostTypeId", required=True)
-            reason = self._reason(kind, values)
-            post = None if reason else self._post(kind == _ANSWER, values)
+        for row in self._rows():
+            kind = _required(row, "PostTypeId")
+            reason = self._reason(kind, row)
+            post = None if reason else _post(kind == _ANSWER, row)
             if post is None or (post.is_answer and not post.text):
                 self._left_out_reading[reason or "answers_without_text"] += 1
             else:
                 yield post
 
-    def _reason(self, kind: str, values: "_Row") -> str:
+    def _reason(self, kind: str, row: Record) -> str:
         """Why a post is not kept; '' where it is."""
         if kind not in (_QUESTION, _ANSWER):
             return "posts_of_other_types"
-        if values.text("DeletionDate"):
+        if row.text("DeletionDate"):
             return "deleted_posts"
         if kind == _ANSWER:
-            if not values.text("ParentId"):
+            if not row.text("ParentId"):
                 return "answers_without_a_parent"
-            if self._choice.minimum_score is not None and values.integer("Score") < self._choice.minimum_score:
+            if self._config.minimum_score is not None and _integer(row, "Score") < self._config.minimum_score:
                 return "answers_below_the_minimum_score"
         return ""
 
-    def _post(self, is_answer: bool, values: "_Row") -> Post:
-        id_ = values.integer("Id")
-        return Post(
-            question=values.integer("ParentId") if is_answer else id_,
-            is_answer=is_answer,
-            id=id_,
-            line=values.place.line,
-            score=values.integer("Score"),
-            accepted=values.integer("AcceptedAnswerId") if values.text("AcceptedAnswerId") else None,
-            is_closed=bool(values.text("ClosedDate")),
-            title=" ".join(values.text("Title").split()),
-            text=html_to_text(values.text("Body")),
-        )
-
-    def _rows(self) -> Iterator[tuple[int, Mapping[str, str]]]:
-        """Line and attributes of every row."""
-        number, is_whole = 0, False
-        for number, text in numbered_lines(self._folder, self._name):
+    def _rows(self) -> Iterator[Record]:
+        """The attributes of every row."""
+        place, is_whole = Place(self.name, 0), False
+        for place, text in numbered_lines(self._folder, self._name):
             line = text.strip()
             if not line or line.startswith(("<?xml", "<posts>")):
                 continue
@@ -181,41 +159,49 @@ class PostFile:
             try:
                 if not line.startswith("<row "):
                     raise UserError(
-                        f"{self.name}, line {number} is {line[:60]!r}. In Posts.xml every line between <posts> and"
-                        " </posts> is one <row …/>. Is it the right file?"
+                        f"{place} is {line[:60]!r}. In Posts.xml every line between <posts> and </posts> is one"
+                        " <row …/>. Is it the right file?"
                     )
-                yield number, ElementTree.fromstring(line).attrib
+                yield Record(place, ElementTree.fromstring(line).attrib)
             except ElementTree.ParseError as error:
-                if self._choice.damaged_rows == "refuse":
+                if self._config.damaged_rows == "refuse":
                     raise UserError(
-                        f"{self.name}, line {number} is no XML ({error}): {line[:60]!r}. If the file is not damaged"
+                        f"{place} is no XML ({error}): {line[:60]!r}. If the file is not damaged"
                         " elsewhere, set damaged_rows to 'drop' to leave such rows out."
                     ) from error
                 self._left_out_reading["damaged_rows"] += 1
         if not is_whole:
-            raise UserError(f"{self.name} ends at line {number} without </posts>. It is not whole: fetch it again.")
+            raise UserError(f"{self.name} ends at line {place.line} without </posts>. It is not whole: fetch it again.")
 
 
-class _Row:
-    """The attributes of a row, with errors that name its line."""
+def _post(is_answer: bool, row: Record) -> Post:
+    id_ = _integer(row, "Id")
+    return Post(
+        question=_integer(row, "ParentId") if is_answer else id_,
+        is_answer=is_answer,
+        id=id_,
+        line=row.place.line,
+        score=_integer(row, "Score"),
+        accepted=_integer(row, "AcceptedAnswerId") if row.text("AcceptedAnswerId") else None,
+        is_closed=bool(row.text("ClosedDate")),
+        title=" ".join(row.text("Title").split()),
+        text=html_to_text(row.text("Body")),
+    )
 
-    def __init__(self, attributes: Mapping[str, str], place: Place) -> None:
-        self._attributes = attributes
-        self.place = place
 
-    def text(self, name: str, *, required: bool = False) -> str:
-        """The attribute, '' where there is none."""
-        value = self._attributes.get(name, "")
-        if required and not value:
-            raise UserError(f"{self.place}: the row has no {name}. Is it a Posts.xml of Stack Exchange's dump?")
-        return value
+def _required(row: Record, name: str) -> str:
+    value = row.text(name)
+    if not value:
+        raise UserError(f"{row.place}: the row has no {name}. Is it a Posts.xml of Stack Exchange's dump?")
+    return value
 
-    def integer(self, name: str) -> int:
-        """The attribute as an integer of 64 bits."""
-        value: Any = self.text(name, required=True)
-        if not value.removeprefix("-").isdecimal() or len(value) > 18:
-            raise UserError(f"{self.place}: {name} is {value[:60]!r}. It must be an integer.")
-        return int(value)
+
+def _integer(row: Record, name: str) -> int:
+    """The attribute as an integer of 64 bits."""
+    value = _required(row, name)
+    if not value.removeprefix("-").isdecimal() or len(value) > 18:
+        raise UserError(f"{row.place}: {name} is {value[:60]!r}. It must be an integer.")
+    return int(value)
 
 
 _ACCEPTED, _GOOD, _PLAIN, _REJECTED = 3, 2, 1, 0
@@ -229,15 +215,23 @@ class StackExchange(Policies):
     """
 
     kind: Literal["stack_exchange"] = "stack_exchange"
+    """The format."""
     path: InputPath
-    posts: dict[str, str] = Field(min_length=1)  # site (beer.stackexchange.com) to its Posts.xml
+    """The folder."""
+    posts: dict[str, str] = Field(min_length=1)
+    """Each site's Posts.xml: beer.stackexchange.com to the file's name."""
     documents: Literal["threads", "answers"] = "threads"
-    query: Literal["title", "title_and_body"] = "title"  # with answers
-    # with answers: shares of the questions, chosen by a hash of site and id
+    """What is a document."""
+    query: Literal["title", "title_and_body"] = "title"
+    """With answers: what of a question is the query."""
     splits: dict[str, float] = Field(default={"train": 0.7, "dev": 0.1, "test": 0.2}, min_length=1)
-    minimum_score: int | None = None  # of answers; None: all
-    closed_questions: Literal["keep", "drop"] = "keep"  # drop: with their answers
-    damaged_rows: Literal["refuse", "drop"] = "refuse"  # that are no XML
+    """With answers: shares of the questions, chosen by a hash of site and id."""
+    minimum_score: int | None = None
+    """Lowest score of an answer that is kept; None: all."""
+    closed_questions: Literal["keep", "drop"] = "keep"
+    """Whether closed questions are kept, with their answers."""
+    damaged_rows: Literal["refuse", "drop"] = "refuse"
+    """What to do with rows that are no XML."""
 
     @model_validator(mode="after")
     def _check_splits(self) -> Self:
@@ -247,58 +241,35 @@ class StackExchange(Policies):
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file is missing."""
-        format_ = ThreadFormat(self) if self.documents == "threads" else AnswerFormat(self)
-        return CheckedSource(format_, self, format_.left_out)
+        return CheckedSource(ThreadFormat(self) if self.documents == "threads" else AnswerFormat(self), self)
 
 
-class ThreadFormat:
+class ThreadFormat(Format):
     """One document a thread: the question's title; its body, then the answers, the best score first."""
 
-    repeats = False
-    queries_name = judgments_name = ""
-
     def __init__(self, config: StackExchange) -> None:
+        folder = Folder(config.path)
+        names = {site: _find(folder, name) for site, name in sorted(config.posts.items())}
+        super().__init__(folder, list(names.values()))
         self._config = config
-        self._folder = Folder(config.path)
-        self._names = {site: _find(self._folder, name) for site, name in sorted(config.posts.items())}
-        choice = PostChoice(config.closed_questions, config.damaged_rows, config.minimum_score)
-        self._sites = {site: PostFile(self._folder, name, choice) for site, name in self._names.items()}
-        self.documents_name = ", ".join(posts.name for posts in self._sites.values())
-        self.left_out: dict[str, int] = {}
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name, bytes and SHA-256 of each file."""
-        return describe_files([(self._folder, name) for name in self._names.values()])
+        self._sites = {site: PostFile(folder, name, config) for site, name in names.items()}
+        self.documents_name = self.queries_name = self.judgments_name = self.describe(self.files)
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The threads, site after site, by the question's id."""
         for site, posts in self._sites.items():
             for question, answers in posts.threads():
                 text = "\n\n".join(post.text for post in (question, *answers) if post.text)
-                yield DocumentRecord(posts.place(question), _question_id(site, question), question.title, text, site)
-        self._count_left_out()
+                yield DocumentRecord(posts.place(question), _id(site, question), question.title, text, site)
+        self._count_left_out({})
 
-    def queries(self) -> Iterator[QueryRecord]:
-        """None."""
-        return iter(())
-
-    def judgments(self) -> Iterator[JudgmentRecord] | None:
-        """None."""
-        return None
-
-    def _count_left_out(self, more: Mapping[str, int] | None = None) -> None:
-        counted = [posts.left_out for posts in self._sites.values()] + [more or {}]
-        reasons = sorted({reason for counts in counted for reason in counts})
-        self.left_out.clear()
-        self.left_out |= {reason: sum(counts.get(reason, 0) for counts in counted) for reason in reasons}
+    def _count_left_out(self, more: Mapping[str, int]) -> None:
+        counted = sum((Counter(posts.left_out) for posts in self._sites.values()), Counter(more))
+        self.left_out = dict(sorted((+counted).items()))
 
 
 class AnswerFormat(ThreadFormat):
     """One document an answer, one query a question that has some; judgments as ``grade`` says."""
-
-    def __init__(self, config: StackExchange) -> None:
-        super().__init__(config)
-        self.queries_name = self.judgments_name = self.documents_name
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The answers, question after question; they have no titles."""
@@ -307,8 +278,8 @@ class AnswerFormat(ThreadFormat):
             for thread in posts.threads():
                 unanswered += not thread.answers
                 for answer in thread.answers:
-                    yield DocumentRecord(posts.place(answer), _answer_id(site, answer), "", answer.text, site)
-        self._count_left_out({"questions_without_answers": unanswered} if unanswered else {})
+                    yield DocumentRecord(posts.place(answer), _id(site, answer), "", answer.text, site)
+        self._count_left_out({"questions_without_answers": unanswered})
 
     def queries(self) -> Iterator[QueryRecord]:
         """The questions that have answers."""
@@ -316,16 +287,16 @@ class AnswerFormat(ThreadFormat):
             question = thread.question
             texts = (question.title, question.text if self._config.query == "title_and_body" else "")
             text = "\n\n".join(filter(None, texts))
-            yield QueryRecord(posts.place(question), _question_id(site, question), text, site)
+            yield QueryRecord(posts.place(question), _id(site, question), text, site)
 
     def judgments(self) -> Iterator[JudgmentRecord]:
         """Each answer of each question."""
         for site, posts, (question, answers) in self._answered():
-            query, best = _question_id(site, question), max(answer.score for answer in answers)
+            query, best = _id(site, question), max(answer.score for answer in answers)
             split = _split_of(query, self._config.splits)
             for answer in answers:
                 relevance = grade(answer.score, best, is_accepted=answer.id == question.accepted)
-                yield JudgmentRecord(posts.place(answer), query, _answer_id(site, answer), relevance, split)
+                yield JudgmentRecord(posts.place(answer), query, _id(site, answer), relevance, split)
 
     def _answered(self) -> Iterator[tuple[str, PostFile, Thread]]:
         for site, posts in self._sites.items():
@@ -355,12 +326,8 @@ def _split_of(question: str, splits: Mapping[str, float]) -> str:
     return last
 
 
-def _question_id(site: str, post: Post) -> str:
-    return f"{site}/q/{post.id}"  # as in the address of the post
-
-
-def _answer_id(site: str, post: Post) -> str:
-    return f"{site}/a/{post.id}"
+def _id(site: str, post: Post) -> str:
+    return f"{site}/{'a' if post.is_answer else 'q'}/{post.id}"  # as in the address of the post
 
 
 def _find(folder: Folder, name: str) -> str:
@@ -378,3 +345,154 @@ def _find(folder: Folder, name: str) -> str:
         f"posts: {folder.describe(name)} is not there, neither plain nor with .gz or .zst behind the name. Correct path"
         " or posts."
     )
+
+
+_PARAGRAPHS = {"p", "div", "tr", "table", "dl", "dt", "dd", "hr", "section", "article", "details", "summary", "figure"}
+_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_LISTS = {"ul", "ol"}
+_UNSEEN = {"script", "style", "template"}
+_FENCES = re.compile(r"`{3,}")
+# what HTMLParser knows of marked sections: CDATA and Office's conditions; at any other it fails
+_MARKED_SECTION = re.compile(
+    r"<!\[(?:cdata|rcdata|temp|ignore|include|if|else|endif)(?![\w.-])", re.IGNORECASE | re.ASCII
+)
+_LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]+)")
+
+
+def html_to_text(html: str) -> str:
+    """The text of a fragment of HTML, never an error: what is no HTML is text.
+
+    Blocks are parted by a blank line, items of a list by a line end. A code block stands between fences, with its
+    language where its class names one; code inside a line between backticks. Links are their text, images their
+    description. White space outside code blocks is one space.
+    """
+    converter = _Converter()
+    converter.feed(html)
+    converter.close()
+    return converter.text()
+
+
+@dataclass
+class _Open:
+    """A quote, a list or an item that is open, and what it puts before the next line and before all later ones."""
+
+    tag: str
+    first: str = ""
+    later: str = ""
+    items: int = 0  # of a list, so far
+
+
+class _Converter(HTMLParser):
+    """Gathers finished blocks; ``_line`` is the one being read, ``_code`` where it is a code block."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self._blocks: list[str] = []
+        self._line: list[str] = []
+        self._code: list[str] | None = None
+        self._language = ""
+        self._open: list[_Open] = []
+        self._follows_item = False  # whether the last block belongs to an item
+        self._unseen = 0
+
+    def text(self) -> str:
+        """All that was read."""
+        self._end_block()
+        return "".join(self._blocks)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begins a block, or marks code and images inside a line."""
+        values = {name: value or "" for name, value in attrs}
+        if tag in _UNSEEN:
+            self._unseen += 1
+        elif tag == "pre":
+            self._end_block()
+            self._code, self._language = [], _language_of(values)
+        elif self._code is not None:
+            self._language = self._language or _language_of(values)
+            self._code.append("\n" if tag == "br" else "")
+        elif tag == "li":
+            self._start_item()
+        elif tag in _LISTS or tag == "blockquote":
+            self._end_block()
+            quote = "> " if tag == "blockquote" else ""
+            self._open.append(_Open(tag, quote, quote))
+        elif tag in _PARAGRAPHS or tag in _HEADINGS:
+            self._end_block()
+            self._line.append(_HEADINGS.get(tag, ""))
+        else:
+            self._line.append({"br": "\n", "code": "`", "td": " ", "th": " "}.get(tag, ""))
+            self._line.append(values.get("alt", "") if tag == "img" else "")
+
+    def handle_endtag(self, tag: str) -> None:
+        """Ends what the tag began."""
+        if tag in _UNSEEN:
+            self._unseen = max(0, self._unseen - 1)
+        elif tag == "pre" or (self._code is None and (tag in _PARAGRAPHS or tag in _HEADINGS)):
+            self._end_block()
+        elif self._code is None and (tag in _LISTS or tag in ("li", "blockquote")):
+            self._close(tag)
+        elif self._code is None and tag == "code":
+            self._line.append("`")
+
+    def handle_data(self, data: str) -> None:
+        """Text."""
+        if self._unseen:
+            return
+        if self._code is not None:
+            self._code.append(data)
+        else:
+            self._line.append(data.replace("\n", " "))  # a line end of the text's own is <br>
+
+    def parse_html_declaration(self, i: int) -> int:
+        """Where what begins with ``<!`` at ``i`` ends, or -1; a marked section of an unknown kind is text."""
+        if self.rawdata.startswith("<![", i) and not _MARKED_SECTION.match(self.rawdata, i):
+            self.handle_data("<![")
+            return i + len("<![")
+        return super().parse_html_declaration(i)
+
+    def _start_item(self) -> None:
+        tags = [opened.tag for opened in self._open]
+        if "li" in tags and not _LISTS & set(tags[len(tags) - tags[::-1].index("li") :]):
+            self._close("li")  # the item before has no end tag
+        self._end_block()
+        marker = "- "
+        if self._open and self._open[-1].tag == "ol":
+            self._open[-1].items += 1
+            marker = f"{self._open[-1].items}. "
+        self._open.append(_Open("li", marker, " " * len(marker)))
+
+    def _close(self, tag: str) -> None:
+        """Ends the innermost open thing of that tag and all inside it; nothing where none is open."""
+        self._end_block()
+        if any(opened.tag == tag for opened in self._open):
+            while self._open.pop().tag != tag:
+                pass
+
+    def _end_block(self) -> None:
+        if self._code is not None:
+            code = "".join(self._code).replace("\r\n", "\n").strip("\n")
+            fence = "`" * max([3, *(len(found) + 1 for found in _FENCES.findall(code))])
+            lines = [f"{fence}{self._language}", *code.split("\n"), fence] if code.strip() else []
+        else:
+            lines = [" ".join(line.split()) for line in "".join(self._line).split("\n")]
+            lines = [line for line in lines if line.strip("#")]  # a heading's mark alone is nothing
+        self._code, self._line = None, []
+        if not lines:
+            return
+        starts_item = bool(self._open) and self._open[-1].tag == "li" and self._open[-1].first != self._open[-1].later
+        if self._blocks:
+            self._blocks.append("\n" if starts_item and self._follows_item else "\n\n")
+        self._follows_item = any(opened.tag == "li" for opened in self._open)
+        self._blocks.append("\n".join(self._prefix() + line for line in lines))
+
+    def _prefix(self) -> str:
+        prefix = "".join(opened.first for opened in self._open)
+        for opened in self._open:
+            opened.first = opened.later
+        return prefix
+
+
+def _language_of(attributes: dict[str, str]) -> str:
+    found = _LANGUAGE.search(attributes.get("class", ""))
+    return found[1] if found else ""

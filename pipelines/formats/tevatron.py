@@ -1,6 +1,5 @@
 """Training sets in both of Tevatron's forms: passages written out in each example, or ids into a corpus."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -8,9 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipelines.batches import Layout
 from pipelines.formats.batch_formats import MASKS_KEPT_IN, SHUFFLING, Column, JsonLines, Published, masks_left_out
-from pipelines.formats.json_records import identifier, identifier_of, optional_string, string
 from pipelines.formats.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
@@ -21,20 +18,21 @@ from pipelines.formats.training_examples import (
     example_of,
     files_of_splits,
     first_of_each_id,
-    objects,
     rows,
+    write_json_lines,
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, describe_files
+from retrieval.collections.records import DocumentRecord, Policies, QueryRecord, Record, checked_id
 from retrieval.collections.text_lines import FileNames, find_files, json_objects
 
 # key of the query's text, of its positives, of its negatives
 _WRITTEN_OUT = ("query", "positive_passages", "negative_passages")
 _BY_ID = ("query_text", "positive_document_ids", "negative_document_ids")
+_CORPUS = "corpus.jsonl"
 
 
 class Tevatron(Policies):
@@ -44,11 +42,15 @@ class Tevatron(Policies):
     """
 
     kind: Literal["tevatron"] = "tevatron"
+    """The format."""
     path: InputPath
-    examples: dict[str, FileNames] = Field(min_length=1)  # split: file or files
-    corpus: FileNames = ()  # needed where examples name documents by id
-    # of documents, or queries, with one id; "first": the one read first, from the corpus where it is there
+    """The folder."""
+    examples: dict[str, FileNames] = Field(min_length=1)
+    """Each split's file or files."""
+    corpus: FileNames = ()
+    """Files of the corpus, needed where examples name documents by id."""
     differing_texts: Literal["refuse", "first"] = "refuse"
+    """Of documents, or queries, with one id; first: the one read first, from the corpus where it is there."""
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file is missing."""
@@ -63,105 +65,89 @@ class TevatronFormat(ExampleFormat):
 
     def __init__(self, config: Tevatron) -> None:
         folder = Folder(config.path)
-        super().__init__(folder, files_of_splits(folder, config.examples, "examples"))
         self._corpus = find_files(folder, config.corpus, "corpus")
+        super().__init__(folder, files_of_splits(folder, config.examples, "examples"), self._corpus)
         self._differing_texts = config.differing_texts
         self._keys = self._find_keys()
         if self._corpus:
-            corpus = ", ".join(map(folder.describe, self._corpus))
+            corpus = self.describe(self._corpus)
             self.documents_name = corpus if self._keys == _BY_ID else f"{corpus}, {self.documents_name}"
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name, bytes and SHA-256 of each file that is read."""
-        corpus = describe_files([(self.folder, name) for name in self._corpus])["files"]
-        return {"files": corpus + super().fingerprint()["files"]}
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The corpus, then the documents of every example."""
-        documents = chain(self._read_corpus(), super().documents())
+        corpus = (
+            _document(record, "document_text" if _has_old_key(record) else "text")
+            for name in self._corpus
+            for record in json_objects(self.folder, name)
+        )
+        documents = chain(corpus, super().documents())
         return first_of_each_id(documents) if self._differing_texts == "first" else documents
 
     def queries(self) -> Iterator[QueryRecord]:
         """The query of every example."""
         return first_of_each_id(super().queries()) if self._differing_texts == "first" else super().queries()
 
-    def examples(self) -> Iterator[Example]:
-        """The examples by split, then in the order of its files."""
-        query_key, *keys = self._keys
-        for split, place, record in self._records():
-            self._check_form(record, place)
-            query = QueryRecord(place, identifier(record, "query_id", place), string(record, query_key, place))
-            if self._keys == _BY_ID:
-                judged = [
-                    (identifier_of(id_, key, place), relevance)
-                    for key, relevance in zip(keys, (POSITIVE, HARD_NEGATIVE), strict=True)
-                    for id_ in _ids(record.get(key), key, place)
-                ]
-                yield Example(query, split, (), judged)
-            else:
-                documents = [
-                    (_document(passage, "text", place), relevance)
-                    for key, relevance in zip(keys, (POSITIVE, HARD_NEGATIVE), strict=True)
-                    for passage in objects(record.get(key), key, place)
-                ]
-                yield example_of(query, split, documents)
+    def records(self, name: str) -> Iterator[Record]:
+        """The lines of a file."""
+        return json_objects(self.folder, name)
 
-    def _records(self) -> Iterator[tuple[str, Place, dict[str, Any]]]:
-        for split, names in self.files.items():
-            for name in names:
-                file = self.folder.describe(name)
-                for line, record in json_objects(self.folder, name):
-                    yield split, Place(file, line), record
+    def example(self, record: Record, split: str, name: str) -> Example:  # noqa: ARG002
+        """The query with its documents, or their ids."""
+        query_key, *keys = self._keys
+        self._check_form(record)
+        query = QueryRecord(record.place, record.id("query_id"), record.string(query_key))
+        relevance_of = dict(zip(keys, (POSITIVE, HARD_NEGATIVE), strict=True))
+        if self._keys == _BY_ID:
+            judged = [(id_, relevance) for key, relevance in relevance_of.items() for id_ in _ids(record, key)]
+            return Example(query, split, (), judged)
+        documents = [
+            (_document(passage, "text"), relevance)
+            for key, relevance in relevance_of.items()
+            for passage in record.objects(key)
+        ]
+        return example_of(query, split, documents)
 
     def _find_keys(self) -> tuple[str, str, str]:
-        for _, place, record in self._records():
-            if _BY_ID[1] in record and not self._corpus:
-                raise UserError(
-                    f'{place} names documents by id ("{_BY_ID[1]}"), but no file with their texts is given. Set corpus'
-                    ' to the JSON lines with "docid" and "text".'
-                )
-            return _BY_ID if _BY_ID[1] in record else _WRITTEN_OUT
-        raise UserError(f"{self.judgments_name} holds no examples. Is it the right file, is it complete?")
+        names = chain.from_iterable(self.example_files.values())
+        first = next(chain.from_iterable(map(self.records, names)), None)
+        if first is None:
+            raise UserError(f"{self.judgments_name} holds no examples. Is it the right file, is it complete?")
+        if _BY_ID[1] in first.values and not self._corpus:
+            raise UserError(
+                f'{first.place} names documents by id ("{_BY_ID[1]}"), but no file with their texts is given. Set'
+                ' corpus to the JSON lines with "docid" and "text".'
+            )
+        return _BY_ID if _BY_ID[1] in first.values else _WRITTEN_OUT
 
-    def _check_form(self, record: dict[str, Any], place: Place) -> None:
+    def _check_form(self, record: Record) -> None:
         positives = self._keys[1]
-        if positives in record:
+        if positives in record.values:
             return
         other = (_WRITTEN_OUT if self._keys == _BY_ID else _BY_ID)[1]
-        if other in record:
+        if other in record.values:
             raise UserError(
-                f'{place} has "{other}", the examples before it have "{positives}". Read files of the two forms as two'
-                " collections."
+                f'{record.place} has "{other}", the examples before it have "{positives}". Read files of the two forms'
+                " as two collections."
             )
         raise UserError(
-            f'{place} is no example of Tevatron\'s, its keys are {sorted(record)}. It must have "{_WRITTEN_OUT[1]}", or'
-            f' "{_BY_ID[1]}" and a corpus.'
+            f"{record.place} is no example of Tevatron's, its keys are {sorted(record.values)}. It must have"
+            f' "{_WRITTEN_OUT[1]}", or "{_BY_ID[1]}" and a corpus.'
         )
 
-    def _read_corpus(self) -> Iterator[DocumentRecord]:
-        for name in self._corpus:
-            file = self.folder.describe(name)
-            for line, record in json_objects(self.folder, name):
-                text_key = "document_text" if "document_text" in record and "text" not in record else "text"
-                yield _document(record, text_key, Place(file, line))
+
+def _has_old_key(record: Record) -> bool:
+    return "document_text" in record.values and "text" not in record.values
 
 
-def _document(record: dict[str, Any], text_key: str, place: Place) -> DocumentRecord:
-    title = optional_string(record, "title", place)
-    return DocumentRecord(place, identifier(record, "docid", place), title, string(record, text_key, place))
+def _document(record: Record, text_key: str) -> DocumentRecord:
+    return DocumentRecord(record.place, record.id("docid"), record.text("title"), record.string(text_key))
 
 
-def _ids(value: Any, key: str, place: Place) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise UserError(f'{place}: "{key}" is {value!r:.60}. It must be a list of document ids.')
-    return value
-
-
-# Training examples in Tevatron's form, and the corpus that it encodes.
-
-_CORPUS = "corpus.jsonl"
+def _ids(record: Record, key: str) -> list[str]:
+    value = record.values.get(key)
+    if value is not None and not isinstance(value, list):
+        raise UserError(f'{record.place}: "{key}" is {value!r:.60}. It must be a list of document ids.')
+    return [checked_id(id_, key, record.place) for id_ in value or []]
 
 
 def write(
@@ -178,20 +164,16 @@ def write(
     """
     name = f"{split}.jsonl"
     examples = TrainingExamples(collection, split, hard_negatives, folder)
-    with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
-        for example in examples:
-            record = training_record(example.query_id, example.query, example.positives, example.hard_negatives)
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    with (folder / _CORPUS).open("w", encoding="utf-8", newline="\n") as file:
-        for id_, title, text in rows(collection, "documents", "id", "title", "text"):
-            file.write(json.dumps({"docid": id_, "title": title, "text": text}, ensure_ascii=False) + "\n")
+    records = (
+        _line(example.query_id, example.query, example.positives, example.hard_negatives) for example in examples
+    )
+    write_json_lines(folder / name, records)
+    documents = rows(collection, "documents", "id", "title", "text")
+    write_json_lines(folder / _CORPUS, ({"docid": id_, "title": title, "text": text} for id_, title, text in documents))
     return [name, _CORPUS]
 
 
-def training_record(
-    query_id: str, query: str, positives: Sequence[Document], negatives: Sequence[Document]
-) -> dict[str, Any]:
-    """One example, its passages written out."""
+def _line(query_id: str, query: str, positives: Sequence[Document], negatives: Sequence[Document]) -> dict[str, Any]:
     return {
         "query_id": query_id,
         "query": query,
@@ -205,19 +187,19 @@ def _passage(document: Document) -> dict[str, str]:
 
 
 class BatchLines(JsonLines):
-    """Examples with their passages written out, which every version of Tevatron reads."""
+    """Batches as lines with passages written out, which every version of Tevatron reads."""
 
     def record(self, row: dict[str, Any]) -> dict[str, Any]:
         """A document's title is in its text already."""
         negatives = zip(row["hard_negative_ids"], row["hard_negatives"], strict=True)
-        return training_record(
+        return _line(
             row["query_id"],
             row["query"],
             [{"id": row["document_id"], "title": "", "text": row["document"]}],
             [{"id": id_, "title": "", "text": text} for id_, text in negatives],
         )
 
-    def columns(self, layout: Layout) -> list[Column]:  # noqa: ARG002
+    def columns(self) -> list[Column]:
         """The keys of a line."""
         return [
             Column("query_id", "string", "id of the query"),

@@ -1,11 +1,11 @@
-"""Training sets as collections: what their formats share.
+"""Training sets: a query with documents that answer it and documents that don't, how they are read and written.
 
-Such a set is a list of examples, each a query with documents that answer it and documents that don't, their texts
-written out in every example that uses them.
+Their formats write the texts out in every example that uses them; a collection holds each once.
 """
 
+import json
 import tempfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, islice
 from pathlib import Path
@@ -21,18 +21,12 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import Part, StoredCollection
 from retrieval.collections.digests import DigestSet
-from retrieval.collections.records import (
-    DocumentRecord,
-    JudgmentRecord,
-    Place,
-    QueryRecord,
-    describe_files,
-)
+from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, QueryRecord, Record, text_id
 from retrieval.collections.text_lines import find_files
 
 POSITIVE, HARD_NEGATIVE, RANDOM_NEGATIVE = 1, 0, -1
 
-Record = TypeVar("Record", DocumentRecord, QueryRecord)
+AnyRecord = TypeVar("AnyRecord", DocumentRecord, QueryRecord)
 
 _RECORDS_AT_ONCE = 1024
 
@@ -46,24 +40,35 @@ class Example(NamedTuple):
     judged: Sequence[tuple[str, int]]
 
 
-class ExampleFormat(ABC):
-    """Training examples as a ``records.Format``; subclasses read the examples of their files.
+class ExampleFormat(Format):
+    """Training examples as a collection; subclasses say how the records of a file are read, and an example of each.
 
     Files are read once each for documents and queries and twice for judgments; nothing is kept in between.
     """
 
     repeats = True
 
-    def __init__(self, folder: Folder, files: Mapping[str, Sequence[str]]) -> None:
-        """``files``: the names of each split's files in the folder, as ``files_of_splits`` finds them."""
-        self.folder = folder
-        self.files = files
-        self.judgments_name = ", ".join(folder.describe(name) for names in self.files.values() for name in names)
+    def __init__(self, folder: Folder, examples: Mapping[str, Sequence[str]], others: Sequence[str] = ()) -> None:
+        """``examples``: each split's files in the folder; ``others``: files that are read before them."""
+        names = list(chain.from_iterable(examples.values()))
+        super().__init__(folder, [*others, *names])
+        self.example_files = examples
+        self.judgments_name = self.describe(names)
         self.documents_name = self.queries_name = self.judgments_name
 
     @abstractmethod
+    def records(self, name: str) -> Iterator[Record]:
+        """The records of a file."""
+
+    @abstractmethod
+    def example(self, record: Record, split: str, name: str) -> Example:
+        """What a record of a split and a file says."""
+
     def examples(self) -> Iterator[Example]:
-        """The examples, by split."""
+        """The examples by split, then in the order of its files."""
+        for split, names in self.example_files.items():
+            for name in names:
+                yield from (self.example(record, split, name) for record in self.records(name))
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents of every example, repeated as there."""
@@ -77,16 +82,12 @@ class ExampleFormat(ABC):
 
     def judgments(self) -> Iterator[JudgmentRecord] | None:
         """What every example says of its documents; None where there are no files of examples."""
-        return self._judgments() if self.files else None
+        return self._judgments() if self.judgments_name else None
 
     def _judgments(self) -> Iterator[JudgmentRecord]:
         for example in self.examples():
             for document, relevance in example.judged:
                 yield JudgmentRecord(example.query.place, example.query.id, document, relevance, example.split)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name, bytes and SHA-256 of each file that is read."""
-        return describe_files([(self.folder, name) for names in self.files.values() for name in names])
 
 
 def files_of_splits(folder: Folder, names: Mapping[str, Sequence[str]], setting: str) -> dict[str, list[str]]:
@@ -100,25 +101,15 @@ def example_of(query: QueryRecord, split: str, documents: Sequence[tuple[Documen
     return Example(query, split, [document for document, _ in documents], judged)
 
 
-def texts(value: Any, key: str, place: Place) -> list[str]:
-    """A list of strings; none where there is null. Raises ``UserError`` for something else."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise UserError(f'{place}: "{key}" is {value!r:.60}. It must be a list of strings.')
-    return value
+def texts_example(record: Record, query: str, texts: Iterable[tuple[str, int]], domain: str, split: str) -> Example:
+    """An example of bare texts, each with its relevance: ids are made from domain and text."""
+    documents = [
+        (DocumentRecord(record.place, text_id(domain, text), "", text, domain), relevance) for text, relevance in texts
+    ]
+    return example_of(QueryRecord(record.place, text_id(domain, query), query, domain), split, documents)
 
 
-def objects(value: Any, key: str, place: Place) -> list[dict[str, Any]]:
-    """A list of JSON objects; none where there is null. Raises ``UserError`` for something else."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise UserError(f'{place}: "{key}" is {value!r:.60}. It must be a list of objects with a "text" each.')
-    return value
-
-
-def first_of_each_id(records: Iterable[Record]) -> Iterator[Record]:
+def first_of_each_id(records: Iterable[AnyRecord]) -> Iterator[AnyRecord]:
     """Leaves out what repeats an id, whether its text is the same or not; keeps eight bytes for each id."""
     seen = DigestSet()
     remaining = iter(records)
@@ -126,11 +117,8 @@ def first_of_each_id(records: Iterable[Record]) -> Iterator[Record]:
         yield from compress(chunk, seen.add([record.id for record in chunk]))
 
 
-# Mined candidates as the hard negatives of training examples.
-
-
 class MinedNegatives(Mapping[str, list[str]]):
-    """Query id to the ids of its candidates in their order, without those judged relevant; read-only.
+    """Mined hard negatives: query id to the ids of its candidates in their order, without those judged relevant.
 
     In memory are the ids of all lists, as Arrow strings.
     """
@@ -156,20 +144,34 @@ class MinedNegatives(Mapping[str, list[str]]):
         return len(self._rows)
 
 
-# Rows of a stored collection in its order, a row group at a time.
-
-
 def rows(collection: StoredCollection, part: Part, *columns: str) -> Iterator[tuple[Any, ...]]:
     """The values of these columns, row by row."""
     for table in collection.rows_of(part).tables(columns):
         yield from zip(*(table[column].to_pylist() for column in columns), strict=True)
 
 
-def judgments_by_split(collection: StoredCollection) -> Iterator[tuple[str, pa.Table]]:
-    """Splits in turn, each with its next few rows (query_id, document_id, relevance), in stored order."""
+def splits_of(collection: StoredCollection) -> list[str]:
+    """The splits that there are judgments of, sorted."""
+    splits: list[str] = collection.rows_of("judgments").read(["split"])["split"].unique().to_pylist()
+    return sorted(splits)
+
+
+def judgments_of(collection: StoredCollection, split: str) -> Iterator[pa.Table]:
+    """The split's judgments (query_id, document_id, relevance) in stored order, a row group at a time."""
     for table in collection.rows_of("judgments").tables(["query_id", "document_id", "relevance", "split"]):
-        for split in sorted(table["split"].unique().to_pylist()):
-            yield split, table.filter(pc.equal(table["split"], split)).drop_columns("split")
+        if len(chosen := table.filter(pc.equal(table["split"], split))):
+            yield chosen.drop_columns("split")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes lines of UTF-8, each with its end."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def write_json_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Writes a record a line."""
+    write_lines(path, (json.dumps(record, ensure_ascii=False) for record in records))
 
 
 def has_values(collection: StoredCollection, part: Part, column: str) -> bool:
@@ -224,7 +226,7 @@ class TrainingExamples:
 
     ``hard_negatives``: query id to ids of its hard negatives, in order; they replace all negatives that the split
     judges, and a query that isn't there has none. Raises ``UserError`` where no query has a positive, where one of them
-    names a document that is not there, or a positive of its query, and where the split can't be a file's name.
+    names a document that is not there, and where the split can't be a file's name.
 
     In memory are ids and row numbers of what is judged, not the texts: iterating copies the documents that are needed
     to a temporary file in ``scratch``, in one pass over the collection, and maps it.
@@ -249,10 +251,8 @@ class TrainingExamples:
         if hard_negatives is not None:
             judged = _with_hard_negatives(positives.drop_columns("split"), hard_negatives)
         relevance = judged["relevance"].to_numpy()
-        query_rows = collection.find("queries", judged["query_id"])
-        document_rows = collection.find("documents", judged["document_id"])
-        if hard_negatives is not None:
-            _check_listed(judged, relevance, query_rows, document_rows)
+        query_rows = collection.require("queries", judged["query_id"])
+        document_rows = collection.require("documents", judged["document_id"])
         with_positive = np.isin(query_rows, query_rows[relevance > 0])
         order = np.lexsort((-relevance, query_rows))  # stable, so equal grades stay in the order they are listed in
         order = order[with_positive[order]]
@@ -324,27 +324,3 @@ def _with_hard_negatives(positives: pa.Table, hard_negatives: Mapping[str, Seque
         }
         tables.append(pa.table(columns, positives.schema))
     return pa.concat_tables(tables)
-
-
-def _check_listed(
-    judged: pa.Table,
-    relevance: NDArray[np.int32],
-    query_rows: NDArray[np.int64],
-    document_rows: NDArray[np.int64],
-) -> None:
-    """Refuses listed hard negatives that are not in the collection, or are positives of their query."""
-    pairs = query_rows * (document_rows.max() + 1) + document_rows
-    positive = (relevance == 0) & np.isin(pairs, pairs[relevance > 0])
-    unknown = document_rows < 0
-    if not (positive | unknown).any():
-        return
-    place = int(np.argmax(positive | unknown))
-    query, document = judged["query_id"][place].as_py(), judged["document_id"][place].as_py()
-    raise UserError(
-        f"hard_negatives: document {document!r} of query {query!r} is "
-        + (
-            "not in the collection. Were they mined in another one?"
-            if unknown[place]
-            else "one of its positives. Leave the positives of a query out of its hard negatives."
-        )
-    )

@@ -3,40 +3,34 @@
 import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from pipelines.formats.json_records import identifier, optional_string, string
-from pipelines.formats.training_examples import has_values, judgments_by_split, require_name, rows
+from pipelines.formats.training_examples import (
+    has_values,
+    judgments_of,
+    require_name,
+    rows,
+    splits_of,
+    write_lines,
+)
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.qrels import read_trec_qrels
-from retrieval.collections.records import (
-    DocumentRecord,
-    JudgmentRecord,
-    Place,
-    Policies,
-    QueryRecord,
-    describe_files,
-)
+from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Place, Policies, QueryRecord
 from retrieval.collections.text_lines import (
     FileNames,
     find_files,
     json_objects,
     numbered_lines,
     plain_name,
+    read_trec_qrels,
     tab_separated,
 )
-
-# TREC's text files, record by record: marked-up documents and topics, and tables separated by tabs.
-#
-# Judgments are in ``qrels``. Wrong lines raise ``UserError`` with file and line.
 
 TopicField = Literal["title", "desc", "narr"]
 
@@ -57,7 +51,7 @@ _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _INNER_TAG = re.compile(r"</?[A-Z][A-Z0-9]*(?:\s[^<>]*)?>")
 
 
-def checked_id(text: str, place: Place) -> str:
+def column_id(text: str, place: Place) -> str:
     """An id that judgments and runs can name. Raises ``UserError`` where it is empty or holds whitespace."""
     if text.split() != [text]:
         raise UserError(
@@ -69,29 +63,21 @@ def checked_id(text: str, place: Place) -> str:
 
 def tsv_documents(folder: Folder, name: str, columns: Sequence[str]) -> Iterator[DocumentRecord]:
     """One document a line, its fields in the order of ``columns`` (``DocumentColumns``)."""
-    file = folder.describe(name)
-    id_, text = columns.index("id"), columns.index("text")
-    title = columns.index("title") if "title" in columns else None
-    for line, fields in tab_separated(folder, name, columns):
-        place = Place(file, line)
-        yield DocumentRecord(
-            place, checked_id(fields[id_], place), "" if title is None else fields[title], fields[text]
-        )
+    for place, fields in tab_separated(folder, name, columns):
+        named = dict(zip(columns, fields, strict=True))
+        yield DocumentRecord(place, column_id(named["id"], place), named.get("title", ""), named["text"])
 
 
 def tsv_queries(folder: Folder, name: str) -> Iterator[QueryRecord]:
     """One query a line: id, text."""
-    file = folder.describe(name)
-    for line, (id_, text) in tab_separated(folder, name, ["id", "text"]):
-        place = Place(file, line)
-        yield QueryRecord(place, checked_id(id_, place), text)
+    for place, (id_, text) in tab_separated(folder, name, ["id", "text"]):
+        yield QueryRecord(place, column_id(id_, place), text)
 
 
 def qrels_judgments(folder: Folder, name: str, split: str) -> Iterator[JudgmentRecord]:
     """The judgments of a file of four columns."""
-    file = folder.describe(name)
-    for line, query, document, relevance in read_trec_qrels(folder, name):
-        yield JudgmentRecord(Place(file, line), query, document, relevance, split)
+    for place, query, document, relevance in read_trec_qrels(folder, name):
+        yield JudgmentRecord(place, query, document, relevance, split)
 
 
 def marked_up_documents(
@@ -101,14 +87,12 @@ def marked_up_documents(
 
     Texts are given as they stand there, markup inside them included.
     """
-    file = folder.describe(name)
-    for line, block in _blocks(folder, name, "DOC"):
-        place = Place(file, line)
+    for place, block in _blocks(folder, name, "DOC"):
         ids = _between_tags(block, ["DOCNO"], place)
         if len(ids) != 1:
             raise UserError(f"{place}: the document has {len(ids)} <DOCNO>…</DOCNO>. It must have one.")
         title = " ".join(_between_tags(block, title_tags, place))
-        yield DocumentRecord(place, checked_id(ids[0], place), title, "\n".join(_between_tags(block, text_tags, place)))
+        yield DocumentRecord(place, column_id(ids[0], place), title, "\n".join(_between_tags(block, text_tags, place)))
 
 
 def without_markup(text: str) -> str:
@@ -123,14 +107,12 @@ def topics(folder: Folder, name: str, field: TopicField) -> Iterator[QueryRecord
 
     A field begins with its tag at the beginning of a line and ends where the next one begins; its lines become one.
     """
-    file = folder.describe(name)
-    for line, block in _blocks(folder, name, "top"):
-        place = Place(file, line)
+    for place, block in _blocks(folder, name, "top"):
         fields = {tag: _topic_text(tag, text) for tag, text in _TOPIC_FIELD.findall(block)}
         for tag in ("num", field):
             if tag not in fields:
                 raise UserError(f"{place}: the topic has no <{tag}> at the beginning of a line, only {sorted(fields)}.")
-        yield QueryRecord(place, checked_id(fields["num"], place), fields[field])
+        yield QueryRecord(place, column_id(fields["num"], place), fields[field])
 
 
 def _topic_text(tag: str, text: str) -> str:
@@ -152,30 +134,31 @@ def _between_tags(block: str, tags: Sequence[str], place: Place) -> list[str]:
     return found
 
 
-def _blocks(folder: Folder, name: str, tag: str) -> Iterator[tuple[int, str]]:
-    """The line of each opening tag and what stands between it and its closing tag; one block at a time in memory."""
-    file, opening, closing = folder.describe(name), f"<{tag}>", f"</{tag}>"
-    start, lines = 0, list[str]()
-    for number, line in numbered_lines(folder, name):
+def _blocks(folder: Folder, name: str, tag: str) -> Iterator[tuple[Place, str]]:
+    """The place of each opening tag and what stands between it and its closing tag; one block at a time in memory."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    start: Place | None = None
+    lines: list[str] = []
+    for place, line in numbered_lines(folder, name):
         text = line.strip()
         if not start and not text:
             continue
         if not start and not text.startswith(opening):
             raise UserError(
-                f"{file}, line {number} is {text!r:.60}, which stands outside {opening}…{closing}. Is it a file of"
+                f"{place} is {text!r:.60}, which stands outside {opening}…{closing}. Is it a file of"
                 " another format? A table separated by tabs is named .tsv, or by the setting of its format."
             )
         if start and text.startswith(opening):
-            raise UserError(f"{file}, line {start}: {opening} has no {closing} before the next one in line {number}.")
+            raise UserError(f"{start}: {opening} has no {closing} before the next one in line {place.line}.")
         rest = line if start else text.removeprefix(opening)
-        start = start or number
+        start = start or place
         if text.endswith(closing):
             yield start, "\n".join([*lines, rest.rstrip().removesuffix(closing)])
-            start, lines = 0, []
+            start, lines = None, []
         else:
             lines.append(rest)
     if start:
-        raise UserError(f"{file}, line {start}: {opening} has no {closing}. Is the file complete?")
+        raise UserError(f"{start}: {opening} has no {closing}. Is the file complete?")
 
 
 _DEFAULT_TITLE_KEY = "title"
@@ -185,8 +168,11 @@ class DocumentKeys(Settings):
     """Where documents in JSON lines have their id, title and text."""
 
     id: str = "id"
-    title: str = _DEFAULT_TITLE_KEY  # may be absent from a document
+    """Key of the id."""
+    title: str = _DEFAULT_TITLE_KEY
+    """Key of the title; may be absent from a document."""
     text: str = "text"
+    """Key of the text."""
 
 
 class TrecFiles(Policies):
@@ -197,49 +183,53 @@ class TrecFiles(Policies):
     """
 
     kind: Literal["trec"] = "trec"
+    """The format."""
     path: InputPath
+    """The folder."""
     documents: FileNames = Field(min_length=1)
+    """Files of documents."""
     queries: FileNames = ()
-    qrels: dict[str, FileNames] = Field(default={})  # split: file or files
-    documents_format: Literal["tsv", "jsonl", "markup"] | None = None  # None: by the ending of the name
-    queries_format: Literal["tsv", "topics"] | None = None  # None: by the ending of the name
-    document_columns: DocumentColumns = ("id", "text")  # of .tsv; [id, -, title, text] for MS MARCO's documents
-    document_keys: DocumentKeys = DocumentKeys()  # of .jsonl
-    title_tags: tuple[str, ...] = ("TITLE", "HEADLINE", "HEAD", "HL", "TTL")  # of markup
-    text_tags: tuple[str, ...] = ("TEXT",)  # of markup
-    topic_field: TopicField = "title"  # the field of a topic that is the query
+    """Files of queries."""
+    qrels: dict[str, FileNames] = Field(default={})
+    """Each split's files of judgments."""
+    documents_format: Literal["tsv", "jsonl", "markup"] | None = None
+    """Format of the documents; None: by the ending of the name."""
+    queries_format: Literal["tsv", "topics"] | None = None
+    """Format of the queries; None: by the ending of the name."""
+    document_columns: DocumentColumns = ("id", "text")
+    """Columns of .tsv: [id, -, title, text] for MS MARCO's documents."""
+    document_keys: DocumentKeys = DocumentKeys()
+    """Keys of .jsonl."""
+    title_tags: tuple[str, ...] = ("TITLE", "HEADLINE", "HEAD", "HL", "TTL")
+    """Tags of the title in markup."""
+    text_tags: tuple[str, ...] = ("TEXT",)
+    """Tags of the text in markup."""
+    topic_field: TopicField = "title"
+    """The field of a topic that is the query."""
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file is missing."""
         return CheckedSource(TrecFormat(self), self)
 
 
-class TrecFormat:
-    """Reads TREC's files; a ``records.Format``."""
-
-    repeats = False
+class TrecFormat(Format):
+    """Reads TREC's files."""
 
     def __init__(self, config: TrecFiles) -> None:
+        folder = Folder(config.path)
         self._config = config
-        self._folder = Folder(config.path)
-        self._documents = find_files(self._folder, config.documents, "documents")
-        self._queries = find_files(self._folder, config.queries, "queries")
+        self._documents = find_files(folder, config.documents, "documents")
+        self._queries = find_files(folder, config.queries, "queries")
         self._qrels = [
             (split, name)
             for split, names in config.qrels.items()
-            for name in find_files(self._folder, names, f"qrels.{split}")
+            for name in find_files(folder, names, f"qrels.{split}")
         ]
-        self.documents_name = self._describe(self._documents, "documents")
-        self.queries_name = self._describe(self._queries, "queries")
-        self.judgments_name = self._describe([name for _, name in self._qrels], "qrels")
-
-    def _describe(self, names: Sequence[str], setting: str) -> str:
-        return ", ".join(map(self._folder.describe, names)) or f"The empty setting {setting!r}"
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name, bytes and SHA-256 of each file that is read."""
-        names = [*self._documents, *self._queries, *(name for _, name in self._qrels)]
-        return describe_files([(self._folder, name) for name in names])
+        qrels = [name for _, name in self._qrels]
+        super().__init__(folder, [*self._documents, *self._queries, *qrels])
+        self.documents_name = self.describe(self._documents)
+        self.queries_name = self.describe(self._queries) or "The empty setting 'queries'"
+        self.judgments_name = self.describe(qrels)
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents file after file."""
@@ -249,34 +239,32 @@ class TrecFormat:
     def _documents_of(self, name: str) -> Iterator[DocumentRecord]:
         form = self._config.documents_format or _form(name, {".tsv": "tsv", ".jsonl": "jsonl"}, "markup")
         if form == "tsv":
-            yield from tsv_documents(self._folder, name, self._config.document_columns)
+            yield from tsv_documents(self.folder, name, self._config.document_columns)
         elif form == "jsonl":
             yield from self._json_documents(name)
         else:
-            for record in marked_up_documents(self._folder, name, self._config.title_tags, self._config.text_tags):
+            for record in marked_up_documents(self.folder, name, self._config.title_tags, self._config.text_tags):
                 yield record._replace(title=without_markup(record.title), text=without_markup(record.text))
 
     def _json_documents(self, name: str) -> Iterator[DocumentRecord]:
-        keys, file, any_title = self._config.document_keys, self._folder.describe(name), False
-        for line, record in json_objects(self._folder, name):
-            place = Place(file, line)
-            any_title = any_title or keys.title in record
-            id_ = checked_id(identifier(record, keys.id, place), place)
-            yield DocumentRecord(
-                place, id_, optional_string(record, keys.title, place), string(record, keys.text, place)
-            )
+        keys, any_title = self._config.document_keys, False
+        for record in json_objects(self.folder, name):
+            any_title = any_title or keys.title in record.values
+            id_ = column_id(record.id(keys.id), record.place)
+            yield DocumentRecord(record.place, id_, record.text(keys.title), record.string(keys.text))
         if not any_title and keys.title != _DEFAULT_TITLE_KEY:
             raise UserError(
-                f"document_keys.title is {keys.title!r}, but no document of {file} has it. Correct the setting."
+                f"document_keys.title is {keys.title!r}, but no document of {self.folder.describe(name)} has it."
+                " Correct the setting."
             )
 
     def queries(self) -> Iterator[QueryRecord]:
         """The queries file after file."""
         for name in self._queries:
             if (self._config.queries_format or _form(name, {".tsv": "tsv"}, "topics")) == "tsv":
-                yield from tsv_queries(self._folder, name)
+                yield from tsv_queries(self.folder, name)
             else:
-                yield from topics(self._folder, name, self._config.topic_field)
+                yield from topics(self.folder, name, self._config.topic_field)
 
     def judgments(self) -> Iterator[JudgmentRecord] | None:
         """The judgments split by split; None without qrels."""
@@ -284,65 +272,55 @@ class TrecFormat:
 
     def _judgments(self) -> Iterator[JudgmentRecord]:
         for split, name in self._qrels:
-            yield from qrels_judgments(self._folder, name, split)
+            yield from qrels_judgments(self.folder, name, split)
 
 
 def _form(name: str, endings: dict[str, str], other: str) -> str:
     return next((form for ending, form in endings.items() if plain_name(name).endswith(ending)), other)
 
 
-# Collections as TREC's files: ``documents.tsv``, ``topics.tsv`` and ``qrels.<split>.txt``.
-#
-# A document's line is its id and text, as in MS MARCO's ``collection.tsv``, or its id, title and text where any
-# document has a title. TREC has no place for domains and answers.
-
 DOCUMENTS_FILE = "documents.tsv"
 TOPICS_FILE = "topics.tsv"
 
 
 def write(collection: StoredCollection, folder: Path) -> list[str]:
-    """Writes documents, queries where there are some, and the judgments of all splits.
+    """Writes documents, queries where there are some, and the judgments of all splits, as ``qrels.<split>.txt``.
 
-    Returns the names of the files. Raises ``UserError`` for an id with whitespace, and for a title or a text with a
-    tab or a line end: these separate the columns.
+    A document's line is its id and text, as in MS MARCO's ``collection.tsv``, or its id, title and text where any
+    document has a title. TREC has no place for domains and answers. Returns the names of the files. Raises
+    ``UserError`` for an id with whitespace, and for a title or a text with a tab or a line end: these separate the
+    columns.
     """
     columns = ["id", "title", "text"] if has_values(collection, "documents", "title") else ["id", "text"]
-    _write_table(folder / DOCUMENTS_FILE, rows(collection, "documents", *columns), collection)
+    documents = rows(collection, "documents", *columns)
+    write_lines(folder / DOCUMENTS_FILE, _table_lines(documents, collection))
     names = [DOCUMENTS_FILE]
     if len(collection.rows_of("queries")):
-        _write_table(folder / TOPICS_FILE, rows(collection, "queries", "id", "text"), collection)
+        write_lines(folder / TOPICS_FILE, _table_lines(rows(collection, "queries", "id", "text"), collection))
         names.append(TOPICS_FILE)
-    return [*names, *_write_qrels(collection, folder)]
+    for split in splits_of(collection):
+        require_name(split, collection)
+        names.append(f"qrels.{split}.txt")
+        write_lines(folder / names[-1], _qrels_lines(collection, split))
+    return names
 
 
-def _write_table(path: Path, lines: Iterable[tuple[str, ...]], collection: StoredCollection) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        for id_, *texts in lines:
-            _require_id(id_, collection)
-            for text in texts:
-                if "\t" in text or "\n" in text or "\r" in text:
-                    raise UserError(
-                        f"{collection.uri}: {id_!r} has a tab or a line end in {text!r:.80}, which separate the columns"
-                        " and lines of TREC's tables. Export to beir or mteb, which hold any text."
-                    )
-            file.write("\t".join([id_, *texts]) + "\n")
+def _table_lines(values: Iterable[tuple[str, ...]], collection: StoredCollection) -> Iterator[str]:
+    for id_, *texts in values:
+        _require_id(id_, collection)
+        for text in texts:
+            if "\t" in text or "\n" in text or "\r" in text:
+                raise UserError(
+                    f"{collection.uri}: {id_!r} has a tab or a line end in {text!r:.80}, which separate the columns"
+                    " and lines of TREC's tables. Export to beir or mteb, which hold any text."
+                )
+        yield "\t".join([id_, *texts])
 
 
-def _write_qrels(collection: StoredCollection, folder: Path) -> list[str]:
-    files: dict[str, TextIO] = {}
-    with ExitStack() as open_files:
-        for split, table in judgments_by_split(collection):
-            if split not in files:
-                require_name(split, collection)
-                path = folder / _qrels_file(split)
-                files[split] = open_files.enter_context(path.open("w", encoding="utf-8", newline="\n"))
-            for query, document, relevance in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                files[split].write(f"{query} 0 {document} {relevance}\n")
-    return [_qrels_file(split) for split in sorted(files)]
-
-
-def _qrels_file(split: str) -> str:
-    return f"qrels.{split}.txt"
+def _qrels_lines(collection: StoredCollection, split: str) -> Iterator[str]:
+    for table in judgments_of(collection, split):
+        for query, document, relevance in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            yield f"{query} 0 {document} {relevance}"
 
 
 def _require_id(id_: str, collection: StoredCollection) -> None:

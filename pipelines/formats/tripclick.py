@@ -7,7 +7,7 @@ The training package's ``triples.train.tsv`` and ``tuples.*.tsv`` are MS MARCO's
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,13 +22,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import (
-    DocumentRecord,
-    JudgmentRecord,
-    Policies,
-    QueryRecord,
-    describe_files,
-)
+from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Policies, QueryRecord
 from retrieval.collections.text_lines import find_file, find_files
 
 MARKED_UP_DOCUMENTS = "documents/docs_grp_*.txt"
@@ -52,66 +46,62 @@ class TripClick(Policies):
     """
 
     kind: Literal["tripclick"] = "tripclick"
+    """The format."""
     path: InputPath
+    """The benchmark's folder."""
     splits: dict[str, tuple[Judged, ...]] = Field(default=_SPLITS, min_length=1)
+    """Each split's judgments, by model, group and part."""
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file is missing."""
         return CheckedSource(TripClickFormat(self), self)
 
 
-class TripClickFormat:
-    """Reads TripClick's benchmark; a ``records.Format``. Queries are those of the groups and parts that are judged."""
-
-    repeats = False
+class TripClickFormat(Format):
+    """Reads TripClick's benchmark. Queries are those of the groups and parts that are judged."""
 
     def __init__(self, config: TripClick) -> None:
-        self._folder = Folder(config.path)
-        self._is_tsv = find_file(self._folder, TSV_DOCUMENTS) is not None
-        self._documents = self._find_documents()
+        folder = Folder(config.path)
+        self._is_tsv = find_file(folder, TSV_DOCUMENTS) is not None
+        self._documents = _find_documents(folder, TSV_DOCUMENTS if self._is_tsv else MARKED_UP_DOCUMENTS)
         ending = "tsv" if self._is_tsv else "txt"
         self._judgments_of = [
-            (split, self._find(f"qrels/qrels.{name}.{ending}", f"splits.{split}"))
+            (split, find_files(folder, [f"qrels/qrels.{name}.{ending}"], f"splits.{split}")[0])
             for split, names in config.splits.items()
             for name in names
         ]
         judged = [name.partition(".")[2] for names in config.splits.values() for name in names]
-        self._topics = [self._find(f"topics/topics.{name}.{ending}", "splits") for name in dict.fromkeys(judged)]
-        self.documents_name = self._folder.describe(TSV_DOCUMENTS if self._is_tsv else MARKED_UP_DOCUMENTS)
-        self.queries_name = ", ".join(map(self._folder.describe, self._topics))
-        self.judgments_name = ", ".join(self._folder.describe(name) for _, name in self._judgments_of)
-
-    def _find_documents(self) -> list[str]:
-        try:
-            return find_files(self._folder, [TSV_DOCUMENTS if self._is_tsv else MARKED_UP_DOCUMENTS], "path")
-        except UserError as error:
-            raise UserError(
-                f"{self._folder.uri} is no TripClick benchmark: it has neither {MARKED_UP_DOCUMENTS} (benchmark.tar.gz)"
-                f" nor {TSV_DOCUMENTS} (benchmark_tsv.tar.gz). Is the path right?"
-            ) from error
-
-    def _find(self, name: str, setting: str) -> str:
-        return find_files(self._folder, [name], setting)[0]
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name, bytes and SHA-256 of each file that is read."""
-        names = [*self._documents, *self._topics, *(name for _, name in self._judgments_of)]
-        return describe_files([(self._folder, name) for name in names])
+        self._topics = find_files(folder, [f"topics/topics.{name}.{ending}" for name in judged], "splits")
+        qrels = [name for _, name in self._judgments_of]
+        super().__init__(folder, [*self._documents, *self._topics, *qrels])
+        self.documents_name = folder.describe(TSV_DOCUMENTS if self._is_tsv else MARKED_UP_DOCUMENTS)
+        self.queries_name = self.describe(self._topics)
+        self.judgments_name = self.describe(qrels)
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents file after file; those of ``docs.tsv`` have no title of their own."""
         for name in self._documents:
             if self._is_tsv:
-                yield from tsv_documents(self._folder, name, ("id", "text"))
+                yield from tsv_documents(self.folder, name, ("id", "text"))
             else:
-                yield from marked_up_documents(self._folder, name, ["TITLE"], ["TEXT"])
+                yield from marked_up_documents(self.folder, name, ["TITLE"], ["TEXT"])
 
     def queries(self) -> Iterator[QueryRecord]:
         """The queries of each group and part that is judged."""
         for name in self._topics:
-            yield from tsv_queries(self._folder, name) if self._is_tsv else topics(self._folder, name, "title")
+            yield from tsv_queries(self.folder, name) if self._is_tsv else topics(self.folder, name, "title")
 
     def judgments(self) -> Iterator[JudgmentRecord]:
         """The judgments split by split."""
         for split, name in self._judgments_of:
-            yield from qrels_judgments(self._folder, name, split)
+            yield from qrels_judgments(self.folder, name, split)
+
+
+def _find_documents(folder: Folder, name: str) -> list[str]:
+    try:
+        return find_files(folder, [name], "path")
+    except UserError as error:
+        raise UserError(
+            f"{folder.uri} is no TripClick benchmark: it has neither {MARKED_UP_DOCUMENTS} (benchmark.tar.gz)"
+            f" nor {TSV_DOCUMENTS} (benchmark_tsv.tar.gz). Is the path right?"
+        ) from error

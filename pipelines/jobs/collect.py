@@ -23,7 +23,9 @@ class CollectConfig(StageConfig):
     """Which source becomes the collection."""
 
     source: AnySource
+    """The source, by its format."""
     rows_per_file: int = Field(default=50_000, gt=0)
+    """Rows in a parquet file."""
 
 
 class Collect(Stage[CollectConfig]):

@@ -38,7 +38,7 @@ _EXAMPLES: dict[str, Callable[..., list[str]]] = {
     "tevatron": tevatron.write,
 }
 _BATCHES: dict[str, Callable[[BatchReader, int | None], BatchFormat]] = {
-    "hugging_face": lambda reader, _: HuggingFace(reader.schema),
+    "hugging_face": lambda reader, _: HuggingFace(reader.layout, reader.schema),
     "sentence_transformers": lambda reader, negatives: sentence_transformers.BatchFiles(_negatives(reader, negatives)),
     "tevatron": lambda *_: tevatron.BatchLines(),
     "flag_embedding": lambda *_: flag_embedding.BatchLines(),

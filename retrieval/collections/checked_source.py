@@ -1,4 +1,7 @@
-"""From a format's records to a collection: unique ids, no empty texts, no judgments of what is not there."""
+"""From a format's records to a collection: unique ids, no empty texts, no judgments of what is not there.
+
+Judgments of training sets repeat: each pair of a query and a document is kept once a split, with its best grade.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,8 +24,6 @@ from retrieval.collections.records import (
     QueryRecord,
     in_chunks,
 )
-
-# Judgments of training sets, which repeat: each pair of a query and a document once a split, with its best grade.
 
 REPEATED = "repeated_judgments"
 OTHERWISE_GRADED = "judgments_of_another_grade"
@@ -107,11 +108,8 @@ class _GradedPairs:
         return list(compress(records, new))
 
 
-# What cross-validation can't do without: no query that it shares out is judged in another split too.
-
-
 class JudgedQueries:
-    """The queries of the split that is shared out, and those of other splits: eight bytes each."""
+    """The queries of the split that cross-validation shares out, and those of other splits: none may be in both."""
 
     def __init__(self, folds: CrossValidation) -> None:
         self._split = folds.split
@@ -162,11 +160,9 @@ class CheckedSource:
     (``distinct_judgments``). Judgments need the ids, so read ``documents`` and ``queries`` to their ends before; what
     was not is read then. Raises ``UserError`` with file and line for whatever the policies don't allow; at once where
     they ask for cross-validation of no judgments.
-    ``left_out``: what the format leaves out by itself, reason to number, which the format fills while its documents
-    are read.
     """
 
-    def __init__(self, format_: Format, policies: Policies, left_out: dict[str, int] | None = None) -> None:
+    def __init__(self, format_: Format, policies: Policies) -> None:
         self._format = format_
         self._policies = policies
         self._documents: _Ids | None = None  # None until all were read
@@ -174,7 +170,6 @@ class CheckedSource:
         self.facts: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
-        self._left_out = {} if left_out is None else left_out
         if policies.cross_validation and format_.judgments() is None:
             raise UserError(
                 f"cross_validation shares out judged queries, but with {format_.documents_name} no judgments are read."
@@ -203,7 +198,7 @@ class CheckedSource:
         for record in self._leave_out_empty(records, ids, "documents", _passage):
             yield record.id, record.title, record.text, record.domain
         self._finish(ids, "documents")
-        self.dropped |= self._left_out
+        self.dropped |= self._format.left_out
         if ids.repeated and self._format.judgments() is None:  # training sets repeat by nature, a corpus does not
             self.dropped["repeated_documents"] = ids.repeated
         self._documents = ids

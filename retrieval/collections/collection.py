@@ -1,6 +1,6 @@
 """What a collection is: documents, queries and judgments, whatever format they came in."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -23,6 +23,11 @@ DOCUMENTS = _schema(id=pa.string(), title=pa.string(), text=pa.string(), domain=
 QUERIES = _schema(id=pa.string(), text=pa.string(), domain=pa.string(), answers=pa.list_(pa.string()))
 JUDGMENTS = _schema(query_id=pa.string(), document_id=pa.string(), relevance=pa.int32(), split=pa.string())
 
+COLLECTION = "collection"  # the artifact: documents, queries and judgments in parquet
+Part = Literal["documents", "queries", "judgments"]
+TextPart = Literal["documents", "queries"]
+
+_MOST_OPEN_FILES = 64
 _BATCH_ROWS = 8192
 _BATCH_CHARACTERS = 16 << 20  # at most 64 MiB of UTF-8, far below the 2 GiB that a string column can hold
 
@@ -84,12 +89,65 @@ def _record_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-# A collection as an artifact: documents, queries and judgments in parquet, rows addressed by their number.
+class JoinedSource:
+    """Several collections as one ``Source``, by their names; splits of the same name are one."""
 
-COLLECTION = "collection"
-Part = Literal["documents", "queries", "judgments"]
-TextPart = Literal["documents", "queries"]
-_MOST_OPEN_FILES = 64
+    def __init__(self, sources: dict[str, Source]) -> None:
+        self._sources = dict(sorted(sources.items()))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Those of all sources, as ``name/count``."""
+        return self._named(lambda source: source.counts)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Those of all sources, as ``name/reason``."""
+        return self._named(lambda source: source.dropped)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Those of all sources, as ``name/fact``."""
+        return self._named(lambda source: source.facts)
+
+    def documents(self) -> Iterator[pa.RecordBatch]:
+        """The documents of one source after the other."""
+        for name, source in self._sources.items():
+            for batch in source.documents():
+                yield _with_domain(_with_prefix(batch, name, "id"), name)
+
+    def queries(self) -> Iterator[pa.RecordBatch]:
+        """The queries of one source after the other."""
+        for name, source in self._sources.items():
+            for batch in source.queries():
+                yield _with_domain(_with_prefix(batch, name, "id"), name)
+
+    def judgments(self) -> Iterator[pa.RecordBatch]:
+        """The judgments of one source after the other."""
+        for name, source in self._sources.items():
+            for batch in source.judgments():
+                yield _with_prefix(batch, name, "query_id", "document_id")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """That of each source."""
+        return {name: source.fingerprint() for name, source in self._sources.items()}
+
+    def _named(self, of_source: Callable[[Source], dict[str, Any]]) -> dict[str, Any]:
+        return {
+            f"{name}/{key}": value for name, source in self._sources.items() for key, value in of_source(source).items()
+        }
+
+
+def _with_prefix(batch: pa.RecordBatch, name: str, *columns: str) -> pa.RecordBatch:
+    for column in columns:
+        ids = pc.binary_join_element_wise(f"{name}/", batch[column], "")
+        batch = batch.set_column(batch.schema.get_field_index(column), batch.schema.field(column), ids)
+    return batch
+
+
+def _with_domain(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    domains = pc.if_else(pc.equal(batch["domain"], ""), name, batch["domain"])
+    return batch.set_column(batch.schema.get_field_index("domain"), batch.schema.field("domain"), domains)
 
 
 class ParquetRows:

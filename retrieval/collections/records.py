@@ -5,13 +5,17 @@ formats have in common is in ``checked_source``.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from raytriever.artifacts.storage import Folder
+from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
 Policy = Literal["refuse", "drop"]
@@ -19,16 +23,23 @@ Policy = Literal["refuse", "drop"]
 _BLOCK_BYTES = 8 << 20
 _RECORDS_AT_ONCE = 4096
 _CHARACTERS_AT_ONCE = 4 << 20
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
+_INT32 = range(-(2**31), 2**31)
 
 
 class CrossValidation(Settings):
-    """Queries of one split shared out into ``folds`` by their ids: fold ``fold`` is for testing ('test'), the next one
-    for validation ('dev'), the others for training ('train'). Other splits stay as they are; those that judge the same
-    queries are refused, or what one fold tests would be trained on."""
+    """Queries of one split shared out into folds by their ids.
+
+    Other splits stay as they are; those that judge the same queries are refused, or what one fold tests would be
+    trained on.
+    """
 
     folds: int = Field(default=5, ge=3)
+    """Number of folds."""
     fold: int = Field(ge=0)
+    """The fold for testing ('test'); the next one is for validation ('dev'), the others for training ('train')."""
     split: str = "test"
+    """The split whose queries are shared out."""
 
     @model_validator(mode="after")
     def _fold_is_there(self) -> Self:
@@ -48,10 +59,14 @@ class CrossValidation(Settings):
 class Policies(Settings):
     """What to do with records that can't be used, and which queries are for what. Settings of a format extend this."""
 
-    empty_documents: Policy = "refuse"  # those with neither title nor text
+    empty_documents: Policy = "refuse"
+    """Documents with neither title nor text."""
     empty_queries: Policy = "refuse"
-    unknown_ids: Policy = "refuse"  # judgments of documents or queries that are not there
-    cross_validation: CrossValidation | None = None  # where a collection has too few queries for splits of its own
+    """Queries without a text."""
+    unknown_ids: Policy = "refuse"
+    """Judgments of documents or queries that are not there."""
+    cross_validation: CrossValidation | None = None
+    """Folds, where a collection has too few queries for splits of its own."""
 
 
 class Place(NamedTuple):
@@ -63,6 +78,77 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file}, {self.unit} {self.line}"
+
+
+class Record(NamedTuple):
+    """Named values as read (a JSON object, a row of a table): wrong ones raise ``UserError`` with place and key."""
+
+    place: Place
+    values: Mapping[str, Any]
+
+    def required(self, key: str) -> Any:
+        """What is under the key, which must be there."""
+        if key not in self.values:
+            raise UserError(f'{self.place} has no "{key}"; its keys are {sorted(self.values)}. Every record needs one.')
+        return self.values[key]
+
+    def id(self, key: str) -> str:
+        """The id under the key, which must be there; an integer becomes its decimal string, as in text files."""
+        return checked_id(self.required(key), key, self.place)
+
+    def string(self, key: str) -> str:
+        """The string under the key, which must be there."""
+        value = self.required(key)
+        if not isinstance(value, str):
+            raise self._error(key, "a string")
+        return value
+
+    def text(self, key: str | None) -> str:
+        """The string under the key; '' where there is none or null, and without a key."""
+        return "" if key is None or self.values.get(key) is None else self.string(key)
+
+    def strings(self, key: str | None, *, or_one: bool = False, otherwise: str = "") -> list[str]:
+        """The list of strings under the key, or a string alone where it may be one; none where there is null.
+
+        ``otherwise``: what to do where something else is there, for the message.
+        """
+        value = None if key is None else self.values.get(key)
+        values = [value] if or_one and isinstance(value, str) else value
+        if values is not None and not (isinstance(values, list) and all(isinstance(item, str) for item in values)):
+            raise self._error(key, f"{'a string or ' if or_one else ''}a list of strings{otherwise}")
+        return values or []
+
+    def objects(self, key: str) -> list["Record"]:
+        """The list of JSON objects under the key; none where there is null."""
+        values = self.values.get(key)
+        if values is not None and not (isinstance(values, list) and all(isinstance(item, dict) for item in values)):
+            raise self._error(key, 'a list of objects with a "text" each')
+        return [Record(self.place, item) for item in values or []]
+
+    def grade(self, key: str | None) -> int:
+        """The whole number of 32 bits under the key; 1 without a key."""
+        value = 1 if key is None else self.values.get(key)
+        number = float(value) if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value) else value
+        if isinstance(number, float) and number.is_integer():
+            number = int(number)
+        if not isinstance(number, int) or number not in _INT32:
+            raise UserError(
+                f'{self.place}: "{key}" is {value!r:.60}. A relevance must be an integer of 32 bits, above 0 where the'
+                " document is relevant; where every row is a positive, set relevance to null."
+            )
+        return int(number)
+
+    def _error(self, key: str | None, wanted: str) -> UserError:
+        return UserError(f'{self.place}: "{key}" is {self.values.get(str(key))!r:.60}. It must be {wanted}.')
+
+
+def checked_id(value: Any, key: str, place: Place) -> str:
+    """An id as a string. Raises ``UserError`` where it is empty or neither a string nor an integer."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value:
+        raise UserError(f'{place}: "{key}" is {value!r:.60}. It must be a string that is not empty, or an integer.')
+    return value
 
 
 class DocumentRecord(NamedTuple):
@@ -95,39 +181,54 @@ class JudgmentRecord(NamedTuple):
     split: str
 
 
-Record = TypeVar("Record", DocumentRecord, QueryRecord, JudgmentRecord)
+AnyRecord = TypeVar("AnyRecord", DocumentRecord, QueryRecord, JudgmentRecord)
 
 
-class Format(Protocol):
+class Format(ABC):
     """A collection in some format, streamed: every generator can be started again and gives the same records.
 
     ``repeats``: True where a record may come again (texts inlined in training examples, say), so that later ones are
     skipped and repeated judgments merged, an id with another text being a mistake; False where any repeated id or pair
     is a mistake.
     ``documents_name``, ``queries_name``, ``judgments_name``: where they are read, for messages.
+    ``left_out``: what the format leaves out by itself, reason to number, complete once the documents were read.
     """
 
-    repeats: bool
-    documents_name: str
-    queries_name: str
-    judgments_name: str
+    repeats = False
+    documents_name = ""
+    queries_name = ""
+    judgments_name = ""
+    left_out: Mapping[str, int] = MappingProxyType({})
 
+    def __init__(self, folder: Folder, files: Sequence[str] = ()) -> None:
+        """``files``: the names of those in the folder that are read, in the order of the fingerprint."""
+        self.folder = folder
+        self.files = files
+
+    @abstractmethod
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents."""
 
     def queries(self) -> Iterator[QueryRecord]:
-        """The queries."""
+        """The queries; none of a bare corpus."""
+        return iter(())
 
     def judgments(self) -> Iterator[JudgmentRecord] | None:
         """The judgments; None where the format has none, as a bare corpus."""
+        return None
 
     def fingerprint(self) -> dict[str, Any]:
-        """Equal where the input is equal, as plain JSON values."""
+        """Equal where the input is equal, as plain JSON values: name, bytes and SHA-256 of each file."""
+        return describe_files(self.folder, self.files)
+
+    def describe(self, names: Iterable[str]) -> str:
+        """Full paths or URIs of files in the folder, for messages."""
+        return ", ".join(map(self.folder.describe, names))
 
 
-def in_chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+def in_chunks(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
     """Lists bounded in records and in characters."""
-    chunk: list[Record] = []
+    chunk: list[AnyRecord] = []
     characters = 0
     for record in records:
         chunk.append(record)
@@ -139,9 +240,9 @@ def in_chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
         yield chunk
 
 
-def describe_files(files: Sequence[tuple[Folder, str]]) -> dict[str, Any]:
+def describe_files(folder: Folder, names: Iterable[str]) -> dict[str, Any]:
     """Name, bytes and SHA-256 of each file: the fingerprint of formats made of files."""
-    return {"files": [_describe_file(folder, name) for folder, name in files]}
+    return {"files": [_describe_file(folder, name) for name in names]}
 
 
 def _describe_file(folder: Folder, name: str) -> dict[str, str | int]:

@@ -1,7 +1,8 @@
-"""Lines of UTF-8 files, and JSON objects one a line, with errors that name file and line."""
+"""Text files line by line, JSON object by object, judgment by judgment, with errors that name file and line."""
 
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, cast
@@ -11,13 +12,24 @@ from pydantic import BeforeValidator
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
+from retrieval.collections.records import Place, Record
 
 # what a setting that names files takes: one name or several, which may hold *
 FileNames = Annotated[tuple[str, ...], BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)]
 
+HEADER = "query-id\tcorpus-id\tscore"  # of a BEIR judgment file
+
 _BUFFER_BYTES = 8 << 20  # one request to an object store each
 _SHOWN_CHARACTERS = 60
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_BLOCK_CHARACTERS = 4 << 20
+_LONGEST_TOKEN = 16  # characters: a literal, or an escape with two halves, that the end of a block may cut
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NO_END = "the list has no end"
+_DECODER = json.JSONDecoder()
+_INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
+_ASCII_WHITESPACE = re.compile(r"[ \t\v\f]+")
+_INT32 = range(-(2**31), 2**31)
 
 
 def plain_name(name: str) -> str:
@@ -69,24 +81,24 @@ def open_decompressed(folder: Folder, name: str) -> io.BufferedReader:
     return io.BufferedReader(cast(io.RawIOBase, file), _BUFFER_BYTES)
 
 
-def numbered_lines(folder: Folder, name: str) -> Iterator[tuple[int, str]]:
-    """Line number (from 1) and text of every line of a file, without its line end.
+def numbered_lines(folder: Folder, name: str) -> Iterator[tuple[Place, str]]:
+    """Place and text of every line of a file, without its line end.
 
     A byte order mark is skipped; the last line needs no end. Raises ``UserError`` for bytes not in UTF-8, and for a
     compressed file that is cut off or damaged.
     """
-    offset = 0
+    path, offset = folder.describe(name), 0
     with open_decompressed(folder, name) as file:
-        for number, line in enumerate(_lines_of(file, folder.describe(name)), start=1):
+        for number, line in enumerate(_lines_of(file, path), start=1):
             try:
                 text = line.decode()
             except UnicodeDecodeError as error:
                 raise UserError(
-                    f"{folder.describe(name)}, line {number} is not UTF-8: byte 0x{line[error.start]:02x} at"
+                    f"{path}, line {number} is not UTF-8: byte 0x{line[error.start]:02x} at"
                     f" offset {offset + error.start} of the file. Convert the file (iconv -f … -t UTF-8)."
                 ) from error
             offset += len(line)
-            yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
+            yield Place(path, number), (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
 
 
 def _lines_of(file: io.BufferedReader, name: str) -> Iterator[bytes]:
@@ -98,49 +110,46 @@ def _lines_of(file: io.BufferedReader, name: str) -> Iterator[bytes]:
         raise UserError(f"{name} can't be decompressed: {error}. If it is not whole, fetch it again.") from error
 
 
-def tab_separated(folder: Folder, name: str, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of every line; blank lines are skipped, quotes are characters like any other.
+def tab_separated(folder: Folder, name: str, columns: Sequence[str]) -> Iterator[tuple[Place, list[str]]]:
+    """Place and fields of every line; blank lines are skipped, quotes are characters like any other.
 
     Raises ``UserError`` for a line that has not as many fields as ``columns``, which name them.
     """
-    for number, line in numbered_lines(folder, name):
+    for place, line in numbered_lines(folder, name):
         fields = line.split("\t")
         if len(fields) == len(columns):
-            yield number, fields
+            yield place, fields
         elif line.strip():
             raise UserError(
-                f"{folder.describe(name)}, line {number} has {len(fields)} tab-separated fields: {_start(line)}. It"
-                f" must have {len(columns)}: {', '.join(columns)}."
+                f"{place} has {len(fields)} tab-separated fields: {_start(line)}. It must have {len(columns)}:"
+                f" {', '.join(columns)}."
             )
 
 
-def json_objects(folder: Folder, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and value of every line of a JSON lines file; blank lines are skipped.
+def json_objects(folder: Folder, name: str) -> Iterator[Record]:
+    """Every line of a JSON lines file; blank lines are skipped.
 
     Raises ``UserError`` for a line that is no JSON object, and for half a surrogate pair, which is no text.
     """
-    for number, line, value in _json_values(folder, name):
+    for place, line, value in _json_values(folder, name):
         if not isinstance(value, dict):
             raise UserError(
-                f"{folder.describe(name)}, line {number} is {_start(line)}, but every line must be one JSON"
-                ' object such as {"_id": "…", "text": "…"}.'
+                f"{place} is {_start(line)}, but every line must be one JSON object such as"
+                ' {"_id": "…", "text": "…"}.'
             )
-        yield number, value
+        yield Record(place, value)
 
 
-def json_lists(folder: Folder, name: str) -> Iterator[tuple[int, list[Any]]]:
+def json_lists(folder: Folder, name: str) -> Iterator[tuple[Place, list[Any]]]:
     """Like ``json_objects``, for files with one JSON list a line."""
-    for number, line, value in _json_values(folder, name):
+    for place, line, value in _json_values(folder, name):
         if not isinstance(value, list):
-            raise UserError(
-                f"{folder.describe(name)}, line {number} is {_start(line)}, but every line must be one JSON list such"
-                " as [1, 2, 3]."
-            )
-        yield number, value
+            raise UserError(f"{place} is {_start(line)}, but every line must be one JSON list such as [1, 2, 3].")
+        yield place, value
 
 
-def _json_values(folder: Folder, name: str) -> Iterator[tuple[int, str, Any]]:
-    for number, line in numbered_lines(folder, name):
+def _json_values(folder: Folder, name: str) -> Iterator[tuple[Place, str, Any]]:
+    for place, line in numbered_lines(folder, name):
         if not line.strip():
             continue
         try:
@@ -148,11 +157,160 @@ def _json_values(folder: Folder, name: str) -> Iterator[tuple[int, str, Any]]:
             if "\\ud" in line or "\\uD" in line:  # maybe a surrogate; alone it can't be written as UTF-8
                 json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{folder.describe(name)}, line {number} is not valid JSON ({error}): {_start(line)}."
-            ) from error
-        yield number, line, value
+            raise UserError(f"{place} is not valid JSON ({error}): {_start(line)}.") from error
+        yield place, line, value
 
 
 def _start(line: str) -> str:
     return repr(line if len(line) <= _SHOWN_CHARACTERS else line[:_SHOWN_CHARACTERS] + "…")
+
+
+def json_records(folder: Folder, name: str) -> Iterator[Record]:
+    """Every object in a file that is a JSON list or JSON lines, as its first character says.
+
+    In memory is one block of text and one object, however long the list. Raises ``UserError`` with line and entry for
+    what is no JSON, an entry that is no object, half a surrogate pair (no text), bytes not in UTF-8, a damaged file.
+    """
+    file = folder.describe(name)
+    with io.TextIOWrapper(open_decompressed(folder, name), encoding="utf-8-sig", newline="") as text:
+        objects = _ListReader(text, file)
+        if objects.is_list():
+            for number, value in enumerate(objects.read(), start=1):
+                yield Record(Place(file, number, "entry"), value)
+            return
+    yield from json_objects(folder, name)
+
+
+class _ListReader:
+    """Reads a JSON list of objects from a stream of text."""
+
+    def __init__(self, stream: io.TextIOBase, file: str) -> None:
+        self._stream = stream
+        self._file = file
+        self._text = ""  # read, but maybe not yet used
+        self._at = 0  # how many characters of it are used
+        self._line = 1  # of the first character of it
+        self._entry = 0
+
+    def is_list(self) -> bool:
+        """Whether the first character that is no space opens a list."""
+        return self._next_character() == "["
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The list's objects."""
+        self._at += 1
+        if self._next_character() == "]":
+            self._at += 1
+        else:
+            closing = ","
+            while closing == ",":
+                self._entry += 1
+                yield self._object()
+                closing = self._next_character()
+                self._at += 1
+                if closing not in (",", "]"):
+                    raise self._error(f"{closing!r} follows it, not a comma or ]" if closing else _NO_END)
+        if self._next_character():
+            raise self._error("more follows the end of the list")
+
+    def _object(self) -> dict[str, Any]:
+        opening = self._next_character()
+        if opening != "{":
+            raise self._error(f"it begins with {opening!r}, but must be an object" if opening else _NO_END)
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+                if self._text.find("\\ud", self._at, end) >= 0 or self._text.find("\\uD", self._at, end) >= 0:
+                    json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair can't be written as UTF-8
+            except json.JSONDecodeError as error:
+                is_cut = error.msg.startswith("Unterminated") or error.pos >= len(self._text) - _LONGEST_TOKEN
+                if is_cut and self._read_on():
+                    continue
+                self._at = error.pos
+                raise self._error(error.msg.removesuffix(" at")) from error
+            except (ValueError, RecursionError) as error:
+                raise self._error(str(error)) from error
+            self._at = end
+            record: dict[str, Any] = value
+            return record
+
+    def _next_character(self) -> str:
+        """The next one that is no space, not yet used; '' at the end of the file."""
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._read_on():
+                return ""
+
+    def _read_on(self) -> bool:
+        """Drops what was used and reads at least as much as is left, so that a long object is not read over and over.
+
+        False at the end of the file.
+        """
+        self._line += self._text.count("\n", 0, self._at)
+        self._text = self._text[self._at :]
+        self._at = 0
+        try:
+            more = self._stream.read(max(len(self._text), _BLOCK_CHARACTERS))
+        except UnicodeDecodeError as error:
+            raise self._error(f"what follows is not UTF-8 ({error.reason}); convert the file") from error
+        except (OSError, EOFError) as error:
+            raise UserError(
+                f"{self._file} can't be read to its end: {error}. If it is damaged, fetch it again."
+            ) from error
+        self._text += more
+        return bool(more)
+
+    def _error(self, problem: str) -> UserError:
+        line = self._line + self._text.count("\n", 0, self._at)
+        return UserError(
+            f"{self._file}, line {line}, is not a JSON list of objects: {problem} (entry {self._entry}). If the file is"
+            " not whole, fetch it again."
+        )
+
+
+def read_qrels(folder: Folder, name: str) -> Iterator[tuple[Place, str, str, int]]:
+    """Place, query id, document id and score (32 bits) of each judgment in BEIR's form; blank lines are skipped.
+
+    Raises ``UserError`` for another header, a malformed line, a score that is no integer.
+    """
+    for place, text in numbered_lines(folder, name):
+        fields = text.split("\t")
+        if place.line == 1:
+            if text != HEADER:
+                raise UserError(
+                    f"{place} is {text!r:.80}. A BEIR judgment file begins with the header {HEADER!r} and has"
+                    " these three columns: put that line first, above a judgment that may stand there now."
+                )
+        elif len(fields) == 3 and text.strip():
+            yield place, fields[0], fields[1], _grade(fields[2], f"{place}: the score")
+        elif text.strip():
+            raise UserError(
+                f"{place} has {len(fields)} tab-separated fields: {text!r:.80}. It must have 3: query id, document id,"
+                " score."
+            )
+
+
+def read_trec_qrels(folder: Folder, name: str) -> Iterator[tuple[Place, str, str, int]]:
+    """Place, query id, document id and relevance (32 bits) of each judgment in TREC's form; blank lines are skipped.
+
+    Columns are query, iteration (not used), document and relevance, between them ASCII spaces or tabs. Raises
+    ``UserError`` for a line with another number of columns and for a relevance that is no integer.
+    """
+    for place, text in numbered_lines(folder, name):
+        fields = _ASCII_WHITESPACE.split(text.strip(" \t\v\f"))
+        if len(fields) == 4:
+            query, _, document, relevance = fields
+            yield place, query, document, _grade(relevance, f"{place}: the relevance")
+        elif fields != [""]:
+            raise UserError(
+                f"{place} has {len(fields)} columns: {text!r:.80}. It must have 4, with spaces or tabs between them:"
+                " query id, iteration, document id, relevance."
+            )
+
+
+def _grade(text: str, what: str) -> int:
+    if not _INTEGER.fullmatch(text) or int(text) not in _INT32:
+        raise UserError(f"{what} is {text!r:.40}. It must be an integer of 32 bits.")
+    return int(text)

@@ -12,9 +12,9 @@ from raytriever.artifacts.artifact import is_artifact, require_own_queries, requ
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.qrels import read_qrels as beir
-from retrieval.collections.qrels import read_trec_qrels as trec
 from retrieval.collections.text_lines import numbered_lines
+from retrieval.collections.text_lines import read_qrels as beir
+from retrieval.collections.text_lines import read_trec_qrels as trec
 from retrieval.evaluation.answers import Match, answer_accuracy
 from retrieval.evaluation.conventions import Conventions
 from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
@@ -63,10 +63,10 @@ def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
     folder, name = Folder(str(Path(path).parent)), Path(path).name
     first = next((text for _, text in numbered_lines(folder, name)), "")
     qrels: dict[str, dict[str, int]] = {}
-    for line, query, document, grade in (beir if len(first.split()) == 3 else trec)(folder, name):
+    for place, query, document, grade in (beir if len(first.split()) == 3 else trec)(folder, name):
         judged = qrels.setdefault(query, {})
         if document in judged:
-            raise UserError(f"{path}, line {line} judges document {document!r} again for query {query!r}. Keep one.")
+            raise UserError(f"{place} judges document {document!r} again for query {query!r}. Keep one.")
         judged[document] = grade
     if not qrels:
         raise UserError(f"The qrels file {path} holds no judgment: there is nothing to measure by.")

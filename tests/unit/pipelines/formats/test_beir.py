@@ -19,7 +19,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
-from retrieval.collections.qrels import HEADER
+from retrieval.collections.text_lines import HEADER
 from tests.unit.retrieval.collections.packed_files import write_files
 
 CORPUS: list[dict[str, Any]] = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.formats.html_text import html_to_text
+from pipelines.formats.stack_exchange import html_to_text
 
 
 @pytest.mark.parametrize(

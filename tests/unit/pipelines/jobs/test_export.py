@@ -15,8 +15,8 @@ from raytriever.errors import UserError
 from raytriever.jobs import stage_class
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import StoredCollection
+from tests.unit.pipelines.formats.made_collections import stored
 from tests.unit.retrieval.collections.contents import Contents
-from tests.unit.retrieval.exports.made_collections import stored
 from tests.unit.small_run import make, make_artifact
 
 ROWS = Contents(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections import checked_source as judged_pairs
 from retrieval.collections import digests, records
@@ -17,6 +18,7 @@ from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.records import (
     CrossValidation,
     DocumentRecord,
+    Format,
     JudgmentRecord,
     Place,
     Policies,
@@ -26,7 +28,7 @@ from retrieval.collections.records import (
 DROP = Policies(empty_documents="drop", empty_queries="drop", unknown_ids="drop")
 
 
-class Listed:
+class Listed(Format):
     """A format of given rows: (id, title, text), (id, text), (query, document, relevance, split)."""
 
     documents_name, queries_name, judgments_name = "/docs", "/queries", "/qrels"
@@ -39,6 +41,7 @@ class Listed:
         *,
         repeats: bool = False,
     ) -> None:
+        super().__init__(Folder("/"))
         self.repeats = repeats
         self.rows = documents, queries, judgments
         self.started: list[str] = []

@@ -6,12 +6,12 @@ import pytest
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.qrels import HEADER, read_qrels, read_trec_qrels
+from retrieval.collections.text_lines import HEADER, read_qrels, read_trec_qrels
 
 
 def judgments(folder: Path, text: str) -> list[tuple[int, str, str, int]]:
     (folder / "test.tsv").write_bytes(text.encode())
-    return list(read_qrels(Folder(str(folder)), "test.tsv"))
+    return [(place.line, *values) for place, *values in read_qrels(Folder(str(folder)), "test.tsv")]
 
 
 def test_zero_and_negative_scores_and_spaces_in_ids_survive(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_malformed_lines_are_named(tmp_path: Path, text: str, message: str) -> N
 
 def trec_judgments(folder: Path, text: str) -> list[tuple[int, str, str, int]]:
     (folder / "qrels.txt").write_bytes(text.encode())
-    return list(read_trec_qrels(Folder(str(folder)), "qrels.txt"))
+    return [(place.line, *values) for place, *values in read_trec_qrels(Folder(str(folder)), "qrels.txt")]
 
 
 def test_trec_columns_stand_between_spaces_or_tabs(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_files_are_described_by_name_size_and_hash(tmp_path: Path) -> None:
     (tmp_path / "sub" / "b").write_bytes(b"bytes")
     (tmp_path / "a").write_bytes(b"")
     folder = Folder(str(tmp_path))
-    assert describe_files([(folder, "sub/b"), (folder, "a")]) == {
+    assert describe_files(folder, ["sub/b", "a"]) == {
         "files": [
             {"name": "sub/b", "bytes": 5, "sha256": hashlib.sha256(b"bytes").hexdigest()},
             {"name": "a", "bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()},

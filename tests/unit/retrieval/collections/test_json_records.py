@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats import json_records as module
-from pipelines.formats.json_records import json_records
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
+from retrieval.collections import text_lines as module
+from retrieval.collections.text_lines import json_records
 from tests.unit.retrieval.collections.packed_files import write_files
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

@@ -14,8 +14,8 @@ from pipelines.formats.beir import BeirFolder
 from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.trec import TrecFiles
 from raytriever.errors import UserError
+from tests.unit.pipelines.formats.made_collections import stored
 from tests.unit.retrieval.collections.contents import Contents, contents
-from tests.unit.retrieval.exports.made_collections import stored
 
 WRITERS = {"beir": beir.write, "mteb": mteb.write, "trec": trec.write}
 

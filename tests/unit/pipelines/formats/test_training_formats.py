@@ -17,8 +17,8 @@ from pipelines.formats.tevatron import Tevatron
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, passage_text
 from retrieval.collections.records import text_id
+from tests.unit.pipelines.formats.made_up import Rows, collections, stored
 from tests.unit.retrieval.collections.contents import contents
-from tests.unit.retrieval.exports.made_up import Rows, collections, stored
 
 WRITERS = pytest.mark.parametrize(
     "write", [dpr.write, flag_embedding.write, sentence_transformers.write, tevatron.write]

@@ -30,16 +30,20 @@ def written(folder: Path, data: bytes) -> Folder:
     return Folder(str(folder))
 
 
+def lines_of(folder: Folder, name: str = "file") -> list[tuple[int, str]]:
+    return [(place.line, text) for place, text in numbered_lines(folder, name)]
+
+
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), min_size=1))
 def test_lines_end_at_line_feeds_only(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     folder = written(tmp_path_factory.mktemp("lines"), "\n".join([*texts, ""]).encode())
     expected = [texts[0].removeprefix("\ufeff"), *texts[1:]]
-    assert list(numbered_lines(folder, "file")) == list(enumerate(expected, start=1))
+    assert lines_of(folder) == list(enumerate(expected, start=1))
 
 
 def test_a_byte_order_mark_and_carriage_returns_are_no_text(tmp_path: Path) -> None:
     folder = written(tmp_path, b"\xef\xbb\xbfone\r\ntwo")
-    assert list(numbered_lines(folder, "file")) == [(1, "one"), (2, "two")]
+    assert lines_of(folder) == [(1, "one"), (2, "two")]
 
 
 @pytest.mark.parametrize("buffer", [1, 3, 1 << 20])
@@ -49,7 +53,7 @@ def test_bytes_outside_utf8_are_named_by_line_and_offset(
     monkeypatch.setattr(text_lines, "_BUFFER_BYTES", buffer)
     folder = written(tmp_path, "grün\n".encode() + "Käse\n".encode("latin-1"))
     lines = numbered_lines(folder, "file")
-    assert next(lines) == (1, "grün")
+    assert next(lines)[1] == "grün"
     with pytest.raises(UserError, match=r"file, line 2 is not UTF-8: byte 0xe4 at offset 7 of the file"):
         next(lines)
 
@@ -67,7 +71,7 @@ def test_compressed_files_of_several_parts_are_read_through(
     folder = Folder(str(tmp_path_factory.mktemp("packed")))
     folder.write_bytes("plain", "".join(parts).encode())
     folder.write_bytes(f"file{ending}", b"".join(packed(part.encode(), ending) for part in parts))
-    assert list(numbered_lines(folder, f"file{ending}")) == list(numbered_lines(folder, "plain"))
+    assert lines_of(folder, f"file{ending}") == lines_of(folder, "plain")
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
@@ -120,8 +124,8 @@ def test_objects_round_trip(
     lines = [json.dumps(value, ensure_ascii=ascii_only) for value in objects]
     folder = written(tmp_path_factory.mktemp("objects"), "\n \n".join(lines).encode())
     found = list(json_objects(folder, "file"))
-    assert [value for _, value in found] == objects
-    assert [line for line, _ in found] == [1 + 2 * number for number in range(len(objects))]
+    assert [record.values for record in found] == objects
+    assert [record.place.line for record in found] == [1 + 2 * number for number in range(len(objects))]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_broken_lines_are_named_and_quoted(tmp_path: Path, line: str, message: s
 
 def test_lists_are_read_and_other_values_named(tmp_path: Path) -> None:
     folder = written(tmp_path, b'[1, ["a", 0.5]]\n\n[]')
-    assert list(json_lists(folder, "file")) == [(1, [1, ["a", 0.5]]), (3, [])]
+    assert [(place.line, value) for place, value in json_lists(folder, "file")] == [(1, [1, ["a", 0.5]]), (3, [])]
     for line in ('{"a": 1}', "17", "null"):
         folder = written(tmp_path, f"[]\n{line}\n".encode())
         with pytest.raises(UserError, match=r"file, line 2 is '.*', but every line must be one JSON list such as"):
@@ -162,13 +166,14 @@ def test_tab_separated_fields_round_trip(
 ) -> None:
     lines = "\n".join(["\t".join(("x", *row)) for row in rows])
     folder = written(tmp_path_factory.mktemp("tsv"), lines.encode())
-    found = list(tab_separated(folder, "file", ["a", "b", "c", "d"]))
+    found = [(place.line, fields) for place, fields in tab_separated(folder, "file", ["a", "b", "c", "d"])]
     assert found == [(number, ["x", *row]) for number, row in enumerate(rows, start=1)]
 
 
 def test_lines_with_other_numbers_of_fields_are_named(tmp_path: Path) -> None:
     folder = written(tmp_path, b"1\tone\n \t \n\n2\t\n")
-    assert list(tab_separated(folder, "file", ["id", "text"])) == [(1, ["1", "one"]), (2, [" ", " "]), (4, ["2", ""])]
+    found = [(place.line, fields) for place, fields in tab_separated(folder, "file", ["id", "text"])]
+    assert found == [(1, ["1", "one"]), (2, [" ", " "]), (4, ["2", ""])]
     for line in ("3", "3\tthree\tIII"):
         folder = written(tmp_path, f"1\tone\n\n{line}\n".encode())
         message = rf"file, line 3 has {len(line.split())} tab-separated fields: '3.*'\. It must have 2: id, text\."
@@ -192,4 +197,4 @@ def test_files_are_found_by_name_and_by_pattern(place: str) -> None:
 
 def test_escaped_surrogate_pairs_are_text(tmp_path: Path) -> None:
     folder = written(tmp_path, rb'{"text": "\ud83d\ude00 \uD55C"}')
-    assert list(json_objects(folder, "file")) == [(1, {"text": "😀 한"})]
+    assert [record.values for record in json_objects(folder, "file")] == [{"text": "😀 한"}]
