@@ -8,8 +8,9 @@ vectors. The collections are taken in turns; medians over the steps but the firs
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from raytriever.artifacts.writer import ArtifactWriter
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
-from trainers.engine.loop import StepReport, train
+from trainers.engine.loop import Callback, train
 from trainers.engine.settings import TrainingSettings
 from trainers.objectives.coder.objective import CoderSettings, load_coder
 
@@ -65,14 +66,25 @@ def blocks(documents: int) -> Iterator[NDArray[np.float32]]:
         yield np.random.default_rng(start).standard_normal(shape, dtype=np.float32)
 
 
-def reports_of(vectors: str, documents: int, steps: int) -> list[StepReport]:
+class Points(Callback):
+    """Collects the points of steps."""
+
+    def __init__(self) -> None:
+        self.found: list[Mapping[str, Any]] = []
+
+    def on_step(self, point: Mapping[str, Any]) -> None:
+        """Notes it."""
+        self.found.append(point)
+
+
+def points_of(vectors: str, documents: int, steps: int) -> list[Mapping[str, Any]]:
     """The steps of one short run."""
     located = locate_model(MODEL)
     encoder = load_encoder(EncoderSettings(model=MODEL), located.path, located.fingerprint)
     objective = load_coder(encoder, CoderSettings(documents=vectors, other_encoder=True, temperature=0.05))
-    reports: list[StepReport] = []
-    train(objective, Lists(documents, steps), TrainingSettings(bf16=False), on_step=reports.append)
-    return reports[1:]
+    points = Points()
+    train(objective, Lists(documents, steps), TrainingSettings(bf16=False), callbacks=[points])
+    return points.found[1:]
 
 
 def main() -> None:
@@ -90,12 +102,12 @@ def main() -> None:
             count: make_vectors(Path(folder) / str(count), artifact, {"documents": blocks(count)})
             for count in options.documents
         }
-        reports: dict[int, list[StepReport]] = {count: [] for count in stores}
+        reports: dict[int, list[Mapping[str, Any]]] = {count: [] for count in stores}
         for _ in range(options.rounds):
             for count, vectors in stores.items():
-                reports[count] += reports_of(vectors, count, options.steps)
+                reports[count] += points_of(vectors, count, options.steps)
     for count, measured in reports.items():
-        seconds, waiting = (np.array([getattr(r, name) for r in measured]) for name in ("seconds", "waiting_seconds"))
+        seconds, waiting = (np.array([point[name] for point in measured]) for name in ("seconds", "waiting_seconds"))
         share = waiting.sum() / seconds.sum()
         print(f"{count:>10,} documents: {1000 * np.median(seconds):7.0f} ms a step, {share:.1%} of it waiting for data")
 

@@ -4,8 +4,8 @@
     python -m benchmarks.ray_train_share runs/quickstart/batches --steps 12 --rounds 3
 
 A contrastive run of one worker on stored batches, in turns that change their order: the loop in this process without
-Ray, and `train` as users run it, with the C library set up alike (`trainers.jobs.allocator`; `--plain`
-leaves that out of the loop without Ray). Medians over the steps after the first two of each run; whole runs, which
+Ray, and `train` as users run it, with the C library set up alike (`GLIBC_KEEPS_MEMORY`; `--plain` leaves
+that out of the loop without Ray). Medians over the steps after the first two of each run; whole runs, which
 start and export too, are printed apart. Ray's own processes take a twentieth of a machine of two cores: `--threads 1`
 leaves them a core.
 """
@@ -22,11 +22,13 @@ from statistics import median
 import torch
 
 from raytriever.artifacts.artifact import LOG
+from raytriever.artifacts.storage import Folder
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.run import run_stage
-from trainers.jobs.allocator import worker_environment
 from trainers.jobs.train import Train, TrainConfig
-from trainers.record.run_record import Heard
+from trainers.jobs.workers import GLIBC_KEEPS_MEMORY
+from trainers.record.run_log import RunLog
+from trainers.run import run_training, write_model
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 UNCOUNTED = 2  # first steps: memory is being taken
@@ -41,7 +43,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--plain", action="store_true", help="the loop without Ray as any program would run")
     arguments = parser.parse_args()
-    settings = worker_environment()
+    settings = GLIBC_KEEPS_MEMORY
     if not arguments.plain and not settings.items() <= os.environ.items():  # read when a process starts
         os.execve(sys.executable, [*sys.orig_argv], {**os.environ, **settings})
     threads = arguments.threads
@@ -66,7 +68,10 @@ def main() -> None:
 def _alone(stage: Train) -> float:
     """Seconds of the run in this process."""
     started = time.perf_counter()
-    stage.train_here(torch.device("cpu"), Heard(lambda _: None, lambda _: None))
+    config, cpu = stage.config, torch.device("cpu")
+    with RunLog(Folder(config.output), cpu) as run_log:
+        objective, trained = run_training(config, config.located(), config.output, cpu, [run_log])
+    write_model(config, stage.derivation(), objective, trained, run_log)
     return time.perf_counter() - started
 
 

@@ -11,9 +11,10 @@ printed side by side: they must be equal up to rounding.
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from retrieval.collections.collection import passage_text
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
-from trainers.engine.loop import train
+from trainers.engine.loop import Callback, train
 from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
 from trainers.engine.settings import TrainingSettings
 from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
@@ -86,13 +87,26 @@ def read_pairs(folder: Path, count: int) -> pa.Table:
     )
 
 
+class Steps(Callback):
+    """Losses of steps, and when the last of them ended."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.ended = 0.0
+
+    def on_step(self, point: Mapping[str, Any]) -> None:
+        """Notes it."""
+        self.losses.append(point["loss"])
+        self.ended = time.perf_counter()
+
+
 def ours(rows: pa.Table, steps: int, batch_size: int, chunk_size: int, bf16: bool) -> Side:
     """The loop with the contrastive objective."""
     located = locate_model(MODEL)
     encoder = load_encoder(EncoderSettings(model=MODEL), located.path, located.fingerprint, dropout=0.0)
     settings = ContrastiveSettings(similarity_temperature=TEMPERATURE, chunk_size=chunk_size, gradient_cache=True)
     batches = Pairs([rows.slice(step * batch_size, batch_size) for step in range(steps)])
-    losses, times = [], [time.perf_counter()]
+    steps, started = Steps(), time.perf_counter()
     train(
         Contrastive(encoder, settings),
         batches,
@@ -101,9 +115,9 @@ def ours(rows: pa.Table, steps: int, batch_size: int, chunk_size: int, bf16: boo
             optimizer=OptimizerSettings(learning_rate=LEARNING_RATE),
             schedule=ScheduleSettings(kind="constant"),
         ),
-        on_step=lambda report: (losses.append(report.measured.loss), times.append(time.perf_counter())),
+        callbacks=[steps],
     )
-    return Side(times[-1] - times[0], losses)
+    return Side(steps.ended - started, steps.losses)
 
 
 def theirs(rows: pa.Table, steps: int, batch_size: int, chunk_size: int, bf16: bool) -> Side:

@@ -1,7 +1,8 @@
 """One training run from its settings: encoders, objective, validation, loop, export. Plain Python: no Ray, no stage."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -9,6 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import LOG, Artifact, Derivation, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath, Settings, without_inputs
@@ -19,49 +21,61 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import Towers, load_towers
 from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from trainers.engine import collectives
-from trainers.engine.agreement import check_ranks_agree, failing_together
 from trainers.engine.checkpoint import Checkpoints
-from trainers.engine.device_limits import out_of_memory_message, require_precision
-from trainers.engine.early_stopping import Evaluation
-from trainers.engine.loop import StepReport, Trained, run_order, train
+from trainers.engine.collectives import check_ranks_agree, failing_together
+from trainers.engine.early_stopping import Trained
+from trainers.engine.loop import Callback, train
 from trainers.engine.optimization import require_evaluations, require_room_for_warmup
 from trainers.engine.order import Order
-from trainers.engine.reading import Reader, require_pools
-from trainers.engine.settings import TrainingSettings
+from trainers.engine.reading import Reader, require_pools, run_order
+from trainers.engine.settings import TrainingSettings, naming_full_memory, require_precision
 from trainers.engine.sharding import shard
 from trainers.objective import Objective, build_objective
 from trainers.objectives.union import AnyObjectiveSettings
-from trainers.record.ledger import Ledger, measure_ledger, require_negatives
+from trainers.record.ledger import measure_ledger, require_negatives
+from trainers.record.model_card import Measured, model_card
+from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING, RunLog, read_curve, without_times
 from trainers.validation.retrieval import build_validation
-from trainers.validation.settings import ValidationSettings
+from trainers.validation.settings import RetrievalValidationSettings, ValidationSettings
 
 
 class RunSettings(Settings):
-    """What is trained on which batches, by which objective, for how long.
-
-    ``document_encoder``: documents get an encoder with weights of its own, None: queries and documents share one.
-    ``dropout``: None: as the encoder's configuration says. ``sharding``: 'sharded' shares weights, gradients and
-    optimizer states out over the ranks (FSDP2), for models that can't be trained on one device. The weights alone must
-    fit on each: they are whole there before the first step, in every evaluation and at the export.
-    """
+    """What is trained on which batches, by which objective, for how long."""
 
     batches: InputPath
+    """Stored batches."""
     encoder: EncoderSettings
+    """What is trained; of queries alone where documents have an encoder of their own."""
     document_encoder: EncoderSettings | None = None
+    """With weights of its own; None: queries and documents share one."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
+    """None: as the encoder's configuration says."""
     lora: LoraSettings | None = None
+    """Trains an adapter in place of all weights."""
     activation_checkpointing: bool = False
+    """Computes activations again in the backward pass, which saves memory."""
     compile: bool = False
+    """Compiles the transformer's blocks."""
     sharding: Literal["replicated", "sharded"] = "replicated"
+    """'sharded' divides weights, gradients and optimizer states among the ranks (FSDP2), for models that can't be
+    trained on one device; the weights alone must fit on each, where they are whole in evaluations and at the export."""
     objective: AnyObjectiveSettings
+    """By which loss."""
     training: TrainingSettings = TrainingSettings()
+    """For how long, on how much at once, with which optimizer."""
     validation: ValidationSettings | None = None
+    """What chooses the state that is kept; None: the last one."""
     checkpoints_kept: int = Field(default=2, gt=0)
+    """The newest so many, besides the best."""
 
     @model_validator(mode="after")
     def _settings_fit_one_another(self) -> Self:
         try:
-            _require_one_form(self)
+            if self.document_encoder is not None and self.encoder.form is not None:
+                raise UserError(
+                    f"encoder.form is '{self.encoder.form}', but documents have an encoder of their own, whose form"
+                    " alone counts. Set document_encoder.form to it, and leave encoder.form out."
+                )
             self.objective.check_run(self)
             require_evaluations(self.training.schedule, evaluated=self.validation is not None)
             if self.training.max_steps is not None:  # a run may be shorter than that, never longer
@@ -98,24 +112,6 @@ class LocatedModels:
     def fingerprints(self) -> dict[str, str]:
         """By the names of the settings."""
         return {f"{key}.model": model.fingerprint for key, model in self.by_setting.items()}
-
-
-@dataclass
-class Watchers:
-    """Who is told what, on the rank that calls: nobody by default."""
-
-    on_ledger: Callable[[Ledger], None] = lambda _: None
-    on_step: Callable[[StepReport], None] = lambda _: None
-    on_evaluation: Callable[[Evaluation], None] = lambda _: None
-    on_checkpoint: Callable[[int], None] = lambda _: None
-
-
-def _require_one_form(settings: RunSettings) -> None:
-    if settings.document_encoder is not None and settings.encoder.form is not None:
-        raise UserError(
-            f"encoder.form is '{settings.encoder.form}', but documents have an encoder of their own, whose form alone"
-            " counts. Set document_encoder.form to it, and leave encoder.form out."
-        )
 
 
 def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
@@ -156,62 +152,48 @@ def _load_towers(encoder: EncoderSettings, model: LocatedModel, run: RunSettings
 
 
 def run_training(
-    settings: RunSettings, located: LocatedModels, folder: str, device: torch.device, watchers: Watchers
+    settings: RunSettings, located: LocatedModels, folder: str, device: torch.device, callbacks: Sequence[Callback] = ()
 ) -> tuple[Objective[Any], Trained]:
     """Trains on ``device``, with checkpoints in ``folder``; every rank of the process group calls it alike.
 
     Returns the objective as it ended, on every rank. Raises ``UserError`` as the loop does, where a GPU's memory is
     full, and where a query is compared with nothing but its own documents.
     """
-    try:
-        return _run(settings, located, folder, device, watchers)
-    except torch.OutOfMemoryError as error:
-        raise UserError(out_of_memory_message(error, settings.model_dump(mode="json"))) from error
-
-
-def _run(
-    settings: RunSettings, located: LocatedModels, folder: str, device: torch.device, watchers: Watchers
-) -> tuple[Objective[Any], Trained]:
-    with failing_together(device):
-        for line in require_precision(settings.training, device):
+    with naming_full_memory(settings.model_dump(mode="json")):
+        training, batches = settings.training, BatchReader(settings.batches)
+        with failing_together(device):
+            require_precision(training, device)
+        torch.manual_seed(training.seed)
+        towers = load_for_training(settings, located)
+        objective = build_objective(settings.objective, towers, located.by_setting, training.seed).to(device)
+        if settings.sharding == "sharded":
+            shard(objective)
+        objective.check_batches(batches)
+        order = run_order(objective, batches, training)
+        for line in check_ranks_agree(objective, batches.fingerprint, order.total_steps):
             log.info(line)
-    torch.manual_seed(settings.training.seed)
-    towers = load_for_training(settings, located)
-    objective = build_objective(settings.objective, towers, located.by_setting, settings.training.seed).to(device)
-    if settings.sharding == "sharded":
-        shard(objective)
-    batches, training = BatchReader(settings.batches), settings.training
-    objective.check_batches(batches)
-    order = run_order(objective, batches, training)
-    for line in check_ranks_agree(objective, batches.fingerprint, order.total_steps):
-        log.info(line)
-    with failing_together(device):
-        if collectives.rank() == 0:
-            _introduce(objective, batches, order, training, watchers)
-    validation = None
-    if settings.validation is not None:
-        validation = build_validation(settings.validation, bf16=training.bf16 is True, epoch_ends=order.epoch_ends)
-        for note in validation.notes if collectives.rank() == 0 else ():
-            log.info(f"  validation: {note}")
-    config = shaping(settings) | {"fingerprints": located.fingerprints}
-    checkpoints = Checkpoints(f"{folder}/checkpoints", config, keep=settings.checkpoints_kept)
-    trained = train(
-        objective,
-        batches,
-        training,
-        validation=validation,
-        checkpoints=checkpoints,
-        on_step=watchers.on_step,
-        on_evaluation=watchers.on_evaluation,
-        on_checkpoint=watchers.on_checkpoint,
-    )
-    return objective, trained
+        with failing_together(device):
+            if collectives.rank() == 0:
+                ledger = _ledger(objective, batches, order, training)
+                for callback in callbacks:
+                    callback.on_start(ledger)
+        validation = None
+        if settings.validation is not None:
+            validation = build_validation(settings.validation, bf16=training.bf16 is True, epoch_ends=order.epoch_ends)
+            for note in validation.notes:
+                log.info(f"  validation: {note}")
+        config = shaping(settings) | {"fingerprints": located.fingerprints}
+        checkpoints = Checkpoints(f"{folder}/checkpoints", config, keep=settings.checkpoints_kept)
+        trained = train(
+            objective, batches, training, validation=validation, checkpoints=checkpoints, callbacks=callbacks
+        )
+        return objective, trained
 
 
-def _introduce(
-    objective: Objective[Any], batches: BatchReader, order: Order, training: TrainingSettings, watchers: Watchers
-) -> None:
-    """Says what the run is, before its first step. Raises ``UserError`` where there is nothing to learn from."""
+def _ledger(
+    objective: Objective[Any], batches: BatchReader, order: Order, training: TrainingSettings
+) -> dict[str, Any]:
+    """The run in numbers, with warnings. Raises ``UserError`` where there is nothing to learn from."""
     require_pools(batches, training.hard_negatives)
     if objective.similarity == "cosine" and not objective.encoder("document").contract.normalize:
         log.warning(
@@ -226,10 +208,9 @@ def _introduce(
             " one."
         )
     reader = Reader(batches, objective, training.seed, training.hard_negatives)
-    precision = "bfloat16 autocast" if training.bf16 else "float32"
-    ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), precision)
+    ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), training.precision)
     require_negatives(ledger, batches.uri)
-    watchers.on_ledger(ledger)
+    return ledger.to_json()
 
 
 # what changes no weight: how often they are stored, and how memory is saved
@@ -243,7 +224,75 @@ def shaping(settings: RunSettings) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in own}
 
 
-def export(objective: Objective[Any], folder: Path) -> None:
-    """Writes the encoder(s) of a trained objective; its weights are whole."""
-    objective.eval()
-    objective.export(folder)
+def write_model(
+    settings: RunSettings, derivation: Derivation, objective: Objective[Any], trained: Trained, run_log: RunLog
+) -> ShardRecord:
+    """Stores the encoder(s) of a trained objective, whose weights are whole, and the record of the run beside them."""
+    output = run_log.folder
+    with output.scratch() as scratch:
+        writer = ShardWriter(output, "run", scratch, derivation.digest)
+        folder = writer.path("config.json").parent
+        objective.eval()
+        objective.export(folder)
+        points, evaluations = read_curve(output), trained.state.evaluations
+        _write_lines(folder / TRAINING, [without_times(point) for point in points])
+        if evaluations:
+            _write_lines(folder / EVALUATIONS, [{"step": e.step, "measures": e.measures} for e in evaluations])
+        if run_log.ledger:
+            (folder / LEDGER).write_text(json.dumps(run_log.ledger, indent=1) + "\n", encoding="utf-8")
+        contract = objective.encoder("document").contract
+        card = model_card(
+            settings.encoder.model,
+            derivation.config,
+            derivation.inputs,
+            contract,
+            points,
+            paper=settings.objective.paper,
+            best_step=trained.state.best_step,
+            measured=_measured(settings.validation, trained),
+        )
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            writer.add(str(path.relative_to(folder)))
+        measured = [{"throughput": run_log.throughput.to_json()}] if run_log.throughput else []
+        _write_lines(folder / LOG, [*points, *map(asdict, evaluations), *measured])
+        output.put(LOG, folder / LOG)
+        facts = _facts(points, trained) | {"encoder": contract.model_dump(mode="json", exclude={"model", "dtype"})}
+        return writer.commit(sum(point["examples"] for point in points), facts=facts)
+
+
+def _write_lines(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(point) + "\n" for point in points), encoding="utf-8")
+
+
+def _measured(validation: ValidationSettings | None, trained: Trained) -> Measured | None:
+    """What validation says of the exported weights, for the model card."""
+    if trained.best is None or not isinstance(validation, RetrievalValidationSettings) or not validation.is_complete:
+        return None
+    best, _ = trained.best
+    collection = Artifact(validation.collection)
+    name, revision = Path(collection.uri).name, collection.fingerprint
+    return Measured(name, validation.split, best.step, best.measures, trained.start, revision)
+
+
+def _facts(points: Sequence[Mapping[str, Any]], trained: Trained) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "steps": trained.state.steps,
+        "first_loss": mean_loss(points, 0),
+        "last_loss": mean_loss(points, -1),
+        "stopped_early": trained.stopped_early,
+        "criteria": [asdict(criterion) for criterion in trained.criteria],
+    }
+    if trained.best is not None:
+        evaluation, criterion = trained.best
+        name = criterion.measure
+        measured = {"measure": name, "value": evaluation.measures[name], "start": trained.start.get(name)}
+        found["best"] = {"step": evaluation.step, **measured}
+    return found
+
+
+def mean_loss(points: Sequence[Mapping[str, Any]], end: Literal[0, -1]) -> float:
+    """Mean loss of the first (0) or last (-1) tenth of the steps, at least one."""
+    count = max(1, len(points) // 10)
+    chosen = points[:count] if end == 0 else points[-count:]
+    return sum(float(point["loss"]) for point in chosen) / count

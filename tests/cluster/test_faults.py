@@ -31,7 +31,8 @@ from raytriever.stages.run import run_stage
 from tests.cluster.journaled import KINDS, JournaledConfig, notes
 from tests.unit.small_run import make, make_run
 from trainers.jobs.train import Train, TrainConfig
-from trainers.record.run_record import Heard, read_curve
+from trainers.record.run_log import RunLog, read_curve
+from trainers.run import run_training, write_model
 
 Seen = TypeVar("Seen")
 HEAD, FIRST, SECOND = "127.0.0.81", "127.0.0.82", "127.0.0.83"  # loopback, and nobody else's
@@ -171,8 +172,10 @@ class TrainHere(Train):
 
     def execute(self, pending, session, progress):  # noqa: ARG002
         for _ in pending:
-            nobody = Heard(on_step=lambda _: None, on_checkpoint=lambda _: None)
-            yield self.train_here(torch.device("cpu"), nobody)
+            config, cpu = self.config, torch.device("cpu")
+            with RunLog(Folder(config.output), cpu) as run_log:
+                objective, trained = run_training(config, config.located(), config.output, cpu, [run_log])
+            yield write_model(config, self.derivation(), objective, trained, run_log)
 
 
 @pytest.mark.slow

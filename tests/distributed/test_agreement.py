@@ -5,7 +5,7 @@ import torch
 from raytriever.errors import UserError
 from tests.distributed.processes import run_in_processes
 from tests.unit.trainers.tiny import tiny_objective
-from trainers.engine.agreement import check_ranks_agree
+from trainers.engine.collectives import check_ranks_agree
 
 
 def lines_or_error(rank: int, batches: list[str], steps: list[int], threads: list[int], frozen: list[bool]) -> str:

@@ -107,7 +107,7 @@ def low_rows(rank: int, uri: str, distribution: str) -> tuple[float, dict[str, n
 
 def summed(rank: int) -> tuple[list[float], list[float]]:
     own = torch.tensor([1.0 + rank, -2.0], dtype=torch.float64, requires_grad=True)
-    total = collectives.add_up(own)
+    total = collectives.all_reduce_sum(own)
     (total * torch.tensor([3.0 + rank, 5.0])).sum().backward()
     return total.tolist(), own.grad.tolist()
 

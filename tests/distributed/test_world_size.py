@@ -6,18 +6,18 @@ import torch
 
 from raytriever.errors import UserError
 from tests.distributed.processes import run_in_processes
-from tests.unit.trainers.tiny import TinyBatches, gradients_of, tiny_objective, tiny_settings, weights_of
+from tests.unit.trainers.tiny import Reports, TinyBatches, gradients_of, tiny_objective, tiny_settings, weights_of
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.loop import train
+from trainers.record.run_log import without_times
 
 
 def training(rank: int, batches_per_step: int, steps: int, dtype_name: str):  # noqa: ARG001
     objective = tiny_objective(dtype=getattr(torch, dtype_name), chunk_size=2, gradient_cache=True)
     reports = []
     settings = tiny_settings(batches_per_step=batches_per_step, max_steps=steps, schedule={"kind": "constant"})
-    train(objective, TinyBatches(), settings, on_step=reports.append)
-    measured = [report.measured for report in reports]
-    return gradients_of(objective), weights_of(objective), measured
+    train(objective, TinyBatches(), settings, callbacks=[Reports(on_step=reports.append)])
+    return gradients_of(objective), weights_of(objective), [without_times(point) for point in reports]
 
 
 def one_step(rank: int, batches_per_step: int):
@@ -41,10 +41,10 @@ def test_gradients_of_a_step(ranks, batches_per_step):
     for answers in run_in_processes(one_step, ranks, batches_per_step):
         for (found, _, told), (expected, _, measured), tolerance in zip(answers, alone, (1e-12, 1e-6), strict=True):
             assert_close(found, expected, tolerance)
-            assert told[0].examples == measured[0].examples == 6 * batches_per_step
-            assert told[0].loss == pytest.approx(measured[0].loss, rel=1e-6)
-            assert told[0].metrics == pytest.approx(measured[0].metrics, rel=1e-5)
-            assert told[0].gradient_norm == pytest.approx(measured[0].gradient_norm, rel=1e-6)
+            assert told[0]["examples"] == 6 * batches_per_step
+            assert told[0] == pytest.approx(measured[0], rel=1e-5)
+            for name in ("loss", "gradient_norm"):
+                assert told[0][name] == pytest.approx(measured[0][name], rel=1e-6)
 
 
 def test_weights_after_several_steps():
@@ -52,7 +52,7 @@ def test_weights_after_several_steps():
     answers = run_in_processes(training, 2, 2, 4, "float64")
     for _, found, told in answers:
         assert_close(found, weights, 1e-9)
-        assert [m.loss for m in told] == pytest.approx([m.loss for m in measured], rel=1e-6)
+        assert [m["loss"] for m in told] == pytest.approx([m["loss"] for m in measured], rel=1e-6)
     for name, value in answers[0][1].items():
         np.testing.assert_array_equal(answers[1][1][name], value)
 

@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from raytriever.errors import StorageError, UserError
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from trainers.engine import collectives
-from trainers.engine.early_stopping import Evaluation
+from trainers.engine.early_stopping import Evaluation, State
 from trainers.engine.optimization import trainable_parameters
 from trainers.engine.sharding import like, whole
 
@@ -33,15 +33,6 @@ ALGORITHM_VERSION = 2  # raise it when the same settings would train differently
 _RECORD = "checkpoint.json"
 _WEIGHTS = "weights.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
-
-
-@dataclass(frozen=True)
-class State:
-    """What a run knows besides its weights: the steps done and what was measured on the way."""
-
-    steps: int
-    evaluations: tuple[Evaluation, ...] = ()
-    best_step: int | None = None
 
 
 class Checkpoints:
@@ -52,13 +43,7 @@ class Checkpoints:
     besides, and that which is the best if the run is prolonged.
     """
 
-    def __init__(
-        self,
-        uri: str,
-        config: Mapping[str, Any],
-        *,
-        keep: int = 2,
-    ) -> None:
+    def __init__(self, uri: str, config: Mapping[str, Any], *, keep: int = 2) -> None:
         if keep < 1:
             raise UserError(f"{keep} checkpoints to keep leaves none to resume from; keep 1 or more.")
         self.folder = Folder(uri)
@@ -67,14 +52,11 @@ class Checkpoints:
         self._pending: Future[None] | None = None
         self._passed_over: tuple[int, ...] = ()
 
-    def of_run(
-        self, training: Mapping[str, Any], batches: str, algorithm_version: int = ALGORITHM_VERSION
-    ) -> "Checkpoints":
-        """The same folder for one run: its settings, its batches' fingerprint and the version that it trains by."""
+    def of_run(self, training: Mapping[str, Any], batches: str) -> Self:
+        """The same folder for one run: its settings and its batches' fingerprint."""
         bound = copy.copy(self)
         config = {**self._derivation.config, "training": dict(training)}
-        inputs = {"batches": batches}
-        bound._derivation = replace(self._derivation, algorithm_version=algorithm_version, config=config, inputs=inputs)
+        bound._derivation = replace(self._derivation, config=config, inputs={"batches": batches})
         return bound
 
     def save(
@@ -241,6 +223,21 @@ class Checkpoints:
     def _delete(self, steps: int) -> None:
         for name in (_RECORD, _WEIGHTS, _OPTIMIZER):  # the record first: it must never vouch for absent files
             self.folder.delete(f"{_step_folder(steps)}/{name}")
+
+
+def require_common_start(start: int, total_steps: int, device: torch.device) -> None:
+    """Raises ``UserError`` where ranks begin at different steps, or beyond the run's last. All ranks call it."""
+    starts = collectives.gather(torch.tensor([start], device=device)).tolist()
+    if len(set(starts)) > 1:
+        raise UserError(
+            f"The ranks found different checkpoints (steps {', '.join(map(str, starts))}). The checkpoints'"
+            " folder must be one that all machines share: a network file system, s3:// or gs://."
+        )
+    if start > total_steps:
+        raise UserError(
+            f"The newest checkpoint was made after {start} steps, but this run has only {total_steps}. Give it as many"
+            " (epochs, max_steps), or another folder of checkpoints."
+        )
 
 
 def _step_folder(steps: int) -> str:

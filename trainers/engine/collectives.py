@@ -10,7 +10,9 @@ complete earlier.
 Without a process group every function here is the identity of a single rank.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +21,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
+from raytriever.errors import StorageError, UserError
+from trainers.engine.optimization import trainable_parameters
+
 _BUCKET_BYTES = 64 << 20
+_MUST_AGREE = {
+    "batches": "Give all machines the same batches: one folder that they share, or copies with one fingerprint.",
+    "steps": "Give all ranks the same settings.",
+    "trainable parameters": "Give all machines the same model and settings.",
+    "torch": "Install one version of torch on all machines.",
+}
+_MAY_DIFFER = ("threads", "device")
 
 
 def is_distributed() -> bool:
@@ -87,7 +99,7 @@ class _Gather(torch.autograd.Function):
         return total[start : start + ctx.counts[place]], None, None
 
 
-def add_up(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The sum of every rank's ``tensor`` (equal shapes), on every rank.
 
     Differentiable: what all ranks' losses say of the sum is added up, and is each rank's gradient. All ranks call it
@@ -95,11 +107,11 @@ def add_up(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """
     if world_size(group) == 1:
         return tensor
-    total: Tensor = _AddUp.apply(tensor, group)  # type: ignore[no-untyped-call]
+    total: Tensor = _AllReduceSum.apply(tensor, group)  # type: ignore[no-untyped-call]
     return total
 
 
-class _AddUp(torch.autograd.Function):
+class _AllReduceSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         ctx.group = group
@@ -180,3 +192,79 @@ def barrier() -> None:
     """Waits for all ranks."""
     if is_distributed():
         dist.barrier()
+
+
+def check_ranks_agree(module: nn.Module, batches: str, steps: int) -> list[str]:
+    """A warning for each of threads and device in which ranks differ; all ranks call it and get the same lines.
+
+    It asks before the first step, while a difference still has a name. ``batches``: their fingerprint, ``steps``: of
+    the whole run. Raises ``UserError`` on every rank where these, the trainable parameters or the version of torch
+    differ, naming who has what.
+    """
+    named = trainable_parameters(module)
+    device = next(iter(named.values())).device
+    size = sum(parameter.numel() for parameter in named.values())
+    facts = {
+        "batches": batches[:12],
+        "steps": f"{steps:,}",
+        "trainable parameters": f"{size:,} in {len(named):,} tensors",
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+    of_ranks: list[dict[str, str]] = [json.loads(line) for line in gather_lines(json.dumps(facts), device)]
+    for name, remedy in _MUST_AGREE.items():
+        values = [of_rank[name] for of_rank in of_ranks]
+        if len(set(values)) > 1:
+            raise UserError(f"The ranks differ in {name}: {_who_has_what(values)}. {remedy}")
+    return [
+        f"The ranks differ in {name}: {_who_has_what(values)}. The slowest sets the pace of all, and the same weights"
+        " to the last bit need equal machines."
+        for name in _MAY_DIFFER
+        if len(set(values := [of_rank[name] for of_rank in of_ranks])) > 1
+    ]
+
+
+def raise_together(problems: Sequence[str], device: torch.device) -> None:
+    """Raises a ``UserError`` on every rank where one of them has a problem: the first of the first such rank.
+
+    All ranks call it; a rank that raised alone would leave the others waiting for it.
+    """
+    for problem in gather_lines(" ".join(problems[0].split()) if problems else "", device):
+        if problem:
+            raise UserError(problem)
+
+
+@contextmanager
+def failing_together(device: torch.device) -> Iterator[None]:
+    """Around what only some ranks do: a ``UserError`` in it is raised on every rank. All ranks enter it together.
+
+    A ``StorageError`` is left to its rank: another attempt may do better, and whoever starts the ranks tries it.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except UserError as error:
+        raise_together([str(error)], device)
+    else:
+        raise_together([], device)
+
+
+def gather_lines(line: str, device: torch.device) -> list[str]:
+    """Every rank's line of text, by rank; all ranks call it. As bytes: pickled objects are nothing to receive."""
+    encoded = f"{line}\n".encode(errors="backslashreplace")
+    sent = torch.tensor(list(encoded), dtype=torch.uint8, device=device)
+    return bytes(gather(sent).tolist()).decode().split("\n")[:-1]
+
+
+def _who_has_what(values: Sequence[str]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return "; ".join(f"{value} on {_named(of_value)}" for value, of_value in ranks.items())
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"

@@ -1,9 +1,9 @@
-"""Which evaluation of a run is its best, and when to stop: pure functions of the evaluations so far."""
+"""What a run measured on the way, which of its states is the best, and when to stop: pure functions of evaluations."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,60 @@ class DecidingValue(NamedTuple):
     criterion: Criterion
 
 
+@dataclass(frozen=True)
+class State:
+    """What a run knows besides its weights: the steps done, what was measured on the way, and when it was best."""
+
+    steps: int
+    evaluations: tuple[Evaluation, ...] = ()
+    best_step: int | None = None
+
+    @property
+    def was_evaluated(self) -> bool:
+        """Whether the last evaluation is of now."""
+        return bool(self.evaluations) and self.evaluations[-1].step == self.steps
+
+    def judged(self, evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> Self:
+        """The same after these ``evaluations``."""
+        best = best_evaluation(evaluations, criteria)
+        return replace(self, evaluations=tuple(evaluations), best_step=best.step if best else None)
+
+    def prolonged(self, every: int, criteria: Sequence[Criterion]) -> Self:
+        """The same in a longer run, evaluated ``every`` steps: without the evaluation at the end of a shorter one.
+
+        An uninterrupted run lacks that, so neither patience, nor the schedule, nor the choice of the best may count it.
+        """
+        return self.judged([evaluation for evaluation in self.evaluations if evaluation.step % every == 0], criteria)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of a run of ``total_steps``: its last state, and the criteria that judged its evaluations.
+
+    Where it was validated, it ended as it was after ``state.best_step`` steps.
+    """
+
+    total_steps: int
+    state: State
+    criteria: tuple[Criterion, ...] = ()
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether steps were left when patience was at its end."""
+        return self.state.steps < self.total_steps
+
+    @property
+    def start(self) -> dict[str, float]:
+        """What was measured before the first step; empty without validation."""
+        return next((evaluation.measures for evaluation in self.state.evaluations if evaluation.step == 0), {})
+
+    @property
+    def best(self) -> tuple[Evaluation, Criterion] | None:
+        """The evaluation of the state that it ended as, and what made it the best; None without validation."""
+        found = best_evaluation(self.state.evaluations, self.criteria)
+        return None if found is None else (found, criterion_at(self.criteria, self.state.evaluations[-1].step))
+
+
 def criterion_at(criteria: Sequence[Criterion], step: int) -> Criterion:
     """The criterion that decides at ``step``; ``criteria`` are in order of their starts, the first from 0 on."""
     return next(criterion for criterion in reversed(criteria) if criterion.start <= step)
@@ -51,8 +105,14 @@ def best_evaluation(evaluations: Sequence[Evaluation], criteria: Sequence[Criter
 
     An untrained encoder is what a run is compared with, not what it may end as.
     """
+    trained = [evaluation for evaluation in evaluations if evaluation.step > 0]
+    if not trained:
+        return None
+    criterion = criterion_at(criteria, trained[-1].step)
     best: Evaluation | None = None
-    for evaluation, criterion in _deciding(evaluations, criteria):
+    for evaluation in trained:
+        if evaluation.step < criterion.start:
+            continue
         value = evaluation.measures[criterion.measure]
         if best is None or criterion.improves(value, best.measures[criterion.measure]):
             best = evaluation
@@ -74,11 +134,3 @@ def deciding_values(evaluations: Sequence[Evaluation], criteria: Sequence[Criter
     """Of each evaluation what decided then."""
     deciding = [(evaluation, criterion_at(criteria, evaluation.step)) for evaluation in evaluations]
     return [DecidingValue(e.step, e.measures[criterion.measure], criterion) for e, criterion in deciding]
-
-
-def _deciding(evaluations: Sequence[Evaluation], criteria: Sequence[Criterion]) -> list[tuple[Evaluation, Criterion]]:
-    trained = [evaluation for evaluation in evaluations if evaluation.step > 0]
-    if not trained:
-        return []
-    criterion = criterion_at(criteria, trained[-1].step)
-    return [(evaluation, criterion) for evaluation in trained if evaluation.step >= criterion.start]

@@ -1,4 +1,4 @@
-"""Optimizers over the parameters that require gradients."""
+"""Optimizers over the parameters that require gradients, and the learning rate as a pure function of position."""
 
 import math
 from collections.abc import Sequence
@@ -13,25 +13,28 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 from trainers.engine.early_stopping import Criterion, DecidingValue
 
-Beta = Annotated[float, Field(ge=0, lt=1)]  # how much of a running mean a step keeps
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
     """The optimizer, its peak learning rate and the limit on the gradient.
 
-    ``kind``: those in 8 bits keep their two moments in a byte each (Dettmers et al. 2022, "8-bit Optimizers via
-    Block-wise Quantization"), for weights of 4,096 numbers or more; they need the extra ``optimizers``.
-    ``weight_decay`` is decoupled for adamw and radam and an L2 penalty for adam; biases, the weights of
-    normalisation layers and single numbers such as a learned temperature are exempt. ``max_grad_norm``: the global
-    norm that gradients are scaled down to, None for no limit.
+    Those in 8 bits keep their two moments in a byte each (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
+    Quantization"), for weights of 4,096 numbers or more; they need the extra ``optimizers``.
     """
 
     kind: Literal["adamw", "adam", "radam", "adamw_8bit", "adam_8bit"] = "adamw"
+    """Which optimizer."""
     learning_rate: float = Field(default=2e-5, gt=0, allow_inf_nan=False)
+    """At the peak of the schedule."""
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Decoupled, but of adam an L2 penalty; biases, normalisation layers and single numbers are exempt."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """How much of the two running means a step keeps."""
     epsilon: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    """Added to the denominator of an update."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """The global norm that gradients are scaled down to; None: no limit."""
 
     @model_validator(mode="after")
     def _decay_in_8_bits_is_decoupled(self) -> Self:
@@ -65,14 +68,6 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
     if settings.kind == "adam":
         return torch.optim.Adam(groups, **options)
     return torch.optim.RAdam(groups, **options, decoupled_weight_decay=True)
-
-
-def decay_spares_scalars(module: nn.Module, settings: OptimizerSettings) -> bool:
-    """Whether there is a weight decay, and a parameter of no dimension that is exempt from it.
-
-    Such a run trained otherwise before these were exempt, so the version of its algorithm is one higher than others'.
-    """
-    return settings.weight_decay > 0 and any(not parameter.ndim for parameter in trainable_parameters(module).values())
 
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -117,8 +112,6 @@ def _exempt_from_decay(module: nn.Module) -> set[str]:
     return exempt
 
 
-# The learning rate as a pure function of the step and of what the run measured so far.
-
 _BELONGS_TO = {
     "decay": ("exponential",),
     "minimum": ("linear", "plateau"),
@@ -130,25 +123,26 @@ _BELONGS_TO = {
 
 
 class ScheduleSettings(Settings):
-    """How the learning rate moves: up in a warm-up, then level, towards zero, by a factor a step, or on a plateau.
-
-    The warm-up lasts ``warmup_steps``, or ``warmup_ratio`` of the run's steps (rounded up). ``decay``: factor a step,
-    of kind 'exponential'. ``minimum``: the share of the peak that 'linear' ends at and 'plateau' stays above.
-
-    Of kind 'plateau', which goes by the evaluations of the run: ``factor`` multiplies the rate after more than
-    ``patience`` evaluations without an improvement by ``threshold`` of the best; the next ``cooldown`` evaluations
-    don't count as bad ones.
-    """
+    """How the learning rate moves: up in a warm-up, then level, towards zero, by a factor a step, or on a plateau."""
 
     kind: Literal["constant", "linear", "exponential", "plateau"] = "linear"
+    """What follows the warm-up; a plateau goes by the evaluations of the run."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Steps until the peak."""
     warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
+    """The same as a share of the run's steps, rounded up."""
     decay: float | None = Field(default=None, gt=0, le=1)
+    """The factor a step of kind 'exponential'."""
     minimum: float = Field(default=0.0, ge=0, le=1)
+    """The share of the peak that 'linear' ends at and 'plateau' stays above."""
     factor: float = Field(default=0.5, gt=0, lt=1)
+    """What 'plateau' multiplies the rate by."""
     patience: int = Field(default=3, ge=0)
+    """It does after more than so many evaluations in a row without improvement."""
     threshold: float = Field(default=1e-4, ge=0)
+    """An improvement is by more than this share of the best."""
     cooldown: int = Field(default=0, ge=0)
+    """So many evaluations after a change don't count as bad ones."""
 
     @model_validator(mode="after")
     def _settings_fit_the_kind(self) -> Self:
@@ -195,7 +189,7 @@ def learning_rate(
     if settings.kind == "linear":
         return peak * (1 - (1 - settings.minimum) * after / (total_steps - warmup))
     if settings.kind == "plateau":
-        past = [evaluation for evaluation in evaluations if evaluation[0] <= step]
+        past = [evaluation for evaluation in evaluations if evaluation.step <= step]
         return peak * plateau_fraction(past, warmup, settings)
     if settings.decay is not None:
         return peak * settings.decay**after
@@ -226,14 +220,6 @@ def plateau_fraction(evaluations: Sequence[DecidingValue], warmup: int, settings
             fraction = max(fraction * settings.factor, settings.minimum)
             cooling, bad = settings.cooldown, 0
     return fraction
-
-
-def starts_anew_later(settings: ScheduleSettings, criteria: int) -> bool:
-    """Whether the rate goes by more than one of a run's ``criteria``, each of which starts anew.
-
-    The rate of such a run went otherwise before each did, so the version of its algorithm is one higher than others'.
-    """
-    return settings.kind == "plateau" and criteria > 1
 
 
 def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> None:

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raytriever.errors import UserError
-from trainers.engine.order import Piece, Step
+from trainers.engine import collectives
+from trainers.engine.order import Order, Piece, Step
+from trainers.engine.settings import TrainingSettings
 from trainers.objective import Objective
 from trainers.objectives.draws import draw_hard_negatives
 
@@ -49,6 +51,29 @@ def require_pools(batches: "BatchSource", count: int | None) -> None:
         f"training.hard_negatives is {count}, but no row of the batches in {batches.uri} has a hard negative to draw."
         " Make batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave it out."
     )
+
+
+def run_order(objective: Objective[Any], batches: BatchSource, settings: TrainingSettings) -> Order:
+    """The order of a run's steps on this rank. Raises ``UserError`` where ranks, batches and objective don't fit."""
+    ranks = collectives.world_size()
+    order = Order(
+        [batches.number_of_batches(epoch) for epoch in range(settings.epochs)],
+        settings.batches_per_step,
+        settings.seed,
+        ranks,
+        collectives.rank(),
+        settings.max_steps,
+        joined=objective.joins_step,
+        lengths=batches.stored_bytes,
+        group_by_length=settings.group_by_length,
+    )
+    if order.slices_per_batch > 1 and not objective.accepts_slices:
+        raise UserError(
+            f"{ranks} ranks share {order.batches_per_step} batches a step, so each batch"
+            f" would be cut into {order.slices_per_batch} slices, which {type(objective).__name__} can't"
+            " train on. Set batches_per_step to a multiple of the ranks, or use fewer ranks."
+        )
+    return order
 
 
 class Reader:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,20 +17,6 @@ from trainers.engine.sharding import clip_gradients, equal_passes, is_sharded
 from trainers.objective import Objective, Outcome, to_device
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a step measured, over all ranks: means over its pieces and the number of rows.
-
-    Not a tensor is left.
-    """
-
-    loss: float
-    gradient_norm: float
-    examples: int
-    tokens: int
-    metrics: dict[str, float]
-
-
 def compute_gradients(
     objective: Objective[Any],
     step: Step,
@@ -38,11 +24,12 @@ def compute_gradients(
     order: Order,
     settings: TrainingSettings,
     uri: str,
-) -> Measured:
+) -> dict[str, Any]:
     """Leaves the gradient of the step's mean loss in the parameters: equal on all ranks, its norm clipped.
 
-    ``collated`` are this rank's batches, ``uri`` names the stored ones. Raises ``UserError`` on every rank
-    where a loss or the gradient is not finite.
+    ``collated`` are this rank's batches, ``uri`` names the stored ones. Returns what the step measured over all ranks:
+    ``loss`` and the objective's metrics (means over its pieces), ``gradient_norm`` before clipping, ``examples`` and
+    ``tokens``. Raises ``UserError`` on every rank where a loss or the gradient is not finite.
     """
     parameters = list(trainable_parameters(objective).values())
     device = parameters[0].device
@@ -63,7 +50,7 @@ def compute_gradients(
     return _measure(outcomes, norm, step, order, uri)
 
 
-def _measure(outcomes: Sequence[Outcome], norm: Tensor, step: Step, order: Order, uri: str) -> Measured:
+def _measure(outcomes: Sequence[Outcome], norm: Tensor, step: Step, order: Order, uri: str) -> dict[str, Any]:
     """One small tensor, a row a piece, crosses the ranks and reaches the CPU: one synchronisation a step."""
     names = sorted(outcomes[0].metrics)
     table = norm.new_zeros(order.pieces_per_step + 1, 3 + len(names), dtype=torch.float32)
@@ -83,7 +70,8 @@ def _measure(outcomes: Sequence[Outcome], norm: Tensor, step: Step, order: Order
         raise UserError(_not_finite(f"norm of the gradient is {gradient_norm}", step.batches, step, uri))
     means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     examples, tokens = (round(sum(row[column] for row in rows)) for column in (1, 2))
-    return Measured(means[0], gradient_norm, examples, tokens, dict(zip(names, means[3:], strict=True)))
+    measured = {"loss": means[0], "gradient_norm": gradient_norm, "examples": examples, "tokens": tokens}
+    return measured | dict(zip(names, means[3:], strict=True))
 
 
 def _not_finite(what: str, batches: Sequence[int], step: Step, uri: str) -> str:

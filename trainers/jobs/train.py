@@ -1,18 +1,12 @@
 """`raytriever train`: trains encoders on stored batches and exports them."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import nullcontext
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, Literal, Self
+from collections.abc import Iterator, Set
+from typing import Any, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
-from raytriever.artifacts.artifact import LOG, Artifact, Derivation, ShardRecord, ShardWriter, is_artifact
-from raytriever.artifacts.storage import Folder, storage_errors
+from raytriever.artifacts.artifact import Artifact, ShardRecord, is_artifact
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
@@ -20,11 +14,6 @@ from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.jobs.evaluate import Evaluate
-from trainers.engine import collectives
-from trainers.engine.agreement import failing_together
-from trainers.engine.loop import Trained
-from trainers.engine.optimization import starts_anew_later
-from trainers.engine.sharding import whole_weights
 from trainers.jobs.train_checks import (
     batch_size_of,
     check_batches,
@@ -38,12 +27,8 @@ from trainers.jobs.train_checks import (
     training_split_warning,
     validates_on_training_split,
 )
-from trainers.objective import Objective
-from trainers.record.model_card import Measured, model_card
-from trainers.record.report_section import EVALUATIONS, LEDGER, TRAINING
-from trainers.record.run_record import Heard, RunRecord, read_curve, without_times
 from trainers.record.trackers import TrackingSettings
-from trainers.run import LocatedModels, RunSettings, Watchers, export, run_training, shaping
+from trainers.run import LocatedModels, RunSettings, shaping
 from trainers.validation.settings import RetrievalValidationSettings
 
 MODEL = "model"
@@ -51,15 +36,15 @@ _OTHER_INPUTS = ("validation.", "objective.")
 
 
 class TrainConfig(RunSettings, StageConfig):
-    """A run of training, who is told about it, and how it is spread.
-
-    ``fewest_workers``: the run begins with ``resources.workers`` or as many as there are, goes on with as few as this
-    when machines are lost, and takes in those that come; None: always ``resources.workers``.
-    """
+    """A run of training, where it can be watched, and how it is spread."""
 
     tracking: TrackingSettings = TrackingSettings()
+    """Where the run can be watched."""
     fewest_workers: int | None = Field(default=None, ge=1)
-    failures_survived: int = Field(default=3, ge=0)  # lost workers, each costing the steps since the last checkpoint
+    """The run goes on with as few as this when machines are lost, and takes in those that come; None: always with
+    ``resources.workers``."""
+    failures_survived: int = Field(default=3, ge=0)
+    """Lost workers, each costing the steps since the last checkpoint."""
 
     @model_validator(mode="after")
     def _workers_share_a_step(self) -> Self:
@@ -102,17 +87,6 @@ class Train(Stage[TrainConfig]):
                 found[key] = Artifact(path).fingerprint
         return found
 
-    def derivation(self) -> Derivation:
-        """The run's; a version higher for each of two mends that concerns it.
-
-        A learned temperature is exempt from weight decay now, and on a plateau each of two measures starts anew.
-        """
-        found, config = super().derivation(), self.config
-        higher = config.training.optimizer.weight_decay > 0 and getattr(config.objective, "learn_temperature", False)
-        criteria = 1 if getattr(config.validation, "then", None) is None else 2
-        version = found.algorithm_version + higher + starts_anew_later(config.training.schedule, criteria)
-        return replace(found, algorithm_version=version)
-
     def check_settings(self, run: Run) -> None:
         """Batches that won't fit, packages not installed; warns of a dev set that is trained or reported on."""
         check_batches(self.config, run)
@@ -143,8 +117,8 @@ class Train(Stage[TrainConfig]):
             log.warning(f"  Warning: {warning}")
         for note in config.objective.notes(batches.batch_size):
             log.info(f"  {note}")
-        precision = "bfloat16 autocast" if config.training.bf16 else "float32"
-        log.info(f"  encoder: {config.encoder.model} from {self._located().query.origin}; {precision}")
+        origin = self._located().query.origin
+        log.info(f"  encoder: {config.encoder.model} from {origin}; {config.training.precision}")
         return [Shard("run")]
 
     def _check_slices(self, batch_size: int | None) -> None:
@@ -162,74 +136,15 @@ class Train(Stage[TrainConfig]):
         """Trains on Ray Train's workers; the first of them exports."""
         if not pending:
             return
-        session.start()
-        from trainers.jobs.workers import fit
+        session.start()  # before anything imports Ray, which reads its environment once
+        from trainers.jobs.workers import Spread, open_board, outcome_of, train_on_worker, trainer_of
 
-        yield fit(self, progress)
-
-    def train_here(self, device: torch.device, heard: Heard) -> ShardRecord | None:
-        """What each worker does: the run, and on the first rank what it says of itself and the export."""
-        config, located = self.config, self._located()  # all ranks at once: none waits while another hashes weights
-        record = None
-        with failing_together(device):
-            if collectives.rank() == 0:
-                record = RunRecord(config.tracking, config.output, self.derivation(), device, heard)
-        watchers = record.watchers if record else Watchers(on_checkpoint=heard.on_checkpoint)
-        with record or nullcontext():
-            with storage_errors(config.output):  # trying again in vain would cost as many starts as failures_survived
-                objective, trained = run_training(config, located, config.output, device, watchers)
-            with whole_weights(objective):
-                if record is None:
-                    return None
-                output = Folder(self.config.output)
-                with output.scratch() as scratch:
-                    writer = ShardWriter(output, "run", scratch, self.derivation().digest)
-                    return self._export(objective, trained, record, writer)
-
-    def _export(
-        self, objective: Objective[Any], trained: Trained, record: RunRecord, writer: ShardWriter
-    ) -> ShardRecord:
-        folder = writer.path("config.json").parent
-        export(objective, folder)
-        points = read_curve(Folder(self.config.output))
-        evaluations = trained.state.evaluations
-        _write_lines(folder / TRAINING, [without_times(point) for point in points])
-        if evaluations:
-            _write_lines(folder / EVALUATIONS, [{"step": e.step, "measures": e.measures} for e in evaluations])
-        if record.ledger is not None:
-            (folder / LEDGER).write_text(json.dumps(record.ledger.to_json(), indent=1) + "\n", encoding="utf-8")
-        contract = objective.encoder("document").contract
-        card = model_card(
-            self.config.encoder.model,
-            self.resolved(),
-            self.input_fingerprints(),
-            contract,
-            points,
-            paper=self.config.objective.paper,
-            best_step=trained.state.best_step,
-            measured=self._measured(trained),
-        )
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            writer.add(str(path.relative_to(folder)))
-        log = folder / LOG
-        _write_lines(log, [*points, *map(asdict, evaluations), *record.measured])
-        Folder(self.config.output).put(LOG, log)
-        return writer.commit(sum(point["examples"] for point in points), facts=_facts(points, trained, contract))
-
-    def _measured(self, trained: Trained) -> Measured | None:
-        """What validation says of the exported weights, for the model card."""
-        validation = self.config.validation
-        if (
-            trained.best is None
-            or not isinstance(validation, RetrievalValidationSettings)
-            or not validation.is_complete
-        ):
-            return None
-        best, _ = trained.best
-        collection = Artifact(validation.collection)
-        name, revision = Path(collection.uri).name, collection.fingerprint
-        return Measured(name, validation.split, best.step, best.measures, trained.start, revision)
+        board = open_board()
+        config = self.for_workers().config
+        arguments = {"settings": config, "tracking": config.tracking, "output": config.output}
+        arguments |= {"derivation": self.derivation(), "board": board}
+        spread = Spread(config.resources, config.fewest_workers, config.failures_survived)
+        yield outcome_of(trainer_of(train_on_worker, arguments, spread).fit, board, progress)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Steps, losses, evaluations, the encoder's contract."""
@@ -268,35 +183,3 @@ class Train(Stage[TrainConfig]):
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The model's folder."""
         return [""]
-
-
-def _facts(points: Sequence[Mapping[str, Any]], trained: Trained, contract: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "steps": trained.state.steps,
-        "first_loss": mean_loss(points, 0),
-        "last_loss": mean_loss(points, -1),
-        "stopped_early": trained.stopped_early,
-        "encoder": contract.model_dump(mode="json", exclude={"model", "dtype"}),
-        "criteria": [asdict(criterion) for criterion in trained.criteria],
-    }
-    if trained.best is not None:
-        evaluation, criterion = trained.best
-        name = criterion.measure
-        found["best"] = {
-            "step": evaluation.step,
-            "measure": name,
-            "value": evaluation.measures[name],
-            "start": trained.start.get(name),
-        }
-    return found
-
-
-def _write_lines(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(point) + "\n" for point in points), encoding="utf-8")
-
-
-def mean_loss(points: Sequence[Mapping[str, Any]], end: Literal[0, -1]) -> float:
-    """Mean loss of the first (0) or last (-1) tenth of the steps, at least one."""
-    count = max(1, len(points) // 10)
-    chosen = points[:count] if end == 0 else points[-count:]
-    return sum(float(point["loss"]) for point in chosen) / count

@@ -4,8 +4,9 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import ray
@@ -13,9 +14,11 @@ import ray.train
 import torch
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
+from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.artifacts.artifact import ShardRecord
+from raytriever.artifacts.storage import Folder, storage_errors
 from raytriever.errors import StorageError, UserError
 from raytriever.reports.log import log, log_to
 from raytriever.reports.progress import ProgressLine
@@ -30,46 +33,191 @@ from raytriever.stages.metrics import (
     WAITING_SECONDS,
     StageMetrics,
 )
-from trainers.engine.loop import StepReport
-from trainers.jobs.allocator import worker_environment
-from trainers.jobs.train import Train
-from trainers.record.ledger import Ledger
-from trainers.record.run_record import Heard
+from raytriever.stages.stage import Resources
+from trainers.engine.collectives import failing_together
+from trainers.engine.loop import Callback
+from trainers.engine.sharding import whole_weights
+from trainers.record.ledger import negatives_per_query
+from trainers.record.run_log import RunLog
+from trainers.record.trackers import open_trackers, tracked_training
+from trainers.run import run_training, write_model
 
-# What a training run's first worker tells the driver while it runs.
-#
-# A module of its own, without torch: the board's process imports it while training starts.
+_POLL_SECONDS = 0.5
+_ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
 
-
-@dataclass(frozen=True)
-class Step:
-    """A step as the progress line shows it."""
-
-    number: int
-    examples: int
-    note: str
+# How glibc allocates in a worker on CPUs; other C libraries ignore it. By itself it gives the large blocks of a step
+# back to the system, which maps and zeroes every page anew in the next: a sixth of a small run's time on CPUs
+# (`benchmarks/ray_train_share`). So blocks come from one heap, which is never trimmed.
+GLIBC_KEEPS_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)  # what it forgets was for the eye only
-class Board:
-    """Where the first worker posts its steps and log records and the driver reads them, maybe on different machines."""
+class Spread(NamedTuple):
+    """Over how many workers, and how many losses of workers a run survives; see ``TrainConfig``."""
 
-    def __init__(self) -> None:
-        self._posted: list[Step | logging.LogRecord] = []
-
-    def post(self, item: "Step | logging.LogRecord") -> None:
-        """Adds what the driver has not read yet."""
-        self._posted.append(item)
-
-    def take(self) -> "list[Step | logging.LogRecord]":
-        """What was posted since the last call."""
-        posted, self._posted = self._posted, []
-        return posted
+    resources: Resources
+    fewest_workers: int | None
+    failures_survived: int
 
 
-# A mistake that one of several workers finds ends the run, in the worker's own words.
-#
-# A module of its own, without torch: Ray Train's controller imports it while training starts.
+def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any], spread: Spread) -> TorchTrainer:
+    """Ray Train for ``worker``, which every worker calls with ``arguments`` and its number of ``threads``."""
+    resources, fewest_workers, failures_survived = spread
+    workers, gpus = resources.workers or 1, resources.gpus_per_worker
+    cpus = resources.cpus_per_worker or _cpus_of_a_worker(workers, gpus)
+    return TorchTrainer(
+        worker,
+        train_loop_config={**arguments, "threads": max(1, int(cpus))},
+        scaling_config=ScalingConfig(
+            num_workers=workers if fewest_workers is None else (fewest_workers, workers),
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": cpus} | ({"GPU": gpus} if gpus > 0 else {}),
+        ),
+        torch_config=TorchConfig(backend="nccl" if gpus > 0 else "gloo"),
+        run_config=RunConfig(
+            # Checkpoints are ours; a new name keeps Ray Train from going on with a state of its own
+            name=f"attempt-{uuid.uuid4().hex[:8]}",
+            storage_path=f"{arguments['output']}/ray-train",
+            failure_config=FailureConfig(max_failures=failures_survived),
+            callbacks=[EndAtMistakes()],
+            worker_runtime_env=None if gpus > 0 else {"env_vars": GLIBC_KEEPS_MEMORY},
+        ),
+    )
+
+
+def train_on_worker(arguments: dict[str, Any]) -> str:
+    """What each worker does: the run, and on the first rank its record and the export.
+
+    Returns JSON: on the first rank the shard's ``record``, or of a single worker the ``error`` for the user.
+    """
+    settings, output, board = arguments["settings"], arguments["output"], arguments["board"]
+    torch.set_num_threads(arguments["threads"])
+    context, device = ray.train.get_context(), get_device()
+    is_first = context.get_world_rank() == 0
+    callbacks: list[Callback] = [RayCheckpoints()]
+    record = None
+    try:
+        # what concerns the run is logged by all ranks alike and shown once, and warnings of storage by any
+        level = logging.INFO if is_first else logging.WARNING
+        with log_to(board.actor.put_nowait.remote, level), ExitStack() as stack:
+            located = settings.located()  # all ranks at once: none waits while another hashes weights
+            run_log = RunLog(Folder(output), device)
+            with failing_together(device):
+                if is_first:
+                    training = tracked_training(arguments["tracking"], output, arguments["derivation"])
+                    trackers = open_trackers(arguments["tracking"], training)
+                    callbacks = [trackers, run_log, RayMetrics(output), RelayedProgress(board), *callbacks]
+            for callback in callbacks:  # left in the reverse order: trackers are told of whatever fails
+                stack.enter_context(callback)
+            with storage_errors(output):  # trying again in vain would cost as many starts as failures_survived
+                objective, trained = run_training(settings, located, output, device, callbacks)
+            with whole_weights(objective):
+                if is_first:
+                    record = write_model(settings, arguments["derivation"], objective, trained, run_log)
+    except UserError as error:
+        if context.get_world_size() > 1:
+            raise  # others may wait for this rank, and Ray Train stops them; where one returns, it waits with them
+        return json.dumps({"error": str(error)})
+    return json.dumps({"record": asdict(record)} if record else {})
+
+
+class RayCheckpoints(Callback):
+    """Announces every checkpoint to Ray Train, which wants to hear of it from all ranks."""
+
+    def on_checkpoint(self, steps: int) -> None:
+        """The steps done."""
+        ray.train.report({"step": steps})
+
+
+class RelayedProgress(Callback):
+    """Posts steps for the progress line of the driver."""
+
+    def __init__(self, board: Queue) -> None:
+        self._board = board
+
+    def on_step(self, point: Mapping[str, Any]) -> None:
+        """The whole point."""
+        self._board.actor.put_nowait.remote(dict(point))
+
+
+class RayMetrics(Callback):
+    """Ray's metrics of the run whose model goes to ``output``, by its first rank."""
+
+    def __init__(self, output: str) -> None:
+        self._metrics = StageMetrics(output)
+        self._negatives: float | None = None
+
+    def on_start(self, ledger: Mapping[str, Any]) -> None:
+        """What is constant over the run."""
+        self._negatives = negatives_per_query(ledger)
+
+    def on_step(self, point: Mapping[str, Any]) -> None:
+        """One step. Gauges are set by every step, because Ray forgets one that is not set for some time."""
+        record = self._metrics.record
+        record(EXAMPLES, point["examples"])
+        record(TOKENS, point["tokens"])
+        record(SECONDS, point["seconds"])
+        record(WAITING_SECONDS, point["waiting_seconds"])
+        record(STEP_SECONDS, point["seconds"])
+        record(LOSS, point["loss"])
+        record(LEARNING_RATE, point["learning_rate"])
+        if self._negatives is not None:
+            record(NEGATIVES, self._negatives)
+
+
+def open_board() -> Queue:
+    """Where the first worker posts points and log records, and the driver reads them.
+
+    Beside the driver: another node may be lost while training goes on without it.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    lasting = {"max_restarts": -1, "max_task_retries": -1}  # what it forgets was for the eye only
+    return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here, **lasting})
+
+
+def outcome_of(fit: Callable[[], Any], board: Queue, progress: ProgressLine) -> ShardRecord:
+    """What ``fit`` gives, in a thread of its own, while what is on ``board`` is shown. Raises as ``_record``."""
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = fit()
+        except BaseException as error:  # handed to the main thread, which raises it
+            outcome["raised"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    started = False
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        for item in board.get_nowait_batch(board.size()):
+            if isinstance(item, logging.LogRecord):
+                log.handle(item)
+                continue
+            if not started:
+                progress.start_at((item["step"] - 1) * item["examples"])
+                started = True
+            progress.advance(item["examples"], f"loss {item['loss']:.3f}, learning rate {item['learning_rate']:.1e}")
+    board.shutdown(force=True)
+    return _record(outcome)
+
+
+def _record(outcome: dict[str, Any]) -> ShardRecord:
+    """What the run gave, or the error that the user reads."""
+    raised = outcome.get("raised")
+    if isinstance(raised, ray.exceptions.RayActorError):
+        raise UserError(
+            f"Ray Train's controller, a process beside this one, has died ({str(raised).splitlines()[0]}). Checkpoints"
+            " are kept: run the same command again, it goes on from the last one."
+        ) from raised
+    refused = refusal_of(raised)
+    if refused is not None:
+        raise UserError(str(refused)) from raised
+    if raised is not None:
+        raise raised
+    returned = json.loads(outcome["result"].return_value)
+    if "error" in returned:
+        raise UserError(returned["error"])
+    return ShardRecord.from_json(returned["record"])
 
 
 class EndAtMistakes(UserCallback):  # type: ignore[misc]
@@ -94,112 +242,6 @@ def refusal_of(raised: BaseException | None) -> UserError | None:
     elif isinstance(raised, WorkerGroupError):
         ended_by = [error for _, error in sorted(raised.worker_failures.items())]
     return next((error for error in ended_by if isinstance(error, UserError)), None)
-
-
-# Ray's metrics of a training run, told step by step by its first rank.
-
-
-class TrainingMetrics:
-    """Tells of the run whose model goes to ``output``."""
-
-    def __init__(self, output: str) -> None:
-        self._metrics = StageMetrics(output)
-        self._negatives: float | None = None
-
-    def note_ledger(self, ledger: Ledger) -> None:
-        """What is constant over the run."""
-        self._negatives = ledger.negatives
-
-    def note_step(self, report: StepReport) -> None:
-        """One step. Gauges are set by every step, because Ray forgets one that is not set for some time."""
-        record = self._metrics.record
-        record(EXAMPLES, report.measured.examples)
-        record(TOKENS, report.measured.tokens)
-        record(SECONDS, report.seconds)
-        record(WAITING_SECONDS, report.waiting_seconds)
-        record(STEP_SECONDS, report.seconds)
-        record(LOSS, report.measured.loss)
-        record(LEARNING_RATE, report.learning_rate)
-        if self._negatives is not None:
-            record(NEGATIVES, self._negatives)
-
-
-_POLL_SECONDS = 0.5
-_ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
-
-
-def fit(stage: Train, progress: ProgressLine) -> ShardRecord:
-    """Runs ``stage.train_here`` on every worker. Raises ``UserError`` for what a worker refused."""
-    stage = stage.for_workers()
-    # beside the driver, which reads it: another node may be lost while training goes on without it
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    board = Board.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
-    resources = stage.config.resources
-    workers = resources.workers or 1
-    fewest = stage.config.fewest_workers
-    cpus = resources.cpus_per_worker or _cpus_of_a_worker(workers, resources.gpus_per_worker)
-    use_gpu = resources.gpus_per_worker > 0
-    per_worker = {"CPU": cpus} | ({"GPU": resources.gpus_per_worker} if use_gpu else {})
-    trainer = TorchTrainer(
-        _train_on_worker,
-        train_loop_config={"stage": stage, "board": board, "threads": max(1, int(cpus))},
-        scaling_config=ScalingConfig(
-            num_workers=workers if fewest is None else (fewest, workers),
-            use_gpu=use_gpu,
-            resources_per_worker=per_worker,
-        ),
-        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
-        run_config=RunConfig(
-            # Checkpoints are ours; a new name keeps Ray Train from going on with a state of its own
-            name=f"attempt-{uuid.uuid4().hex[:8]}",
-            storage_path=f"{stage.config.output}/ray-train",
-            failure_config=FailureConfig(max_failures=stage.config.failures_survived),
-            callbacks=[EndAtMistakes()],
-            worker_runtime_env=None if use_gpu else {"env_vars": worker_environment()},
-        ),
-    )
-    outcome: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            outcome["result"] = trainer.fit()
-        except BaseException as error:  # handed to the main thread, which raises it
-            outcome["raised"] = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    started = False
-    while thread.is_alive():
-        thread.join(_POLL_SECONDS)
-        for item in ray.get(board.take.remote()):
-            if isinstance(item, logging.LogRecord):
-                log.handle(item)
-                continue
-            if not started:
-                progress.start_at((item.number - 1) * item.examples)
-                started = True
-            progress.advance(item.examples, item.note)
-    ray.kill(board)
-    return _record(outcome)
-
-
-def _record(outcome: dict[str, Any]) -> ShardRecord:
-    """What the run gave, or the error that the user reads."""
-    raised = outcome.get("raised")
-    if isinstance(raised, ray.exceptions.RayActorError):
-        raise UserError(
-            f"Ray Train's controller, a process beside this one, has died ({str(raised).splitlines()[0]}). Checkpoints"
-            " are kept: run the same command again, it goes on from the last one."
-        ) from raised
-    refused = refusal_of(raised)
-    if refused is not None:
-        raise UserError(str(refused)) from raised
-    if raised is not None:
-        raise raised
-    returned = json.loads(outcome["result"].return_value)
-    if "error" in returned:
-        raise UserError(returned["error"])
-    return ShardRecord.from_json(returned["record"])
 
 
 class NodeRoom(NamedTuple):
@@ -242,30 +284,3 @@ def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float =
     while share > 1 and sum(node.workers(share, gpus_per_worker) for node in nodes) < workers:
         share -= 1
     return share
-
-
-def _train_on_worker(arguments: dict[str, Any]) -> str:
-    stage, board = arguments["stage"], arguments["board"]
-    torch.set_num_threads(arguments["threads"])
-    metrics = TrainingMetrics(stage.config.output)
-
-    def on_step(report: StepReport) -> None:
-        metrics.note_step(report)
-        note = f"loss {report.measured.loss:.3f}, learning rate {report.learning_rate:.1e}"
-        board.post.remote(Step(report.step, report.measured.examples, note))
-
-    heard = Heard(
-        on_step=on_step,
-        on_checkpoint=lambda steps: ray.train.report({"step": steps}),
-        on_ledger=metrics.note_ledger,
-    )
-    try:
-        # what concerns the run is logged by all ranks alike and shown once, and warnings of storage by any
-        first = ray.train.get_context().get_world_rank() == 0
-        with log_to(board.post.remote, level=logging.INFO if first else logging.WARNING):
-            record = stage.train_here(get_device(), heard)
-    except UserError as error:
-        if ray.train.get_context().get_world_size() > 1:
-            raise  # others may wait for this rank, and Ray Train stops them; where one returns, it waits with them
-        return json.dumps({"error": str(error)})
-    return json.dumps({"record": asdict(record)} if record else {})

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raytriever.errors import UserError
+from raytriever.reports.table import counted
 from trainers.engine.order import Order, Piece
 from trainers.engine.reading import BatchSource, Reader
 from trainers.objective import Comparisons, Objective
@@ -58,36 +59,53 @@ class Ledger:
     parameters: int
     precision: str
 
-    @property
-    def negatives(self) -> float:
-        """What is left of a query's negatives without those that are masked; at most, where a step shares them."""
-        return _negatives(self.to_json())
-
     def to_json(self) -> dict[str, Any]:
         """As JSON values, for ``ledger.json``."""
         return asdict(self)
 
-    def lines(self) -> list[str]:
-        """For the terminal: a name and what it is, a line each."""
-        rows = ledger_rows(self.to_json())
-        width = max(len(name) for name, _ in rows)
-        return ["ledger:", *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+def negatives_per_query(ledger: Mapping[str, Any]) -> float:
+    """What is left of a query's negatives without those that are masked; at most, where a step shares them."""
+    compared = ledger["comparisons"]
+    return float(compared["in_batch"] + compared["hard"] + ledger["cross_batch"] - compared["masked"])
+
+
+def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
+    """For the terminal: a name and what it is, a line each."""
+    rows = ledger_rows(ledger)
+    width = max(len(name) for name, _ in rows)
+    return ["ledger:", *(f"  {name:<{width}}  {value}" for name, value in rows)]
 
 
 def ledger_rows(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A stored ledger in words: (name, value)."""
-    compared, batches = ledger["comparisons"], ledger["batches_per_step"]
-    queries = compared["queries"]
+    compared, batches, ranks = ledger["comparisons"], ledger["batches_per_step"], ledger["ranks"]
+    queries, slices = compared["queries"], ledger["slices_per_batch"]
+    share = f"each {_batches(batches // ranks)}" if slices == 1 else f"each a slice of a batch ({slices} slices)"
+    shared = "1 rank" if ranks == 1 else f"{ranks} ranks, {share}"
+    trained, total = ledger["trainable_parameters"], ledger["parameters"]
+    shown = f"{total:,}, all trained"
+    if trained != total:
+        shown = f"{trained:,} of {total:,} trained ({trained / max(total, 1):.2%})"
+    dropped = ledger["dropped_batches"]
+    left_out = "no batch"
+    if any(dropped):
+        counts = ", ".join(map(str, dropped[:8])) + (", …" if len(dropped) > 8 else "")
+        each = f" in {len(dropped):,} epochs ({counts})" if len(dropped) > 1 else ""
+        left_out = f"{_batches(sum(dropped))}{each}, behind the last whole step"
     return [
-        ("steps", f"{ledger['steps']:,} of {_plural(batches, 'batch', 'batches')}, on {_shared_out(ledger)}"),
+        (
+            "steps",
+            f"{ledger['steps']:,} of {_batches(batches)}, on {shared}",
+        ),
         ("queries", f"{queries * batches:,} a step, {queries:,} a batch"),
         *_compared_with(ledger),
         ("documents", f"{compared['documents'] * batches:,} a step"),
         *((f"tokens of {name}", _in_words(lengths)) for name, lengths in ledger["tokens"].items()),
-        ("parameters", _parameters(ledger["trainable_parameters"], ledger["parameters"])),
+        ("parameters", shown),
         ("precision", ledger["precision"]),
-        ("left out", _left_out(ledger["dropped_batches"])),
-        ("measured on", _plural(ledger["sampled_batches"], "batch", "batches") + " of the first epoch"),
+        ("left out", left_out),
+        ("measured on", f"{_batches(ledger['sampled_batches'])} of the first epoch"),
     ]
 
 
@@ -96,7 +114,7 @@ def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
     compared = ledger["comparisons"]
     if not compared["positives"]:
         return [("compared with", f"{_number(compared['in_batch'])} others of its batch, none marked as its answer")]
-    negatives = _negatives(ledger)
+    negatives = negatives_per_query(ledger)
     parts = [f"{_number(compared['in_batch'])} of its batch", f"{_number(compared['hard'])} hard"]
     if ledger["cross_batch"]:
         parts.insert(1, f"{_number(ledger['cross_batch'])} of the step's other batches")
@@ -116,61 +134,33 @@ def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _negatives(ledger: Mapping[str, Any]) -> float:
-    compared = ledger["comparisons"]
-    return float(compared["in_batch"] + compared["hard"] + ledger["cross_batch"] - compared["masked"])
-
-
-def require_negatives(ledger: Ledger, batches: str) -> None:
-    """Raises ``UserError`` where queries have positives and not one negative: every loss would be 0."""
-    if not ledger.comparisons.positives or round(ledger.negatives, 6) > 0:
-        return
-    compared = ledger.comparisons
-    if compared.masked:
-        why = "every document that isn't its own positive is left out (masked) as a false negative"
-    else:
-        why = f"a batch has {_plural(compared.queries, 'query', 'queries')} and no hard negatives"
-    raise UserError(
-        f"In {_plural(ledger.sampled_batches, 'batch', 'batches')} of {batches} no query has a negative: {why}. There"
-        " is nothing to learn from. Pack larger batches (batch_size), add hard negatives ('negatives' of raytriever"
-        " filter), or mask fewer (its false_negatives)."
-    )
-
-
-def _shared_out(ledger: Mapping[str, Any]) -> str:
-    ranks, slices = ledger["ranks"], ledger["slices_per_batch"]
-    if ranks == 1:
-        return "1 rank"
-    if slices > 1:
-        return f"{ranks} ranks, each a slice of a batch ({slices} slices)"
-    return f"{ranks} ranks, each {_plural(ledger['batches_per_step'] // ranks, 'batch', 'batches')}"
-
-
 def _in_words(lengths: Mapping[str, Any]) -> str:
     words = f"mean {lengths['mean']:.1f}, longest {lengths['longest']:,}"
     return words + f" ({lengths['share_of_longest']:.1%} are as long)" if lengths["texts"] > 1 else words
-
-
-def _parameters(trainable: int, total: int) -> str:
-    if trainable == total:
-        return f"{total:,}, all trained"
-    return f"{trainable:,} of {total:,} trained ({trainable / max(total, 1):.2%})"
-
-
-def _left_out(dropped: Sequence[int]) -> str:
-    if not any(dropped):
-        return "no batch"
-    shown = ", ".join(map(str, dropped[:8])) + (", …" if len(dropped) > 8 else "")
-    each = f" in {len(dropped):,} epochs ({shown})" if len(dropped) > 1 else ""
-    return f"{_plural(sum(dropped), 'batch', 'batches')}{each}, behind the last whole step"
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if round(value, 1) == round(value) else f"{value:,.1f}"
 
 
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
+def _batches(count: int) -> str:
+    return counted(count, "batch", "batches")
+
+
+def require_negatives(ledger: Ledger, batches: str) -> None:
+    """Raises ``UserError`` where queries have positives and not one negative: every loss would be 0."""
+    if not ledger.comparisons.positives or round(negatives_per_query(ledger.to_json()), 6) > 0:
+        return
+    compared = ledger.comparisons
+    if compared.masked:
+        why = "every document that isn't its own positive is left out (masked) as a false negative"
+    else:
+        why = f"a batch has {counted(compared.queries, 'query', 'queries')} and no hard negatives"
+    raise UserError(
+        f"In {_batches(ledger.sampled_batches)} of {batches} no query has a negative: {why}. There"
+        " is nothing to learn from. Pack larger batches (batch_size), add hard negatives ('negatives' of raytriever"
+        " filter), or mask fewer (its false_negatives)."
+    )
 
 
 def measure_ledger(
@@ -182,15 +172,18 @@ def measure_ledger(
     """
     found: list[Comparisons] = []
     lengths: dict[str, list[NDArray[np.int64]]] = {}
-    for index in _spread(batches.number_of_batches(0)):
-        rows = reader.read_piece(0, Piece((index,)))
+    count = batches.number_of_batches(0)
+    sampled = min(count, _SAMPLED_BATCHES)
+    for number in range(sampled):  # spread: neighbouring batches may be of one domain
+        rows = reader.read_piece(0, Piece((number * count // sampled,)))
         found.append(objective.comparisons(rows))
         for name, of_texts in text_lengths(objective.collate(rows)).items():
             lengths.setdefault(name, []).append(of_texts)
         if sum(compared.queries for compared in found) >= _SAMPLED_ROWS:
             break
     compared = _mean(found)
-    cross_batch = float(_offered(compared) * (order.batches_per_step - 1)) if objective.joins_step else 0.0
+    offered = compared.documents if compared.offered is None else compared.offered
+    joined = order.batches_per_step if objective.joins_step else 1
     parameters = list(objective.parameters())
     return Ledger(
         steps=order.total_steps,
@@ -200,19 +193,13 @@ def measure_ledger(
         dropped_batches=order.dropped_batches,
         sampled_batches=len(found),
         comparisons=compared,
-        cross_batch=cross_batch,
-        cross_rank=_cross_rank(compared, order, joined=objective.joins_step),
+        cross_batch=float(offered * (joined - 1)),
+        cross_rank=offered * joined * (1 - 1 / order.ranks_per_loss),  # of other slices, or of other ranks' batches
         tokens={name: _token_lengths(np.concatenate(parts)) for name, parts in lengths.items()},
         trainable_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         parameters=sum(parameter.numel() for parameter in parameters),
         precision=precision,
     )
-
-
-def _spread(count: int) -> list[int]:
-    """Up to 8 numbers below ``count``, evenly spread: neighbouring batches may be of one domain."""
-    sampled = min(count, _SAMPLED_BATCHES)
-    return [number * count // sampled for number in range(sampled)]
 
 
 def _mean(found: Sequence[Comparisons]) -> Comparisons:
@@ -228,19 +215,6 @@ def _mean(found: Sequence[Comparisons]) -> Comparisons:
         masked=mean("masked"),
         offered=None if found[0].offered is None else round(mean("offered")),
     )
-
-
-def _cross_rank(compared: Comparisons, order: Order, *, joined: bool) -> float:
-    """Documents of a query's comparisons that other ranks encode: those of other slices, or of others' batches."""
-    ranks_per_loss = order.ranks_per_loss
-    if ranks_per_loss == 1:
-        return 0.0
-    batches = order.batches_per_step if joined else 1
-    return _offered(compared) * batches * (1 - 1 / ranks_per_loss)
-
-
-def _offered(compared: Comparisons) -> int:
-    return compared.documents if compared.offered is None else compared.offered
 
 
 def text_lengths(collated: Any) -> dict[str, NDArray[np.int64]]:

@@ -22,6 +22,7 @@ from trainers.engine.early_stopping import (
     evaluations_without_improvement,
 )
 from trainers.record.ledger import ledger_rows
+from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING
 
 # What the report says of validation: the measures over the run, its best state and what that took.
 
@@ -122,10 +123,6 @@ def validation_sentence(
         sentence += f" The run stopped early, at step {steps:,} of {planned_steps:,}: {runs} brought no improvement."
     return sentence
 
-
-TRAINING = "training.jsonl"
-EVALUATIONS = "evaluations.jsonl"
-LEDGER = "ledger.json"
 
 _EVERY_STEP = (
     "step", "epoch", "learning_rate", "loss", "gradient_norm", "examples", "tokens", "seconds", "waiting_seconds",

@@ -12,11 +12,11 @@ import torch
 from pipelines.batches import BatchReader
 from raytriever.errors import UserError
 from trainers.engine import collectives
-from trainers.engine.agreement import raise_together
-from trainers.engine.device_limits import asked_for
+from trainers.engine.collectives import raise_together
 from trainers.engine.early_stopping import Criterion
 from trainers.engine.order import Piece, Step, seed_generators
 from trainers.engine.reading import BatchSource, Reader, prefetched
+from trainers.engine.settings import asked_for
 from trainers.objective import Objective, to_device
 from trainers.validation.settings import BatchValidationSettings
 

@@ -30,7 +30,7 @@ from retrieval.rankings import StoredRanking
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
-from trainers.engine.agreement import raise_together
+from trainers.engine.collectives import raise_together
 from trainers.engine.early_stopping import Criterion
 from trainers.objective import Objective
 from trainers.validation.batches import BatchValidation, isolated, naming_full_memory

@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from raytriever.errors import UserError
-from raytriever.reports.log import log_to
+from raytriever.reports.log import log, log_to
 from raytriever.settings.configuration import validate
 from retrieval.encoders.text_encoder import TextEncoder
 from tests.unit.trainers.pair_batches import pair, store_pairs
+from tests.unit.trainers.tiny import Reports
 from tests.unit.trainers.validation.made_up import make_collection
 from trainers import run as run_module
-from trainers.run import RunSettings, Watchers, run_training
+from trainers.record.ledger import ledger_lines
+from trainers.run import RunSettings, run_training
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 79 GiB. X")
@@ -33,9 +35,9 @@ def settings(encoder: Path, batches: str, **changes: Any) -> RunSettings:
 def ran(chosen: RunSettings, folder: Path) -> list[str]:
     """The lines that a run says."""
     lines: list[str] = []
-    watchers = Watchers(on_ledger=lambda ledger: lines.extend(ledger.lines()))
+    shown = Reports(on_start=lambda ledger: lines.extend(ledger_lines(ledger)))
     with log_to(lambda record: lines.append(record.getMessage())):
-        run_training(chosen, chosen.located(), str(folder), CPU, watchers)
+        run_training(chosen, chosen.located(), str(folder), CPU, [shown])
     return lines
 
 
@@ -133,7 +135,7 @@ def test_a_precision_that_the_worker_lacks_is_refused_where_the_run_starts(
     monkeypatch.setattr(run_module, "require_precision", lacks)
     with pytest.raises(UserError, match="no bfloat16 here"):
         ran(settings(tiny_encoder, plain(tmp_path / "batches")), tmp_path / "out")
-    monkeypatch.setattr(run_module, "require_precision", lambda *_: ["slow here"])
+    monkeypatch.setattr(run_module, "require_precision", lambda *_: log.info("slow here"))
     assert "slow here" in ran(settings(tiny_encoder, plain(tmp_path / "others")), tmp_path / "out")
 
 

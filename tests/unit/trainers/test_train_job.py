@@ -2,24 +2,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from raytriever.artifacts.artifact import Artifact, ShardWriter
+from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.encoders.specification import EncoderContract
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from tests.unit.small_run import make_artifact
-from trainers.engine.checkpoint import State
-from trainers.engine.loop import Trained
+from trainers.engine.early_stopping import State, Trained
 from trainers.engine.order import Order, can_share
-from trainers.jobs.train import Train, TrainConfig, mean_loss
+from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.train_checks import check_slices, check_workers
 from trainers.objective import build_objective
-from trainers.record.run_record import Curve
-from trainers.run import load_for_training
+from trainers.record.run_log import RunLog
+from trainers.run import load_for_training, mean_loss, write_model
 
 SETTINGS = {
     "output": "run/model",
@@ -75,28 +75,6 @@ def test_what_changes_the_weights_is_recorded(changes):
 
 def test_a_setting_that_earlier_models_did_not_have_is_not_recorded_unset():
     assert "group_by_length" not in stage().resolved()["training"]
-
-
-@pytest.mark.parametrize(("learns", "decay", "version"), [(True, 0.1, 3), (True, 0.0, 2), (False, 0.1, 2)])
-@pytest.mark.parametrize(
-    "kind", [{"kind": "revela", "language_model": {"model": "any"}}, {"kind": "coder", "documents": "run/vectors"}]
-)
-def test_models_whose_temperature_decayed_are_of_an_older_version(monkeypatch, kind, learns, decay, version):
-    monkeypatch.setattr(Train, "input_fingerprints", lambda _: {})
-    training = {"bf16": False, "optimizer": {"weight_decay": decay}}
-    made = stage(objective=kind | {"learn_temperature": learns}, training=training).derivation()
-    assert (made.stage, made.algorithm_version) == ("train", version)
-
-
-@pytest.mark.parametrize(
-    ("kind", "then", "version"), [("plateau", True, 3), ("plateau", False, 2), ("linear", True, 2)]
-)
-def test_models_of_a_plateau_of_two_measures_are_of_an_older_version(monkeypatch, kind, then, version):
-    monkeypatch.setattr(Train, "input_fingerprints", lambda _: {})
-    validation = {"kind": "batches", "batches": "run/held_out"}
-    later = {"then": {"measure": "positive_rank", "after_epoch": 1}} if then else {}
-    made = stage(validation=validation | later, training={"bf16": False, "schedule": {"kind": kind}}).derivation()
-    assert made.algorithm_version == version
 
 
 def test_a_language_models_memory_is_not_recorded():
@@ -246,13 +224,11 @@ def test_the_card_counts_what_the_exported_weights_have_seen(tmp_path: Path, mon
     """Validation on batches, or on a sample, has nothing to tell in the card, but it chooses as any other."""
     monkeypatch.setattr(Train, "input_fingerprints", lambda _: {"batches": "b" * 64, "encoder.model": "e" * 64})
     folder = Folder(str(tmp_path / "model"))
-    curve = Curve(folder)
-    for step in range(1, 5):
-        curve.add({"step": step, "loss": 1.0, "examples": 8})
-    curve.store()
+    run_log = RunLog(folder, torch.device("cpu"))
+    with run_log:
+        for step in range(1, 5):
+            run_log.on_step({"step": step, "loss": 1.0, "examples": 8})
     validation = {"kind": "batches", "batches": "run/held_out"}
     job = stage(output=folder.uri, validation=validation if state.best_step else None)
-    trained = Trained(Order([4], 1, 0, 1, 0), state)
-    with folder.scratch() as scratch:
-        job._export(Exported(), trained, SimpleNamespace(ledger=None, measured=[]), ShardWriter(folder, "run", scratch))
+    write_model(job.config, job.derivation(), Exported(), Trained(4, state), run_log)
     assert f"| training | {said} |" in folder.read_bytes("README.md").decode()

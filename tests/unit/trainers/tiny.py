@@ -1,6 +1,6 @@
 """A tiny encoder, tiny stored batches and small runs over them, for the tests of training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from trainers.engine.loop import Callback
 from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
 from trainers.engine.settings import TrainingSettings
 from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
@@ -133,3 +134,11 @@ def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
 def gradients_of(module: nn.Module) -> dict[str, np.ndarray]:
     """Every gradient as an array, by name; absent ones are left out."""
     return {name: p.grad.numpy().copy() for name, p in module.named_parameters() if p.grad is not None}
+
+
+class Reports(Callback):
+    """Hands what a run reports to functions."""
+
+    def __init__(self, **functions: Callable[[Any], object]) -> None:
+        for name, function in functions.items():
+            setattr(self, name, function)

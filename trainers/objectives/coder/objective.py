@@ -318,7 +318,7 @@ class Coder(Objective[CoderBatch]):
         places = pool.places.to(queries.device)
         own = list_similarities(collectives.gather(queries), documents, places, self.settings.similarity)
         first = int(counts[: collectives.rank(), 0].sum())
-        return collectives.add_up(own)[first : first + count, :width]
+        return collectives.all_reduce_sum(own)[first : first + count, :width]
 
     def _losses(self, scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
         settings = self.settings

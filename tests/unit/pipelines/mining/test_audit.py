@@ -52,7 +52,7 @@ def audit_of(numbers: np.ndarray, number: int | None = 3) -> Audit:
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 9, 90])
-def test_blocks_add_up(blocks: int) -> None:
+def test_blocks_all_reduce_sum(blocks: int) -> None:
     numbers = np.arange(QUERIES)
     parts = [audit_of(part) for part in np.split(numbers, blocks)]
     merged, whole = merge_audits(parts), merge_audits([audit_of(numbers)])

@@ -13,7 +13,6 @@ from trainers.engine.checkpoint import Checkpoints, State
 from trainers.engine.optimization import (
     OptimizerSettings,
     build_optimizer,
-    decay_spares_scalars,
     trainable_parameters,
 )
 
@@ -57,17 +56,6 @@ def test_a_learned_temperature_without_a_gradient_stays(kind):
         optimizer.step()
     assert module.log_temperature.item() == -3.0
     assert (module.table < 1).all()
-
-
-def test_a_decay_spares_scalars_where_both_are_there():
-    encoder = TinyEncoder()
-    decaying, without = OptimizerSettings(weight_decay=0.1), OptimizerSettings()
-    assert not decay_spares_scalars(encoder, decaying)
-    encoder.log_temperature = nn.Parameter(torch.tensor(-3.0))
-    assert decay_spares_scalars(encoder, decaying)
-    assert not decay_spares_scalars(encoder, without)
-    encoder.log_temperature.requires_grad_(False)
-    assert not decay_spares_scalars(encoder, decaying)
 
 
 def test_nothing_to_train_is_refused():

@@ -1,6 +1,6 @@
 import torch
 
-from trainers.engine.device_limits import out_of_memory_message
+from trainers.engine.settings import out_of_memory_message
 
 ERROR = torch.OutOfMemoryError(
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.02 GiB is free."

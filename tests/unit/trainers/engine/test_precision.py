@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from raytriever.errors import UserError
-from trainers.engine.device_limits import require_precision
-from trainers.engine.settings import TrainingSettings
+from trainers.engine.settings import TrainingSettings, require_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BF16, FLOAT32 = TrainingSettings(bf16=True), TrainingSettings(bf16=False)

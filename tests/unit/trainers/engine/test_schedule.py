@@ -12,7 +12,6 @@ from trainers.engine.optimization import (
     learning_rate,
     plateau_fraction,
     require_room_for_warmup,
-    starts_anew_later,
 )
 
 SCORE, LOSS = Criterion("score", higher_is_better=True), Criterion("loss", higher_is_better=False)
@@ -157,12 +156,6 @@ def test_while_each_of_two_measures_improves_the_rate_stays(losses, ranks, patie
     history = [Evaluation(step, {"loss": value, "positive_rank": value}) for step, value in enumerate(values)]
     settings = ScheduleSettings(kind="plateau", patience=patience, cooldown=cooldown, threshold=0.0)
     assert plateau_fraction(deciding_values(history, [LOSS, later]), 0, settings) == 1.0
-
-
-def test_which_runs_train_otherwise_since_each_criterion_starts_anew():
-    plateau, linear = ScheduleSettings(kind="plateau"), ScheduleSettings(kind="linear")
-    assert starts_anew_later(plateau, 2)
-    assert not any(starts_anew_later(settings, count) for settings, count in [(plateau, 1), (plateau, 0), (linear, 2)])
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():

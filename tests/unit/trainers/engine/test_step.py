@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raytriever.errors import UserError
-from tests.unit.trainers.tiny import TinyBatches, tiny_objective, tiny_settings
+from tests.unit.trainers.tiny import Reports, TinyBatches, tiny_objective, tiny_settings
 from trainers.engine.loop import train
 
 
@@ -33,5 +33,5 @@ def test_before_any_update_it_is_not_the_learning_rate(cause):
 def test_behind_an_update_it_may_be():
     objective = tiny_objective()
     with pytest.raises(UserError, match=r"step 2: the loss is nan .* lower optimizer.learning_rate") as stopped:
-        train(objective, TinyBatches(), tiny_settings(), on_step=lambda _: broken(objective))
+        train(objective, TinyBatches(), tiny_settings(), callbacks=[Reports(on_step=lambda _: broken(objective))])
     assert "the model's weights" not in str(stopped.value)

@@ -1,13 +1,14 @@
 """A training step as Ray's metrics have it."""
 
+from typing import Any
+
 import pytest
 
 from raytriever.stages import metrics
 from raytriever.stages.metrics import METRICS, Metric
 from tests.unit.trainers.record.test_ledger import of_run
-from trainers.engine.loop import StepReport
-from trainers.engine.step import Measured
-from trainers.jobs.workers import TrainingMetrics
+from trainers.jobs.workers import RayMetrics
+from trainers.record.ledger import negatives_per_query
 
 
 @pytest.fixture
@@ -22,17 +23,18 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     return values
 
 
-def report(step: int) -> StepReport:
-    measured = Measured(loss=1.5 / step, gradient_norm=2.0, examples=12, tokens=340, metrics={})
-    return StepReport(step, 9, 0, 1e-5 * step, seconds=0.5, waiting_seconds=0.125, measured=measured)
+def point(step: int) -> dict[str, Any]:
+    times = {"seconds": 0.5, "waiting_seconds": 0.125}
+    return {"step": step, "learning_rate": 1e-5 * step, "loss": 1.5 / step, "examples": 12, "tokens": 340, **times}
 
 
 def test_each_step_tells_everything(told: dict[str, list[float]]) -> None:
-    ledger = of_run()
-    training = TrainingMetrics("/runs/mine/model")
-    training.note_ledger(ledger)
+    ledger = of_run().to_json()
+    training = RayMetrics("/runs/mine/model")
+    training.on_start(ledger)
     for step in (1, 2):
-        training.note_step(report(step))
+        training.on_step(point(step))
+    negatives = negatives_per_query(ledger)
     assert told == {
         "examples": [12, 12],
         "tokens": [340, 340],
@@ -41,12 +43,12 @@ def test_each_step_tells_everything(told: dict[str, list[float]]) -> None:
         "step_seconds": [0.5, 0.5],
         "loss": [1.5, 0.75],
         "learning_rate": [1e-5, 2e-5],
-        "negatives_per_query": [ledger.negatives, ledger.negatives],  # again: Ray forgets a gauge after some seconds
+        "negatives_per_query": [negatives, negatives],  # again: Ray forgets a gauge after some seconds
     }
     of_training = {metric.name for metric in METRICS if "_training_" in metric.name}
     assert {f"raytriever_training_{name}" for name in told} == of_training
 
 
 def test_a_run_that_goes_on_without_a_ledger_has_no_negatives(told: dict[str, list[float]]) -> None:
-    TrainingMetrics("/runs/mine/model").note_step(report(1))
+    RayMetrics("/runs/mine/model").on_step(point(1))
     assert "negatives_per_query" not in told

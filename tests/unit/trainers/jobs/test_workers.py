@@ -1,7 +1,6 @@
 """How many CPUs a training worker gets where nothing is set, and what a run that fails says."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,30 +93,22 @@ def test_what_one_of_several_workers_refused_is_said_in_its_words() -> None:
         workers._record({"raised": WorkerGroupError("Traceback …", {1: RuntimeError("connection closed")})})
 
 
-@dataclass(frozen=True)
-class Refusing:
-    """A stage that refuses to train."""
-
-    error: UserError
-    config: SimpleNamespace
-
-    def train_here(self, *_: object) -> None:
-        raise self.error
-
-
 @pytest.mark.parametrize("error", [UserError("row 3 has no negative"), StorageError("s3://full: no room")], ids=repr)
 def test_an_error_is_raised_where_other_workers_may_wait(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: UserError
 ) -> None:
-    threads = torch.get_num_threads()
-    stage = Refusing(error, SimpleNamespace(output=str(tmp_path)))
-    arguments = {"stage": stage, "board": SimpleNamespace(post=SimpleNamespace(remote=None)), "threads": threads}
+    def refuse() -> None:
+        raise error
+
+    board = SimpleNamespace(actor=SimpleNamespace(put_nowait=SimpleNamespace(remote=None)))
+    arguments = {"settings": SimpleNamespace(located=refuse), "output": str(tmp_path), "board": board}
+    arguments |= {"threads": torch.get_num_threads()}
     monkeypatch.setattr(workers, "get_device", lambda: torch.device("cpu"))
 
     def train(world_size: int) -> str:
         context = SimpleNamespace(get_world_size=lambda: world_size, get_world_rank=lambda: 0)
         monkeypatch.setattr(workers.ray.train, "get_context", lambda: context)
-        return workers._train_on_worker(arguments)
+        return workers.train_on_worker(arguments)
 
     assert json.loads(train(1)) == {"error": str(error)}  # alone, Ray Train has nobody to start again
     with pytest.raises(UserError) as caught:

@@ -12,8 +12,8 @@ from tests.unit.trainers.tiny import TinyBatches, tiny_objective
 from trainers.engine.order import Order
 from trainers.engine.reading import Reader
 from trainers.objective import Comparisons
-from trainers.record.ledger import Ledger, ledger_rows, measure_ledger, text_lengths
-from trainers.record.run_record import measure_throughput, measured_lines, peak_process_bytes
+from trainers.record.ledger import Ledger, ledger_lines, ledger_rows, measure_ledger, negatives_per_query, text_lengths
+from trainers.record.run_log import measure_throughput
 
 
 def of_run(
@@ -36,7 +36,7 @@ def test_counts_are_those_of_the_batches() -> None:
     assert compared.hard == pytest.approx(np.mean(hard) / 6)
     assert compared.masked == pytest.approx(np.mean(masked) / 6)
     assert compared.in_batch + compared.hard == pytest.approx(5 + np.mean(hard))
-    assert ledger.negatives == pytest.approx(5 + np.mean(hard) - np.mean(masked) / 6)
+    assert negatives_per_query(ledger.to_json()) == pytest.approx(5 + np.mean(hard) - np.mean(masked) / 6)
     assert ledger.cross_batch == ledger.cross_rank == 0
     assert (ledger.steps, ledger.dropped_batches, ledger.sampled_batches) == (8, (1, 0), 8)
     assert ledger.trainable_parameters == ledger.parameters == sum(p.numel() for p in objective.parameters())
@@ -46,7 +46,7 @@ def test_shared_negatives_are_counted_over_the_step_and_over_ranks() -> None:
     alone, shared = of_run(per_step=2), of_run(per_step=2, joined=True)
     documents = alone.comparisons.documents
     assert shared.cross_batch == documents
-    assert shared.negatives == pytest.approx(alone.negatives + documents)
+    assert negatives_per_query(shared.to_json()) == pytest.approx(negatives_per_query(alone.to_json()) + documents)
     assert of_run(per_step=2, ranks=2, joined=True).cross_rank == documents  # a batch on each
     assert of_run(per_step=2, ranks=2).cross_rank == 0  # each trains on its own
     assert of_run(per_step=1, ranks=2).cross_rank == documents / 2  # half a batch on each
@@ -107,7 +107,7 @@ def test_lines_are_few_and_say_each_number() -> None:
         parameters=30_000,
         precision="bfloat16 autocast",
     )
-    lines = ledger.lines()
+    lines = ledger_lines(ledger.to_json())
     assert len(lines) <= 15
     assert "1,250 of 4 batches, on 2 ranks, each 2 batches" in lines[1]
     text = "\n".join(lines)
@@ -128,7 +128,7 @@ def test_lines_are_few_and_say_each_number() -> None:
 
 
 def test_the_columns_of_the_terminal_are_aligned() -> None:
-    lines = of_run().lines()[1:]
+    lines = ledger_lines(of_run().to_json())[1:]
     rows = ledger_rows(of_run().to_json())
     assert {line.index(value) for line, (_, value) in zip(lines, rows, strict=True)} == {
         2 + max(len(name) for name, _ in rows) + 2
@@ -148,15 +148,16 @@ def test_throughput_leaves_the_first_step_out() -> None:
     assert measured.tokens_per_second == pytest.approx(120)
     assert measured.waiting_share == pytest.approx(0.1)
     assert measured.device_bytes is None
-    text = "\n".join(measured_lines(measured))
+    text = "\n".join(measured.lines())
     assert "10.0 examples/s, 120 tokens/s, waiting 10.0%" in text
     assert measure_throughput(points[:1], torch.device("cpu")).steps == 1
 
 
 def test_peak_memory_grows_with_what_is_held() -> None:
-    before = peak_process_bytes()
+    point = {"examples": 10, "seconds": 9.0, "waiting_seconds": 5.0}
+    before = measure_throughput([point], torch.device("cpu")).process_bytes
     held = np.ones(before // 8 + (64 << 20) // 8)  # as much again as was ever held, and 64 MiB
-    assert peak_process_bytes() > before + (32 << 20)
+    assert measure_throughput([point], torch.device("cpu")).process_bytes > before + (32 << 20)
     assert len(held)
 
 
@@ -179,6 +180,6 @@ def test_without_positives_it_says_what_a_text_is_weighed_against():
 
 
 def test_negatives_that_are_not_shared_are_counted_exactly():
-    assert "at most" not in "\n".join(of_run().lines())
-    shared = "\n".join(of_run(joined=True).lines())
+    assert "at most" not in "\n".join(ledger_lines(of_run().to_json()))
+    shared = "\n".join(ledger_lines(of_run(joined=True).to_json()))
     assert shared.count("at most") == 2

@@ -13,17 +13,17 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from raytriever.artifacts.artifact import Derivation
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
+from trainers.engine.early_stopping import Evaluation
 from trainers.record import trackers
-from trainers.record.run_record import Heard, RunRecord, tracked_training
 from trainers.record.trackers import (
     TrackedTraining,
     TrackingSettings,
     open_trackers,
+    tracked_training,
     tracked_values,
     without_credentials,
 )
@@ -79,10 +79,10 @@ def track(name: str, folder: Path, digest: str = "a" * 64, *, failed: bool = Fal
     """Two steps and an evaluation."""
     training = TrackedTraining(digest, folder, CONFIG)
     opened = open_trackers(TrackingSettings(trackers=(name,), **settings), training)
-    opened.log(0, {"dev/nDCG@10": 0.3})
-    opened.log_step(POINT)
-    opened.log_step(POINT | {"step": 5})
-    opened.close(failed=failed)
+    opened.on_evaluation(Evaluation(0, {"nDCG@10": 0.3}))
+    opened.on_step(POINT)
+    opened.on_step(POINT | {"step": 5})
+    opened.__exit__(UserError if failed else None, None, None)
 
 
 def test_a_step_is_told_with_its_rates() -> None:
@@ -117,8 +117,8 @@ def test_tensorboard_purges_the_steps_that_are_taken_again(tmp_path: Path, logge
         training = TrackedTraining(digest, tmp_path, CONFIG)
         opened = open_trackers(TrackingSettings(trackers=("tensorboard",)), training)
         for step in steps:
-            opened.log_step(POINT | {"step": step})
-        opened.close(failed=True)
+            opened.on_step(POINT | {"step": step})
+        opened.__exit__(UserError, None, None)
         time.sleep(1.1)  # a file's name has the second in which it was begun, and they are read in that order
 
     attempt(1, 2, 3, 4)  # the last checkpoint was written after step 2
@@ -167,10 +167,9 @@ def test_whatever_ends_a_run_the_trackers_are_told(
     stub = Stub()
     install(monkeypatch, stub, "wandb")
     derivation = Derivation("model", "train", 2, {}, {})
-    heard = Heard(on_step=lambda _: None, on_checkpoint=lambda _: None)
     tracking = TrackingSettings(trackers=("wandb",))
-    record = RunRecord(tracking, str(tmp_path / "model"), derivation, torch.device("cpu"), heard)
-    with suppress(UserError, KeyboardInterrupt), record:
+    opened = open_trackers(tracking, tracked_training(tracking, str(tmp_path / "model"), derivation))
+    with suppress(UserError, KeyboardInterrupt), opened:
         if error is not None:
             raise error
     assert stub.named("finish") == [((), {"exit_code": 0 if error is None else 1})]
@@ -292,7 +291,7 @@ def test_a_tracker_that_hangs_makes_nobody_wait(
     started = time.perf_counter()
     for step in range(1000):
         opened.log(step, {"train/loss": 1.0})
-    opened.close()
+    opened.__exit__(None, None, None)
     assert time.perf_counter() - started < 5
     assert logged == ["Weights & Biases was left behind with points that it had not sent; is its server in reach?"]
     released.set()
@@ -310,7 +309,7 @@ def test_what_does_not_fit_the_queue_is_counted(
     for step in range(12):
         opened.log(step, {"train/loss": 1.0})
     released.set()
-    opened.close()
+    opened.__exit__(None, None, None)
     assert [named["step"] for _, named in stub.named("log")] == [0, 1, 2, 3, 4]
     assert logged == ["Weights & Biases was too slow: 7 points were not sent."]
 

@@ -22,7 +22,7 @@ from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings
 from trainers.objectives.coder.labels import SmoothingSettings
 from trainers.objectives.coder.objective import CoderSettings, fit_to_documents, load_coder
-from trainers.run import LocatedModels, RunSettings, Watchers, run_training
+from trainers.run import LocatedModels, RunSettings, run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
@@ -161,7 +161,7 @@ def test_a_run_from_settings_resumes_and_refuses_other_collections(base, collect
                 },
             }
         )
-        objective, done = run_training(settings, located, str(folder), torch.device("cpu"), Watchers())
+        objective, done = run_training(settings, located, str(folder), torch.device("cpu"))
         return {name: value.detach().clone() for name, value in objective.named_parameters()}, done
 
     whole, done = run(tmp_path / "whole")

@@ -6,7 +6,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors, tiny_coder
-from tests.unit.trainers.tiny import tiny_settings
+from tests.unit.trainers.tiny import Reports, tiny_settings
 from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings
 from trainers.engine.order import Piece
@@ -152,7 +152,7 @@ def test_the_loop_trains_it_and_epochs_draw_anew(stored):
     objective = tiny_coder(stored, temperature=0.2)
     losses = []
     settings = tiny_settings(epochs=6, optimizer=OptimizerSettings(learning_rate=0.02))
-    train(objective, Batches(), settings, on_step=lambda report: losses.append(report.measured.loss))
+    train(objective, Batches(), settings, callbacks=[Reports(on_step=lambda point: losses.append(point["loss"]))])
     assert np.mean(losses[-2:]) < 0.7 * np.mean(losses[:2])
 
 

@@ -25,7 +25,7 @@ from tests.unit.trainers.validation.stages import embedded, evaluated, searched_
 from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings
 from trainers.objectives.coder.objective import CoderSettings, load_coder
-from trainers.run import LocatedModels, RunSettings, Watchers, run_training
+from trainers.run import LocatedModels, RunSettings, run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
@@ -272,7 +272,6 @@ def test_a_run_resumes_as_if_it_had_not_stopped(query_encoder, base, collection,
             located,
             str(folder),
             torch.device("cpu"),
-            Watchers(),
         )
         return dict(objective.named_parameters()), done
 
