@@ -1,20 +1,100 @@
-"""Behind ``raytriever doctor``: asks every node of the cluster what jobs will need, before a long run finds it out."""
+"""``raytriever doctor``: asks every node of the cluster what jobs will need, before a long run finds it out.
 
+Versions, GPUs, FAISS, disk and storage. What nodes say are ``Facts``; ``check_nodes`` makes findings of them.
+"""
+
+import json
 import os
+import platform
 import secrets
+import shutil
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from raytriever.artifacts.storage import Folder, absolute
-from raytriever.cluster import checks as node_facts
-from raytriever.cluster.checks import Check, Cluster, Node, check_cluster
+import typer
+
+from raytriever.artifacts.storage import Folder, absolute, cache_folder
+from raytriever.command_line import TracebackOption, user_errors
+from raytriever.errors import UserError
+from raytriever.reports.table import Table
 
 if TYPE_CHECKING:
     from raytriever.stages.ray_session import RaySession
 
+# Those that results depend on, or that must agree for objects to travel between machines
+_PACKAGES = ("ray", "torch", "transformers", "numpy", "pyarrow", "faiss-cpu", "faiss-gpu", "raytriever")
+_ONE_LIBRARY = {"faiss-cpu": "faiss", "faiss-gpu": "faiss"}  # one on nodes without GPUs, the other on those with
 _ANSWER_SECONDS = 400
-_CLOCK_ROUNDS = 3
-_CLOCK_SECONDS = 30  # for one answer of a process that has answered before
+_PROBE_SECONDS = 300
+_FULLEST_DISK = 0.95  # Ray writes nothing more to a file system that is fuller
+_LEAST_FREE_BYTES = 10e9
+
+# Run in a fresh process, which sees all GPUs: Ray hides them from workers that were given none
+_PROBE = """
+import json, torch
+found = {"torch": torch.cuda.device_count(), "faiss": None}
+for device in range(found["torch"]):
+    ones = torch.ones(64, 64, device=f"cuda:{device}", dtype=torch.bfloat16)
+    assert float((ones @ ones).sum()) == 64**3, f"GPU {device} multiplies wrongly"
+try:
+    import faiss
+except ImportError as error:
+    found["error"] = f"FAISS can't be imported: {error}"
+else:
+    if hasattr(faiss, "StandardGpuResources"):
+        found["faiss"] = faiss.get_num_gpus()
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One machine. ``libraries``: GPUs that torch and FAISS see (None: FAISS without GPU code), or an ``error``."""
+
+    versions: dict[str, str]
+    gpus: tuple[str, ...]  # as the driver lists them
+    libraries: dict[str, Any]
+    disk: dict[str, tuple[int, int]]  # of the session and the cache: free and all bytes
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as Ray lists it and as it answers. ``facts`` is None where it doesn't, and ``problem`` says why."""
+
+    address: str
+    gpus: float  # that Ray hands out
+    facts: Facts | None
+    problem: str | None = None
+    storage_problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: ``state`` is 'ok', 'note' or 'FAIL'; ``remedy`` says what to do where it is not ok."""
+
+    name: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def doctor(
+    storage: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder or URI that runs will be in.")] = None,
+    traceback_wanted: TracebackOption = False,
+) -> None:
+    """Examines the cluster of RAY_ADDRESS, or this machine; exits with 1 where something must be mended."""
+    with user_errors(traceback_wanted):
+        checks = diagnose(storage)
+    typer.echo("\n".join(report(checks)))
+    raise typer.Exit(1 if any(check.state == "FAIL" for check in checks) else 0)
 
 
 def diagnose(storage: str | None) -> list[Check]:
@@ -26,86 +106,51 @@ def diagnose(storage: str | None) -> list[Check]:
         Folder(storage)  # refuses what is no place to store anything
         storage = absolute(storage)  # as a run's stages do: a node's current folder is another one
     with RaySession() as session:
-        return check_cluster(examine(session, storage))
+        return check_nodes(examine(session, storage), storage)
 
 
-def report(checks: list[Check]) -> list[str]:
-    """The checks as aligned lines, what to do below each that is not ok."""
-    width = max(len(check.name) for check in checks)
-    lines = []
+def report(checks: Sequence[Check]) -> list[str]:
+    """The checks as lines, what to do below each that is not ok."""
+    rows = []
     for check in checks:
-        lines.append(f"{check.state:4}  {check.name:{width}}  {check.found}")
+        rows.append([check.state, check.name, check.found])
         if check.remedy and check.state != "ok":
-            lines.append(f"{'':6}{'':{width}}  {check.remedy}")
-    return lines
+            rows.append(["", "", check.remedy])
+    return Table((), rows, text_columns=3).lines()
 
 
-class _Witness:
-    """An actor on one node, which answers for it."""
-
-    def facts(self) -> node_facts.NodeFacts:
-        import ray
-
-        return node_facts.node_facts(ray._private.worker.global_worker.node.get_session_dir_path())
-
-    def now(self) -> float:
-        return time.time()
-
-    def storage(self, step: str, *arguments: Any) -> str | None:
-        act = {"write": node_facts.write_probe, "read": node_facts.read_probes, "delete": node_facts.delete_probe}
-        return act[step](*arguments)
-
-
-def examine(session: "RaySession", storage: str | None) -> Cluster:
+def examine(session: "RaySession", storage: str | None) -> list[Node]:
     """Asks all living nodes at a time; a node that doesn't answer is a finding, not an error."""
     session.start()
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     listed = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"]))
-    witness = ray.remote(_Witness)
-    actors = {
-        node["NodeID"]: witness.options(
-            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
-        for node in listed
-    }
-    facts = _answers({name: actor.facts.remote() for name, actor in actors.items()})
-    answering = _only_answers(actors, facts)
-    differences = {name: _clock_difference(actor) for name, actor in answering.items()}
-    answering = _only_answers(answering, differences)  # a node may be lost while it is examined
+    names = [node["NodeID"] for node in listed]
+    facts = _on_nodes(_facts, dict.fromkeys(names, ()))
+    answering = [name for name in names if not isinstance(facts[name], Exception)]
     problems = {} if storage is None else _try_storage(answering, storage)
     nodes = []
-    for node in listed:
-        name = node["NodeID"]
-        difference = differences.get(name, 0.0)
-        failed = next((said for said in (facts[name], difference) if isinstance(said, Exception)), None)
-        nodes.append(
-            Node(
-                address=node["NodeManagerAddress"],
-                gpus=node["Resources"].get("GPU", 0),
-                object_store=node["Resources"].get("object_store_memory", 0),
-                facts=facts[name] if failed is None else None,
-                problem=None if failed is None else f"does not answer ({(str(failed).splitlines() or [''])[0]})",
-                clock_difference=0.0 if isinstance(difference, Exception) else difference,
-                storage_problem=problems.get(name),
-            )
-        )
-    address, is_open = _dashboard()
-    on = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
-    return Cluster(tuple(nodes), on, is_open, address, storage)
+    for node, name in zip(listed, names, strict=True):
+        address, gpus = node["NodeManagerAddress"], node["Resources"].get("GPU", 0)
+        if name in answering:
+            nodes.append(Node(address, gpus, facts[name], storage_problem=problems.get(name)))
+        else:
+            reason = (str(facts[name]).splitlines() or [""])[0]
+            nodes.append(Node(address, gpus, None, f"does not answer ({reason})"))
+    return nodes
 
 
-def _only_answers(actors: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
-    """The actors that answered with something else than an exception."""
-    return {name: actor for name, actor in actors.items() if not isinstance(answers[name], Exception)}
-
-
-def _answers(asked: dict[str, Any], seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
-    """Each node's answer, or the exception that came instead; all of them within ``seconds``, more or less."""
+def _on_nodes(function: Callable[..., Any], arguments: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """What ``function`` returns on each node for its arguments, by the node's id, or the exception it raises."""
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    deadline = time.monotonic() + seconds
+    task = ray.remote(num_cpus=0, max_retries=0)(function)
+    asked = {
+        name: task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False)).remote(*given)
+        for name, given in arguments.items()
+    }
+    deadline = time.monotonic() + _ANSWER_SECONDS
     found: dict[str, Any] = {}
     for name, answer in asked.items():
         try:
@@ -115,50 +160,182 @@ def _answers(asked: dict[str, Any], seconds: float = _ANSWER_SECONDS) -> dict[st
     return found
 
 
-def _clock_difference(actor: Any) -> float | Exception:
-    """Seconds by which the node's clock surely differs from this one's: the difference less half the round trip.
+def _facts() -> Facts:
+    import ray
 
-    The exception instead, where the node doesn't say its time.
-    """
-    certain = []
-    for _ in range(_CLOCK_ROUNDS):
-        sent = time.time()
-        there = _answers({"now": actor.now.remote()}, _CLOCK_SECONDS)["now"]
-        received = time.time()
-        if isinstance(there, Exception):
-            return there
-        difference, doubt = there - (sent + received) / 2, (received - sent) / 2
-        certain.append(
-            0.0 if abs(difference) <= doubt else difference - doubt if difference > 0 else difference + doubt
-        )
-    return min(certain, key=abs)
+    versions = {"Python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    session_folder = ray._private.worker.global_worker.node.get_session_dir_path()  # where Ray spills objects to
+    disk = {name: _room(Path(path)) for name, path in (("session", session_folder), ("cache", cache_folder()))}
+    return Facts(versions, _gpus_of_driver(), _gpus_of_libraries(), disk)
 
 
-def _try_storage(actors: dict[str, Any], storage: str) -> dict[str, str]:
+def _gpus_of_driver() -> tuple[str, ...]:
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(filter(None, listed.splitlines()))
+
+
+def _gpus_of_libraries() -> dict[str, Any]:
+    environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-c", _PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, env=environment)
+    except subprocess.TimeoutExpired:
+        return {"error": f"torch and FAISS did not load within {_PROBE_SECONDS} s"}
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or [f"ended with code {done.returncode}"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _room(path: Path) -> tuple[int, int]:
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    usage = shutil.disk_usage(existing)
+    return usage.free, usage.total
+
+
+def _try_storage(nodes: Sequence[str], storage: str) -> dict[str, str]:
     """What each node could not do: write a file, read those of all nodes, delete its own."""
     folder = f"{storage.rstrip('/')}/.raytriever-doctor-{secrets.token_hex(4)}"
     problems: dict[str, str] = {}
     for step in ("write", "read", "delete"):
-        names = [name for name in actors if step == "read" and name not in problems]
-        asked = {
-            name: actor.storage.remote(step, folder, names if step == "read" else name)
-            for name, actor in actors.items()
-        }
-        for name, said in _answers(asked).items():
-            if said is not None:
-                problems.setdefault(name, f"can't {step}: {said}")
+        written = [name for name in nodes if name not in problems]
+        given = {name: (step, folder, written if step == "read" else [name]) for name in nodes}
+        for name, problem in _on_nodes(probe_storage, given).items():
+            if problem is not None:
+                problems.setdefault(name, f"can't {step}: {problem}")
     return problems
 
 
-def _dashboard() -> tuple[str | None, bool | None]:
-    """Its address, and whether it shows jobs without a token; None where there is none or it can't be reached."""
-    import ray
-    import requests
-
-    address = ray._private.worker.get_dashboard_url()
-    if not address:
-        return None, None
+def probe_storage(step: str, storage: str, names: Sequence[str]) -> str | None:
+    """Writes, reads or deletes a small file of each name in ``storage``; what went wrong, or None."""
     try:
-        return address, requests.get(f"http://{address}/api/jobs/", timeout=30).status_code == requests.codes.ok
-    except requests.exceptions.RequestException:
-        return address, None
+        folder = Folder(storage)
+        for name in names:
+            if step == "write":
+                folder.write_bytes(name, name.encode())
+            elif step == "delete":
+                folder.delete(name)
+            elif folder.read_bytes(name) != name.encode():
+                return f"{name} holds something else than was written"
+        if step == "delete" and folder.is_local:
+            with suppress(OSError):  # files of other nodes are there still
+                Path(storage).rmdir()
+    except (OSError, UserError) as error:
+        return str(error)
+    return None
+
+
+def check_nodes(nodes: Sequence[Node], storage: str | None) -> list[Check]:
+    """All checks, in the order in which failures should be mended."""
+    answering = [(node, node.facts) for node in nodes if node.facts is not None]
+    silent = [f"{node.address}: {node.problem}" for node in nodes if node.facts is None]
+    remedy = "Look at the node's raylet.err and at free memory there, then stop Ray on it and start it anew."
+    checks = [_check("nodes", silent, f"{len(nodes)} answer", remedy)]
+    if not answering:
+        return checks
+    kinds = sorted({gpu for _, facts in answering for gpu in facts.gpus})
+    total = sum(len(facts.gpus) for _, facts in answering)
+    least = min(facts.disk["session"][0] for _, facts in answering)
+
+    def failing(problem: Callable[[Node, Facts], str | None]) -> list[str]:
+        found = [(node.address, problem(node, facts)) for node, facts in answering]
+        return [f"{address}: {said}" for address, said in found if said]
+
+    return [
+        *checks,
+        _versions([facts for _, facts in answering]),
+        _check(
+            "GPUs",
+            failing(_gpu_problem),
+            f"{total}: {', '.join(kinds)}" if total else "none",
+            "Install a torch that is built for CUDA and for the node's driver, and start Ray with the GPUs there are.",
+        ),
+        _faiss(failing(_faiss_problem), answering),
+        _check(
+            "disk",
+            failing(_disk_problem),
+            f"at least {least / 1e9:.0f} GB free on each node",
+            "Make room: Ray spills objects to its session folder (`ray start --temp-dir`) until it is 95 % full, and"
+            " stored vectors are copied to RAYTRIEVER_CACHE.",
+        ),
+        Check("storage", "note", "not tried", "Give --storage s3://… (or the shared folder) of your runs.")
+        if storage is None
+        else _check(
+            "storage",
+            failing(lambda node, _: node.storage_problem),
+            f"every node writes, reads the others' files and deletes in {storage}",
+            "Give every node the same path and the right to write, read, list and delete there (role, or keys in the"
+            " environment it was started with, AWS_ENDPOINT_URL for a store of your own).",
+        ),
+    ]
+
+
+def _check(name: str, problems: Sequence[str], fine: str, remedy: str) -> Check:
+    return Check(name, "FAIL", "; ".join(problems), remedy) if problems else Check(name, "ok", fine)
+
+
+def _versions(nodes: Sequence[Facts]) -> Check:
+    """What follows a + is what a version was built for: nodes without GPUs may have torch's build for CPUs."""
+    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    builds: dict[str, set[str]] = defaultdict(set)
+    for facts in nodes:
+        found = {(_ONE_LIBRARY.get(name, name), version.partition("+")[0]) for name, version in facts.versions.items()}
+        for package, version in found:
+            counts[package][version] += 1
+        for package, version in facts.versions.items():
+            builds[package].add(version)
+    differing = [
+        f"{package} {', '.join(f'{version} on {count}' for version, count in sorted(versions.items()))}"
+        for package, versions in sorted(counts.items())
+        if len(versions) > 1 or sum(versions.values()) < len(nodes)
+    ]
+    shown = [f"{name} {' and '.join(sorted(builds[name]))}" for name in ("Python", "ray", "torch") if name in builds]
+    remedy = "Install one constraints.txt on all nodes, or one image: the same bytes come of the same versions only."
+    if differing:
+        return Check("versions", "FAIL", f"differ between {len(nodes)} nodes: {'; '.join(differing)}", remedy)
+    return Check("versions", "ok", f"the same on all nodes: {', '.join(shown)}")
+
+
+def _gpu_problem(node: Node, facts: Facts) -> str | None:
+    listed, seen = len(facts.gpus), facts.libraries.get("torch")
+    if seen is None:
+        return str(facts.libraries["error"])
+    if listed > seen:
+        return f"the driver lists {listed}, torch {facts.versions.get('torch', '')} sees {seen}"
+    return f"Ray hands out {node.gpus:g}, torch sees {seen}" if node.gpus > seen else None
+
+
+def _faiss_problem(_: Node, facts: Facts) -> str | None:
+    by_torch, by_faiss = facts.libraries.get("torch"), facts.libraries.get("faiss")
+    if by_torch is None:
+        return None  # the check of GPUs says why
+    if error := facts.libraries.get("error"):
+        return str(error)
+    return f"FAISS sees {by_faiss} of {by_torch} GPUs" if by_faiss is not None and by_faiss < by_torch else None
+
+
+def _faiss(problems: Sequence[str], answering: Sequence[tuple[Node, Facts]]) -> Check:
+    """A note where a node with GPUs has a FAISS that doesn't use them."""
+    without = [node.address for node, facts in answering if facts.gpus and facts.libraries.get("faiss") is None]
+    if without and not problems:
+        remedy = "Install raytriever[gpu] there to build and search indexes on GPUs; without it they use the CPU."
+        return Check("FAISS", "note", f"has no GPU code on {', '.join(without)}", remedy)
+    remedy = "Install raytriever[gpu] on nodes with GPUs (a driver for CUDA 12.6 or later), raytriever[cpu] on others."
+    return _check("FAISS", problems, "loads in one process with torch", remedy)
+
+
+def _disk_problem(_: Node, facts: Facts) -> str | None:
+    found = [
+        f"{free / 1e9:.1f} of {total / 1e9:.0f} GB free for the {name}"
+        for name, (free, total) in facts.disk.items()
+        if free < _LEAST_FREE_BYTES or free < (1 - _FULLEST_DISK) * total
+    ]
+    return ", ".join(found) or None
