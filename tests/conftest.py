@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from raytriever.reports.log import configure_log, log_to
+from raytriever.reports.log import configure_log, log, log_to
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # how long an example takes is the machine's matter
 hypothesis.settings.load_profile("no deadline")
@@ -53,6 +53,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def shown_log() -> None:
     """As the command shows it; ``capsys`` has its lines."""
     configure_log()
+
+
+@pytest.fixture
+def json_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As the command shows it with ``RAYTRIEVER_LOG=json``."""
+    monkeypatch.setenv("RAYTRIEVER_LOG", "json")
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)
+    handlers = log.handlers
+    configure_log()
+    yield
+    log.handlers = handlers
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ SWEEP_JSON, SWEEP_HTML = "sweep.json", "sweep.html"
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """A whole sweep: what was asked for (``settings``, plain JSON), what is compared and what came out.
 
     ``keys``: the swept ones without ``seed_key``; ``test_split``: whether anything compared is measured on a split
@@ -204,7 +204,7 @@ class Swept:
         return ", ".join(f"'{system}'" for system in dict.fromkeys(column.system for column in self.columns))
 
 
-def sweep_lines(swept: Swept) -> list[str]:
+def sweep_lines(swept: SweepResult) -> list[str]:
     """The table, what failed, and what to keep in mind. Columns that don't fit beside the others go below."""
     table = _table(swept)
     lines = ["", f"{_counts(swept)}; measures of {swept.systems()}", ""]
@@ -219,18 +219,18 @@ def sweep_lines(swept: Swept) -> list[str]:
 _TEST_SPLIT = "Measured on the test split: a setting chosen by this table needs other queries for its final figure."
 
 
-def _chooses_on_test(swept: Swept) -> bool:
+def _chooses_on_test(swept: SweepResult) -> bool:
     return swept.test_split and len(swept.rows) > 1
 
 
-def _counts(swept: Swept) -> str:
+def _counts(swept: SweepResult) -> str:
     settings, trials = len(swept.rows), len(swept.results)
     parts = [counted(settings, "setting")] + ([counted(trials, "trial")] if swept.seed_key else [])
     failed = f", {len(swept.failed)} failed" if swept.failed else ""
     return f"{swept.recipe}: {', '.join(parts)}{failed}"
 
 
-def _table(swept: Swept, caption: str = "") -> Table:
+def _table(swept: SweepResult, caption: str = "") -> Table:
     """A row for each setting; the highest of each measure is strong."""
     rows, short = swept.rows, short_keys([*swept.keys, *([swept.seed_key] if swept.seed_key else [])])
     facts = {"examples": "examples", "training_seconds": "training", "seconds": "total"}
@@ -265,7 +265,7 @@ def _fact(name: str, value: float | None) -> str:
     return f"{value:,.0f}" if name == "examples" else format_seconds(value)
 
 
-def write_sweep(swept: Swept, uri: str) -> list[str]:
+def write_sweep(swept: SweepResult, uri: str) -> list[str]:
     """Writes ``sweep.html`` and ``sweep.json`` into a folder; says where."""
     folder = Folder(uri)
     subtitle = f"Raytriever sweep · {_counts(swept)}"
@@ -274,7 +274,7 @@ def write_sweep(swept: Swept, uri: str) -> list[str]:
     return [folder.describe(name) for name in (SWEEP_HTML, SWEEP_JSON)]
 
 
-def sweep_json(swept: Swept) -> dict[str, Any]:
+def sweep_json(swept: SweepResult) -> dict[str, Any]:
     """Everything that the page shows, and each trial by itself."""
     rows = [
         {
@@ -308,7 +308,7 @@ def _spread_json(column: Column, spread: Spread | None) -> dict[str, Any]:
     return _column_json(column) | ({"mean": spread.mean, "standard_deviation": spread.deviation} if spread else values)
 
 
-def sweep_section(swept: Swept) -> Section:
+def sweep_section(swept: SweepResult) -> Section:
     """Plots, the table, each seed's trial, failures and the command's settings."""
     over_seeds = " Mean ± standard deviation (n - 1) over the seeds." if swept.seed_key else ""
     times = (
@@ -329,7 +329,7 @@ def sweep_section(swept: Swept) -> Section:
     return Section("Result", _lead(swept), [*blocks, Details("What was asked for", settings)])
 
 
-def _lead(swept: Swept) -> str:
+def _lead(swept: SweepResult) -> str:
     rows, column = swept.rows, swept.columns[0]
     best = best_row(rows, column)
     if best is None:
@@ -345,7 +345,7 @@ def _lead(swept: Swept) -> str:
     return f"Of {len(rows)} settings, {named} has the highest {measured}: {_shown(spread)}. {others}"
 
 
-def _trials_table(swept: Swept) -> Table:
+def _trials_table(swept: SweepResult) -> Table:
     header = ["trial", *(swept.title(column) for column in swept.columns)]
     rows = [
         [result.name, *(f"{result.measures[c]:.4f}" if c in result.measures else "failed" for c in swept.columns)]
@@ -354,7 +354,7 @@ def _trials_table(swept: Swept) -> Table:
     return Table(header, rows)
 
 
-def _plots(swept: Swept) -> list[Plot]:
+def _plots(swept: SweepResult) -> list[Plot]:
     """By how many keys are swept; none where there is but one setting, or nothing finished."""
     rows = swept.rows
     columns = [column for column in swept.columns if best_row(rows, column) is not None]
@@ -377,7 +377,7 @@ def _plots(swept: Swept) -> list[Plot]:
     return plots
 
 
-def _curves(swept: Swept, ticks: Ticks, columns: Sequence[Column]) -> Plot:
+def _curves(swept: SweepResult, ticks: Ticks, columns: Sequence[Column]) -> Plot:
     rows = swept.rows
     panels: dict[str, list[Line]] = {}
     for column in columns:

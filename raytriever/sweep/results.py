@@ -12,9 +12,11 @@ from raytriever.artifacts.artifact import LOG, RUN, Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import Stage
-from raytriever.sweep.budgets import Trial
 from raytriever.sweep.grid import Values
-from retrieval.evaluation.stored import EVALUATION
+from raytriever.sweep.plan import Trial
+
+# Kinds of artifacts that a result is read from, as the jobs evaluate and train name them
+_EVALUATION, _MODEL = "evaluation", "model"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def choose_columns(trial: Trial, measures: Sequence[str], system: str | None) ->
     Without ``measures`` all of an evaluation's, without ``system`` its first one that the swept values change. Raises
     ``UserError`` where no stage evaluates, or none has these.
     """
-    evaluations = {name: stage for name, stage in trial.stages.items() if stage.kind == EVALUATION}
+    evaluations = {name: stage for name, stage in trial.stages.items() if stage.kind == _EVALUATION}
     if not evaluations:
         raise UserError(
             "A sweep compares evaluations, and the recipe has no stage with job: evaluate"
@@ -136,11 +138,11 @@ def _changed_system(trial: Trial, evaluate: Stage[Any]) -> str:
     return next((name for name, path in runs.items() if path in changed), next(iter(runs)))
 
 
-def read_result(trial: Trial, name: str, columns: Sequence[Column], model_kind: str) -> Result:
-    """The result of a trial whose stages are all made; ``model_kind``: the kind of artifacts that are trained."""
+def read_result(trial: Trial, name: str, columns: Sequence[Column]) -> Result:
+    """The result of a trial whose stages are all made."""
     made = {stage: Artifact(trial.stages[stage].config.output) for stage in trial.stages}
     own = [artifact for stage, artifact in made.items() if trial.depends[stage]]
-    models = [artifact for artifact in own if artifact.kind == model_kind]
+    models = [artifact for artifact in own if artifact.kind == _MODEL]
     measures = {
         column: float(made[column.evaluation].read_json("metrics.json")["means"][column.system][column.measure])
         for column in columns

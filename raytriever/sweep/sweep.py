@@ -19,11 +19,10 @@ from raytriever.settings.recipe import Recipe, load_recipe
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.run import check_before_run, run_stage
 from raytriever.stages.stage import Stage, warned_of_on_a_cluster
-from raytriever.sweep.budgets import Portion, Stages, Trial, check_keys, plan_trial, portions_of
 from raytriever.sweep.grid import Axis, drawn, folder_name, grid, parse_axis
-from raytriever.sweep.report import Swept
+from raytriever.sweep.plan import StageGroup, Stages, Trial, check_keys, groups_of, plan_trial
+from raytriever.sweep.report import SweepResult
 from raytriever.sweep.results import Column, Failure, Result, choose_columns, read_result
-from trainers.jobs.train import MODEL
 
 
 class SweepSettings(Settings):
@@ -63,8 +62,8 @@ class Sweep:
     def described(self) -> dict[str, Any]:
         """What would be made where, for ``--print-config``."""
         made: dict[str, list[str]] = {}
-        for portion in (portion for portions in portions_of(self.trials) for portion in portions):
-            made[portion.name or "once"] = list(portion.stages)
+        for group in (group for groups in groups_of(self.trials) for group in groups):
+            made[group.name or "once"] = list(group.stages)
         compared = [f"{column.evaluation}: {column.measure} of {column.system}" for column in self.columns]
         return {"output": self.recipe.output, "compared": compared, "stages": made}
 
@@ -103,34 +102,34 @@ def _check_axes(axes: Sequence[Axis], seeds: Sequence[Axis], settings: SweepSett
             raise UserError(f"{key} is swept and set at once. Leave out one of the two.")
 
 
-def run_sweep(sweep: Sweep) -> Swept:
+def run_sweep(sweep: Sweep) -> SweepResult:
     """Makes what is missing, shared stages first, and gathers the results.
 
     A trial that fails is a result too. Raises ``UserError`` where a stage fails that all trials share.
     """
     _check(sweep.trials)
-    failures: dict[str, Failure] = {}  # by the portion's name
+    failures: dict[str, Failure] = {}  # by the group's name
     with RaySession() as session:
-        for portions in portions_of(sweep.trials):
-            if not portions[0].values:
-                for name, stage in portions[0].stages.items():
+        for groups in groups_of(sweep.trials):
+            if not groups[0].values:
+                for name, stage in groups[0].stages.items():
                     run_stage(stage, session, replace=True, label=name, recipe=sweep.recipe.name)
                 continue
-            missing = _missing(portions, sweep.trials, failures)
+            missing = _missing(groups, sweep.trials, failures)
             if missing:
                 session.start()  # before anything imports Ray, which reads its environment once
-                from raytriever.stages.trials import make_portions
+                from raytriever.stages.trials import make_groups
 
-                stages = ", ".join(dict.fromkeys(name for portion in missing for name in portion.stages))
+                stages = ", ".join(dict.fromkeys(name for group in missing for name in group.stages))
                 log.info(
                     f"{counted(len(missing), 'setting')} of {stages} to make, {sweep.settings.concurrent} at a time"
                 )
-                failures |= make_portions(missing, sweep.settings.concurrent, sweep.recipe.name)
+                failures |= make_groups(missing, sweep.settings.concurrent, sweep.recipe.name)
     results = [_result(sweep, trial, failures) for trial in sweep.trials]
     settings = {key: value for key, value in sweep.settings.model_dump(mode="json").items() if value not in (None, [])}
     on_test = any(sweep.trials[0].stages[column.evaluation].config.split == "test" for column in sweep.columns)
     drawn_at_random = sweep.settings.samples is not None
-    return Swept(
+    return SweepResult(
         sweep.recipe.name, settings, sweep.keys, sweep.seed_key, drawn_at_random, sweep.columns, results, on_test
     )
 
@@ -141,32 +140,32 @@ def _check(trials: Sequence[Trial]) -> None:
     said: dict[str, LogRecord] = {}
     with log_to(lambda record: said.setdefault(record.getMessage(), record)):
         for trial in trials:
-            for portion in trial.portions().values():
-                new = [name for name, stage in portion.stages.items() if stage.config.output not in checked]
+            for group in trial.groups().values():
+                new = [name for name, stage in group.stages.items() if stage.config.output not in checked]
                 for name in new:
-                    with warned_of_on_a_cluster() if portion.values else nullcontext():
+                    with warned_of_on_a_cluster() if group.values else nullcontext():
                         check_before_run(trial.stages, [name])
-                checked |= {portion.stages[name].config.output for name in new}
+                checked |= {group.stages[name].config.output for name in new}
     for record in said.values():  # what trials share is warned of once
         log.handle(record)
 
 
-def _missing(portions: Sequence[Portion], trials: Sequence[Trial], failures: dict[str, Failure]) -> list[Portion]:
+def _missing(groups: Sequence[StageGroup], trials: Sequence[Trial], failures: dict[str, Failure]) -> list[StageGroup]:
     """Those to be made: not the finished ones, nor those that need what failed."""
-    failed = [portion for portion in _all(trials) if portion.name in failures]
+    failed = [group for group in _all(trials) if group.name in failures]
     missing = []
-    for portion in portions:
-        if any(other.is_part_of(portion) for other in failed):
+    for group in groups:
+        if any(other.is_part_of(group) for other in failed):
             continue
-        if all(_is_finished(stage) for stage in portion.stages.values()):
-            log.info(f"{portion.name}: reused")
+        if all(_is_finished(stage) for stage in group.stages.values()):
+            log.info(f"{group.name}: reused")
         else:
-            missing.append(portion)
+            missing.append(group)
     return missing
 
 
-def _all(trials: Sequence[Trial]) -> list[Portion]:
-    return [portion for portions in portions_of(trials) for portion in portions]
+def _all(trials: Sequence[Trial]) -> list[StageGroup]:
+    return [group for groups in groups_of(trials) for group in groups]
 
 
 def _is_finished(stage: Stage[Any]) -> bool:
@@ -177,7 +176,7 @@ def _is_finished(stage: Stage[Any]) -> bool:
 
 def _result(sweep: Sweep, trial: Trial, failures: dict[str, Failure]) -> Result:
     name = sweep.name(trial)
-    failure = next((failures[p.name] for p in trial.portions().values() if p.name in failures), None)
+    failure = next((failures[p.name] for p in trial.groups().values() if p.name in failures), None)
     if failure:
         return Result(name, trial.values, {}, failure=failure)
-    return read_result(trial, name, sweep.columns, MODEL)
+    return read_result(trial, name, sweep.columns)

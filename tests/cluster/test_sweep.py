@@ -1,4 +1,4 @@
-"""`raytriever sweep` as a user types it: trials under Ray Tune, shared stages, failures, a second run."""
+"""`raytriever sweep` as a user types it: trials side by side, shared stages, failures, a second run."""
 
 import hashlib
 import json
@@ -101,8 +101,8 @@ def test_a_trial_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, object
     assert "split=test: reused" in again.stderr
 
 
-def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRIEVER_LOG", "json")
+@pytest.mark.usefixtures("json_log")
+def test_what_needs_a_failed_stage_fails_with_it(tmp_path: Path) -> None:
     recipe, output = lexical_recipe(tmp_path), str(tmp_path / "out")
     done = sweep(recipe, "--grid", "found.split=absent,test", "--grid", "evaluation.seed=1,2", "--output", output)
     assert done.exit_code == 1

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from raytriever.artifacts.storage import Folder
-from raytriever.sweep.budgets import Trial
 from raytriever.sweep.grid import drawn, folder_name, grid, parse_axis
+from raytriever.sweep.plan import Trial
 from raytriever.sweep.report import (
     Line,
-    Swept,
+    SweepResult,
     Ticks,
     sweep_curves,
     sweep_dots,
@@ -44,12 +44,12 @@ RESULTS = [
 ]  # fmt: skip
 
 
-def swept(results: list[Result] = RESULTS, **changes: object) -> Swept:
+def swept(results: list[Result] = RESULTS, **changes: object) -> SweepResult:
     values = {
         "recipe": "margins", "settings": {"grid": [f"{MARGIN}=0:1:0.5"]}, "keys": [MARGIN], "seed_key": SEED,
         "drawn": False, "columns": [NDCG, RECALL], "results": results, "test_split": True,
     }  # fmt: skip
-    return Swept(**(values | changes))
+    return SweepResult(**(values | changes))
 
 
 def test_seeds_are_one_row_and_what_failed_is_left_out_of_it():
@@ -128,7 +128,7 @@ def test_training_is_the_time_of_the_steps_alone(tmp_path):
     (tmp_path / "model" / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     stage = SimpleNamespace(config=SimpleNamespace(output=uri))
     trial = Trial({MARGIN: "0"}, {"model": stage}, {"model": (MARGIN,)})
-    found = read_result(trial, "margin=0", [], "model")
+    found = read_result(trial, "margin=0", [])
     assert (found.training_seconds, found.seconds, found.examples) == (5.0, 2.0, 6400)
 
 
@@ -141,7 +141,7 @@ def section_of(texts: list[str], samples: int | None = None) -> str:
     return write(swept(results, keys=keys, seed_key=None, drawn=samples is not None, columns=[NDCG]))
 
 
-def write(of: Swept) -> str:
+def write(of: SweepResult) -> str:
     return "".join(block.svg for block in sweep_section(of).blocks if hasattr(block, "svg"))
 
 

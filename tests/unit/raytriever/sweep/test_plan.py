@@ -7,7 +7,7 @@ import pytest
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.run import recipe_stages
-from raytriever.sweep.budgets import check_keys, depends_on, plan_trial, portions_of
+from raytriever.sweep.plan import check_keys, depends_on, groups_of, plan_trial
 
 READS = {
     "corpus": [],
@@ -72,13 +72,13 @@ def test_stages_go_where_their_values_say_and_read_from_there(recipe):
     assert stages["found"].config.collection == "/out/collection"
     assert stages["evaluation"].config.runs == {"BM25": "/out/k1=0.5,top_k=2/found"}
 
-    once, by_k, by_both = portions_of(planned)
-    assert [(portion.name, list(portion.stages)) for portion in once] == [("", ["collection", "other"])]
-    assert [(portion.name, list(portion.stages)) for portion in by_k] == [
+    once, by_k, by_both = groups_of(planned)
+    assert [(group.name, list(group.stages)) for group in once] == [("", ["collection", "other"])]
+    assert [(group.name, list(group.stages)) for group in by_k] == [
         ("k1=0.5", ["lexical"]),
         ("k1=1", ["lexical"]),
     ]
-    assert [portion.name for portion in by_both] == [f"k1={k},top_k={n}" for k in ("0.5", "1") for n in (1, 2)]
+    assert [group.name for group in by_both] == [f"k1={k},top_k={n}" for k in ("0.5", "1") for n in (1, 2)]
     assert by_k[0].is_part_of(by_both[0])
     assert not by_k[1].is_part_of(by_both[0])
 
@@ -86,7 +86,7 @@ def test_stages_go_where_their_values_say_and_read_from_there(recipe):
 def test_a_swept_input_changes_what_is_read(recipe):
     planned = trials(recipe, [{"found.index": "lexical"}, {"found.index": "other"}])
     assert [trial.stages["found"].config.index for trial in planned] == ["/out/lexical", "/out/other"]
-    assert [portion.name for portion in portions_of(planned)[1]] == ["index=lexical", "index=other"]
+    assert [group.name for group in groups_of(planned)[1]] == ["index=lexical", "index=other"]
 
 
 def test_only_stages_up_to_the_last_wanted_one_are_made(recipe):

@@ -21,18 +21,18 @@ class Trial:
     stages: Stages
     depends: Mapping[str, tuple[str, ...]]  # of each stage, the swept keys
 
-    def portions(self) -> dict[tuple[str, ...], "Portion"]:
+    def groups(self) -> dict[tuple[str, ...], "StageGroup"]:
         """Its stages by the keys that they depend on; those of fewer keys never need those of more."""
-        found: dict[tuple[str, ...], Portion] = {}
+        found: dict[tuple[str, ...], StageGroup] = {}
         for name, stage in self.stages.items():
             keys = self.depends[name]
             values = {key: self.values[key] for key in keys}
-            found.setdefault(keys, Portion(folder_name(values, list(self.values)), values, {})).stages[name] = stage
+            found.setdefault(keys, StageGroup(folder_name(values, list(self.values)), values, {})).stages[name] = stage
         return found
 
 
 @dataclass(frozen=True)
-class Portion:
+class StageGroup:
     """Stages that depend on the same swept values, made together for all trials that have them.
 
     ``name``: the folder's, empty for what no swept key changes.
@@ -42,7 +42,7 @@ class Portion:
     values: Values
     stages: Stages
 
-    def is_part_of(self, other: "Portion") -> bool:
+    def is_part_of(self, other: "StageGroup") -> bool:
         """Whether the other has all of its values, and may read its stages."""
         return self.values.items() <= other.values.items()
 
@@ -89,11 +89,11 @@ def plan_trial(recipe: Recipe, build: Callable[[Recipe], Stages], values: Values
     return Trial(values, {name: stages[name] for name in names}, depends)
 
 
-def portions_of(trials: Sequence[Trial]) -> list[list[Portion]]:
-    """All portions, each once; those of a list need only those of earlier lists."""
-    by_name: dict[str, Portion] = {}
+def groups_of(trials: Sequence[Trial]) -> list[list[StageGroup]]:
+    """All groups, each once; those of a list need only those of earlier lists."""
+    by_name: dict[str, StageGroup] = {}
     for trial in trials:
-        for portion in trial.portions().values():
-            by_name.setdefault(portion.name, portion)
-    sizes = sorted({len(portion.values) for portion in by_name.values()})
-    return [[portion for portion in by_name.values() if len(portion.values) == size] for size in sizes]
+        for group in trial.groups().values():
+            by_name.setdefault(group.name, group)
+    sizes = sorted({len(group.values) for group in by_name.values()})
+    return [[group for group in by_name.values() if len(group.values) == size] for size in sizes]
