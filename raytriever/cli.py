@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from raytriever.cluster.tokens import open_environment
 from raytriever.command_line import (
     OutputOption,
     PrintOption,
@@ -119,6 +118,5 @@ def _job(job: str) -> Callable[..., None]:
 def main() -> None:
     """Entry point of the ``raytriever`` command."""
     with user_errors(False):
-        open_environment()
         configure_log()
     app()

@@ -43,9 +43,9 @@ COMMANDS = {
     "show": ("pipelines.batch_description:show", "Print one stored batch so that a person can read it."),
     "compare": ("retrieval.evaluation.compare:compare", "Test systems against one another, query by query."),
     "push": ("trainers.record.hub:push", "Push a trained model to the Hugging Face hub."),
-    "submit": ("raytriever.cluster.commands:submit", "Run a command on a cluster, and show what it writes."),
-    "jobs": ("raytriever.cluster.commands:jobs", "Status, logs and end of submitted jobs."),
-    "doctor": ("raytriever.cluster.commands:doctor", "Examine the cluster, or this machine."),
+    "submit": ("raytriever.cluster.submit:submit", "Run a command on a cluster, and show what it writes."),
+    "jobs": ("raytriever.cluster.submit:jobs", "Status, logs and end of submitted jobs."),
+    "doctor": ("raytriever.cluster.doctor:doctor", "Examine the cluster, or this machine."),
 }
 
 

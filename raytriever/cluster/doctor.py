@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raytriever.artifacts.storage import Folder, absolute, cache_folder
-from raytriever.command_line import TracebackOption, user_errors
 from raytriever.errors import UserError
 from raytriever.reports.table import Table
 
@@ -88,11 +87,9 @@ class Check:
 
 def doctor(
     storage: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder or URI that runs will be in.")] = None,
-    traceback_wanted: TracebackOption = False,
 ) -> None:
     """Examines the cluster of RAY_ADDRESS, or this machine; exits with 1 where something must be mended."""
-    with user_errors(traceback_wanted):
-        checks = diagnose(storage)
+    checks = diagnose(storage)
     typer.echo("\n".join(report(checks)))
     raise typer.Exit(1 if any(check.state == "FAIL" for check in checks) else 0)
 

@@ -1,6 +1,10 @@
-"""Behind ``raytriever submit`` and ``raytriever jobs``: any command on a cluster, as if it ran here."""
+"""``raytriever submit`` and ``raytriever jobs``: any command on a cluster as if it ran here, by Ray's own job client.
+
+Secrets don't travel: Ray writes a job's command and its runtime environment into logs, so nodes have their own.
+"""
 
 import asyncio
+import logging
 import os
 import secrets
 import shlex
@@ -8,162 +12,167 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from raytriever.cluster.job_server import Job, JobServer, UnknownJob, Unreachable, dashboard_address
+import typer
+
 from raytriever.cluster.package import settings_files, write_package
-from raytriever.cluster.tokens import OPENING_HOOK, SEALED_VARIABLE, cluster_token, seal
+from raytriever.command_line import with_user_errors
 from raytriever.errors import UserError
 from raytriever.jobs import COMMANDS, JOBS
 from raytriever.reports.log import log
 from raytriever.reports.progress import format_seconds
+from raytriever.reports.table import Table
 from raytriever.settings.configuration import did_you_mean, read_yaml
 
-# A submitted job's log as it grows, shown once and whole, whatever happens to the connection.
-
+_DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+_ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
+_ANSWER_SECONDS = 60
+_SILENCE_SECONDS = 45  # of a log; below the minute after which many proxies cut a quiet connection
 _POLL_SECONDS = 0.5
 _RECONNECT_SECONDS = 2.0
-_RECONNECTS = 60
-_PATIENCE_SECONDS = 180  # with a server that takes connections and doesn't answer, where each attempt lasts long
-
-
-class JobLog:
-    """Hands over what the job ``name`` writes, as it writes it.
-
-    ``shown`` counts the characters that were handed over: after a cut, an early end or an interrupt, it goes on there.
-    """
-
-    def __init__(self, server: JobServer, name: str, write: Callable[[str], object]) -> None:
-        self.server = server
-        self.name = name
-        self.shown = 0
-        self._write = write
-
-    def follow(self) -> Job:
-        """Goes on until the job has ended and all of its log is shown; returns the job.
-
-        Raises ``UserError`` where the cluster doesn't answer for minutes, or doesn't know the job or no longer does.
-        """
-        failures, known, answered = 0, False, time.monotonic()
-        while True:
-            before = self.shown
-            try:
-                job = self.server.job(self.name)
-                known, answered = True, time.monotonic()
-                if job.is_over:
-                    self._show_rest()
-                    return job
-                connected = asyncio.run(self._tail())
-            except Unreachable:
-                connected = False
-            except UnknownJob as error:
-                if not known:
-                    raise
-                raise UserError(
-                    f"The cluster at {self.server.address} knows the job {self.name} no more: its head has been started"
-                    " anew, and a job ends with its head. Submit it again with the same --output, it goes on from what"
-                    " is finished."
-                ) from error
-            if connected or self.shown > before:
-                failures, answered = 0, time.monotonic()
-            else:
-                failures += 1
-            if failures > _RECONNECTS or time.monotonic() - answered > _PATIENCE_SECONDS:
-                raise UserError(
-                    f"The cluster at {self.server.address} has not answered for some minutes. The job may run on;"
-                    f" later: raytriever jobs logs {self.name} --follow"
-                )
-            time.sleep(_POLL_SECONDS if connected and self.shown > before else _RECONNECT_SECONDS)
-
-    async def _tail(self) -> bool:
-        """Shows what is written until the server ends it, with the job or before; whether it did, not a cut."""
-        import aiohttp
-
-        begin = 0
-        try:
-            async for text in self.server.tail(self.name):
-                self._show(text, begin)
-                begin += len(text)
-        except (RuntimeError, aiohttp.ClientError, OSError):
-            return False
-        return True
-
-    def _show_rest(self) -> None:
-        """What a job that is over wrote last."""
-        try:
-            self._show(self.server.logs(self.name), 0)
-        except Unreachable:
-            raise
-        except UserError as error:  # the node that has the log is lost; how the job ended is known all the same
-            log.info(f"{self.name}: the end of its log can't be read. {error}")
-
-    def _show(self, text: str, begin: int) -> None:
-        """Hands over what is new of ``text``, which begins at the log's character ``begin``."""
-        if new := text[max(0, self.shown - begin) :]:
-            self._write(new)
-            self.shown = begin + len(text)
-
-
+_PATIENCE_SECONDS = 180  # with a cluster that doesn't answer
 _INTERRUPTED = 128 + signal.SIGINT
 
+AddressOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="The dashboard, http://HOST:8265; else RAY_API_SERVER_ADDRESS.")
+]
+NameArgument = Annotated[str, typer.Argument(metavar="JOB")]
 
-class Submitted(NamedTuple):
-    """A job that a cluster has accepted."""
-
-    server: JobServer
-    name: str
+jobs = typer.Typer(help="Status, logs and end of submitted jobs.", no_args_is_help=True, add_completion=False)
 
 
-def submit_job(
-    command: Sequence[str],
-    address: str | None,
-    token_file: Path | None,
-    secrets_sent: Sequence[str],
-    name: str | None,
-    runtime_env: Path | None,
-    *,
-    installed: bool,
-) -> Submitted:
-    """Sends the program (unless it is ``installed`` there) and starts ``command`` as a job; ``UserError`` if it can't.
+def submit(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENTS]...", help="Any raytriever command.")],
+    address: AddressOption = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Returns as soon as the job is accepted.")] = False,
+    name: Annotated[str | None, typer.Option(help="The job's name; it must be new to the cluster.")] = None,
+    runtime_env: Annotated[Path | None, typer.Option(help="YAML file: Ray's runtime environment.")] = None,
+    installed: Annotated[bool, typer.Option("--installed", help="Uses the nodes' own raytriever, sends none.")] = False,
+) -> None:
+    """Runs a command on a cluster: sends the program, shows what it writes, exits with its code."""
+    words = checked_command(command)
+    environment = _runtime_environment(runtime_env)
+    client = job_client(address)
+    name = name or f"{words[0]}-{secrets.token_hex(4)}"
+    submit_job(client, words, name, environment, installed=installed)
+    if detach:
+        log.info(f"{name}: submitted; raytriever jobs logs {name} --follow")
+        return
+    raise typer.Exit(follow_job(client, name))
 
-    ``secrets_sent``: names of variables of this environment. ``runtime_env``: a YAML file.
+
+@jobs.command()
+@with_user_errors
+def status(
+    name: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Without it: all jobs.")] = None,
+    address: AddressOption = None,
+) -> None:
+    """Shows one job, or all that the cluster remembers."""
+    client = job_client(address)
+    with _explained(client, name):
+        found = [client.get_job_info(name)] if name else [job for job in client.list_jobs() if job.submission_id]
+    found.sort(key=lambda job: (job.start_time or 0, job.submission_id))
+    table = Table(["job", "status", "time", "command"], [_row(job, time.time()) for job in found], text_columns=4)
+    typer.echo("\n".join(table.lines()))
+
+
+@jobs.command()
+@with_user_errors
+def logs(
+    name: NameArgument,
+    follow: Annotated[bool, typer.Option("--follow", help="Goes on until the job ends; exits with its code.")] = False,
+    address: AddressOption = None,
+) -> None:
+    """Shows what a job has written."""
+    client = job_client(address)
+    if follow:
+        raise typer.Exit(follow_job(client, name))
+    with _explained(client, name):
+        sys.stdout.write(client.get_job_logs(name))
+
+
+@jobs.command()
+@with_user_errors
+def stop(name: NameArgument, address: AddressOption = None) -> None:
+    """Stops a job; what it has finished stays, and the same command goes on from there."""
+    client = job_client(address)
+    with _explained(client, name):
+        running = client.stop_job(name)
+    typer.echo(f"{name}: asked to stop" if running else f"{name}: was not running")
+
+
+class Unreachable(UserError):
+    """Nothing answers at the address."""
+
+
+def job_client(given: str | None) -> Any:
+    """Ray's client of the job server at ``given``, else RAY_API_SERVER_ADDRESS, else this machine's.
+
+    It sends the token that Ray finds: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ``~/.ray/auth_token``. Raises
+    ``UserError`` for anything but http:// and https://, where nothing answers, and where the token is refused.
     """
-    command = _checked(command)
-    token = cluster_token(token_file)
-    server = JobServer(dashboard_address(address), token)
-    if is_open := server.is_open():
-        log.info("This cluster takes jobs from anyone who reaches it: start it with RAY_AUTH_MODE=token.")
-    environment = _environment(runtime_env, _sealed(secrets_sent, None if is_open else token))
-    name = name or f"{command[0]}-{secrets.token_hex(4)}"
-    renamed, settings = settings_files(command)
-    if installed:
-        if settings:
-            raise UserError("--installed sends no files, and this command names a settings file. Leave it out.")
-        server.submit(shlex.join(["raytriever", *renamed]), name, environment, None)
-        return Submitted(server, name)
-    with tempfile.TemporaryDirectory(prefix="raytriever-") as folder:
-        package = Path(folder) / "raytriever.zip"
-        size = write_package(package, settings)
-        log.info(f"{name}: {size / 1e6:.1f} MB of program and settings to {server.address}")
-        server.submit(shlex.join(["python", "-m", "raytriever", *renamed]), name, environment, package)
-    return Submitted(server, name)
+    address = (given or os.environ.get(_ADDRESS_VARIABLE) or _DEFAULT_ADDRESS).rstrip("/")
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(
+            f"--address {address} is no address of a Ray dashboard. Give http://HOST:8265, or https:// behind a proxy;"
+            " a cluster's own address (HOST:6379) takes no jobs."
+        )
+    if parts.username or parts.password:
+        raise UserError("--address holds a user or a password. Give the token by RAY_AUTH_TOKEN_PATH.")
+    os.environ[_ADDRESS_VARIABLE] = address  # else RAY_ADDRESS would win over what the client is given
+    named = any(os.environ.get(variable) for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if named or (Path.home() / ".ray" / "auth_token").exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    from ray.job_submission import JobSubmissionClient
+
+    class Client(JobSubmissionClient):  # type: ignore[misc]
+        """Ray's own sets no limit to how long an answer may take."""
+
+        def _do_request(self, *arguments: Any, **options: Any) -> Any:
+            return super()._do_request(*arguments, **({"timeout": _ANSWER_SECONDS} | options))
+
+    for module in ("job.sdk", "dashboard_sdk"):
+        logging.getLogger(f"ray.dashboard.modules.{module}").setLevel(logging.WARNING)
+    with _explained(address):
+        return Client(address)
 
 
-def job_server(address: str | None, token_file: Path | None) -> JobServer:
-    """The server at ``address`` (or where the environment says), with the token in ``token_file`` (or Ray's own)."""
-    return JobServer(dashboard_address(address), cluster_token(token_file))
+@contextmanager
+def _explained(server: Any, name: str | None = None) -> Iterator[None]:
+    """Errors of the client as ``UserError``; ``server``: the client, or its address; ``name``: of the job asked for."""
+    import requests
+    from ray.exceptions import AuthenticationError
+
+    address = server if isinstance(server, str) else server.get_address()
+    try:
+        yield
+    except AuthenticationError as error:
+        raise UserError(
+            f"The cluster at {address} refuses this token, or there is none. Set RAY_AUTH_TOKEN_PATH to the file with"
+            " the token that the cluster was started with, or put it into ~/.ray/auth_token."
+        ) from error
+    except (ConnectionError, requests.exceptions.RequestException) as error:
+        raise Unreachable(
+            f"No Ray dashboard answers at {address}. Start a cluster (cluster_configs/), open a tunnel to one"
+            " (ssh -L 8265:localhost:8265 HEAD), or correct --address."
+        ) from error
+    except RuntimeError as error:
+        message = str(error)
+        if name is not None and ("does not exist" in message or "status code 404" in message):
+            message = f"The cluster at {address} knows no job {name}. `raytriever jobs status` lists its jobs."
+            raise UserError(message) from error
+        if "already exists" in message or "already been used" in message:
+            raise UserError("A job of this name has been submitted before. Give another --name.") from error
+        raise UserError(f"The cluster at {address} refused: {message}") from error
 
 
-def job_line(job: Job, now: float) -> str:
-    """A job as ``raytriever jobs status`` lists it; ``now`` in seconds since 1970."""
-    seconds = format_seconds((job.ended or now) - job.started) if job.started else "-"
-    code = "" if job.exit_code is None else f" (exit code {job.exit_code})"
-    return f"{job.name}  {job.status}{code}  {seconds}  {job.entrypoint}"
-
-
-def _checked(command: Sequence[str]) -> list[str]:
+def checked_command(command: Sequence[str]) -> list[str]:
     """The command without the program's own name.
 
     Raises ``UserError`` where there is no such command, and where a word of it seems to hold a password.
@@ -173,96 +182,145 @@ def _checked(command: Sequence[str]) -> list[str]:
             raise UserError(
                 f"submit: word {number} of the command is a URI with an '@', which stands behind a user's name or a"
                 " key, and Ray shows a job's command to all users of the cluster and writes it into its logs. Leave"
-                " them out of the URI: nodes reach storage by a role, or by variables that are sent with --env NAME."
+                " them out of the URI: nodes reach storage by a role, or by variables of their own environment."
             )
     words = list(command[1:] if Path(command[0]).name == "raytriever" else command)
-    known = sorted({*JOBS, *COMMANDS} - {"submit", "jobs"})
+    known = sorted({*COMMANDS, *JOBS} - {"submit", "jobs"})
     if not words or words[0] not in known:
         given = words[0] if words else "nothing"
         raise UserError(f"submit: '{given}' is no command that a cluster can run.{did_you_mean(given, known)}")
     return words
 
 
-def _sealed(names: Sequence[str], token: str | None) -> str | None:
-    """The variables of these names, sealed; None without any. Raises ``UserError`` where one can't be sent safely."""
-    if not names:
-        return None
-    for name in names:
-        if "=" in name:
-            raise UserError(
-                f"--env {name.partition('=')[0]}=… holds a value, which other users of this machine could read in the"
-                " process list. Set the variable first, then give its name alone."
+def _runtime_environment(file: Path | None) -> dict[str, Any]:
+    values = read_yaml(file, f"Runtime environment {file}") if file else {}
+    if "working_dir" in values:
+        raise UserError(f"Runtime environment {file}: 'working_dir' is set by `submit` itself. Leave it out.")
+    return values
+
+
+def submit_job(
+    client: Any, words: Sequence[str], name: str, environment: dict[str, Any], *, installed: bool = False
+) -> None:
+    """Sends the program (unless it is ``installed`` there) and its settings, and starts ``words`` as the job ``name``.
+
+    ``environment``: Ray's runtime environment. Raises ``UserError`` where a settings file can't be sent.
+    """
+    renamed, settings = settings_files(words)
+    if installed:
+        if settings:
+            raise UserError("--installed sends no files, and this command names a settings file. Leave it out.")
+        with _explained(client):
+            client.submit_job(
+                entrypoint=shlex.join(["raytriever", *renamed]), submission_id=name, runtime_env=environment
             )
-        if name not in os.environ:
-            raise UserError(f"--env {name}: this variable is not set here. Set it, or leave the option out.")
-    if token is None:
-        raise UserError(
-            "--env sends secrets, and this cluster takes jobs without a token, so anyone who reaches it could read"
-            " them. Start it with RAY_AUTH_MODE=token (docs/cluster.md), or set the variables on its nodes."
-        )
-    return seal({name: os.environ[name] for name in names}, token)
+        return
+    with tempfile.TemporaryDirectory(prefix="raytriever-") as folder:
+        package = Path(folder) / "raytriever.zip"
+        size = write_package(package, settings)
+        log.info(f"{name}: {size / 1e6:.1f} MB of program and settings to {client.get_address()}")
+        with _explained(client):  # which sends no package that the cluster has already
+            client.submit_job(
+                entrypoint=shlex.join(["python", "-m", "raytriever", *renamed]),
+                submission_id=name,
+                runtime_env=environment | {"working_dir": str(package)},
+            )
 
 
-def _environment(file: Path | None, sealed: str | None) -> dict[str, Any]:
-    """The runtime environment in ``file``, with what opens the sealed variables on each worker."""
-    where = f"Runtime environment {file}"
-    values = read_yaml(file, where) if file else {}
-    for key in ("working_dir", "worker_process_setup_hook"):
-        if key in values:
-            raise UserError(f"{where}: '{key}' is set by `submit` itself. Leave it out.")
-    if sealed is None:
-        return values
-    variables = (values.get("env_vars") or {}) | {SEALED_VARIABLE: sealed}
-    return values | {"env_vars": variables, "worker_process_setup_hook": OPENING_HOOK}
+class _Shown:
+    """A job's log on stdout, each character once, though the server sends all of it anew for each connection."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def show(self, text: str, begin: int = 0) -> None:
+        """What is new of ``text``, which begins at the log's character ``begin``."""
+        if new := text[max(0, self._count - begin) :]:
+            sys.stdout.write(new)
+            sys.stdout.flush()
+            self._count = begin + len(text)
+
+    async def follow(self, client: Any, name: str) -> None:
+        """Shows the log as it grows, until the connection ends, is cut or is silent for long."""
+        import aiohttp
+
+        begin, texts = 0, aiter(client.tail_job_logs(name))
+        while True:
+            try:
+                async with asyncio.timeout(_SILENCE_SECONDS):
+                    text = await anext(texts)
+            except (StopAsyncIteration, TimeoutError, RuntimeError, aiohttp.ClientError, OSError):
+                return
+            self.show(text, begin)
+            begin += len(text)
 
 
-def follow_job(server: JobServer, name: str) -> int:
-    """Shows the job's log until it ends; returns its exit code. Ctrl-C asks whether to stop it or to leave it alone."""
-    shown = JobLog(server, name, _write)
-    while True:
-        try:
-            return _closed(shown.follow())
-        except KeyboardInterrupt:
-            answer = _asked(name)
-            if answer == "stop":
-                server.stop(name)
-                log.info(f"{name}: asked to stop")
-                return _INTERRUPTED
-            if answer == "detach":
-                log.info(f"{name}: goes on; raytriever jobs logs {name} --follow, raytriever jobs stop {name}")
-                return _INTERRUPTED
+def follow_job(client: Any, name: str) -> int:
+    """Shows the job's log until it ends; returns its exit code as a shell would give it.
 
-
-def _asked(name: str) -> str:
-    """What to do with a running job: 'stop', 'detach' or 'follow'; without a terminal it is left alone."""
-    if not sys.stdin.isatty():
-        return "detach"
+    A lost connection is opened again. An interrupt leaves the job running. Raises ``UserError`` where the cluster
+    doesn't answer for minutes, or knows no such job.
+    """
+    shown, answered = _Shown(), time.monotonic()
     try:
-        answer = input(f"\n{name} is running. [s]top it, [d]etach and leave it running, or [f]ollow it on? ")
-    except (EOFError, KeyboardInterrupt):
-        return "detach"
-    return {"s": "stop", "f": "follow"}.get(answer.strip().lower()[:1], "detach")
+        while True:
+            pause = _POLL_SECONDS
+            try:
+                with _explained(client, name):
+                    job = client.get_job_info(name)
+                answered = time.monotonic()
+                if job.status.is_terminal():
+                    _show_rest(client, name, shown)
+                    return _closed(job)
+                asyncio.run(shown.follow(client, name))
+            except Unreachable as error:
+                pause = _RECONNECT_SECONDS
+                if time.monotonic() - answered > _PATIENCE_SECONDS:
+                    raise UserError(
+                        f"{error} It has not answered for some minutes. The job may run on; later: raytriever jobs logs"
+                        f" {name} --follow"
+                    ) from error
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        log.info(f"{name}: goes on; raytriever jobs logs {name} --follow, raytriever jobs stop {name}")
+        return _INTERRUPTED
 
 
-def _closed(job: Job) -> int:
-    """Says how the job ended; its exit code as a shell would give it."""
-    seconds = f" in {format_seconds(job.ended - job.started)}" if job.started and job.ended else ""
+def _show_rest(client: Any, name: str, shown: _Shown) -> None:
+    """What a job that is over wrote last."""
+    try:
+        with _explained(client, name):
+            shown.show(client.get_job_logs(name))
+    except Unreachable:
+        raise
+    except UserError as error:  # the node that has the log is lost; how the job ended is known all the same
+        log.warning(f"{name}: the end of its log can't be read. {error}")
+
+
+def _row(job: Any, now: float) -> list[str]:
+    """A job as ``raytriever jobs status`` lists it; ``now`` in seconds since 1970, Ray's times in milliseconds."""
+    seconds = format_seconds((job.end_time or 1000 * now) / 1000 - job.start_time / 1000) if job.start_time else "-"
+    code = "" if job.driver_exit_code is None else f" (exit code {job.driver_exit_code})"
+    return [job.submission_id, f"{job.status.value}{code}", seconds, job.entrypoint]
+
+
+def _closed(job: Any) -> int:
+    """Logs how the job ended; its exit code."""
+    name, code = job.submission_id, job.driver_exit_code
+    ran = job.start_time and job.end_time
+    seconds = f" in {format_seconds((job.end_time - job.start_time) / 1000)}" if ran else ""
     if job.status == "SUCCEEDED":
-        log.info(f"{job.name}: done{seconds}")
+        log.info(f"{name}: done{seconds}")
         return 0
     if job.status == "STOPPED":
-        log.info(f"{job.name}: stopped{seconds}; submit the same command again, it goes on from there")
+        log.info(f"{name}: stopped{seconds}; submit the same command again, it goes on from there")
         return _INTERRUPTED
-    if job.exit_code is None:  # it never began, or what watched it is lost; Ray's message tells which
+    if code is None:  # it never began, or what watched it is lost; Ray's message tells which
+        reason = (job.message or "").strip() or "Ray does not say why"
         log.info(
-            f"{job.name}: ended without an exit code{seconds}: {job.message.strip() or 'Ray does not say why'}. Submit"
-            " the same command again, it goes on from what is finished"
+            f"{name}: ended without an exit code{seconds}: {reason}. Submit the same command again, it goes on from"
+            " what is finished"
         )
         return 1
-    log.info(f"{job.name}: failed with exit code {job.exit_code}{seconds}")
-    return job.exit_code if job.exit_code > 0 else 128 - job.exit_code  # a negative one is a signal's number
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    log.info(f"{name}: failed with exit code {code}{seconds}")
+    return int(code) if code > 0 else 128 - int(code)  # a negative one is a signal's number

@@ -20,13 +20,12 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from ray.job_submission import JobSubmissionClient
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
-from raytriever.cluster.job_server import JobServer
-from raytriever.cluster.submit import JobLog
 from tests.cluster.test_command import write_collection
 from tests.unit.small_run import make
 
@@ -39,6 +38,7 @@ class TokenCluster:
     address: str
     token_file: Path
     folder: Path
+    secret: str
 
     def run(self, *arguments: str, token: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "raytriever", *arguments]
@@ -62,8 +62,8 @@ def free_ports(number: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[TokenCluster]:
-    """A head on loopback, started as docs/cluster.md says."""
+def cluster(object_store: str) -> Iterator[TokenCluster]:  # noqa: ARG001
+    """A head on loopback, started as docs/cluster.md says, with the keys of a store in its environment."""
     if sys.platform != "linux":
         pytest.skip("a second loopback address is Linux's")
     folder = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))  # Ray's sockets need a short path
@@ -73,6 +73,9 @@ def cluster() -> Iterator[TokenCluster]:
     gcs, dashboard, client, agent = free_ports(4)
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = outside() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file), "PATH": programs}
+    secret = f"hush{secrets.token_hex(8)}"
+    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED")
+    environment |= {name: os.environ[name] for name in names} | {"AWS_SECRET_ACCESS_KEY": secret}
     environment |= {"RAY_ENABLE_WORKER_PRESTART": "0", "OMP_NUM_THREADS": "1"}
     command = ["ray", "start", "--head", "--block", "--num-cpus=1", "--object-store-memory=100000000"]
     command += [f"--node-ip-address={HEAD}", f"--port={gcs}", f"--dashboard-host={HEAD}", "--disable-usage-stats"]
@@ -91,7 +94,7 @@ def cluster() -> Iterator[TokenCluster]:
     address = f"http://{HEAD}:{dashboard}"
     try:
         wait_for(int(dashboard), head)
-        yield TokenCluster(address, token_file, folder)
+        yield TokenCluster(address, token_file, folder, secret)
     finally:
         os.killpg(head.pid, signal.SIGKILL)
         head.wait(60)
@@ -168,7 +171,8 @@ def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(
     assert "runs/mine is a relative path" in failed.stdout
 
     listed = cluster.run("jobs", "status").stdout.splitlines()
-    assert [line.split("  ")[:2] for line in listed] == [
+    assert [re.split("  +", line)[:2] for line in listed] == [
+        ["job", "status"],
         ["first", "SUCCEEDED (exit code 0)"],
         ["second", "FAILED (exit code 2)"],
     ]
@@ -178,14 +182,13 @@ def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(
     assert "knows no job third" in cluster.run("jobs", "logs", "third").stderr
 
 
-def test_secrets_reach_the_job_and_nothing_else(cluster: TokenCluster, object_store: str, tmp_path: Path) -> None:
-    secret = f"hush{secrets.token_hex(8)}"
-    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED")
-    variables = {name: os.environ[name] for name in names} | {"AWS_SECRET_ACCESS_KEY": secret}
-    options = [part for name in variables for part in ("--env", name)]
+def test_secrets_of_the_nodes_reach_the_job_and_nothing_else(
+    cluster: TokenCluster, object_store: str, tmp_path: Path
+) -> None:
+    secret = cluster.secret
     command = collect(write_collection(tmp_path / "data"), f"{object_store}/submitted")
     with ProcessList(secret) as processes:
-        done = cluster.run("submit", *options, "--", *command, **variables)
+        done = cluster.run("submit", "--", *command)
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert Artifact(f"{object_store}/submitted").rows == 3
     assert not processes.seen
@@ -218,7 +221,8 @@ def scraped(cluster: TokenCluster, run: str) -> dict[str, tuple[str, float]]:
 def test_a_job_is_watched_by_its_metrics_and_by_its_log_as_json(cluster: TokenCluster, tmp_path: Path) -> None:
     output = tmp_path / "watched" / "corpus"
     command = collect(write_collection(tmp_path / "data"), str(output))
-    options = ["--name", "logged", "--env", "RAYTRIEVER_LOG"]
+    (tmp_path / "env.yaml").write_text("env_vars: {RAYTRIEVER_LOG: json}\n")
+    options = ["--name", "logged", "--runtime-env", str(tmp_path / "env.yaml")]
     done = cluster.run("submit", *options, "--", *command, RAYTRIEVER_LOG="json")
     assert done.returncode == 0, (done.stdout, done.stderr)
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -246,20 +250,25 @@ def test_the_process_list_is_watched() -> None:
     assert processes.seen
 
 
-def test_a_job_that_was_sent_no_folder_refuses_a_relative_output(cluster: TokenCluster, tmp_path: Path) -> None:
+def jobs_client(cluster: TokenCluster, monkeypatch: pytest.MonkeyPatch) -> JobSubmissionClient:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.address)
+    return JobSubmissionClient(headers={"Authorization": f"Bearer {cluster.token_file.read_text()}"})
+
+
+def test_a_job_that_was_sent_no_folder_refuses_a_relative_output(
+    cluster: TokenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = shlex.join([sys.executable, "-m", "raytriever", *collect(tmp_path, "runs/mine")])
-    server = JobServer(cluster.address, cluster.token_file.read_text())
-    server.submit(command, "without-folder", {}, None)
-    ended = JobLog(server, "without-folder", print).follow()
-    assert ended.exit_code == 2
-    assert "runs/mine is a relative path" in server.logs("without-folder")
+    jobs_client(cluster, monkeypatch).submit_job(entrypoint=command, submission_id="without-folder")
+    ended = cluster.run("jobs", "logs", "without-folder", "--follow")
+    assert ended.returncode == 2
+    assert "runs/mine is a relative path" in ended.stdout
 
 
-def test_a_job_is_stopped(cluster: TokenCluster) -> None:
-    server = JobServer(cluster.address, cluster.token_file.read_text())
-    assert not server.is_open()
-    server.submit("sleep 300", "endless", {}, None)
-    while server.job("endless").status == "PENDING":
+def test_a_job_is_stopped(cluster: TokenCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = jobs_client(cluster, monkeypatch)
+    client.submit_job(entrypoint="sleep 300", submission_id="endless")
+    while client.get_job_status("endless") == "PENDING":
         time.sleep(0.2)
     assert cluster.run("jobs", "stop", "endless").stdout == "endless: asked to stop\n"
     followed = cluster.run("jobs", "logs", "endless", "--follow")

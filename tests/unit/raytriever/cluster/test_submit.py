@@ -1,67 +1,27 @@
-"""Submitting without a cluster: what is sealed, what is refused, and Ctrl-C."""
+"""Submitting without a cluster: what is refused, and a log that is followed through cuts and early ends."""
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ray.job_submission import JobDetails
 from typer.testing import CliRunner
 
 from raytriever.cli import app
 from raytriever.cluster import submit
 from raytriever.cluster.doctor import diagnose
-from raytriever.cluster.job_server import Job
-from raytriever.cluster.tokens import SEALED_VARIABLE, cluster_token, open_environment, seal
 from raytriever.errors import UserError
 from raytriever.stages.ray_session import refuse_copied_folder
-
-TOKEN = "4f" * 32
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_API_SERVER_ADDRESS", SEALED_VARIABLE):
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_API_SERVER_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
-def test_the_token_is_found_where_ray_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cluster_token() is None
-    (tmp_path / "home" / ".ray").mkdir(parents=True)
-    (tmp_path / "home" / ".ray" / "auth_token").write_text("of-home\n")
-    assert cluster_token() == "of-home"
-    (tmp_path / "other").write_text("of-path\n")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "other"))
-    assert cluster_token() == "of-path"
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-variable")
-    assert cluster_token() == "of-variable"
-    (tmp_path / "given").write_text("given")
-    assert cluster_token(tmp_path / "given") == "given"
-
-
-@pytest.mark.parametrize("content", [None, b"", b"two words", b"\xff\xfe"])
-def test_a_file_without_a_token_is_named(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "token").write_bytes(content)
-    with pytest.raises(UserError, match="token"):
-        cluster_token(tmp_path / "token")
-
-
-def test_sealed_variables_show_nothing_and_open_with_the_token_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    sealed = seal({"HF_TOKEN": "hf_secret", "OTHER": "ü\n"}, TOKEN)
-    assert "hf_secret" not in sealed
-    assert "HF_TOKEN" not in sealed
-    found = {SEALED_VARIABLE: sealed, "HF_TOKEN": "the node's own"}
-    with pytest.raises(UserError, match="has none"):
-        open_environment(dict(found))
-    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN[:-1])
-    with pytest.raises(UserError, match="another token"):
-        open_environment(dict(found))
-    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    open_environment(found)
-    assert found == {SEALED_VARIABLE: sealed, "HF_TOKEN": "hf_secret", "OTHER": "ü\n"}
-    nothing: dict[str, str] = {}
-    open_environment(nothing)
-    assert nothing == {}
 
 
 def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -117,46 +77,34 @@ def test_every_command_that_writes_refuses_it(
 )
 def test_only_commands_of_the_program_are_submitted(command: list[str], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
-        submit._checked(command)
-    assert submit._checked(["bin/raytriever", "run", "x"]) == ["run", "x"]
-    assert submit._checked(["doctor", "--storage", "x"]) == ["doctor", "--storage", "x"]
+        submit.checked_command(command)
+    assert submit.checked_command(["bin/raytriever", "run", "x"]) == ["run", "x"]
+    assert submit.checked_command(["doctor", "--storage", "x"]) == ["doctor", "--storage", "x"]
 
 
 @pytest.mark.parametrize("word", ["s3://KEY:SE/CRET@b/x", "output=s3://KEY:SE/CRET@b/x", "https://me:SECRET@store"])
 @pytest.mark.parametrize("command", [["run", "quickstart", "--output"], []])
 def test_a_password_in_a_uri_is_not_sent(command: list[str], word: str) -> None:
     with pytest.raises(UserError, match=f"word {len(command) + 1} of the command is a URI with an '@'") as raised:
-        submit.submit_job([*command, word], None, None, [], None, None, installed=False)
+        submit.checked_command([*command, word])
     assert "SE" not in str(raised.value)
-    assert submit._checked(["run", "a@b", "--output", "s3://b/x"]) == ["run", "a@b", "--output", "s3://b/x"]
+    assert submit.checked_command(["run", "a@b", "--output", "s3://b/x"]) == ["run", "a@b", "--output", "s3://b/x"]
 
 
-def test_a_secret_is_neither_given_on_the_command_line_nor_sent_in_the_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINE", "value")
-    assert submit._sealed([], None) is None
-    with pytest.raises(UserError, match="process list") as raised:
-        submit._sealed(["MINE=hush"], TOKEN)
-    assert "hush" not in str(raised.value)
-    with pytest.raises(UserError, match="not set here"):
-        submit._sealed(["ABSENT"], TOKEN)
-    with pytest.raises(UserError, match="without a token"):
-        submit._sealed(["MINE"], None)
-
-
-def test_a_runtime_environment_keeps_its_own_variables(tmp_path: Path) -> None:
+def test_a_runtime_environment_is_sent_but_for_what_submit_sets(tmp_path: Path) -> None:
     file = tmp_path / "env.yaml"
     file.write_text("env_vars: {A: '1'}\npip: [x]\n")
-    sent = submit._environment(file, "sealed")
-    assert sent["env_vars"] == {"A": "1", SEALED_VARIABLE: "sealed"}
-    assert sent["pip"] == ["x"]
-    assert submit._environment(None, None) == {}
+    assert submit._runtime_environment(file) == {"env_vars": {"A": "1"}, "pip": ["x"]}
+    assert submit._runtime_environment(None) == {}
     file.write_text("working_dir: .\n")
     with pytest.raises(UserError, match="'working_dir' is set by"):
-        submit._environment(file, None)
+        submit._runtime_environment(file)
 
 
-def job(status: str, code: int | None = None) -> Job:
-    return Job("name", status, "python -m raytriever", "why", code, 1.0, 3.0)
+def job(status: str, code: int | None = None, **values: Any) -> JobDetails:
+    given = {"submission_id": "name", "entrypoint": "python -m raytriever", "message": "why", "start_time": 1000}
+    ended = {"type": "SUBMISSION", "status": status, "driver_exit_code": code, "end_time": 3000}
+    return JobDetails(**(given | ended | values))
 
 
 @pytest.mark.parametrize(
@@ -169,78 +117,136 @@ def job(status: str, code: int | None = None) -> Job:
         (job("STOPPED", -15), 130),
     ],
 )
-def test_the_exit_code_is_the_jobs(ended: Job, code: int) -> None:
+def test_the_exit_code_is_the_jobs(ended: JobDetails, code: int) -> None:
     assert submit._closed(ended) == code
 
 
-@pytest.mark.parametrize(("ended", "seconds"), [(1.0 + 9 * 3600, " in 9 h"), (None, "")])
-def test_a_job_without_an_exit_code_is_told_as_ray_tells_it(
-    capsys: pytest.CaptureFixture[str], ended: float | None, seconds: str
-) -> None:
-    lost = Job("night", "FAILED", "python", "Job supervisor actor died: its node has died.\n", None, 1.0, ended)
+@pytest.mark.parametrize(("ended", "seconds"), [(1000 + 9 * 3_600_000, " in 9 h"), (None, "")])
+def test_a_job_without_an_exit_code_is_told_as_ray_tells_it(logged: list[str], ended: int | None, seconds: str) -> None:
+    lost = job("FAILED", message="Job supervisor actor died: its node has died.\n", end_time=ended)
     assert submit._closed(lost) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"night: ended without an exit code{seconds}")
-    assert "Job supervisor actor died: its node has died." in said
-    assert "never began" not in said
+    assert logged[0].startswith(f"name: ended without an exit code{seconds}")
+    assert "Job supervisor actor died: its node has died." in logged[0]
 
 
-class Interrupted:
-    """A server whose job writes a line and is interrupted, a number of times, before it ends."""
-
-    def __init__(self, interrupts: int) -> None:
-        self.interrupts, self.stopped, self.lines = interrupts, 0, 0
-
-    def job(self, _: str) -> Job:
-        return job("RUNNING") if self.interrupts else job("SUCCEEDED", 0)
-
-    def logs(self, _: str) -> str:
-        return "".join(f"line {number}\n" for number in range(self.lines))
-
-    async def tail(self, name: str) -> AsyncIterator[str]:
-        self.lines += 1
-        yield self.logs(name)
-        self.interrupts -= 1
-        raise KeyboardInterrupt
-
-    def stop(self, _: str) -> bool:
-        self.stopped += 1
-        return True
+LOG = "0123456789" * 3
+CUTS = (RuntimeError("WebSocket connection closed unexpectedly"), OSError("reset"))
 
 
+class Server:
+    """Ray's client of a server that does one thing after another: how far each tail comes, and how it ends.
+
+    A step is a number of characters after which the tail ends as if all was said, the same with an exception that ends
+    it, or an exception that the question for the job meets. After the last step the job is over.
+    """
+
+    def __init__(self, *steps: Any, log: str = LOG) -> None:
+        self.steps, self.log = list(steps), log
+
+    def get_address(self) -> str:
+        return "http://head:8265"
+
+    def get_job_info(self, _: str) -> JobDetails:
+        if self.steps and isinstance(self.steps[0], Exception):
+            raise self.steps.pop(0)
+        return job("RUNNING") if self.steps else job("SUCCEEDED", 0)
+
+    async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
+        step = self.steps.pop(0)
+        length, error = step if isinstance(step, tuple) else (step, None)
+        for start in range(0, length, 3):
+            yield self.log[start : min(start + 3, length)]
+        if error is not None:
+            raise error
+
+    def get_job_logs(self, _: str) -> str:
+        return self.log
+
+
+AWAY = ConnectionError("nothing answers")
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that were waited, without waiting."""
+    seconds: list[float] = []
+    monkeypatch.setattr(submit.time, "sleep", seconds.append)
+    monkeypatch.setattr(submit.time, "monotonic", lambda: sum(seconds))
+    return seconds
+
+
+@pytest.mark.usefixtures("waited")
 @pytest.mark.parametrize(
-    ("answers", "code", "stopped", "lines"),
+    "steps",
     [
-        (["s"], 130, 1, 1),
-        (["d"], 130, 0, 1),
-        (["f"], 0, 0, 1),
-        (["f", "f", "f"], 0, 0, 3),
-        (["f", "", "s"], 130, 0, 2),
-        (["Stop"], 130, 1, 1),
+        [],  # over before it was asked for
+        [30],
+        [12],  # the end of the tail comes before the end of the job
+        [5, 5, 17, 17],
+        [0, 0],
+        [(4, CUTS[0]), (4, CUTS[1]), (7, CUTS[0]), 30],
+        [12, AWAY, 12],  # what was shown before stays known
+        [AWAY, (9, CUTS[0])],
     ],
 )
-def test_ctrl_c_asks_and_nothing_is_shown_twice(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    answers: list[str],
-    code: int,
-    stopped: int,
-    lines: int,
-) -> None:
-    server, given = Interrupted(len(answers)), iter(answers)
-    monkeypatch.setattr("builtins.input", lambda _: next(given))
-    monkeypatch.setattr("sys.stdin", Terminal())
-    assert submit.follow_job(server, "name") == code  # type: ignore[arg-type]
-    assert server.stopped == stopped
-    assert capsys.readouterr().out == "".join(f"line {number}\n" for number in range(lines))
+def test_every_character_is_shown_once(capsys: pytest.CaptureFixture[str], steps: list[Any]) -> None:
+    assert submit.follow_job(Server(*steps), "name") == 0
+    assert capsys.readouterr().out == LOG
 
 
-class Terminal:
-    def isatty(self) -> bool:
-        return True
+def test_a_cluster_that_stays_away_is_given_up_in_the_end(waited: list[float]) -> None:
+    with pytest.raises(UserError, match="jobs logs name --follow"):
+        submit.follow_job(Server(12, *[AWAY] * 1000), "name")
+    assert 180 < sum(waited) < 190
 
 
-def test_without_a_terminal_the_job_is_left_alone() -> None:
-    server = Interrupted(1)
-    assert submit.follow_job(server, "name") == 130  # type: ignore[arg-type]
-    assert server.stopped == 0
+@pytest.mark.usefixtures("waited")
+def test_how_a_job_ended_is_known_without_its_log(logged: list[str]) -> None:
+    class Lost(Server):
+        def get_job_logs(self, _: str) -> str:
+            raise RuntimeError("its node is gone")
+
+    assert submit.follow_job(Lost(12), "name") == 0
+    assert "its node is gone" in logged[0]
+
+
+@pytest.mark.usefixtures("waited")
+def test_an_unknown_job_and_an_interrupt(logged: list[str]) -> None:
+    gone = RuntimeError("Request failed with status code 404: name does not exist")
+    with pytest.raises(UserError, match="knows no job name"):
+        submit.follow_job(Server(12, gone), "name")
+    assert submit.follow_job(Server((12, KeyboardInterrupt())), "name") == 130
+    assert logged == ["name: goes on; raytriever jobs logs name --follow, raytriever jobs stop name"]
+
+
+def test_a_silent_connection_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Silent(Server):
+        async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
+            self.steps.pop(0)
+            yield self.log[:4]
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr(submit, "_SILENCE_SECONDS", 0.1)
+    assert submit.follow_job(Silent(1), "name") == 0
+    assert capsys.readouterr().out == LOG
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "http://", "https://me:pw@head"])
+def test_an_address_that_takes_no_jobs_is_refused(address: str) -> None:
+    with pytest.raises(UserError, match="--address") as raised:
+        submit.job_client(address)
+    assert "pw" not in str(raised.value)
+
+
+def test_no_server_is_named_and_its_address_wins_over_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://elsewhere:8265")
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://another:8265")
+    with pytest.raises(UserError, match=r"No Ray dashboard answers at http://127\.0\.0\.1:1\b"):
+        submit.job_client("http://127.0.0.1:1")
+
+
+def test_a_server_that_says_nothing_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")  # restored afterwards
+    monkeypatch.setattr(submit, "_ANSWER_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(submit.Unreachable):
+        submit.job_client(f"http://127.0.0.1:{listener.getsockname()[1]}")
