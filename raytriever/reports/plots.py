@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -27,6 +28,9 @@ ORANGE = "#c8642b"
 _LINES = ((BLUE, "-"), (ORANGE, "-"), (INK, "-"), (BLUE, "--"), (ORANGE, "--"), (GREY, "-"))
 
 _WIDTH = 9.6  # inches; the page is as wide
+_MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
+_FIRST_TO_LAST = LinearSegmentedColormap.from_list("first to last", ["#e4ebf1", "#7ba3c9", BLUE, "#0f2b47"])
+_LOGARITHMIC_FROM = 100  # a scale for values whose largest is so many times their smallest
 _ROUNDING = 1e-12  # of the largest; no bins can be told apart in less than a hundredth of it
 
 _LOOK: dict[Any, Any] = {
@@ -74,6 +78,47 @@ class Interval:
     low: float
     high: float
     is_significant: bool
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values (n,) over steps (n,) under a name."""
+
+    name: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One or more curves in one pair of axes; of several, their running means only, told apart by a legend.
+
+    ``smoothed``: a point for every step and a running mean; else a line through all points. ``stacked``: shares of a
+    whole, one on top of the other, from the first to the last. ``marked``: the step of the one curve's point that is
+    set off; ``dots``: a dot at every point of a line that is not smoothed.
+    """
+
+    title: str
+    curves: Sequence[Curve]
+    smoothed: bool = True
+    stacked: bool = False
+    marked: int | None = None
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class SettingPanel:
+    """Settings of a sweep: ``names`` (n,) are their values of ``key``; of ``measure`` means and deviations (n,).
+
+    A mean is not a number where nothing finished. ``joined``: by a line, where the values are numbers.
+    """
+
+    measure: str
+    key: str
+    names: Sequence[str]
+    means: NDArray[np.float64]
+    deviations: NDArray[np.float64]
+    joined: bool = False
 
 
 def ridgelines(distributions: Sequence[Distribution], label: str, description: str, *, whole: bool = False) -> str:
@@ -209,73 +254,6 @@ def _whole_bins(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.arange(low, high + 1 + width, width) - 0.5
 
 
-def shown(text: str, longest: int = 40) -> str:
-    """A name as a plot shows it: on one line, not too long."""
-    line = re.sub(r"\s+", " ", printable(text))
-    return line if len(line) <= longest else line[: longest - 1] + "…"
-
-
-def svg_of(draw: Callable[[Figure], None], height: float, description: str) -> str:
-    """An ``<svg>`` element whose ids are its own, with ``description`` for those who can't see it."""
-    buffer = io.StringIO()
-    with mpl.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
-        mpl.rcdefaults()  # whatever the user's matplotlibrc says
-        mpl.rcParams.update(_LOOK | {"svg.hashsalt": description})
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        draw(figure)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=nothing)
-    return _inline(buffer.getvalue(), description)
-
-
-def _inline(document: str, description: str) -> str:
-    """What of matplotlib's file belongs inside a page: no prologue, no xlink, no style of its own, ids made unique."""
-    svg = document[document.index("<svg") :].strip()
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
-    svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
-    prefix = re.sub(r"[^a-z0-9]+", "-", description.lower()).strip("-")
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names of groups: nothing refers to them
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
-    label = escape(printable(description))
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-
-
-# Plots of what changes over training steps: panels of curves, of shares that fill a whole, of evaluations.
-
-_MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
-_COLORS = (BLUE, ORANGE, INK, GREY)
-_FIRST_TO_LAST = LinearSegmentedColormap.from_list("first to last", ["#e4ebf1", "#7ba3c9", BLUE, "#0f2b47"])
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Values (n,) over steps (n,) under a name."""
-
-    name: str
-    steps: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One or more curves in one pair of axes; of several, their running means only, told apart by a legend.
-
-    ``smoothed``: a point for every step and a running mean; else a line through all points. ``stacked``: shares of a
-    whole, one on top of the other, from the first to the last. ``marked``: the step of the one curve's point that is
-    set off; ``dots``: a dot at every point of a line that is not smoothed.
-    """
-
-    title: str
-    curves: Sequence[Curve]
-    smoothed: bool = True
-    stacked: bool = False
-    marked: int | None = None
-    dots: bool = False
-
-
 def curve_panels(panels: Sequence[Panel], description: str, boundaries: Sequence[float] = ()) -> str:
     """Two panels beside each other; ``boundaries``: steps at which an epoch ends."""
     rows = -(-len(panels) // 2)
@@ -324,8 +302,8 @@ def _draw_curves(axes: Axes, panel: Panel) -> None:
         x, y = thin(curve.steps.astype(np.float64)), thin(curve.values)
         if panel.smoothed:
             x, y = steps_of_mean(x, y), running_mean(y)
-        color = _COLORS[number % len(_COLORS)]
-        axes.plot(x, y, color=color, linewidth=1.6, label=shown(curve.name, 20))
+        color, style = _LINES[number % len(_LINES)]
+        axes.plot(x, y, color=color, linestyle=style, linewidth=1.6, label=shown(curve.name, 20))
     _legend(axes)
 
 
@@ -380,3 +358,112 @@ def thin(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if len(values) <= _MOST_POINTS:
         return values
     return np.array([piece.mean() for piece in np.array_split(values, _MOST_POINTS)])
+
+
+def setting_panels(panels: Sequence[SettingPanel], description: str) -> str:
+    """Panels beside each other: every setting is a dot with a bar of ± one deviation, the highest a large one."""
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw_settings(axes, panel)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+
+    return svg_of(draw, 2.6 * rows, description)
+
+
+def _draw_settings(axes: Axes, panel: SettingPanel) -> None:
+    numbers = _numbers(panel.names)
+    if numbers is None:
+        names = list(dict.fromkeys(panel.names))
+        places = np.array([names.index(name) for name in panel.names], dtype=np.float64)
+        axes.set_xticks(range(len(names)), [shown(name, 16) for name in names])
+    else:
+        places = numbers
+        if numbers.min() > 0 and numbers.max() >= _LOGARITHMIC_FROM * numbers.min():
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(lambda *_: "")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    order = np.argsort(places, kind="stable")
+    order = order[np.isfinite(panel.means[order])]
+    x, y = places[order], panel.means[order]
+    style = "o-" if panel.joined and numbers is not None else "o"  # nothing lies between names
+    axes.errorbar(x, y, yerr=panel.deviations[order], fmt=style, color=BLUE, markersize=4, linewidth=1.4, capsize=2.5)
+    axes.plot(x[y.argmax()], y.max(), "o", color=ORANGE, markersize=8, zorder=3)
+    axes.set_title(shown(panel.measure))
+    axes.set_xlabel(shown(panel.key, 60))
+    axes.grid()
+
+
+def _numbers(names: Sequence[str]) -> NDArray[np.float64] | None:
+    """The values as finite numbers (n,), or None where one is none."""
+    try:
+        numbers = np.array([float(name) for name in names])
+    except ValueError:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
+def setting_map(down: SettingPanel, across: SettingPanel, measure: str, description: str) -> str:
+    """A cell for each pair of the two keys' values, darker for a higher mean; the highest has a frame."""
+    rows, columns = (list(dict.fromkeys(panel.names)) for panel in (down, across))
+    means = down.means.reshape(len(rows), len(columns))
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        edges = [np.arange(size + 1) - 0.5 for size in means.shape[::-1]]
+        axes.pcolormesh(*edges, np.ma.masked_invalid(means), cmap="Blues", edgecolors="white", linewidth=1)
+        low, high = np.nanmin(means), np.nanmax(means)
+        for (row, column), value in np.ndenumerate(means):
+            text = "failed" if math.isnan(value) else f"{value:.4f}"
+            is_dark = high > low and (value - low) / (high - low) > 0.6
+            axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color="white" if is_dark else INK)
+        row, column = divmod(int(np.nanargmax(means)), len(columns))
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=ORANGE, linewidth=2.2))
+        axes.set_xticks(range(len(columns)), [shown(name, 16) for name in columns])
+        axes.set_yticks(range(len(rows)), [shown(name, 16) for name in rows])
+        axes.set_xlabel(shown(across.key, 60))
+        axes.set_ylabel(shown(down.key, 40))
+        axes.set_title(shown(measure))
+        axes.tick_params(length=0)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.invert_yaxis()
+
+    return svg_of(draw, 0.36 * len(rows) + 1.3, description)
+
+
+def shown(text: str, longest: int = 40) -> str:
+    """A name as a plot shows it: on one line, not too long."""
+    line = re.sub(r"\s+", " ", printable(text))
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def svg_of(draw: Callable[[Figure], None], height: float, description: str) -> str:
+    """An ``<svg>`` element whose ids are its own, with ``description`` for those who can't see it."""
+    buffer = io.StringIO()
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
+        mpl.rcdefaults()  # whatever the user's matplotlibrc says
+        mpl.rcParams.update(_LOOK | {"svg.hashsalt": description})
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        draw(figure)
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    return _inline(buffer.getvalue(), description)
+
+
+def _inline(document: str, description: str) -> str:
+    """What of matplotlib's file belongs inside a page: no prologue, no xlink, no style of its own, ids made unique."""
+    svg = document[document.index("<svg") :].strip()
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
+    svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
+    prefix = re.sub(r"[^a-z0-9]+", "-", description.lower()).strip("-")
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names of groups: nothing refers to them
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
+    label = escape(printable(description))
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

@@ -104,6 +104,43 @@ def best_row(rows: Sequence[Row], column: Column) -> int | None:
     return None if best == -math.inf else means.index(best)
 
 
+@dataclass(frozen=True)
+class SweepResult:
+    """A whole sweep: what was asked for (``settings``, plain JSON), what is compared and what came out.
+
+    ``keys``: the swept ones without ``seed_key``; ``test_split``: whether anything compared is measured on a split
+    called "test"; ``drawn``: whether settings were drawn at random.
+    """
+
+    recipe: str
+    settings: dict[str, Any]
+    keys: Sequence[str]
+    seed_key: str | None
+    drawn: bool
+    columns: Sequence[Column]
+    results: Sequence[Result]
+    test_split: bool
+
+    @property
+    def rows(self) -> list[Row]:
+        """One a setting."""
+        return rows_of(self.results, self.seed_key)
+
+    @property
+    def failed(self) -> list[Result]:
+        """Trials without a result."""
+        return [result for result in self.results if result.failure]
+
+    def title(self, column: Column) -> str:
+        """The measure, and of which evaluation where there are several."""
+        several = len({other.evaluation for other in self.columns}) > 1
+        return f"{column.evaluation}: {column.measure}" if several else column.measure
+
+    def systems(self) -> str:
+        """Whose measures they are."""
+        return ", ".join(f"'{system}'" for system in dict.fromkeys(column.system for column in self.columns))
+
+
 def choose_columns(trial: Trial, measures: Sequence[str], system: str | None) -> list[Column]:
     """Which measures of which system are compared, from the recipe's evaluations; the first decides what is best.
 

@@ -21,8 +21,7 @@ from raytriever.stages.run import check_before_run, run_stage
 from raytriever.stages.stage import Stage, warned_of_on_a_cluster
 from raytriever.sweep.grid import Axis, drawn, folder_name, grid, parse_axis
 from raytriever.sweep.plan import StageGroup, Stages, Trial, check_keys, groups_of, plan_trial
-from raytriever.sweep.report import SweepResult
-from raytriever.sweep.results import Column, Failure, Result, choose_columns, read_result
+from raytriever.sweep.results import Column, Failure, Result, SweepResult, choose_columns, read_result
 
 
 class SweepSettings(Settings):

@@ -9,20 +9,11 @@ import numpy as np
 import pytest
 
 from raytriever.artifacts.storage import Folder
+from raytriever.reports.plots import SettingPanel, setting_map, setting_panels
 from raytriever.sweep.grid import drawn, folder_name, grid, parse_axis
 from raytriever.sweep.plan import Trial
-from raytriever.sweep.report import (
-    Line,
-    SweepResult,
-    Ticks,
-    sweep_curves,
-    sweep_dots,
-    sweep_lines,
-    sweep_map,
-    sweep_section,
-    write_sweep,
-)
-from raytriever.sweep.results import Column, Failure, Result, best_row, read_result, rows_of
+from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
+from raytriever.sweep.results import Column, Failure, Result, SweepResult, best_row, read_result, rows_of
 from tests.unit.small_run import make_artifact
 
 NDCG, RECALL = Column("evaluation", "trained", "nDCG@10"), Column("evaluation", "trained", "R@100")
@@ -171,32 +162,20 @@ def test_one_setting_has_no_plot():
     assert sweep_section(only).lead == "nDCG@10 of 'trained' in evaluation is 0.5000 ± 0.3536 over 2 seeds."
 
 
-@pytest.mark.parametrize(
-    ("names", "is_logarithmic", "numbers"),
-    [
-        (["0", "1"], False, [0.0, 1.0]),
-        (["1e-6", "1e-4"], True, [1e-6, 1e-4]),
-        (["1", "50"], False, [1.0, 50.0]),
-        (["1", "a"], False, None),
-        (["1", "nan"], False, None),
-    ],
-)
-def test_ticks_are_numbers_where_all_values_are(names, is_logarithmic, numbers):
-    ticks = Ticks("key", names)
-    assert ticks.is_logarithmic is is_logarithmic
-    assert ticks.numbers == numbers
-
-
 ODD = "a <b> & $x_1$ \\frac 漢"
-ARRAY = np.array([0.5, np.nan, 0.7])
+ARRAY, ZEROS = np.array([0.5, np.nan, 0.7]), np.zeros(3)
+
+
+def panel(names: list[str], key: str = ODD, *, joined: bool = False) -> SettingPanel:
+    return SettingPanel(ODD, key, names, ARRAY, ZEROS, joined)
 
 
 @pytest.mark.parametrize(
     "plot",
     [
-        lambda: sweep_curves(Ticks(ODD, ["1", "2", "3"]), {ODD: [Line(ODD, ARRAY, ARRAY), Line("b", ARRAY)]}, "curves"),
-        lambda: sweep_map(Ticks(ODD, ["x", ODD, "z"]), Ticks("down", ["1"]), ARRAY[None], ODD, "map"),
-        lambda: sweep_dots([Ticks(ODD, ["x", "y", "x"]), Ticks("b", ["1", "2", "3"])], ARRAY, ODD, "dots"),
+        lambda: setting_panels([panel(["1", "2", "3"], joined=True)], "curve"),
+        lambda: setting_panels([panel(["1e-6", "1e-4", "1"]), panel(["x", "y", ODD])], "dots"),
+        lambda: setting_map(panel(["1", "1", "1"], "down"), panel(["x", ODD, "z"]), ODD, "map"),
     ],
 )
 def test_odd_names_stay_text_and_bytes_stay_the_same(plot):
