@@ -47,7 +47,7 @@ def test_ray_sends_the_program_and_nothing_that_lies_beside_it(checkout: Path, t
     package = zipfile.ZipFile(path)
     names = set(package.namelist())
     assert {name.split("/")[0] for name in names} == PROGRAM | BUILD
-    assert names >= {"recipes/quickstart.yaml", "raytriever/cluster/tokens.py", "trainers/jobs/workers.py"}
+    assert names >= {"recipes/quickstart.yaml", "raytriever/cluster/submit.py", "trainers/jobs/workers.py"}
     assert names.isdisjoint(BESIDE_IT)
     assert not any(package.read(name) == b"secret" for name in names)
     assert path.stat().st_size < 10_000_000  # Ray's dashboard takes 100 MiB at most
