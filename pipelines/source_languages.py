@@ -1,6 +1,6 @@
-"""The languages of source files: how their files are named, what parses them, how they are commented.
+"""The languages of source files: how their files are named, what parses them.
 
-One table: a source tree takes its files from it, chunking its grammars, the pairs of comments and functions theirs.
+One table: a source tree takes its files from it, chunking and the pairs of comments and functions their grammars.
 """
 
 from typing import Literal, NamedTuple
@@ -8,11 +8,10 @@ from typing import Literal, NamedTuple
 Grammar = Literal[
     "bash", "c", "cpp", "csharp", "go", "java", "javascript", "php", "python", "ruby", "rust", "tsx", "typescript"
 ]
-Comments = Literal["slashes", "hashes", "dashes"]
 
 
 class SourceLanguage(NamedTuple):
-    """A language, the endings of its files, the tree-sitter grammar that parses it, how a line of comment begins.
+    """A language, the endings of its files, the tree-sitter grammar that parses it.
 
     A language has several rows where files of different endings have different grammars.
     """
@@ -20,35 +19,34 @@ class SourceLanguage(NamedTuple):
     name: str
     endings: str
     grammar: Grammar | None = None
-    comments: Comments | None = None
 
 
 LANGUAGES = (
     SourceLanguage("assembly", ".s .asm"),
-    SourceLanguage("bash", ".sh .bash .zsh", "bash", "hashes"),
-    SourceLanguage("c", ".c .h", "c", "slashes"),
-    SourceLanguage("c++", ".cc .cpp .cxx .hh .hpp .hxx", "cpp", "slashes"),
-    SourceLanguage("c#", ".cs", "csharp", "slashes"),
+    SourceLanguage("bash", ".sh .bash .zsh", "bash"),
+    SourceLanguage("c", ".c .h", "c"),
+    SourceLanguage("c++", ".cc .cpp .cxx .hh .hpp .hxx", "cpp"),
+    SourceLanguage("c#", ".cs", "csharp"),
     SourceLanguage("clojure", ".clj .cljs .cljc"),
     SourceLanguage("cmake", ".cmake"),
     SourceLanguage("css", ".css .scss .less"),
-    SourceLanguage("cuda", ".cu .cuh", "cpp", "slashes"),
-    SourceLanguage("dart", ".dart", None, "slashes"),
+    SourceLanguage("cuda", ".cu .cuh", "cpp"),
+    SourceLanguage("dart", ".dart"),
     SourceLanguage("elixir", ".ex .exs"),
     SourceLanguage("erlang", ".erl .hrl"),
     SourceLanguage("f#", ".fs .fsx"),
     SourceLanguage("fortran", ".f .f90 .f95 .f03"),
-    SourceLanguage("go", ".go", "go", "slashes"),
+    SourceLanguage("go", ".go", "go"),
     SourceLanguage("graphql", ".graphql"),
-    SourceLanguage("groovy", ".groovy .gradle", None, "slashes"),
+    SourceLanguage("groovy", ".groovy .gradle"),
     SourceLanguage("haskell", ".hs"),
     SourceLanguage("html", ".html .htm"),
-    SourceLanguage("java", ".java", "java", "slashes"),
-    SourceLanguage("javascript", ".js .jsx .mjs .cjs", "javascript", "slashes"),
-    SourceLanguage("julia", ".jl", None, "hashes"),
-    SourceLanguage("kotlin", ".kt .kts", None, "slashes"),
+    SourceLanguage("java", ".java", "java"),
+    SourceLanguage("javascript", ".js .jsx .mjs .cjs", "javascript"),
+    SourceLanguage("julia", ".jl"),
+    SourceLanguage("kotlin", ".kt .kts"),
     SourceLanguage("lisp", ".lisp .el .scm .rkt"),
-    SourceLanguage("lua", ".lua", None, "dashes"),
+    SourceLanguage("lua", ".lua"),
     SourceLanguage("make", ".mk"),
     SourceLanguage("markdown", ".md .markdown .mdx .rmd .qmd"),
     SourceLanguage("matlab", ".m"),
@@ -57,30 +55,30 @@ LANGUAGES = (
     SourceLanguage("objective-c++", ".mm"),
     SourceLanguage("ocaml", ".ml .mli"),
     SourceLanguage("pascal", ".pas"),
-    SourceLanguage("perl", ".pl .pm", None, "hashes"),
-    SourceLanguage("php", ".php", "php", "slashes"),
-    SourceLanguage("powershell", ".ps1 .psm1", None, "hashes"),
+    SourceLanguage("perl", ".pl .pm"),
+    SourceLanguage("php", ".php", "php"),
+    SourceLanguage("powershell", ".ps1 .psm1"),
     SourceLanguage("protobuf", ".proto"),
     SourceLanguage("python", ".py .pyi", "python"),
     SourceLanguage("python", ".pyx"),
-    SourceLanguage("r", ".r", None, "hashes"),
+    SourceLanguage("r", ".r"),
     SourceLanguage("restructuredtext", ".rst"),
-    SourceLanguage("ruby", ".rb", "ruby", "hashes"),
-    SourceLanguage("rust", ".rs", "rust", "slashes"),
-    SourceLanguage("scala", ".scala .sc", None, "slashes"),
-    SourceLanguage("solidity", ".sol", None, "slashes"),
+    SourceLanguage("ruby", ".rb", "ruby"),
+    SourceLanguage("rust", ".rs", "rust"),
+    SourceLanguage("scala", ".scala .sc"),
+    SourceLanguage("solidity", ".sol"),
     SourceLanguage("sql", ".sql"),
-    SourceLanguage("swift", ".swift", None, "slashes"),
+    SourceLanguage("swift", ".swift"),
     SourceLanguage("tcl", ".tcl"),
     SourceLanguage("terraform", ".tf"),
-    SourceLanguage("typescript", ".ts .mts .cts", "typescript", "slashes"),
-    SourceLanguage("typescript", ".tsx", "tsx", "slashes"),
+    SourceLanguage("typescript", ".ts .mts .cts", "typescript"),
+    SourceLanguage("typescript", ".tsx", "tsx"),
     SourceLanguage("verilog", ".v .sv"),
     SourceLanguage("vhdl", ".vhd .vhdl"),
     SourceLanguage("vim script", ".vim"),
     SourceLanguage("visual basic", ".vb"),
     SourceLanguage("vue", ".vue"),
-    SourceLanguage("zig", ".zig", None, "slashes"),
+    SourceLanguage("zig", ".zig"),
 )
 _BY_ENDING = {ending: row for row in LANGUAGES for ending in row.endings.split()}
 _BY_NAME = {

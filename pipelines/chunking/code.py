@@ -61,7 +61,7 @@ def code_pieces(text: str, language: Grammar, words: TextWords, max_words: int) 
     if len(text) > _LARGEST or "\0" in text:
         return None
     source = text.encode("utf-8", "surrogatepass")
-    tree = _parse(source, language)
+    tree = parse(source, language)
     if tree is None:
         return None
     rows = row_starts(text)
@@ -87,7 +87,8 @@ def code_pieces(text: str, language: Grammar, words: TextWords, max_words: int) 
     return pieces, tree.root_node.has_error
 
 
-def _parse(source: bytes, language: Grammar) -> Tree | None:
+def parse(source: bytes, language: Grammar) -> Tree | None:
+    """The syntax tree of UTF-8 text; None for what is far harder to parse than code is."""
     parser, calls = _parser(language), count()
     try:
         return parser.parse(

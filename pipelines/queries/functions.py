@@ -6,38 +6,27 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator
+from tree_sitter import Node
 
+from pipelines.chunking.code import parse
 from pipelines.formats.python_functions import documented_functions, first_paragraph
 from pipelines.queries.sources import Example, MadeDocument, SourceDocument
 from pipelines.source_languages import LANGUAGES as SOURCE_LANGUAGES
-from pipelines.source_languages import Comments, language_of
+from pipelines.source_languages import Grammar, language_of
 from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.words import count_words
 
-# which comments a language has; its functions are found by lines and indentation, and what they can't tell is left out
-COMMENTS: dict[str, Comments] = {row.name: row.comments for row in SOURCE_LANGUAGES if row.comments}
-
-_LINE_COMMENT = {
-    "slashes": re.compile(r"\s*//[/!]?"),
-    "hashes": re.compile(r"\s*#+['!]?"),
-    "dashes": re.compile(r"\s*--+"),
-}
-_BLOCK = re.compile(r"\s*/\*")
-# what a comment may stand above that is no function though parentheses and a brace follow
-_STATEMENT = re.compile(
-    r"\s*(?:if|for|while|switch|return|else|do|try|catch|case|throw|new|await|goto|import|package|using|use|extern"
-    r"|typedef|\})(?:\W|$)|[^(]*\b(?:class|interface|trait|impl|namespace|module|record|object)\b"
+_FUNCTION = re.compile(
+    r"(?:generator_)?function_(?:definition|declaration|item)$|(?:method|constructor)_(?:definition|declaration)$"
+    r"|(?:singleton_)?method$|arrow_function$|(?:generator_)?function_expression$"
 )
-_DEFINITION = re.compile(
-    r"\s*(?:(?:local|private|async)\s+)*(?:def|function|sub)\b"  # Ruby, Julia, Perl, Lua, Bash, PowerShell
-    r"|\s*[\w:.-]+\s*\(\)\s*\{"  # Bash
-    r"|\s*(?:local\s+)?[\w.:]+\s*(?:<-|=)\s*function\b"  # R, Lua
+# what a function may be the only content of: `export const f = () => {}`, `template <class T> …`
+_WRAPPER = re.compile(
+    r"export_statement$|template_declaration$|lexical_declaration$|variable_declar|expression_statement$"
+    r"|assignment_expression$"
 )
-_AHEAD = re.compile(r"\s*(?:@\w|#\[|\[\w.*\]\s*$|template\b)")  # annotations and attributes above a definition
-_OUTDENTED = re.compile(r"\s*(?:#|\w+:\s*$)")  # the preprocessor's lines and labels
-_CLOSING = re.compile(r"\s*(?:\}|end\b)")
-_HEADER_LINES = 20  # of a definition, up to its opening brace
-_FUNCTION_LINES = 2_000
+_ATTRIBUTE = "attribute_item"  # a node of its own in Rust
+_MARKS = re.compile(r"\s*(?://[/!]?|#+['!]?)")
 
 
 class DocumentedFunction(NamedTuple):
@@ -47,93 +36,67 @@ class DocumentedFunction(NamedTuple):
     source: str
 
 
-def commented_functions(code: str, comments: Comments) -> Iterator[DocumentedFunction]:
-    """Every function with a comment directly above it, in order; nested ones are part of the outer."""
-    lines = code.expandtabs(4).split("\n")
-    kept = code.split("\n")
-    number = 0
-    while number < len(lines):
-        end = _comment_end(lines, number, comments)
-        if end == number:
-            number += 1
-            continue
-        stop = _function_end(lines, end, comments)
-        if stop is None:
-            number = end
-            continue
-        source = _moved_left(kept[end:stop])
-        yield DocumentedFunction(_comment_text(kept[number:end], comments), source)
-        number = stop
+def commented_functions(code: str, grammar: Grammar) -> Iterator[DocumentedFunction]:
+    """Every function with a body and a comment directly above it, in order; nested ones are part of the outer.
+
+    A file that the grammar can't parse whole gives what can be made out of it; one that is no code gives nothing.
+    """
+    source = code.encode("utf-8", "surrogatepass")
+    tree = parse(source, grammar)
+    pending = [tree.root_node] if tree else []
+    while pending:
+        inner = []
+        comments: list[Node] = []
+        first: Node | None = None  # of the function: an attribute before it, or itself
+        for node in pending.pop().named_children:
+            last = comments[-1:] if first is None else [first]
+            follows = bool(last) and node.start_point[0] == _last_row(last[0]) + 1
+            if node.type.endswith("comment") and not source.startswith(b"#!", node.start_byte):
+                comments = [*comments, node] if follows and first is None else [node]
+                first = None
+                continue
+            if node.type == _ATTRIBUTE and follows:
+                first = first or node
+                continue
+            if follows and _is_function(node) and not node.has_error:
+                yield DocumentedFunction(_comment_text(source, comments), _moved_left(source, first or node, node))
+            else:
+                inner.append(node)
+            comments, first = [], None
+        pending += reversed(inner)
 
 
-def _comment_end(lines: list[str], start: int, comments: Comments) -> int:
-    """The line behind the comment that begins at ``start``; ``start`` where none does."""
-    if comments == "slashes" and _BLOCK.match(lines[start]):
-        for number in range(start, len(lines)):
-            if "*/" in lines[number]:
-                return number + 1 if not lines[number].partition("*/")[2].strip() else start
-        return start
-    if comments == "hashes" and lines[start].startswith("#!"):
-        return start
-    number = start
-    while number < len(lines) and _LINE_COMMENT[comments].match(lines[number]) and not _AHEAD.match(lines[number]):
-        number += 1
-    return number
+def _last_row(node: Node) -> int:
+    """The row on which it ends; a comment that takes its line end along ends on that line."""
+    row, column = node.end_point
+    return row - 1 if column == 0 else row
 
 
-def _function_end(lines: list[str], start: int, comments: Comments) -> int | None:
-    """The line behind the function that is defined at ``start``; None where it isn't one, or doesn't end."""
-    define = start
-    while define < len(lines) and _AHEAD.match(lines[define]):
-        define += 1
-    header = _header(lines[define : define + _HEADER_LINES], comments)
-    if not header:
-        return None
-    body = define + len(header)
-    last = header[-1].rstrip()
-    if last.endswith("}") or (comments != "slashes" and last.endswith(" end")):
-        return body
-    indentation = _indentation(lines[define])
-    for number in range(body, min(len(lines), define + _FUNCTION_LINES)):
-        line = lines[number]
-        if line.strip() and _indentation(line) <= indentation and not _OUTDENTED.match(line):
-            return number + 1 if _CLOSING.match(line) else None
-    return None
+def _is_function(node: Node) -> bool:
+    if _FUNCTION.match(node.type):
+        return node.child_by_field_name("body") is not None
+    return bool(_WRAPPER.match(node.type)) and any(_is_function(child) for child in node.named_children)
 
 
-def _header(lines: list[str], comments: Comments) -> list[str]:
-    """The lines of a function's head, to that of its opening brace where the language has one; else none."""
-    if comments != "slashes":
-        return lines[:1] if lines and _DEFINITION.match(lines[0]) else []
-    for number, line in enumerate(lines):
-        if "{" in line:
-            head = "\n".join(lines[: number + 1]).partition("{")[0]
-            # where a parenthesis is open, the brace belongs to an argument: a call
-            is_function = "(" in head and head.count("(") == head.count(")") and not _STATEMENT.match(head)
-            return lines[: number + 1] if is_function else []
-        if not line.strip() or line.rstrip().endswith(";"):
-            return []  # a declaration
-    return []
-
-
-def _indentation(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _comment_text(lines: list[str], comments: Comments) -> str:
-    if comments == "slashes" and _BLOCK.match(lines[0]):
-        text = "\n".join(lines).strip().removeprefix("/*").removesuffix("*/")
+def _comment_text(source: bytes, comments: list[Node]) -> str:
+    text = source[comments[0].start_byte : comments[-1].end_byte].decode("utf-8", "surrogatepass").strip()
+    if text.startswith("/*"):
+        text = text.removeprefix("/*").removesuffix("*/")
         return "\n".join(re.sub(r"^\s*[*!]+ ?", "", line).strip() for line in text.split("\n")).strip()
-    return "\n".join(_LINE_COMMENT[comments].sub("", line, count=1).strip() for line in lines).strip()
+    return "\n".join(_MARKS.sub("", line, count=1).strip() for line in text.split("\n")).strip()
 
 
-def _moved_left(lines: list[str]) -> str:
+def _moved_left(source: bytes, first: Node, last: Node) -> str:
+    """The lines of a function, the first one's indentation taken from all."""
+    begin = first.start_byte - first.start_point[1]
+    lines = source[begin : last.end_byte].decode("utf-8", "surrogatepass").split("\n")
     margin = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
     return "\n".join(line.removeprefix(margin) for line in lines).rstrip()
 
 
-LANGUAGES = ("python", *COMMENTS)
+LANGUAGES = ("python", *dict.fromkeys(row.name for row in SOURCE_LANGUAGES if row.grammar and row.name != "python"))
 
+_GRAMMARS: dict[str, Grammar] = {row.name: row.grammar for row in SOURCE_LANGUAGES if row.grammar}
 _TAG = re.compile(r"\s*[@\\](?:brief|short)\b|</?[a-z]+/?>")
 _SECTION = re.compile(r"\s*[@\\:]\w")  # @param and the like: no description
 
@@ -141,7 +104,7 @@ _SECTION = re.compile(r"\s*[@\\:]\w")  # @param and the like: no description
 class DocstringQueries(Settings):
     """The query is the first paragraph of a function's documentation, the document its source without it.
 
-    Python is parsed; in other languages a comment directly above a definition is its documentation. A document of
+    In Python that is the docstring, in other languages a comment directly above a definition. A document of
     several functions, a source file say, gives an example for each; chunks are joined before.
     """
 
@@ -186,7 +149,7 @@ def _functions(source: SourceDocument, language: str) -> Iterator[tuple[str, str
         for function in documented_functions(source.text, source.id, Counter()):
             yield function.query, function.source
         return
-    for found in commented_functions(source.text, COMMENTS[language]):
+    for found in commented_functions(source.text, _GRAMMARS[language]):
         query = description(found)
         if query:
             yield query, found.source

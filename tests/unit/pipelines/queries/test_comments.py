@@ -2,11 +2,12 @@ import textwrap
 
 import pytest
 
-from pipelines.queries.functions import Comments, commented_functions
+from pipelines.queries.functions import commented_functions
+from pipelines.source_languages import Grammar
 
 
-def found(code: str, comments: Comments) -> list[tuple[str, str]]:
-    return [tuple(function) for function in commented_functions(textwrap.dedent(code), comments)]  # type: ignore[misc]
+def found(code: str, grammar: Grammar) -> list[tuple[str, str]]:
+    return [tuple(function) for function in commented_functions(textwrap.dedent(code), grammar)]  # type: ignore[misc]
 
 
 def test_rust() -> None:
@@ -35,7 +36,7 @@ def test_rust() -> None:
             fn undocumented(&self) {}
         }
     """
-    assert found(code, "slashes") == [
+    assert found(code, "rust") == [
         (
             "How many claws it has.\n\nTwo, mostly.",
             "#[inline]\npub fn claws(&self) -> u8 {\n    // a remark\n"
@@ -70,7 +71,7 @@ def test_c_with_labels_and_the_preprocessor_at_the_margin() -> None:
         /* One line. */
         int one(void) { return 1; }
     """
-    functions = found(code, "slashes")
+    functions = found(code, "c")
     assert [comment for comment, _ in functions] == ["Counts claws.\n@param lobster whose", "One line."]
     assert functions[0][1].startswith("static int\ncount_claws")
     assert functions[0][1].endswith("out:\n    return 2;\n}")
@@ -101,7 +102,7 @@ def test_javascript_calls_are_no_functions() -> None:
           }
         }
     """
-    assert found(code, "slashes") == [
+    assert found(code, "javascript") == [
         (
             "Looks at everything there is.",
             "export const look = async (what = 'sea') => {\n  await see(what);\n};",
@@ -111,37 +112,46 @@ def test_javascript_calls_are_no_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("comment", "code", "comments"),
+    ("comment", "code", "grammar"),
     [
-        ("# Adds claws.", "def add(n)\n  n + 2\nend", "hashes"),
-        ("# Adds claws.", "sub add {\n  my ($n) = @_;\n  $n + 2\n}", "hashes"),
-        ("#' Adds claws.", "add <- function(n) {\n  n + 2\n}", "hashes"),
-        ("# Adds claws.", "add() {\n\techo $1\n}", "hashes"),
-        ("-- Adds claws.", "local function add(n)\n  return n + 2\nend", "dashes"),
-        ("-- Adds claws.", "M.add = function(n) return n end", "dashes"),
-        ("// Adds claws.", "func (l *L) Add(n int) int {\n\treturn n\n}", "slashes"),
+        ("# Adds claws.", "def add(n)\n  n + 2\nend", "ruby"),
+        ("# Adds claws.", "add() {\n\techo $1\n}", "bash"),
+        ("// Adds claws.", "func (l *L) Add(n int) int {\n\treturn n\n}", "go"),
+        ("/// Adds claws.", "template <class T>\nT add(T n) {\n  return n + 2;\n}", "cpp"),
+        ("// Adds claws.", "function add(n: number): number {\n  return n + 2;\n}", "typescript"),
     ],
 )
-def test_other_languages(comment: str, code: str, comments: Comments) -> None:
-    assert list(commented_functions(f"{comment}\n{code}\nrest", comments)) == [("Adds claws.", code)]
+def test_other_languages(comment: str, code: str, grammar: Grammar) -> None:
+    assert list(commented_functions(f"{comment}\n{code}\n", grammar)) == [("Adds claws.", code)]
+
+
+@pytest.mark.parametrize("grammar", ["java", "csharp"])
+def test_methods(grammar: Grammar) -> None:
+    code = "class L {\n  /** Adds claws. */\n  int add(int n) {\n    return n + 2;\n  }\n}\n"
+    assert list(commented_functions(code, grammar)) == [("Adds claws.", "int add(int n) {\n  return n + 2;\n}")]
+
+
+def test_php() -> None:
+    code = "<?php\n/** Adds claws. */\nfunction add($n) {\n  return $n + 2;\n}\n"
+    assert list(commented_functions(code, "php")) == [("Adds claws.", "function add($n) {\n  return $n + 2;\n}")]
 
 
 @pytest.mark.parametrize(
-    ("code", "comments"),
+    ("code", "grammar"),
     [
-        ("#!/bin/sh\nadd() {\n  :\n}\n", "hashes"),
-        ("# Adds claws.\nadd(2)\n", "hashes"),
-        ("// Adds claws.\nfunc (l *L) Add(n int) int {\n\treturn n\n", "slashes"),
-        ("// Adds claws.\ntype L interface {\n\tAdd(n int)\n}\n", "slashes"),
-        ("/* never closed\nint f() {\n}\n", "slashes"),
-        ("// Adds claws.", "slashes"),
-        ("", "hashes"),
+        ("#!/bin/sh\nadd() {\n  :\n}\n", "bash"),
+        ("# Adds claws.\nadd(2)\n", "ruby"),
+        ("// Adds claws.\nfunc (l *L) Add(n int) int {\n\treturn n\n", "go"),
+        ("// Adds claws.\ntype L interface {\n\tAdd(n int)\n}\n", "go"),
+        ("/* never closed\nint f() {\n}\n", "c"),
+        ("// Adds claws.", "c"),
+        ("", "ruby"),
     ],
 )
-def test_no_functions(code: str, comments: Comments) -> None:
-    assert list(commented_functions(code, comments)) == []
+def test_no_functions(code: str, grammar: Grammar) -> None:
+    assert list(commented_functions(code, grammar)) == []
 
 
-def test_a_comment_in_code_that_never_closes_is_looked_at_a_bounded_number_of_lines() -> None:
+def test_code_that_never_closes_is_parsed_in_bounded_time() -> None:
     code = "int f() {\n" + " // remark\n  g() {\n" * 20_000
-    assert list(commented_functions(code, "slashes")) == []
+    assert list(commented_functions(code, "c")) == []
