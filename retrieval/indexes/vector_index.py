@@ -164,7 +164,7 @@ def search_shard(
     indexes among what they find. A document of several vectors has the score of its best one; its vectors are
     neighbours in the index. The best k·m vectors hold those of at least k documents, so asking for that many loses
     nothing; they are held for a block of queries at a time. Raises ``UserError`` for queries of another dimension or
-    with NaN or infinity, and k below 1.
+    with NaN or infinity.
     """
     faiss = import_faiss()
     check_vectors(queries, "queries", dimension=index.d)
