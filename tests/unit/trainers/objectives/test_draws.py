@@ -1,59 +1,142 @@
-"""What contextual training draws depends on seed, epoch and texts alone."""
+import collections
+import itertools
+import time
 
+import numpy as np
+import pyarrow as pa
 import pytest
-import torch
 
-from trainers.objectives.contextual import drawn_places, dropped_places
-from trainers.objectives.draws import text_keys
-
-TEXTS = [f"text {number}" for number in range(200)]
-
-
-def test_keys_are_of_the_text_and_the_salt() -> None:
-    keys = text_keys(TEXTS)
-    assert keys.dtype == torch.int64
-    assert len(set(keys.tolist())) == len(TEXTS)
-    assert torch.equal(text_keys(TEXTS[5:9]), keys[5:9])
-    assert not set(text_keys(TEXTS, salt="1 ").tolist()) & set(keys.tolist())
-    assert (keys > 0).float().mean() == pytest.approx(0.5, abs=0.15)
-    assert text_keys([]).shape == (0,)
+from raytriever.errors import UserError
+from tests.unit.trainers.tiny import TinyBatches
+from trainers.engine.reading import require_pools
+from trainers.objectives.draws import draw_hard_negatives
 
 
-def test_a_draw_is_without_replacement_and_of_every_text_alike() -> None:
-    assert drawn_places(torch.tensor([5, -3, 5, 9, -3, 1]), 3).tolist() == [0, 1, 5]
-    assert drawn_places(torch.tensor([5, -3, 5]), 64).tolist() == [0, 1]
-    assert drawn_places(torch.tensor([], dtype=torch.int64), 4).tolist() == []
-    counts = torch.zeros(20)
-    for epoch in range(400):
-        numbers = text_keys(TEXTS[:20], salt=f"0 {epoch} ")
-        counts[drawn_places(numbers, 5)] += 1
-    assert counts.sum() == 2000
-    assert counts.min() > 60  # 100 expected, a standard deviation is 9
-    assert counts.max() < 140
+def made_up_batch(pools: list[int], seed: int = 0, masked_share: float = 0.3) -> pa.Table:
+    """Rows with pools of these sizes, every text its own, and a share of all columns masked."""
+    generator = np.random.default_rng(seed)
+    count = len(pools)
+    ids = [[f"d{row}-{place}" for place in range(size)] for row, size in enumerate(pools)]
+    columns = count + sum(pools)
+    masked = [[c for c in range(columns) if c != row and generator.random() < masked_share] for row in range(count)]
+    return pa.table(
+        {
+            "query_id": [f"q{row}" for row in range(count)],
+            "query": [f"query {row}" for row in range(count)],
+            "document": [f"document {row}" for row in range(count)],
+            "hard_negative_ids": pa.array(ids, pa.list_(pa.string())),
+            "hard_negatives": pa.array([[f"text {name}" for name in row] for row in ids], pa.list_(pa.string())),
+            "masked": pa.array(masked, pa.list_(pa.int32())),
+        }
+    )
 
 
-def test_parts_of_a_draw_are_the_draw_of_the_parts() -> None:
-    """What ranks rely on: the smallest of all are among the smallest of each."""
-    numbers = text_keys(TEXTS)
-    whole = drawn_places(numbers, 10)
-    left, right = drawn_places(numbers[:90], 10), drawn_places(numbers[90:], 10) + 90
-    both = torch.cat([left, right])
-    assert torch.equal(both[drawn_places(numbers[both], 10)], whole)
+def column_texts(rows: pa.Table) -> list[str]:
+    """What each column of the batch is."""
+    return rows["document"].to_pylist() + [text for pool in rows["hard_negatives"].to_pylist() for text in pool]
 
 
-@pytest.mark.parametrize("probability", [0.0, 0.005, 0.3, 0.9])
-def test_dropout_has_its_probability(probability: float) -> None:
-    texts, slots = text_keys([f"{n}" for n in range(1000)]), text_keys(TEXTS)
-    dropped = dropped_places(texts, slots, probability)
-    deviation = (probability * (1 - probability) / dropped.numel()) ** 0.5
-    assert dropped.float().mean().item() == pytest.approx(probability, abs=5 * deviation + 1e-12)
-    for axis, size in ((0, 1000), (1, 200)):
-        spread = dropped.float().mean(dim=axis)
-        assert (spread - probability).abs().max() <= 6 * (probability * (1 - probability) / size) ** 0.5 + 1e-12
-    assert torch.equal(dropped[7:9, 3:5], dropped_places(texts[7:9], slots[3:5], probability))
+POOLS = [5, 0, 3, 1, 8, 2]
 
 
-def test_dropout_of_neighbouring_slots_is_independent() -> None:
-    texts, slot = text_keys([f"{n}" for n in range(20_000)]), text_keys(["a"])
-    dropped = dropped_places(texts, slot + torch.arange(2), 0.5).double()
-    assert torch.corrcoef(dropped.T)[0, 1].abs() < 0.03
+@pytest.mark.parametrize("count", range(10))
+def test_masks_name_the_same_texts_as_before(count):
+    rows = made_up_batch(POOLS, masked_share=0.5)
+    drawn = draw_hard_negatives(rows, count, seed=1, epoch=2)
+    assert [len(pool) for pool in drawn["hard_negatives"].to_pylist()] == [min(size, count) for size in POOLS]
+    before, after = column_texts(rows), column_texts(drawn)
+    for old, new in zip(rows["masked"].to_pylist(), drawn["masked"].to_pylist(), strict=True):
+        assert [after[column] for column in new] == [before[column] for column in old if before[column] in after]
+    assert drawn.schema == rows.schema
+    for name in ("query_id", "query", "document"):
+        assert drawn[name].equals(rows[name])
+
+
+def test_ids_and_texts_are_drawn_together_and_stay_in_order():
+    rows = made_up_batch([30] * 20)
+    drawn = draw_hard_negatives(rows, 7, seed=1, epoch=0)
+    pools = rows["hard_negative_ids"].to_pylist()
+    for pool, row in zip(pools, drawn.to_pylist(), strict=True):
+        ids, texts = row["hard_negative_ids"], row["hard_negatives"]
+        assert texts == [f"text {name}" for name in ids]
+        assert ids == [name for name in pool if name in ids]
+        assert len(set(ids)) == 7
+
+
+def test_a_pool_no_larger_than_the_count_is_kept_whole():
+    rows = made_up_batch(POOLS)
+    assert draw_hard_negatives(rows, 8, seed=1, epoch=0).equals(rows)
+    assert draw_hard_negatives(made_up_batch([0, 0]), 1, seed=1, epoch=0).equals(made_up_batch([0, 0]))
+
+
+def drawn_by_query(rows: pa.Table, count: int, seed: int, epoch: int) -> dict[str, list[str]]:
+    drawn = draw_hard_negatives(rows, count, seed, epoch)
+    return dict(zip(drawn["query_id"].to_pylist(), drawn["hard_negatives"].to_pylist(), strict=True))
+
+
+def test_the_draw_depends_on_seed_epoch_and_query_and_nothing_else():
+    rows = made_up_batch([30] * 40, masked_share=0.0)
+    expected = drawn_by_query(rows, 5, seed=3, epoch=4)
+    assert drawn_by_query(rows, 5, seed=3, epoch=4) == expected
+    shuffled = rows.take(np.random.default_rng(0).permutation(40)).slice(7, 21)
+    for query, texts in drawn_by_query(shuffled, 5, seed=3, epoch=4).items():
+        assert texts == expected[query]
+    for other in (drawn_by_query(rows, 5, seed=3, epoch=5), drawn_by_query(rows, 5, seed=2, epoch=4)):
+        assert sum(other[query] == expected[query] for query in expected) <= 1  # one in 142,506 by chance
+
+
+def test_every_set_is_equally_likely():
+    rows = made_up_batch([5] * 200, masked_share=0.0)
+    sets = collections.Counter(
+        tuple(int(text.rsplit("-")[1]) for text in texts)
+        for epoch in range(50)
+        for texts in drawn_by_query(rows, 2, seed=0, epoch=epoch).values()
+    )
+    assert sorted(sets) == list(itertools.combinations(range(5), 2))
+    chi_squared = sum((found - 1000) ** 2 / 1000 for found in sets.values())
+    assert chi_squared < 27.9  # 9 degrees of freedom: 1 in 1,000 above
+
+
+def test_what_cannot_be_drawn_from_is_refused():
+    rows = made_up_batch([2, 2])
+    with pytest.raises(UserError, match="needs the column query_id; the batches have query, document"):
+        draw_hard_negatives(rows.drop_columns("query_id"), 1, 0, 0)
+    broken = rows.set_column(5, "masked", pa.array([[6], []], pa.list_(pa.int32())))
+    with pytest.raises(UserError, match=r"column 6, but its batch has only 6 columns \(2 documents and 4 hard"):
+        draw_hard_negatives(broken, 1, 0, 0)
+
+
+class Stored(TinyBatches):
+    """Batches with pools of these sizes, a list each."""
+
+    def __init__(self, *pools: list[int]) -> None:
+        super().__init__((len(pools),))
+        self.pools = pools
+
+    def read(self, epoch: int, index: int) -> pa.Table:
+        self.reads.append((epoch, index))
+        return made_up_batch(self.pools[index])
+
+
+def test_nothing_to_draw_from_is_refused_before_the_run():
+    without = Stored([0, 0], [0, 0], [0, 0])
+    with pytest.raises(UserError, match="hard_negatives is 5, but no row of the batches in tiny/batches has a hard"):
+        require_pools(without, 5)
+    for count in (None, 0):
+        require_pools(without, count)
+
+
+def test_smaller_pools_and_batches_without_any_beside_others_are_no_mistake():
+    mixed = Stored([0, 0], [0, 1], [9, 9])
+    require_pools(mixed, 5)
+    assert mixed.reads == [(0, 0), (0, 1)]  # no further than to the first that has one
+
+
+def test_a_batch_takes_well_under_two_milliseconds():
+    rows = made_up_batch([30] * 128, masked_share=0.005)
+    seconds = []
+    for epoch in range(20):
+        start = time.perf_counter()
+        draw_hard_negatives(rows, 1, 0, epoch)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.002
