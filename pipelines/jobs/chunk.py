@@ -11,15 +11,7 @@ from pydantic import Field
 
 from pipelines.chunking.chunks import chunk_text
 from pipelines.chunking.settings import ChunkingSettings
-from pipelines.chunking.sources import (
-    Place,
-    SourceDocument,
-    Stretch,
-    articles_of,
-    documents_of,
-    stretches,
-    titles_that_come_again,
-)
+from pipelines.chunking.sources import Place, SourceDocument, Stretch, documents_of, stretches
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
@@ -48,8 +40,6 @@ class ChunkConfig(StageConfig):
     """The collection whose documents are cut."""
     chunking: ChunkingSettings = ChunkingSettings()
     """How."""
-    join_titles: bool = False
-    """Joins passages of one title that follow one another before (wikipedia-nq-corpus); offsets are of the whole."""
     megabytes_per_shard: float = Field(default=64, gt=0)
     """Of the collection, uncompressed."""
 
@@ -76,12 +66,11 @@ class Chunk(Stage[ChunkConfig]):
         collection = StoredCollection(self.config.collection)
         stop = shard.description["stop"]
         stretch = Stretch(Place(*shard.description["first"]), Place(*stop) if stop else None)
-        read = articles_of if self.config.join_titles else documents_of
         tally = _Tally(self.config.chunking)
         name = f"documents/{shard.name}.parquet"
         options = {"compression": "zstd", "use_dictionary": ["title", "domain", "source_id"]}
         with pq.ParquetWriter(writer.path(name), CHUNKS, **options) as file:
-            for batch in record_batches(tally.rows(read(collection, stretch)), CHUNKS):
+            for batch in record_batches(tally.rows(documents_of(collection, stretch)), CHUNKS):
                 file.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
         writer.add(name)
         if shard.description["number"] == 0:
@@ -95,20 +84,17 @@ class Chunk(Stage[ChunkConfig]):
         return writer.commit(tally.chunks, counts=counts, dropped=tally.dropped, facts=facts)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """The histogram of chunk lengths; of joined titles, how many were met again later. Refuses no chunks at all."""
+        """The histogram of chunk lengths. Refuses no chunks at all."""
         if not any(record.rows for record in records):
             raise UserError(f"{self.config.collection} has no document with a text, so there is nothing to cut.")
         histogram = np.sum([record.facts["words_per_chunk"] for record in records], axis=0)
-        found: dict[str, Any] = {
+        return {
             "words_per_chunk": {
                 "up_to": upper_bounds(self.config.chunking.max_words),
                 "chunks": histogram[:-1].tolist(),
                 "longer": int(histogram[-1]),
             }
         }
-        if self.config.join_titles:
-            found["titles_that_come_again"] = titles_that_come_again(StoredCollection(self.config.collection))
-        return found
 
     def summary(self, artifact: Artifact) -> str:
         """Chunks, documents, words."""
@@ -117,16 +103,6 @@ class Chunk(Stage[ChunkConfig]):
             f"{artifact.rows:,} chunks of {counts['source_documents']:,} documents, on average"
             f" {counts['words'] / artifact.rows:,.0f} words"
         )
-
-    def announce(self, artifact: Artifact) -> list[str]:
-        """Says where joined titles are not whole."""
-        again = artifact.manifest["facts"].get("titles_that_come_again", 0)
-        if not again:
-            return []
-        return [
-            f"  {again:,} times a title came again after others: what doesn't follow on one another was not joined."
-            " If the passages were shuffled, sort them by title and number first."
-        ]
 
 
 def upper_bounds(max_words: int) -> list[int]:

@@ -180,7 +180,7 @@ def chunks_section(chunks: StoredCollection) -> Section | None:
 
 
 def _chunk_rows(chunks: StoredCollection, histogram: Mapping[str, Any]) -> list[list[str]]:
-    counts, facts = chunks.manifest["counts"], chunks.manifest["facts"]
+    counts = chunks.manifest["counts"]
     sources, bounds = counts["source_documents"], list(histogram["up_to"])
     by_bin = np.array([*histogram["chunks"], histogram["longer"]])
     median = int(np.searchsorted(np.cumsum(by_bin), by_bin.sum() / 2))
@@ -194,8 +194,6 @@ def _chunk_rows(chunks: StoredCollection, histogram: Mapping[str, Any]) -> list[
     kinds = sorted(name for name in counts if name.startswith(_CUT_AS))
     rows += [[f"sources cut as {name.removeprefix(_CUT_AS)}", f"{counts[name]:,}"] for name in kinds]
     rows += [[words, f"{counts[name]:,}"] for name, words in _CHUNK_COUNTS.items() if counts.get(name)]
-    if facts.get("titles_that_come_again"):
-        rows.append(["titles that came again after others, not joined", f"{facts['titles_that_come_again']:,}"])
     return rows
 
 

@@ -17,7 +17,6 @@ def test_bytes_do_not_depend_on_workers(session: RaySession, tmp_path: Path) -> 
         config = ChunkConfig(
             collection=source.uri,
             output=str(tmp_path / f"out-{workers}"),
-            join_titles=True,
             megabytes_per_shard=1e-6,
             resources=Resources(workers=workers),
         )

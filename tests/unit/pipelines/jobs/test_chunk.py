@@ -72,19 +72,11 @@ def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
     assert tables[0].equals(tables[1])
 
 
-def test_joined_titles(tmp_path: Path) -> None:
-    source = stored(tmp_path / "source", [passages(*"AAABBA")])
-    made = chunk(tmp_path / "made", source, join_titles=True, megabytes_per_shard=1e-6)
-    rows = made.rows_of("documents").read(["id", "text"]).to_pylist()
-    assert [(row["id"], row["text"]) for row in rows] == [
-        ("0#0", "text 0. text 1. text 2."),
-        ("3#0", "text 3. text 4."),
-        ("5#0", "text 5."),
-    ]
-    assert made.manifest["facts"]["titles_that_come_again"] == 1
+def test_the_summary_counts_chunks_documents_and_words(tmp_path: Path) -> None:
+    source = stored(tmp_path / "source", [passages(*"AAB")])
+    made = chunk(tmp_path / "made", source)
     stage = Chunk(ChunkConfig(collection=source.uri, output=made.uri))
-    assert "1 times a title came again" in " ".join(stage.announce(made))
-    assert stage.summary(made) == "3 chunks of 3 documents, on average 4 words"
+    assert stage.summary(made) == "3 chunks of 3 documents, on average 2 words"
 
 
 def test_a_collection_without_texts_is_refused(tmp_path: Path) -> None:
