@@ -20,7 +20,6 @@ from raytriever.command_line import (
     RecipeArgument,
     SetOption,
     UntilOption,
-    print_yaml,
     user_errors,
     with_user_errors,
 )
@@ -72,6 +71,7 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Takes over the locks of another machine's run.")] = False,
 ) -> None:
     """Runs a recipe: finished stages are reused, interrupted ones go on, changed ones and later ones run again."""
+    from raytriever.settings.description import commented_recipe
     from raytriever.settings.recipe import load_recipe, load_variants
     from raytriever.stages.run import recipe_stages, run_variants
 
@@ -81,8 +81,8 @@ def run(
     stages = {variant: recipe_stages(loaded) for variant, loaded in recipes.items()}
     if print_config:
         for variant, loaded in recipes.items():
-            shown = {name: {"job": s.command} | s.config.model_dump(mode="json") for name, s in stages[variant].items()}
-            print_yaml({"output": loaded.output, "stages": shown})
+            shown = {name: (stage.command, stage.config) for name, stage in stages[variant].items()}
+            typer.echo(commented_recipe(loaded.output, shown))
         return
     run_variants(stages, wanted, next(iter(recipes.values())).name, force=force)
 
@@ -95,6 +95,7 @@ def _job(job: str) -> Callable[..., None]:
         force: ForceOption = False,
     ) -> None:
         from raytriever.settings.configuration import apply_overrides, read_yaml, validate
+        from raytriever.settings.description import commented_yaml
         from raytriever.stages.ray_session import RaySession
         from raytriever.stages.run import check_before_run, closing_lines, run_stage
 
@@ -103,7 +104,7 @@ def _job(job: str) -> Callable[..., None]:
         settings = validate(stage_type.config_class, apply_overrides(values, overrides or []), f"Settings of {job}")
         stage = stage_type(settings)
         if print_config:
-            print_yaml(stage.config.model_dump(mode="json"))
+            typer.echo(commented_yaml(stage.config))
             return
         check_before_run({job: stage}, [job])
         with RaySession() as session:

@@ -39,7 +39,7 @@ JOBS = {
 COMMANDS = {
     "run": ("raytriever.cli:run", "Run a recipe, from where it was left."),
     "sweep": ("raytriever.sweep.command:sweep", "Run a recipe for each setting of some values."),
-    # "settings": ("raytriever.settings.description:settings", "Describe every setting of a job."),
+    "settings": ("raytriever.settings.description:settings", "Describe every setting of a job."),
     "show": ("pipelines.batch_description:show", "Print one stored batch so that a person can read it."),
     "compare": ("retrieval.evaluation.compare:compare", "Test systems against one another, query by query."),
     "push": ("trainers.record.hub:push", "Push a trained model to the Hugging Face hub."),

@@ -194,7 +194,7 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
     keys, holders = _follow(model, [*above, last])
     key = ".".join(keys)
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        kinds = [str(_kind(holder)) for holder in holders]
+        kinds = [str(kind_of(holder)) for holder in holders]
         if "tag" not in problem["ctx"]:
             return f"'{key}.kind' is missing. Allowed: {', '.join(kinds)}."
         return f"'{key}.kind' can't be '{problem['ctx']['tag']}'.{did_you_mean(problem['ctx']['tag'], kinds)}"
@@ -226,10 +226,10 @@ def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
     holders = [model]
     for part in location:
         fields = [holder.model_fields[part] for holder in holders if part in holder.model_fields]
-        tagged = [holder for holder in holders if _kind(holder) == part]
+        tagged = [holder for holder in holders if kind_of(holder) == part]
         if fields and not (tagged and len(holders) > 1):
             keys.append(part)
-            holders = [below for field in fields for below in _models_in(field)] or holders
+            holders = [below for field in fields for below in models_in(field)] or holders
         elif tagged:
             holders = tagged
         elif part not in ("bool", "int", "float", "str") and not part.startswith("literal["):
@@ -237,13 +237,14 @@ def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
     return keys, holders
 
 
-def _kind(model: type[BaseModel]) -> Any:
+def kind_of(model: type[BaseModel]) -> Any:
     """The tag by which a union tells the model, where it has one."""
     field = model.model_fields.get("kind")
     return field.default if field else None
 
 
-def _models_in(field: FieldInfo) -> Iterator[type[BaseModel]]:
+def models_in(field: FieldInfo) -> Iterator[type[BaseModel]]:
+    """The settings models that a field's value may be, or may hold."""
     pending: list[Any] = [field.annotation]
     while pending:
         annotation = pending.pop(0)
@@ -262,7 +263,7 @@ def _map_inputs(settings: Model, replace: Callable[[str, str], str], prefix: str
     changes: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         value, key = getattr(settings, name), f"{prefix}{name}"
-        if _is_input(field):
+        if is_input(field):
             if isinstance(value, str):
                 changes[name] = replace(key, value)
             elif isinstance(value, dict):
@@ -279,7 +280,8 @@ def _holds_models(value: Any) -> bool:
     return isinstance(value, dict) and any(isinstance(item, BaseModel) for item in value.values())
 
 
-def _is_input(field: FieldInfo) -> bool:
+def is_input(field: FieldInfo) -> bool:
+    """Whether the field names an input."""
     if any(isinstance(item, Input) for item in field.metadata):
         return True
     # ``InputPath | None`` keeps its mark inside the union
@@ -309,7 +311,7 @@ def without_inputs(settings: BaseModel) -> dict[str, Any]:
     values = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
-        if _is_input(field):
+        if is_input(field):
             continue
         if _holds_models(value):
             result[name] = {label: without_inputs(item) for label, item in value.items()}

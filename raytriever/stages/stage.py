@@ -25,9 +25,12 @@ from raytriever.stages.ray_session import RaySession
 class Resources(Settings):
     """Where and how wide a job runs; no result depends on it, but for the rounding of what OPQ and PCA learn."""
 
-    workers: int | None = None  # None: as many as the cluster's CPUs (or GPUs) allow; training: one
-    cpus_per_worker: float | None = None  # None: 1; training: an even share of all
+    workers: int | None = None
+    """Workers; null: as many as the cluster's CPUs (or GPUs) allow, training one."""
+    cpus_per_worker: float | None = None
+    """CPUs of a worker; null: 1, in training an even share of all."""
     gpus_per_worker: float = 0
+    """GPUs of a worker."""
 
     @property
     def cpus(self) -> float:
@@ -39,7 +42,9 @@ class StageConfig(Settings):
     """What the configuration of every job holds."""
 
     output: str
+    """Folder or URI of the artifact."""
     resources: Resources = Resources()
+    """How wide the job runs."""
 
 
 @dataclass(frozen=True)

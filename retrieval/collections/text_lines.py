@@ -15,7 +15,12 @@ from raytriever.errors import UserError
 from retrieval.collections.records import Place, Record
 
 # what a setting that names files takes: one name or several, which may hold *
-FileNames = Annotated[tuple[str, ...], BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)]
+FileNames = Annotated[
+    tuple[str, ...],
+    BeforeValidator(
+        lambda names: (names,) if isinstance(names, str) else names, json_schema_input_type=str | tuple[str, ...]
+    ),
+]
 
 HEADER = "query-id\tcorpus-id\tscore"  # of a BEIR judgment file
 

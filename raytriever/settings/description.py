@@ -1,0 +1,219 @@
+"""Settings that explain themselves: `raytriever settings JOB`, commented YAML, and a JSON schema of recipes.
+
+All three are made of the settings' models: keys, types, defaults, and the docstring below each field.
+"""
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import models_json_schema
+
+from raytriever.errors import UserError
+from raytriever.jobs import JOBS, stage_class
+from raytriever.settings.configuration import Input, is_input, kind_of, models_in
+
+_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null"}
+_LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "items >=", "max_length": "items <="}
+_WIDTH = 100  # of a line of a description
+_REFERENCES = "#/$defs/{model}"
+
+
+def settings(
+    job: Annotated[str | None, typer.Argument(help="A job, such as train.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Prints a JSON schema of recipes, for editors.")] = False,
+) -> None:
+    """Describes every setting of a job: its key, type, default and meaning."""
+    if schema:
+        typer.echo(schema_text(), nl=False)
+    elif job is None:
+        raise UserError(f"Name a job, or give --schema. Jobs: {', '.join(JOBS)}.")
+    else:
+        typer.echo("\n".join(describe(job)))
+
+
+def describe(job: str) -> Iterator[str]:
+    """Lines on every setting of a job. Raises ``UserError`` where there is no such job."""
+    model = stage_class(job, "settings").config_class
+    yield f"{job}: {JOBS[job][1]}"
+    yield from _described(model, "", "", ())
+
+
+def _described(model: type[BaseModel], prefix: str, indent: str, above: tuple[type[BaseModel], ...]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if name == "kind" and _tag(model):
+            continue
+        key = f"{prefix}{name}"
+        yield ""
+        yield f"{indent}{key}  ({_type_of(field)}{_default_of(field)})"
+        yield from textwrap.wrap(
+            field.description or "", _WIDTH, initial_indent=f"{indent}    ", subsequent_indent=f"{indent}    "
+        )
+        below = list(dict.fromkeys(models_in(field)))
+        step = key + _step(field.annotation)
+        for each in below:
+            deeper = indent
+            if tag := _tag(each):
+                deeper += "    "
+                yield ""
+                yield f"{deeper}with {step}kind: {tag}" + (" (its settings: above)" if each in above else "")
+            if each not in above:
+                yield from _described(each, step, deeper, (*above, each))
+
+
+def _step(annotation: Any) -> str:
+    """What stands between the key of a field and those of the settings below it."""
+    for part in (annotation, *get_args(annotation)):
+        if get_origin(part) is dict:
+            return ".NAME."
+        if get_origin(part) in (list, tuple):
+            return ".[N]."
+    return "."
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    """The kind by which a union tells the model from others; None where it has none, or may be of several."""
+    field = model.model_fields.get("kind")
+    is_one = field is not None and get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+    return str(kind_of(model)) if is_one else None
+
+
+def _type_of(field: FieldInfo) -> str:
+    limits = [
+        f"{sign} {getattr(item, name)}"
+        for item in field.metadata
+        for name, sign in _LIMITS.items()
+        if getattr(item, name, None) is not None
+    ]
+    names = "an input" if is_input(field) else _type_name(field.annotation)
+    return ", ".join([names, *limits])
+
+
+def _type_name(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return "an input" if any(isinstance(item, Input) for item in arguments) else _type_name(arguments[0])
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_type_name, arguments)))
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    if origin in (list, tuple):
+        return f"list of {', '.join(_type_name(item) for item in arguments if item is not ...)}"
+    if origin is dict:
+        return f"mapping from names to {_type_name(arguments[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "settings"
+    return _TYPES.get(annotation) or str(getattr(annotation, "__name__", annotation))
+
+
+def _default_of(field: FieldInfo) -> str:
+    if field.is_required():
+        return ", required"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(default, BaseModel):
+        kind = getattr(default, "kind", None)
+        return f", default kind {kind}" if kind else ""
+    return f", default {json.dumps(default, ensure_ascii=False, default=list)}"
+
+
+# Settings as YAML, each with its description as a comment.
+
+
+def commented_yaml(settings: BaseModel) -> str:
+    """Settings as YAML that parses to their values, a comment above each that has a description."""
+    return "".join(f"{line}\n" for line in _commented(settings))
+
+
+def _commented(settings: BaseModel) -> Iterator[str]:
+    plain = settings.model_dump(mode="json")
+    for name, field in type(settings).model_fields.items():
+        if field.description:
+            yield from textwrap.wrap(field.description, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+        yield from _entry(name, getattr(settings, name), plain[name])
+
+
+def _entry(name: str, value: Any, plain: Any) -> Iterator[str]:
+    """A key and its value, ``plain`` in JSON; what is below it is indented."""
+    if isinstance(value, BaseModel):
+        below = list(_commented(value))
+    elif isinstance(value, dict) and any(isinstance(item, BaseModel) for item in value.values()):
+        below = [line for label in value for line in _entry(label, value[label], plain[label])]
+    else:
+        yield from yaml.safe_dump({name: plain}, sort_keys=False, allow_unicode=True).splitlines()
+        return
+    if not below:
+        yield f"{name}: {{}}"
+        return
+    yield yaml.safe_dump({name: None}, allow_unicode=True).removesuffix(" null\n")
+    yield from (f"  {line}" for line in below)
+
+
+def commented_recipe(output: str, stages: Mapping[str, tuple[str, BaseModel]]) -> str:
+    """A recipe as YAML: of each stage its job and its settings, as ``commented_yaml`` writes them."""
+    lines = [*_entry("output", output, output), "stages:"]
+    for name, (job, settings) in stages.items():
+        lines += [f"  {line}" for line in _entry(name, None, None)]
+        lines[-1] = lines[-1].removesuffix(" null")
+        lines += [f"    job: {job}", *(f"    {line}" for line in _commented(settings))]
+    return "\n".join([*lines, ""])
+
+
+# The schema by which an editor completes and checks a recipe.
+
+
+def schema_text() -> str:
+    """The schema of recipes, as ``recipes/recipe.schema.json`` holds it."""
+    return json.dumps(_untitled(recipe_schema()), indent=1, ensure_ascii=False) + "\n"
+
+
+def _untitled(value: Any) -> Any:
+    """Without pydantic's titles, which repeat the keys."""
+    if isinstance(value, dict):
+        return {key: _untitled(item) for key, item in value.items() if key != "title" or not isinstance(item, str)}
+    return [_untitled(item) for item in value] if isinstance(value, list) else value
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON schema of a recipe's file; which settings a stage may have goes by its ``job``."""
+    models = {job: stage_class(job, job).config_class for job in JOBS}
+    references, schema = models_json_schema(
+        [(model, "validation") for model in models.values()], ref_template=_REFERENCES
+    )
+    definitions = schema["$defs"]
+    stages = []
+    for job, model in models.items():
+        of_job = dict(definitions[references[model, "validation"]["$ref"].rpartition("/")[2]])
+        properties = {name: value for name, value in of_job["properties"].items() if name != "output"}
+        required = [name for name in of_job.get("required", []) if name != "output"]
+        of_job["properties"] = {"job": {"const": job, "description": JOBS[job][1]}, **properties}
+        of_job["required"] = ["job", *required]
+        stages.append(of_job)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "description": {"type": "string", "description": "What the recipe is for."},
+            "output": {"type": "string", "description": "Folder or URI for all artifacts of the run."},
+            "resources": {**_resources(definitions), "description": "Of all stages that don't give their own."},
+            "stages": {
+                "type": "object",
+                "description": "Settings of each stage by its name, in the order in which they run.",
+                "additionalProperties": {"anyOf": stages},
+            },
+            "based_on": {"type": "string", "description": "Another recipe, by name or path, whose stages these are."},
+            "set": {"type": "object", "description": "What differs from that recipe, by dotted key."},
+        },
+        "$defs": definitions,
+    }
+
+
+def _resources(definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's own resources: the settings' keys, all of them optional."""
+    return {key: value for key, value in definitions["Resources"].items() if key != "required"}
