@@ -242,9 +242,9 @@ def check_nodes(nodes: Sequence[Node], storage: str | None) -> list[Check]:
     total = sum(len(facts.gpus) for _, facts in answering)
     least = min(facts.disk["session"][0] for _, facts in answering)
 
-    def failing(problem: Callable[[Node, Facts], str | None]) -> list[str]:
-        found = [(node.address, problem(node, facts)) for node, facts in answering]
-        return [f"{address}: {said}" for address, said in found if said]
+    def failing(problem_of: Callable[[Node, Facts], str | None]) -> list[str]:
+        found = [(node.address, problem_of(node, facts)) for node, facts in answering]
+        return [f"{address}: {problem}" for address, problem in found if problem]
 
     return [
         *checks,

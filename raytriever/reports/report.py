@@ -143,13 +143,14 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-# The report's section on where everything comes from: each artifact, what it was made from, with which settings.
-
 _SHOWN = 12  # characters of a fingerprint
 
 
 def provenance_section(artifacts: Mapping[str, Artifact]) -> Section:
-    """``artifacts``: by the name each has in the report's settings."""
+    """Where everything comes from: each artifact, what it was made from, and with which settings.
+
+    ``artifacts``: by the name each has in the report's settings.
+    """
     by_fingerprint = {artifact.fingerprint: folder_name(artifact) for artifact in artifacts.values()}
     runs = {name: run_facts(artifact) for name, artifact in artifacts.items()}
     rows = []

@@ -1,4 +1,4 @@
-"""What Ray's metrics say of a run: the names, and how they are told.
+"""Ray's metrics of a run: their names, and how they are recorded.
 
 Every node of a Ray cluster serves them to Prometheus: a counter as ``ray_<name>_total``, a gauge as ``ray_<name>``, a
 histogram as ``ray_<name>_bucket``. Labels are ``run`` and ``stage``, since ``job`` is Prometheus's own.
@@ -68,15 +68,15 @@ def stage_labels(output: str) -> dict[str, str]:
 
 
 class StageMetrics:
-    """The metrics of one stage, told by one process of it.
+    """The metrics of one stage, recorded by one process of it.
 
-    Nothing is told where Ray doesn't run in this process. Whatever goes wrong costs one line and the metrics, never the
-    stage.
+    Nothing is recorded where Ray doesn't run in this process. Whatever goes wrong costs one line and the metrics, never
+    the stage.
     """
 
     def __init__(self, output: str) -> None:
         self._tags = stage_labels(output)
-        self._told: dict[str, Any] = {}  # Ray's object for each metric, by name
+        self._known: dict[str, Any] = {}  # Ray's object for each metric, by name
         self._off = False
 
     def record_shard(self, record: ShardRecord) -> None:
@@ -91,22 +91,22 @@ class StageMetrics:
         if self._off or not _ray_runs():
             return
         try:
-            self._tell(metric, value, self._tags | tags)
+            self._record(metric, value, self._tags | tags)
         except Exception as error:
             self._off = True
             log.warning(f"Ray's metrics are off: {type(error).__name__}: {error}. The run goes on without them.")
 
-    def _tell(self, metric: Metric, value: float, tags: dict[str, str]) -> None:
-        told = self._told.get(metric.name)
-        if told is None:
-            told = self._told[metric.name] = _known_to_ray(metric)
+    def _record(self, metric: Metric, value: float, tags: dict[str, str]) -> None:
+        known = self._known.get(metric.name)
+        if known is None:
+            known = self._known[metric.name] = _known_to_ray(metric)
         match metric.kind:
             case "counter" if value > 0:  # Ray refuses a zero
-                told.inc(value, tags)
+                known.inc(value, tags)
             case "gauge":
-                told.set(value, tags)
+                known.set(value, tags)
             case "histogram":
-                told.observe(value, tags)
+                known.observe(value, tags)
 
 
 def _ray_runs() -> bool:

@@ -25,22 +25,30 @@ from raytriever.sweep.results import Column, Failure, Result, SweepResult, choos
 
 
 class SweepSettings(Settings):
-    """What the command was given. ``samples``: so many settings drawn at random by ``seed``; None: all of the grid.
-
-    ``seeds``: one more key, whose values are summarised. ``concurrent``: trials at a time.
-    """
+    """What the command was given."""
 
     recipe: str
+    """A recipe's name, or the path of its file."""
     grid: tuple[str, ...] = ()
+    """Keys with their values: key=a,b or key=from:to:step."""
     seeds: str | None = None
+    """One more key, whose values are summarised by mean and standard deviation."""
     set: tuple[str, ...] = ()
+    """Overrides of other settings, key=value."""
     until: str | None = None
+    """The last stage to make."""
     samples: int | None = Field(default=None, ge=1)
+    """Settings drawn at random; without it, all of the grid."""
     seed: int = Field(default=0, ge=0)
+    """Of the samples."""
     measures: tuple[str, ...] = ()
+    """What is compared; the first decides what is best. Without it, all that are evaluated."""
     system: str | None = None
+    """Whose measures; without it, the first system that the swept values change."""
     concurrent: int = Field(default=1, ge=1)
+    """Trials at a time."""
     output: str | None = None
+    """Folder or URI for all artifacts; without it, the recipe's."""
 
 
 @dataclass(frozen=True)
