@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import house
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("raytriever", "retrieval", "pipelines", "trainers")  # each may import itself and those before it
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 WITH_RAY = ("raytriever/stages", "raytriever/cluster")
 VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 LINES_OF_A_FILE = 500
+MOST_LINES, MOST_FILES = 42_000, 260
 LINES_OF_A_FUNCTION = 60
 
 USERS = sorted((ROOT / "benchmarks").rglob("*.py"))
@@ -62,6 +65,31 @@ def test_ray_is_imported_by_jobs_alone(path: Path) -> None:
 def test_faiss_is_imported_by_one_module(path: Path) -> None:
     tops = {module.split(".")[0] for module in imported_modules(path)}
     assert "faiss" not in tops or path == ROOT / "retrieval" / "indexes" / "faiss_factory.py"
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """For types alone neither."""
+    assert house.circles(house.arrows(house.source_files())) == []
+
+
+def test_the_source_stays_within_its_budget() -> None:
+    """What is added pays by what is deleted."""
+    files = house.source_files().values()
+    assert len(files) <= MOST_FILES
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= MOST_LINES
+
+
+def test_the_count_sees_circles_and_upward_imports(tmp_path: Path) -> None:
+    for name, text in (
+        ("raytriever/low.py", "def f():\n    from trainers import high\n"),
+        ("trainers/high.py", "if TYPE_CHECKING:\n    from trainers.other import x\n"),
+        ("trainers/other.py", "import trainers.high\n"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    graph = house.arrows(house.source_files(tmp_path))
+    assert house.circles(graph) == [{"trainers.high", "trainers.other"}]
+    assert house.upward(graph) == [("raytriever.low", "trainers.high")]
 
 
 @each_file
