@@ -25,12 +25,11 @@ from retrieval.encoders.towers import load_towers
 from trainers.objective import Objective, build_objective
 from trainers.objectives.adaptive_margin import (
     AdaptiveMarginSettings,
-    Vectors,
     distributed_residuals,
     mean_error,
 )
 from trainers.objectives.multi_layer import MultiLayerSettings
-from trainers.objectives.pairs import unit_vectors
+from trainers.objectives.pairs import Triplets, unit_vectors
 
 PADDED = {"query": 30, "document": 200, "negative": 200}
 
@@ -93,7 +92,7 @@ def padded_step(objective: Objective, rows: pa.Table) -> Callable[[], None]:
     def step() -> None:
         objective.zero_grad(set_to_none=True)
         wanted = ("input_ids", "attention_mask")
-        vectors = Vectors(*(unit_vectors(encoder({key: each[key] for key in wanted})) for each in features.values()))
+        vectors = Triplets(*(unit_vectors(encoder({key: each[key] for key in wanted})) for each in features.values()))
         mean_error(distributed_residuals(vectors, vectors)[0]).backward()
 
     return step
