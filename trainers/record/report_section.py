@@ -13,7 +13,7 @@ from raytriever.artifacts.artifact import LOG, Artifact
 from raytriever.reports.plots import Curve, Panel, curve_panels
 from raytriever.reports.progress import format_seconds
 from raytriever.reports.report import Block, Plot, Section
-from raytriever.reports.table import Cell, Table
+from raytriever.reports.table import Cell, Table, counted
 from trainers.engine.early_stopping import (
     Criterion,
     Evaluation,
@@ -23,8 +23,6 @@ from trainers.engine.early_stopping import (
 )
 from trainers.record.ledger import ledger_rows
 from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING
-
-# What the report says of validation: the measures over the run, its best state and what that took.
 
 Points = Sequence[Mapping[str, Any]]
 
@@ -94,36 +92,6 @@ def _sum(points: Points, name: str, step: int) -> float:
     return float(sum(point[name] for point in points if point["step"] <= step))
 
 
-def validation_sentence(
-    evaluations: Sequence[Evaluation],
-    criteria: Sequence[Criterion],
-    points: Points,
-    log: Points,
-    planned_steps: int | None,
-) -> str:
-    """Start, best and end in words, what the best took, and whether the run was stopped there."""
-    best, last = best_evaluation(evaluations, criteria), evaluations[-1]
-    if best is None:
-        return ""
-    name = criterion_at(criteria, last.step).measure
-    took = f"{_sum(points, 'examples', best.step):,.0f} examples"
-    if log:
-        took += f" and {format_seconds(_sum(log, 'seconds', best.step))} of training"
-    parts = []
-    if evaluations[0].step == 0 and name in evaluations[0].measures:
-        parts.append(f"{evaluations[0].measures[name]:.4f} before the first step")
-    parts.append(f"{best.measures[name]:.4f} at its best, step {best.step:,} (after {took})")
-    if last is not best:
-        parts.append(f"{last.measures[name]:.4f} at the end")
-    sentence = f"In validation, {name} is {', '.join(parts)}."
-    steps = int(points[-1]["step"])
-    if planned_steps is not None and steps < planned_steps:
-        count = evaluations_without_improvement(evaluations, criteria)
-        runs = "the last evaluation" if count == 1 else f"the last {count} evaluations"
-        sentence += f" The run stopped early, at step {steps:,} of {planned_steps:,}: {runs} brought no improvement."
-    return sentence
-
-
 _EVERY_STEP = (
     "step", "epoch", "learning_rate", "loss", "gradient_norm", "examples", "tokens", "seconds", "waiting_seconds",
 )  # fmt: skip
@@ -185,13 +153,19 @@ def training_section(
     if len({point["epoch"] for point in points}) > 1:
         caption += " Dotted: an epoch ends."
     blocks: list[Block] = [Plot(svg, caption), _table(points, log, config, metrics)]
-    lead = _lead(points, log)
+    lead = f"{len(points):,} steps over {sum(int(point['examples']) for point in points):,} examples."
     if evaluations:
-        planned = None if ledger is None else int(ledger["steps"])
-        lead = f"{lead} {validation_sentence(evaluations, criteria, points, log, planned)}".rstrip()
+        steps, planned = int(points[-1]["step"]), int(ledger["steps"]) if ledger else 0
+        if steps < planned:
+            count = evaluations_without_improvement(evaluations, criteria)
+            lead += (
+                f" Stopped early, at step {steps:,} of {planned:,}: {counted(count, 'evaluation')} without improvement."
+            )
         blocks = [*validation_blocks(evaluations, criteria, points, log), *blocks]
     if ledger is not None:
-        blocks.append(_ledger_table(ledger))
+        caption = "The run's ledger: what its queries are compared with, what a step encodes and what is trained."
+        header = ["ledger", "as planned before the first step"]
+        blocks.append(Table(header, ledger_rows(ledger), caption, text_columns=2))
     return Section("Training", lead, blocks)
 
 
@@ -238,38 +212,10 @@ def _epoch_ends(points: Points) -> list[float]:
     ]
 
 
-def _lead(points: Points, log: Points) -> str:
-    examples = sum(int(point["examples"]) for point in points)
-    lead = f"{len(points):,} steps over {examples:,} examples. {loss_sentence(_values(points, 'loss'))}"
-    seconds = sum(float(point["seconds"]) for point in log)
-    if seconds > 0:
-        waiting = sum(float(point["waiting_seconds"]) for point in log)
-        rate = f"{sum(int(point['examples']) for point in log) / seconds:,.1f} examples/s"
-        tokens = sum(int(point.get("tokens", 0)) for point in log)
-        if tokens:
-            rate += f" ({tokens / seconds:,.0f} tokens/s)"
-        lead += f" Training ran at {rate} and waited for data {waiting / seconds:.1%} of the time."
-    return lead
-
-
-def loss_sentence(losses: NDArray[np.float64]) -> str:
-    """The first tenth of the steps against the last; says that the loss moved only beyond twice the standard error."""
-    window = max(1, len(losses) // 10)
-    first, last = losses[:window], losses[-window:]
-    if window < 5:
-        return f"The loss is {losses[0]:.3f} at the first step and {losses[-1]:.3f} at the last."
-    means = f"from {first.mean():.3f} to {last.mean():.3f}"
-    error = float(np.sqrt(first.var(ddof=1) / window + last.var(ddof=1) / window))
-    change = float(last.mean() - first.mean())
-    if abs(change) <= 2 * error:
-        return f"The mean loss goes {means} (first and last {window} steps), which is within twice its standard error."
-    return f"The mean loss {'falls' if change < 0 else 'rises'} {means} (first and last {window} steps)."
-
-
 def _table(points: Points, log: Points, config: Mapping[str, Any], metrics: Sequence[str]) -> Table:
     window = max(1, len(points) // 10)
     rows = [
-        [_label(name), *(f"{_values(part, name).mean():.4f}" for part in _ends(points, window))]
+        [_label(name), *(f"{_values(part, name).mean():.4f}" for part in (points[:window], points[-window:]))]
         for name in ("loss", *metrics, "gradient_norm")
     ]
     settings = config.get("training", {})
@@ -281,16 +227,11 @@ def _table(points: Points, log: Points, config: Mapping[str, Any], metrics: Sequ
         parts.append("bfloat16 autocast" if settings["bf16"] is True else "float32")
     seconds = sum(float(point["seconds"]) for point in log)
     if seconds > 0:
-        parts.append(f"{seconds / len(log):.2f} s a step")
+        totals = {name: sum(point.get(name, 0) for point in log) for name in ("examples", "tokens", "waiting_seconds")}
+        parts += [f"{seconds / len(log):.2f} s a step", f"{totals['examples'] / seconds:,.1f} examples/s"]
+        if totals["tokens"]:
+            parts.append(f"{totals['tokens'] / seconds:,.0f} tokens/s")
+        parts.append(f"{totals['waiting_seconds'] / seconds:.1%} of the time waiting for data")
     caption = f"Means over {window:,} step{'s' if window > 1 else ''}"
     caption += f" ({', '.join(parts)})." if parts else "."
     return Table(["mean of", "first tenth of the steps", "last tenth of the steps"], rows, caption)
-
-
-def _ends(points: Points, window: int) -> tuple[Points, Points]:
-    return points[:window], points[-window:]
-
-
-def _ledger_table(ledger: Mapping[str, Any]) -> Table:
-    caption = "The run's ledger: what its queries are compared with, what a step encodes and what is trained."
-    return Table(["ledger", "as planned before the first step"], ledger_rows(ledger), caption, text_columns=2)

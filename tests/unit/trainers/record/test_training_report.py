@@ -15,7 +15,7 @@ from tests.unit.small_run import make_artifact, training_points
 from trainers.engine.early_stopping import Criterion, Evaluation
 from trainers.objective import Comparisons
 from trainers.record.ledger import Ledger
-from trainers.record.report_section import loss_sentence, training_section, training_section_of
+from trainers.record.report_section import training_section, training_section_of
 
 
 @pytest.fixture
@@ -32,8 +32,11 @@ def test_examples_rate_and_waiting(points: list[dict[str, Any]]) -> None:
     section = training_section(points, points, {"training": {"batches_per_step": 2, "bf16": True}})
     assert section is not None
     assert section.lead.startswith("60 steps over 480 examples.")
-    assert "Training ran at 16.0 examples/s and waited for data 25.0% of the time." in section.lead
-    assert table_of(section).caption == "Means over 6 steps (batches a step: 2, bfloat16 autocast, 0.50 s a step)."
+    caption = table_of(section).caption
+    assert caption.startswith(
+        "Means over 6 steps (batches a step: 2, bfloat16 autocast, 0.50 s a step, 16.0 examples/s"
+    )
+    assert caption.endswith(", 25.0% of the time waiting for data).")
 
 
 def test_the_table_holds_means_of_both_ends(points: list[dict[str, Any]]) -> None:
@@ -43,7 +46,7 @@ def test_the_table_holds_means_of_both_ends(points: list[dict[str, Any]]) -> Non
     rows = {str(row[0]): row[1:] for row in table_of(section).rows}
     assert rows["loss"] == [f"{np.mean(losses[:6]):.4f}", f"{np.mean(losses[-6:]):.4f}"]
     assert rows["gradient norm"] == ["3.0000", "3.0000"]
-    assert "examples/s" not in section.lead
+    assert "examples/s" not in table_of(section).caption
 
 
 def test_a_metric_that_nobody_knows_is_shown_by_its_name(points: list[dict[str, Any]]) -> None:
@@ -56,22 +59,6 @@ def test_a_metric_that_nobody_knows_is_shown_by_its_name(points: list[dict[str, 
 
 def test_no_steps_no_section() -> None:
     assert training_section([], [], {}) is None
-
-
-@pytest.mark.parametrize("steps", [1, 2, 11])
-def test_short_runs(steps: int) -> None:
-    points = training_points(max(steps, 2), np.random.default_rng(0))[:steps]
-    section = training_section(points, points, {})
-    assert section is not None
-    assert f"{points[0]['loss']:.3f} at the first step and {points[-1]['loss']:.3f} at the last" in section.lead
-
-
-def test_a_change_is_claimed_only_beyond_twice_its_standard_error() -> None:
-    noise = np.tile([-1.0, 1.0], 50)  # a tenth: mean 0, variance 10/9; standard error of the difference 0.471
-    falling, level, rising = (noise + np.linspace(0, change, 100) for change in (-2.0, 0.5, 2.0))
-    assert "falls from" in loss_sentence(falling)
-    assert "rises from" in loss_sentence(rising)
-    assert "within twice its standard error" in loss_sentence(level)
 
 
 EVALUATIONS = [
@@ -120,11 +107,7 @@ def test_validation_shows_start_best_and_last_and_what_the_best_took(points: lis
     assert rows["examples seen"] == ["0", "160", "400"]
     assert rows["time in training"] == ["0.0 s", "10.0 s", "25.0 s"]
     assert rows["time in validation"] == ["10.0 s", "30.0 s", "1 min 00 s"]
-    assert (
-        "In validation, nDCG@10 is 0.3000 before the first step, 0.4200 at its best, step 20 (after 160 examples and"
-        " 10.0 s of training), 0.4000 at the end. The run stopped early, at step 50 of 90: the last 3 evaluations"
-        " brought no improvement."
-    ) in section.lead
+    assert section.lead.endswith("Stopped early, at step 50 of 90: 3 evaluations without improvement.")
     assert "nDCG@10" in plots_of(section)[0]
     (caption,) = [block.caption for block in section.blocks if isinstance(block, Plot) and "Orange" in block.caption]
     assert caption.startswith("Measures of validation by the steps done. Orange: step 20,")  # what on, it isn't told
@@ -136,8 +119,7 @@ def test_a_run_to_its_end_did_not_stop_early(points: list[dict[str, Any]]) -> No
         points, [], {}, evaluations=EVALUATIONS, criteria=CRITERIA, ledger=LEDGER | {"steps": 60}
     )
     assert section is not None
-    assert "stopped early" not in section.lead
-    assert "0.4200 at its best, step 20 (after 160 examples)," in section.lead
+    assert "Stopped early" not in section.lead
 
 
 def test_the_best_at_the_end_is_named_once(points: list[dict[str, Any]]) -> None:
@@ -200,5 +182,5 @@ def test_of_an_artifact_all_files_are_read_and_older_ones_lack_some(
     assert new is not None
     assert [len(tables_of(section)) for section in (old, new)] == [1, 3]
     assert [text_of(cell) for cell in tables_of(new)[0].rows[-1]] == ["time in validation", "5.0 s", "15.0 s", "30.0 s"]
-    assert "Training ran at 16.0 examples/s" in new.lead
+    assert "16.0 examples/s" in tables_of(new)[1].caption
     assert "nan" not in render("run", "report", [new])
