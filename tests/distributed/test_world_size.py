@@ -17,7 +17,8 @@ def training(rank: int, batches_per_step: int, steps: int, dtype_name: str):  # 
     reports = []
     settings = tiny_settings(batches_per_step=batches_per_step, max_steps=steps, schedule={"kind": "constant"})
     train(objective, TinyBatches(), settings, callbacks=[Reports(on_step=reports.append)])
-    return gradients_of(objective), weights_of(objective), [without_times(point) for point in reports]
+    points = [without_times(point) | {"tokens": None} for point in reports]  # of slices, the distinct ones of each
+    return gradients_of(objective), weights_of(objective), points
 
 
 def one_step(rank: int, batches_per_step: int):
