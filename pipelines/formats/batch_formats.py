@@ -1,4 +1,4 @@
-"""What a format of published batches is."""
+"""What a format of exported batches is, and what is counted of them batch by batch: the figures of their card."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 
 from pipelines.batches import Layout
 from pipelines.formats.training_examples import write_json_lines
-
-# What a published set of batches holds, counted batch by batch: the figures of its card.
 
 
 @dataclass

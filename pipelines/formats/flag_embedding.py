@@ -10,18 +10,18 @@ from pipelines.formats.batch_formats import MASKS_KEPT_IN, SHUFFLING, Column, Js
 from pipelines.formats.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
-    Document,
     Example,
     ExampleFormat,
     TrainingExamples,
     files_of_splits,
+    text_of,
     texts_example,
     write_json_lines,
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.collection import StoredCollection, passage_text
+from retrieval.collections.collection import StoredCollection
 from retrieval.collections.records import Policies, Record
 from retrieval.collections.text_lines import FileNames, json_objects, plain_name
 
@@ -90,7 +90,7 @@ def write(
     name = f"{split}.jsonl"
     examples = TrainingExamples(collection, split, hard_negatives, folder)
     records = (
-        _line(example.query, [*map(_text, example.positives)], [*map(_text, example.hard_negatives)])
+        _line(example.query, [*map(text_of, example.positives)], [*map(text_of, example.hard_negatives)])
         for example in examples
     )
     write_json_lines(folder / name, records)
@@ -99,10 +99,6 @@ def write(
 
 def _line(query: str, positives: list[str], negatives: list[str]) -> dict[str, Any]:
     return {"query": query, "pos": positives, "neg": negatives}
-
-
-def _text(document: Document) -> str:
-    return passage_text(document["title"], document["text"])
 
 
 class BatchLines(JsonLines):

@@ -1,4 +1,8 @@
-"""Batches as a dataset folder of the Hugging Face hub: parquet with one row group a batch, every column kept."""
+"""Batches as a dataset folder of the Hugging Face hub: parquet with one row group a batch, every column kept.
+
+The folder's card (README.md), which batches for other tools get too: what they are, figures, columns, how they were
+made, how to use them.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +17,9 @@ from pipelines.formats.batch_formats import Batch, BatchFormat, Column, Publishe
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 
+README = "README.md"
+_DOMAINS_SHOWN = 30
+_FINGERPRINT_SHOWN = 12
 _PLACE = [pa.field("epoch", pa.int32(), nullable=False), pa.field("batch", pa.int32(), nullable=False)]
 _MEANINGS = {
     "epoch": "number of the epoch",
@@ -100,13 +107,6 @@ def _shown(feature: dict[str, str]) -> str:
 def _dtype(type_: pa.DataType) -> str:
     """As the hub names it; Arrow calls two of them otherwise."""
     return {"float": "float32", "double": "float64"}.get(str(type_), str(type_))
-
-
-# The card (README.md) of published batches: what they are, figures, columns, how they were made, how to use them.
-
-README = "README.md"
-_DOMAINS_SHOWN = 30
-_FINGERPRINT_SHOWN = 12
 
 
 def card(

@@ -1,4 +1,4 @@
-"""Training examples as sentence-transformers takes them: columns in the order anchor, positive, negatives."""
+"""Training examples and batches as sentence-transformers takes them: columns anchor, positive, negative_1 …"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 
 from pipelines.batches import Layout
 from pipelines.formats.batch_formats import Batch, Column, Published, data_files, masks_left_out
-from pipelines.formats.training_examples import Document, TrainingExamples
+from pipelines.formats.training_examples import TrainingExamples, text_of
 from raytriever.errors import UserError
-from retrieval.collections.collection import StoredCollection, passage_text
+from retrieval.collections.collection import StoredCollection
 
 _ROWS_PER_GROUP = 1_000
 
@@ -68,22 +68,15 @@ def _rows(examples: TrainingExamples, negatives: int) -> Iterator[list[str]]:
         if len(example.hard_negatives) < negatives:
             continue
         for positive in example.positives:
-            yield [example.query, _text(positive), *map(_text, example.hard_negatives[:negatives])]
-
-
-def _text(document: Document) -> str:
-    return passage_text(document["title"], document["text"])
+            yield [example.query, text_of(positive), *map(text_of, example.hard_negatives[:negatives])]
 
 
 def _table(rows: list[list[str]], schema: pa.Schema) -> pa.Table:
     return pa.table([pa.array(column, pa.string()) for column in zip(*rows, strict=True)], schema)
 
 
-# Batches as sentence-transformers trains on them: columns anchor, positive, negative_1 … in batch order.
-
-
 class BatchFiles:
-    """Parquet with ``negatives`` hard negatives of every example, the first ones."""
+    """Batches as parquet, in their order, with ``negatives`` hard negatives of every example, the first ones."""
 
     layouts: tuple[Layout, ...] = ("pairs",)
     ending = "parquet"

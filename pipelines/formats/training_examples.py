@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.collection import Part, StoredCollection
+from retrieval.collections.collection import Part, StoredCollection, passage_text
 from retrieval.collections.digests import DigestSet
 from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, QueryRecord, Record, text_id
 from retrieval.collections.text_lines import find_files
@@ -204,6 +204,12 @@ def require_name(split: str, collection: StoredCollection) -> None:
 
 Document = dict[str, str]
 """``id``, ``title`` and ``text``."""
+
+
+def text_of(document: Document) -> str:
+    """Title and text in one string, for formats without titles."""
+    return passage_text(document["title"], document["text"])
+
 
 _QUERIES_AT_ONCE = 1024
 _DOCUMENTS_AT_ONCE = 1024
