@@ -38,7 +38,7 @@ JOBS = {
 # command: where its function is (or its Typer application of several commands), and what it does
 COMMANDS = {
     "run": ("raytriever.cli:run", "Run a recipe, from where it was left."),
-    "sweep": ("raytriever.sweep.command:sweep", "Run a recipe for each setting of some values."),
+    "sweep": ("raytriever.sweep.sweep:sweep", "Run a recipe for each setting of some values."),
     "settings": ("raytriever.settings.description:settings", "Describe every setting of a job."),
     "show": ("pipelines.batch_description:show", "Print one stored batch so that a person can read it."),
     "compare": ("retrieval.evaluation.compare:compare", "Test systems against one another, query by query."),

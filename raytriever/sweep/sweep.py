@@ -4,23 +4,26 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from logging import LogRecord
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from pydantic import Field
 
 from raytriever.artifacts.artifact import is_artifact
 from raytriever.artifacts.storage import absolute
 from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.command_line import OutputOption, PrintOption, RecipeArgument, SetOption, UntilOption, print_yaml
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.reports.table import counted
-from raytriever.settings.configuration import Settings
+from raytriever.settings.configuration import Settings, validate
 from raytriever.settings.recipe import Recipe, load_recipe
-from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import check_before_run, run_stage
+from raytriever.stages.ray_session import RaySession, refuse_copied_folder
+from raytriever.stages.run import check_before_run, recipe_stages, run_stage
 from raytriever.stages.stage import Stage, warned_of_on_a_cluster
 from raytriever.sweep.grid import Axis, drawn, folder_name, grid, parse_axis
 from raytriever.sweep.plan import StageGroup, Stages, Trial, check_keys, groups_of, plan_trial
+from raytriever.sweep.report import sweep_lines, write_sweep
 from raytriever.sweep.results import Column, Failure, Result, SweepResult, choose_columns, read_result
 
 
@@ -49,6 +52,35 @@ class SweepSettings(Settings):
     """Trials at a time."""
     output: str | None = None
     """Folder or URI for all artifacts; without it, the recipe's."""
+
+
+def sweep(
+    recipe: RecipeArgument,
+    grid: Annotated[list[str] | None, typer.Option(metavar="KEY=A,B|FROM:TO:STEP", help="May be repeated.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="KEY=1,2,3", help="Gives mean and standard deviation.")] = None,
+    overrides: SetOption = None,
+    until: UntilOption = None,
+    samples: Annotated[int | None, typer.Option(help="Draws so many settings from the grid's values.")] = None,
+    seed: Annotated[int, typer.Option(help="Of --samples.")] = 0,
+    measure: Annotated[list[str] | None, typer.Option(help="The first decides what is best; may be repeated.")] = None,
+    system: Annotated[str | None, typer.Option(help="The evaluated system that is compared.")] = None,
+    concurrent: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
+    output: OutputOption = None,
+    print_config: PrintOption = False,
+) -> None:
+    """Runs a recipe for each setting of some values; exits with 1 where a trial failed, once the others are done."""
+    lists = {"grid": grid or [], "set": overrides or [], "measures": measure or []}
+    others = {"seeds": seeds, "until": until, "samples": samples, "seed": seed, "system": system, "output": output}
+    values = lists | others | {"recipe": recipe, "concurrent": concurrent}
+    refuse_copied_folder(load_recipe(recipe, overrides or [], output).output)
+    planned = plan_sweep(validate(SweepSettings, values, "sweep"), recipe_stages)
+    if print_config:
+        print_yaml(planned.described())
+        return
+    swept = run_sweep(planned)
+    for line in [*sweep_lines(swept), *write_sweep(swept, planned.recipe.output)]:
+        typer.echo(line)
+    raise typer.Exit(1 if swept.failed else 0)
 
 
 @dataclass(frozen=True)
