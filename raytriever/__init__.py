@@ -1,7 +1,9 @@
 """Raytriever: from a corpus to training batches, a trained retriever, a sharded index and its evaluation."""
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 _ROOT = Path(__file__).parents[1]
 
@@ -14,3 +16,22 @@ for _name in ("retrieval", "pipelines", "trainers"):
             f" {_found.origin or 'a folder without __init__.py' if _found else 'none'}. Start from another folder,"
             f" take the other '{_name}' off PYTHONPATH, or install Raytriever into an environment of its own."
         )
+
+# What Python code uses most, imported when it is first used: nothing of this is loaded by the command's start.
+_PUBLIC = {
+    "Artifact": "raytriever.artifacts.artifact",
+    "BatchReader": "pipelines.batches",
+    "RaytrieverEncoder": "retrieval.mteb_encoder",
+    "StoredCollection": "retrieval.collections.collection",
+    "StoredVectors": "retrieval.vectors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'raytriever' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -1,14 +1,18 @@
 """What every process pays that imports anything of Raytriever: workers do it by the hundred."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import raytriever
 from raytriever.cli import app
 from raytriever.jobs import COMMANDS, JOBS, stage_class
 
+ROOT = Path(__file__).parents[2]
 HEAVY = ("numpy", "pyarrow", "pydantic", "ray", "rich", "torch", "yaml")
 
 
@@ -44,3 +48,29 @@ def test_every_command_is_where_the_table_says(name: str) -> None:
 @pytest.mark.parametrize("job", JOBS)
 def test_every_job_is_where_the_table_says(job: str) -> None:
     assert stage_class(job, job).command == job
+
+
+def test_another_package_of_the_same_name_is_named(tmp_path: Path) -> None:
+    other = tmp_path / "trainers"
+    other.mkdir()
+    (other / "__init__.py").write_text("raise RuntimeError('it must not be imported')")
+    ended = subprocess.run(
+        [sys.executable, "-c", "import raytriever"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    expected = f"Raytriever needs its own package 'trainers' at {ROOT / 'trainers'}, and Python finds {other}"
+    assert expected in last
+    assert "take the other 'trainers' off PYTHONPATH" in last
+
+
+@pytest.mark.parametrize("name", raytriever._PUBLIC)
+def test_public_names_are_found_when_they_are_used(name: str) -> None:
+    assert getattr(raytriever, name).__name__ == name
+    assert name in dir(raytriever)
+
+
+def test_other_names_are_absent() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Batches'"):
+        _ = raytriever.Batches
