@@ -22,11 +22,14 @@ _LOOKED_AT = 4  # stretches of a length, in search of one of another document
 
 
 class GroupingSettings(Settings):
-    """``order`` "random": batches of unrelated chunks of a domain, the ablation that the paper calls random."""
+    """How chunks are grouped."""
 
     batch_size: int = Field(default=16, gt=1)
+    """Chunks of a batch."""
     documents_per_batch: int = Field(default=2, gt=0)
+    """How many documents they are of, about."""
     order: Literal["grouped", "random"] = "grouped"
+    """random: batches of unrelated chunks of a domain, the ablation that the paper calls random."""
 
     @model_validator(mode="after")
     def _documents_fit(self) -> Self:
@@ -148,13 +151,13 @@ def join(parts: Stretches, settings: GroupingSettings, generator: np.random.Gene
     drawn at random, so that short ones don't pile up at the end; the last is of another document where there is one.
     """
     size, others = settings.batch_size, settings.documents_per_batch - 1
-    shelves = _Shelves(parts.where(generator.permutation(len(parts.first))), size)
+    buckets = _LengthBuckets(parts.where(generator.permutation(len(parts.first))), size)
     chosen: list[_Part] = []
     for draws in generator.random((int(parts.lengths.sum()) // size, others + 1)).tolist():
         room, documents = size, set[int]()
         for place in range(size):
-            part = shelves.draw(room - 1, draws[place]) if place < others else None
-            part = part or shelves.fill(room, documents) or shelves.fill(room, set())
+            part = buckets.draw(room - 1, draws[place]) if place < others else None
+            part = part or buckets.fill(room, documents) or buckets.fill(room, set())
             assert part is not None
             chosen.append(part)
             documents.add(part[2])
@@ -168,8 +171,8 @@ def join(parts: Stretches, settings: GroupingSettings, generator: np.random.Gene
 _Part = tuple[int, int, int]  # first row, length, document
 
 
-class _Shelves:
-    """Parts by length; each shelf in random order."""
+class _LengthBuckets:
+    """Parts by length; each bucket in random order."""
 
     def __init__(self, parts: Stretches, longest: int) -> None:
         self._first, self._documents = _numbers(parts.first), _numbers(parts.documents)
@@ -177,12 +180,12 @@ class _Shelves:
 
     def draw(self, longest: int, draw: float) -> _Part | None:
         """Any part no longer than that, by a number from 0 to 1."""
-        shelves = self._of_length[: longest + 1]
-        place = int(draw * sum(map(len, shelves)))
-        for length, shelf in enumerate(shelves):
-            if place < len(shelf):
+        buckets = self._of_length[: longest + 1]
+        place = int(draw * sum(map(len, buckets)))
+        for length, bucket in enumerate(buckets):
+            if place < len(bucket):
                 return self._taken(length, place)
-            place -= len(shelf)
+            place -= len(bucket)
         return None
 
     def fill(self, room: int, documents: set[int]) -> _Part | None:
@@ -211,16 +214,16 @@ class _Shelves:
 
     def _take(self, lengths: Iterable[int], documents: set[int]) -> _Part | None:
         for length in lengths:
-            shelf = self._of_length[length]
-            for place in range(len(shelf) - 1, max(len(shelf) - 1 - _LOOKED_AT, -1), -1):
-                if self._documents[shelf[place]] not in documents:
+            bucket = self._of_length[length]
+            for place in range(len(bucket) - 1, max(len(bucket) - 1 - _LOOKED_AT, -1), -1):
+                if self._documents[bucket[place]] not in documents:
                     return self._taken(length, place)
         return None
 
     def _taken(self, length: int, place: int) -> _Part:
-        shelf = self._of_length[length]
-        shelf[place], shelf[-1] = shelf[-1], shelf[place]
-        part = shelf.pop()
+        bucket = self._of_length[length]
+        bucket[place], bucket[-1] = bucket[-1], bucket[place]
+        part = bucket.pop()
         return self._first[part], length, self._documents[part]
 
 

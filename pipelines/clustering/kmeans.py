@@ -28,106 +28,16 @@ from pydantic import Field, model_validator
 
 from pipelines.clustering.lloyd import SEEDING_SAMPLE, Solution, assign, lloyd, seed_centroids
 from pipelines.clustering.nearest_centroids import squared_distances
-from pipelines.clustering.pair_vectors import ArrayPairs, BothWays, PairVectors
+from pipelines.clustering.pair_vectors import ArrayPairs, BothOrientations, PairVectors
 from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, Split, TiedPairs, cut
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
-# k-means with many clusters: √K cells first, clusters within each cell, then refinement across the cells' borders.
-#
-# Cells are those of a sample; within them points are compared with the cell's own clusters alone. Then every point is
-# compared, a few times over, with the clusters of the few cells nearest to its own. So clustering takes about N·√K
-# distances an iteration in place of N·K, which grows with the square of N where the average cluster size is given.
-
+Pairs = Literal["midpoint", "concat", "swap"]
+KINDS: dict[Pairs, type[Points]] = {"midpoint": MidPoints, "concat": ConcatenatedPairs, "swap": TiedPairs}
 SAMPLE_PER_CELL = 256  # points that each cell's centroid is the mean of, about
 NEAR_CELLS = 8  # cells, its own among them, whose clusters a point may join
 REFINEMENTS = 2  # iterations across the borders, at most
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When Lloyd's algorithm stops: after ``iterations``, or once the objective falls by ``tolerance`` of itself."""
-
-    iterations: int
-    tolerance: float
-
-
-def cell_sample(k: int) -> int:
-    """How many points the √K cells are sought among."""
-    return SAMPLE_PER_CELL * isqrt(k)
-
-
-def lloyd_in_two_levels(
-    points: Points, split: Split, sample: Points, k: int, limits: Limits, seed: Sequence[int]
-) -> Solution:
-    """At most ``k`` clusters of ``points``; ``clusters`` of the solution is one array, of all.
-
-    ``split`` makes parts of descriptions, ``sample`` are some of the points. ``limits`` hold for the cells and within
-    each; the objective is that of the refinement. Memory: also the points of the largest cell, where it is clustered.
-    """
-    random = np.random.default_rng(seed)
-    seeds = seed_centroids(sample.take(slice(None)), isqrt(k), random)
-    coarse = lloyd(split(cut(sample)), seeds, limits.iterations, limits.tolerance)
-    used, cells = np.unique(np.concatenate(assign(split(cut(points)), coarse.centroids).clusters), return_inverse=True)
-    members = np.split(np.argsort(cells, kind="stable"), np.cumsum(np.bincount(cells))[:-1])
-    shares = apportion(k, np.array([len(places) for places in members]))
-
-    in_cells = split([points.subset(places) for places in members])
-    each = [(share, (*seed, number)) for number, share in enumerate(shares.tolist())]
-    fine = [(np.empty(0, dtype=np.float32), 0)] * len(members)
-    for number, found in in_cells.map(cluster_cell, limits, each=each):
-        fine[number] = found
-    near = _clusters_nearby(coarse.centroids[used], [len(centroids) for centroids, _ in fine])
-    centroids = np.concatenate([centroids for centroids, _ in fine])
-    refined = lloyd(in_cells, centroids, min(limits.iterations, REFINEMENTS), limits.tolerance, near)
-    clusters = np.empty(len(points), dtype=np.int32)
-    for places, found_clusters in zip(members, refined.clusters, strict=True):
-        clusters[places] = found_clusters
-    refilled = coarse.refilled + sum(moves for _, moves in fine) + refined.refilled
-    return Solution(refined.centroids, [clusters], refined.objective, refilled)
-
-
-def cluster_cell(
-    cell: Points, limits: Limits, share_and_seed: tuple[int, Sequence[int]]
-) -> tuple[NDArray[np.float32], int]:
-    """Clusters one cell's points alone: centroids float32 (share, width) and how many clusters were refilled."""
-    share, seed = share_and_seed
-    random = np.random.default_rng(seed)
-    whole = LocalParts([cell if cell.keep else cell.subset(slice(None))])  # else its points are given up afterwards
-    chosen = random.choice(len(cell), min(len(cell), SEEDING_SAMPLE * share), replace=False)
-    seeds = seed_centroids(whole.points[0].take(np.sort(chosen)), share, random)
-    found = lloyd(whole, seeds, limits.iterations, limits.tolerance)
-    return found.centroids, found.refilled
-
-
-def apportion(k: int, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """``k`` clusters shared out in proportion to ``sizes``, at least one each and at most one a point.
-
-    ``len(sizes) <= k <= sizes.sum()``. Largest remainders first, the first of equals.
-    """
-    shares = np.clip(k * sizes // sizes.sum(), 1, sizes)
-    remainders = k * sizes / sizes.sum() - shares
-    while shares.sum() != k:
-        step = 1 if shares.sum() < k else -1
-        open_cells = shares < sizes if step > 0 else shares > 1
-        chosen = int(np.where(open_cells, step * remainders, -np.inf).argmax())
-        shares[chosen] += step
-        remainders[chosen] -= step
-    return np.asarray(shares, dtype=np.int64)
-
-
-def _clusters_nearby(cells: NDArray[np.float32], shares: Sequence[int]) -> list[NDArray[np.int64]]:
-    """For each cell the clusters, ascending, of the cells nearest to it; clusters are numbered cell after cell."""
-    first = np.concatenate(([0], np.cumsum(shares)))
-    nearby = []
-    for cell in cells:
-        nearest = np.sort(np.argsort(squared_distances(cells, cell), kind="stable")[:NEAR_CELLS])
-        nearby.append(np.concatenate([np.arange(first[near], first[near + 1]) for near in nearest]))
-    return nearby
-
-
-Pairs = Literal["midpoint", "concat", "swap"]
-KINDS: dict[Pairs, type[Points]] = {"midpoint": MidPoints, "concat": ConcatenatedPairs, "swap": TiedPairs}
 SMALLEST_SAMPLE = 1024  # points that seeds are drawn from
 LARGEST_COORDINATE = 1e15  # squares and products stay far from float32's end
 
@@ -135,12 +45,18 @@ LARGEST_COORDINATE = 1e15  # squares and products stay far from float32's end
 class KMeansSettings(Settings):
     """How pairs are clustered."""
 
-    sides: Literal["both", "queries"] = "both"  # queries: k-means on the queries' vectors alone
+    sides: Literal["both", "queries"] = "both"
+    """queries: k-means on the queries' vectors alone."""
     pairs: Pairs = "midpoint"
-    iterations: int = Field(default=50, ge=1)  # at most; each moves every centroid once
-    tolerance: float = Field(default=1e-4, ge=0)  # stop once the objective changes by less than this share
-    restarts: int = Field(default=1, ge=1)  # keep the best of so many seeds
-    two_level_above: int = Field(default=4096, ge=1)  # clusters; more are sought in √K cells first
+    """What stands for a pair: the mid-point of its vectors, or both concatenated."""
+    iterations: int = Field(default=50, ge=1)
+    """At most so many; each moves every centroid once."""
+    tolerance: float = Field(default=1e-4, ge=0)
+    """Stops once the objective changes by less than this share."""
+    restarts: int = Field(default=1, ge=1)
+    """Keeps the best of so many seeds."""
+    two_level_above: int = Field(default=4096, ge=1)
+    """More clusters than these are sought in √K cells first."""
 
     @model_validator(mode="after")
     def _queries_have_no_other_side(self) -> Self:
@@ -212,14 +128,14 @@ def cluster_in_parts(
     k = min(k, len(pairs))
     largest, zeros = _examine_all(pairs, split)
     kind = KINDS[settings.pairs]
-    ways = BothWays(pairs) if settings.pairs == "concat" else pairs
+    oriented = BothOrientations(pairs) if settings.pairs == "concat" else pairs
     two_levels = k > settings.two_level_above
-    size = min(len(ways), max(SMALLEST_SAMPLE, cell_sample(k) if two_levels else SEEDING_SAMPLE * k))
-    chosen = np.sort(np.random.default_rng(seed).choice(len(ways), size, replace=False))
-    raw = kind(ways.subset(chosen)).take(slice(None))
+    size = min(len(oriented), max(SMALLEST_SAMPLE, cell_sample(k) if two_levels else SEEDING_SAMPLE * k))
+    chosen = np.sort(np.random.default_rng(seed).choice(len(oriented), size, replace=False))
+    raw = kind(oriented.subset(chosen)).take(slice(None))
     centre = None if kind.spherical else raw.mean(axis=0, dtype=np.float64).astype(np.float32)
-    frame = Frame.around(centre, 1.0 if kind.spherical else 2 * largest, len(ways))
-    points = kind(ways, frame, device)
+    frame = Frame.around(centre, 1.0 if kind.spherical else 2 * largest, len(oriented))
+    points = kind(oriented, frame, device)
     sample = points.subset(chosen)
     parts = None if two_levels else split(cut(points))
     found: list[Solution] = []
@@ -236,6 +152,93 @@ def cluster_in_parts(
     centroids = best.centroids[used] if centre is None else best.centroids[used] + centre
     steps = len(best.objective) - 1
     return Clustering(clusters.astype(np.int32), centroids, best.objective, steps, best.refilled, k - len(used), zeros)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When Lloyd's algorithm stops: after ``iterations``, or once the objective falls by ``tolerance`` of itself."""
+
+    iterations: int
+    tolerance: float
+
+
+def cell_sample(k: int) -> int:
+    """How many points the √K cells are sought among."""
+    return SAMPLE_PER_CELL * isqrt(k)
+
+
+def lloyd_in_two_levels(
+    points: Points, split: Split, sample: Points, k: int, limits: Limits, seed: Sequence[int]
+) -> Solution:
+    """At most ``k`` clusters of ``points``: √K cells first, clusters within each, then refinement across their borders.
+
+    Cells are those of a sample; within them points are compared with the cell's own clusters alone. Then every point is
+    compared, a few times over, with the clusters of the few cells nearest to its own. So an iteration takes about N·√K
+    distances in place of N·K, which grows with the square of N where the average cluster size is given. ``clusters`` of
+    the solution is one array, of all.
+
+    ``split`` makes parts of descriptions, ``sample`` are some of the points. ``limits`` hold for the cells and within
+    each; the objective is that of the refinement. Memory: also the points of the largest cell, where it is clustered.
+    """
+    random = np.random.default_rng(seed)
+    seeds = seed_centroids(sample.take(slice(None)), isqrt(k), random)
+    coarse = lloyd(split(cut(sample)), seeds, limits.iterations, limits.tolerance)
+    used, cells = np.unique(np.concatenate(assign(split(cut(points)), coarse.centroids).clusters), return_inverse=True)
+    members = np.split(np.argsort(cells, kind="stable"), np.cumsum(np.bincount(cells))[:-1])
+    shares = apportion(k, np.array([len(places) for places in members]))
+
+    in_cells = split([points.subset(places) for places in members])
+    each = [(share, (*seed, number)) for number, share in enumerate(shares.tolist())]
+    fine = [(np.empty(0, dtype=np.float32), 0)] * len(members)
+    for number, found in in_cells.map(cluster_cell, limits, each=each):
+        fine[number] = found
+    near = _clusters_nearby(coarse.centroids[used], [len(centroids) for centroids, _ in fine])
+    centroids = np.concatenate([centroids for centroids, _ in fine])
+    refined = lloyd(in_cells, centroids, min(limits.iterations, REFINEMENTS), limits.tolerance, near)
+    clusters = np.empty(len(points), dtype=np.int32)
+    for places, found_clusters in zip(members, refined.clusters, strict=True):
+        clusters[places] = found_clusters
+    refilled = coarse.refilled + sum(moves for _, moves in fine) + refined.refilled
+    return Solution(refined.centroids, [clusters], refined.objective, refilled)
+
+
+def cluster_cell(
+    cell: Points, limits: Limits, share_and_seed: tuple[int, Sequence[int]]
+) -> tuple[NDArray[np.float32], int]:
+    """Clusters one cell's points alone: centroids float32 (share, width) and how many clusters were refilled."""
+    share, seed = share_and_seed
+    random = np.random.default_rng(seed)
+    whole = LocalParts([cell if cell.keep else cell.subset(slice(None))])  # else its points are given up afterwards
+    chosen = random.choice(len(cell), min(len(cell), SEEDING_SAMPLE * share), replace=False)
+    seeds = seed_centroids(whole.points[0].take(np.sort(chosen)), share, random)
+    found = lloyd(whole, seeds, limits.iterations, limits.tolerance)
+    return found.centroids, found.refilled
+
+
+def apportion(k: int, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
+    """``k`` clusters shared out in proportion to ``sizes``, at least one each and at most one a point.
+
+    ``len(sizes) <= k <= sizes.sum()``. Largest remainders first, the first of equals.
+    """
+    shares = np.clip(k * sizes // sizes.sum(), 1, sizes)
+    remainders = k * sizes / sizes.sum() - shares
+    while shares.sum() != k:
+        step = 1 if shares.sum() < k else -1
+        open_cells = shares < sizes if step > 0 else shares > 1
+        chosen = int(np.where(open_cells, step * remainders, -np.inf).argmax())
+        shares[chosen] += step
+        remainders[chosen] -= step
+    return np.asarray(shares, dtype=np.int64)
+
+
+def _clusters_nearby(cells: NDArray[np.float32], shares: Sequence[int]) -> list[NDArray[np.int64]]:
+    """For each cell the clusters, ascending, of the cells nearest to it; clusters are numbered cell after cell."""
+    first = np.concatenate(([0], np.cumsum(shares)))
+    nearby = []
+    for cell in cells:
+        nearest = np.sort(np.argsort(squared_distances(cells, cell), kind="stable")[:NEAR_CELLS])
+        nearby.append(np.concatenate([np.arange(first[near], first[near + 1]) for near in nearest]))
+    return nearby
 
 
 def examine(points: Points) -> tuple[float, int, tuple[int, str] | None]:

@@ -89,7 +89,7 @@ class CentroidSearch:
         if len(open_rows):
             candidates = scores[torch.from_numpy(open_rows)].cpu().numpy() >= lowest[:, None]
             candidates[np.arange(len(open_rows)), best[open_rows]] = True
-            assignments[open_rows] = self._settle(points, open_rows, candidates)
+            assignments[open_rows] = self._resolve(points, open_rows, candidates)
 
     def _lowest_score(
         self, best: NDArray[np.float32], lengths: NDArray[np.float32], rounding: NDArray[np.float32]
@@ -109,7 +109,7 @@ class CentroidSearch:
         lowest /= np.where(lowest >= 0, 1 + share, 1 - share)
         return np.nextafter(lowest.astype(np.float32), np.float32(-np.inf))
 
-    def _settle(
+    def _resolve(
         self, points: NDArray[np.float32], open_rows: NDArray[np.int64], candidates: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
         """Of each open row the candidate of the lowest float64 cost, the lowest index on ties."""
@@ -121,8 +121,8 @@ class CentroidSearch:
             exact[part] = cost(points[open_rows[rows[part]]], self.centroids[columns[part]])
         order = np.lexsort((columns, exact, rows))
         first = np.searchsorted(rows, np.arange(len(open_rows)))  # rows ascend, so each keeps its stretch
-        settled: NDArray[np.int64] = columns[order[first]]
-        return settled
+        resolved: NDArray[np.int64] = columns[order[first]]
+        return resolved
 
 
 def nearest_centroids(

@@ -69,7 +69,7 @@ class ArrayPairs:
         return f"pair {place} (counted from 0)"
 
 
-class Turned:
+class SwappedPairs:
     """Pairs of which some have document and query exchanged."""
 
     def __init__(self, pairs: PairVectors, swapped: NDArray[np.bool_]) -> None:
@@ -91,16 +91,16 @@ class Turned:
             return documents, queries
         return np.where(swapped, queries, documents), np.where(swapped, documents, queries)
 
-    def subset(self, places: Places) -> "Turned":
+    def subset(self, places: Places) -> "SwappedPairs":
         """Some of them."""
-        return Turned(self._pairs.subset(places), self._swapped[places])
+        return SwappedPairs(self._pairs.subset(places), self._swapped[places])
 
     def name(self, place: int) -> str:
         """As the pair is called."""
         return self._pairs.name(place)
 
 
-class BothWays:
+class BothOrientations:
     """All pairs as they are, then all with document and query exchanged: 2N of them, no vector copied."""
 
     def __init__(self, pairs: PairVectors) -> None:
@@ -118,7 +118,7 @@ class BothWays:
         """What stands for document and query."""
         return self.subset(places).take(slice(None))
 
-    def subset(self, places: Places) -> Turned:
+    def subset(self, places: Places) -> SwappedPairs:
         """Some of them."""
         count = len(self._pairs)
         if isinstance(places, slice):
@@ -126,25 +126,24 @@ class BothWays:
             if end <= count or begin >= count:
                 shift = count if begin >= count else 0
                 kept = slice(begin - shift, end - shift)
-                return Turned(self._pairs.subset(kept), np.full(end - begin, shift > 0))
+                return SwappedPairs(self._pairs.subset(kept), np.full(end - begin, shift > 0))
             places = np.arange(begin, end)
-        return Turned(self._pairs.subset(places % count), places >= count)
+        return SwappedPairs(self._pairs.subset(places % count), places >= count)
 
     def name(self, place: int) -> str:
         """As the pair is called."""
         return self._pairs.name(place % len(self._pairs))
 
 
-# Pairs whose vectors are in an artifact, read through its memory maps wherever a part of them is needed.
-
 Sides = Literal["both", "queries"]
 
 
 class StoredPairs:
-    """Pair i has the document and the query vector in these rows of a collection.
+    """Pairs whose vectors are in an artifact, read through its memory maps wherever a part of them is needed.
 
-    ``sides`` queries: the query's vector stands for both, documents need no vectors. ``name_of`` names pair i in
-    messages; subsets, which travel to workers, go without.
+    Pair i has the document and the query vector in these rows of a collection. ``sides`` queries: the query's vector
+    stands for both, documents need no vectors. ``name_of`` names pair i in messages; subsets, which travel to workers,
+    go without.
     """
 
     def __init__(

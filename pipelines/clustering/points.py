@@ -182,32 +182,32 @@ class TiedPairs(ConcatenatedPairs):
 
     def choose(self, points: NDArray[np.float32], search: CentroidSearch) -> NDArray[np.int32]:
         """The cluster of the better orientation, of [q; d] where they are equal."""
-        turned = _turned(points)
-        straight, swapped = search.assign(points), search.assign(turned)
-        is_turned = search.costs(turned, swapped) < search.costs(points, straight)
-        return np.where(is_turned, swapped, straight)
+        swapped = _swapped(points)
+        clusters, of_swapped = search.assign(points), search.assign(swapped)
+        is_better = search.costs(swapped, of_swapped) < search.costs(points, clusters)
+        return np.where(is_better, of_swapped, clusters)
 
     def placed(self, points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.float32]:
         """In the orientation nearer to the centroid."""
-        turned = _turned(points)
-        is_turned = inner_products(turned, centroids) > inner_products(points, centroids)
-        return np.where(is_turned[:, None], turned, points)
+        swapped = _swapped(points)
+        is_nearer = inner_products(swapped, centroids) > inner_products(points, centroids)
+        return np.where(is_nearer[:, None], swapped, points)
 
 
-def _turned(points: NDArray[np.float32]) -> NDArray[np.float32]:
+def _swapped(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[d; q] of [q; d]."""
     return np.roll(points, points.shape[1] // 2, axis=1)
 
-
-# Points in parts, and where functions of a part are run: here one after another, or on workers.
-#
-# Every function is pure, so a part can be computed anywhere and, where a worker dies, once more.
 
 PART_POINTS = 1 << 15
 HELD_BYTES = 1 << 30  # of one process: points are made once and held as far as this goes, else made for every pass
 
 
 class Parts(Protocol):
-    """Parts of a whole; ``points`` describes each."""
+    """Parts of a whole, ``points`` describing each, and where functions of them are run: here, or on workers.
+
+    The functions are pure, so a part can be computed anywhere and, where a worker dies, once more.
+    """
 
     points: Sequence[Points]
 

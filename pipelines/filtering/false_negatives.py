@@ -15,24 +15,26 @@ RULES = ("same document", "same text", "same query", "known positive", "surrogat
 
 
 class FalseNegativeSettings(Settings):
-    """Which rules leave a document out of a row's softmax; never the row's own positive.
-
-    A row's own hard negatives are not judged by the surrogate, as in the authors' code, unless
-    ``mask_own_hard_negatives``; the rules before it (same document, same text, …) hold for them too.
-    A positive ``margin`` also leaves out what scores nearly as high as the positive: ``absolute`` is
-    s_ij >= s_ii - margin, ``relative`` is s_ij >= s_ii - margin * |s_ii|. With a ``fixed_threshold`` the rule is
-    s_ij >= fixed_threshold, whatever the positive scores (an option of the authors' code, not in the paper).
-    """
+    """Which rules leave a document out of a row's softmax; never the row's own positive."""
 
     same_document: bool = True
+    """The row's positive again."""
     same_text: bool = True
+    """A document with the text of the row's positive."""
     same_query: bool = True
+    """The positive, or its text, of a row with the same query."""
     known_positive: bool = True
+    """A document that the judgments or another pair name as the query's positive."""
     surrogate_score: bool = True
+    """A document that the surrogate's vectors score as high as the positive."""
     margin: float = 0.0
+    """Above 0: also what scores nearly as high as the positive."""
     margin_kind: MarginKind = "absolute"
+    """absolute: s_ij >= s_ii - margin; relative: s_ij >= s_ii - margin * |s_ii|."""
     fixed_threshold: float | None = None
+    """s_ij >= fixed_threshold, whatever the positive scores: an option of the authors' code, not in the paper."""
     mask_own_hard_negatives: bool = False
+    """Whether the surrogate judges a row's own hard negatives too, which the authors' code doesn't."""
 
 
 def score_mask(
@@ -140,11 +142,11 @@ def false_negatives(
         # a zero vector says nothing of how near anything is: such a query or positive is not judged by scores
         is_unknown = ~(vectors[0].any(axis=1) & vectors[1][:size].any(axis=1))
         by_rule["surrogate score"][is_unknown] = False
-    charged = np.zeros((size, columns), dtype=np.uint8)
+    rule_of = np.zeros((size, columns), dtype=np.uint8)
     for number, rule in enumerate(RULES, 1):
         if rule in by_rule:
-            charged[by_rule[rule] & (charged == 0) & ~positives] = number
-    return charged
+            rule_of[by_rule[rule] & (rule_of == 0) & ~positives] = number
+    return rule_of
 
 
 def _positives_of_equal_queries(

@@ -31,13 +31,13 @@ Audit = dict[str, Any]
 class AuditedBatch:
     """A batch as an audit sees it.
 
-    ``charged`` uint8 (B, M), of ``false_negatives``; ``queries`` (B rows) and ``documents`` (M rows) with columns id
+    ``rule_of`` uint8 (B, M), of ``false_negatives``; ``queries`` (B rows) and ``documents`` (M rows) with columns id
     and text; ``vectors`` of both, (B, d) and (M, d), or None.
     """
 
     epoch: int
     number: int
-    charged: NDArray[np.uint8]
+    rule_of: NDArray[np.uint8]
     queries: pa.Table
     documents: pa.Table
     vectors: tuple[NDArray[np.float32], NDArray[np.float32]] | None
@@ -52,17 +52,17 @@ class MaskAudit:
 
     def add(self, batch: AuditedBatch) -> None:
         """Counts one batch; its texts are read where it has an example to give."""
-        size, columns = batch.charged.shape
+        size, columns = batch.rule_of.shape
         self._batches += 1
         self._negatives += size * (columns - 1)
-        counts = np.bincount(batch.charged.ravel(), minlength=len(RULES) + 1)
+        counts = np.bincount(batch.rule_of.ravel(), minlength=len(RULES) + 1)
         for number, rule in enumerate(RULES, 1):
             if counts[number]:
                 found = self._rules[rule]
                 found["negatives"] += int(counts[number])
                 found["batches"] += 1
                 if len(found["examples"]) < EXAMPLES:
-                    row, column = divmod(int(np.argmax(batch.charged == number)), columns)
+                    row, column = divmod(int(np.argmax(batch.rule_of == number)), columns)
                     found["examples"].append(_example(batch, row, column))
 
     def to_json(self) -> Audit:

@@ -84,7 +84,7 @@ class PairBatches:
                 )
                 columns = np.concatenate([document_rows[rows], hard[rows].ravel()])
                 audited = self._masked(texts, query_rows[rows], columns, epoch, first + (start + begin) // size)
-                table = _table(texts, per_row, audited.charged, block.slice(begin, size))
+                table = _table(texts, per_row, audited.rule_of, block.slice(begin, size))
                 if self.scores:
                     table = _with_scores(table, self.scores, query_rows[rows], document_rows[rows], hard[rows])
                 yield table, audited
@@ -100,7 +100,7 @@ class PairBatches:
             _require_finite("query", vectors[0], texts.queries)
             _require_finite("document", vectors[1], documents)
         own = None if self.settings.mask_own_hard_negatives else own_columns(size, len(columns) // size - 1)
-        charged = false_negatives(
+        rule_of = false_negatives(
             self.settings,
             queries=queries,
             documents=columns,
@@ -110,7 +110,7 @@ class PairBatches:
             vectors=vectors,
             own=own,
         )
-        return AuditedBatch(epoch, number, charged, texts.queries, documents, vectors)
+        return AuditedBatch(epoch, number, rule_of, texts.queries, documents, vectors)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _Texts:
     hard_negatives: pa.Table
 
 
-def _table(texts: _Texts, per_row: int, charged: NDArray[np.uint8], packed: pa.Table) -> pa.Table:
+def _table(texts: _Texts, per_row: int, rule_of: NDArray[np.uint8], packed: pa.Table) -> pa.Table:
     offsets = pa.array(np.arange(len(packed) + 1, dtype=np.int32) * per_row)
 
     def lists(name: str) -> pa.Array:
@@ -136,7 +136,7 @@ def _table(texts: _Texts, per_row: int, charged: NDArray[np.uint8], packed: pa.T
             "document": texts.documents["text"],
             "hard_negative_ids": lists("id"),
             "hard_negatives": lists("text"),
-            "masked": pa.array(to_columns(charged > 0), pa.list_(pa.int32())),
+            "masked": pa.array(to_columns(rule_of > 0), pa.list_(pa.int32())),
             "domain": packed["domain"].cast(pa.string()),
             "cluster": packed["cluster"],
         }

@@ -17,19 +17,17 @@ from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
 from pipelines.jobs.filter_lookups import (
     NEGATIVES_SHARD,
     PAIRS_SHARD,
+    SCORES_SHARD,
     AskedNegatives,
+    check_scores,
     make_negatives,
     make_pairs,
+    make_scores,
     open_negatives,
     open_pairs,
-    text_tables,
-)
-from pipelines.jobs.filter_scores import (
-    SCORES_SHARD,
-    check_scores,
-    make_scores,
     open_scores,
     scores_fingerprint,
+    text_tables,
 )
 from pipelines.jobs.lookups import open_parts, part_shards, write_part
 from pipelines.jobs.pack import PACKING
@@ -44,31 +42,33 @@ from retrieval.vectors import StoredVectors, VectorRows
 
 
 class FilterConfig(StageConfig):
-    """What the batches are made of. ``vectors`` are the surrogate's, which judges what is a false negative.
-
-    Hard negatives come from ``negatives``, mined candidates, or are the documents that the collection's split
-    ``judged_negatives`` judges as not relevant; every example has ``negatives_per_example`` of its query's, the first
-    a sample of each epoch's own, or one that is even over the margins of a teacher. ``too_few_negatives``: "refuse";
-    "repeat" those there are, in turn; "random" fills up with random documents of the collection that are no known
-    positives. "repeat" does so, too, where a query has none at all.
-
-    ``teacher_scores``: candidates, a run, or a run file in TREC's form; the scores of a row's document and its hard
-    negatives are stored with it.
-    """
+    """What the batches are made of. Hard negatives come from ``negatives`` or from ``judged_negatives``."""
 
     packing: InputPath
+    """Which pairs share a batch."""
     pairs: InputPath
+    """The pairs that were packed."""
     collection: InputPath
+    """Their texts."""
     vectors: InputPath | None = None
+    """Those of the surrogate, which judges what is a false negative."""
     negatives: InputPath | None = None
+    """Mined candidates, those of each query being its hard negatives."""
     judged_negatives: str | None = None
+    """A split of the collection: hard negatives are what it judges as not relevant."""
     teacher_scores: InputPath | None = None
+    """Candidates, a run, or a run file in TREC's form; stored are the scores of a row's document and hard negatives."""
     negatives_per_example: int = Field(default=1, gt=0)
+    """Hard negatives of every example."""
     choose_negatives: Choice = "sample"
+    """The first, a sample of each epoch's own, or one that is even over the margins of a teacher."""
     balanced_margins: BalancedMarginSettings = BalancedMarginSettings()
     too_few_negatives: TooFew = "refuse"
-    seed: int = Field(default=0, ge=0)  # of the sample
+    """repeat: those there are, in turn; random, and repeat where there are none: documents that are no positives."""
+    seed: int = Field(default=0, ge=0)
+    """Of the sample."""
     with_title: bool = True
+    """Whether a document's title is before its text."""
     false_negatives: FalseNegativeSettings = FalseNegativeSettings()
     batches_per_shard: int = Field(default=1_000, gt=0)
 

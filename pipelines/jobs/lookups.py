@@ -20,6 +20,7 @@ from raytriever.stages.stage import Shard
 from retrieval.collections.collection import ParquetRows
 
 _ROWS_OF_A_PART = 1 << 19
+_ROW_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy")
 
 
 def part_shards(what: str, artifact: Artifact, prefix: str) -> list[Shard]:
@@ -79,23 +80,19 @@ def _file(shard: str) -> str:
     return f"lookup/{shard}.arrow"
 
 
-# The query row and the document row of every pair as arrays, which all shards of a stage map instead of reading.
-
-_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy")
-
-
 def write_pair_rows(writer: ShardWriter, pairs: Artifact) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Query rows and document rows int64 (pairs,), written through memory maps and added to the shard."""
     rows = ParquetRows(pairs, pairs.names("pairs/"))
     queries, documents = (
-        np.lib.format.open_memmap(writer.path(name), mode="w+", dtype=np.int64, shape=(len(rows),)) for name in _FILES
+        np.lib.format.open_memmap(writer.path(name), mode="w+", dtype=np.int64, shape=(len(rows),))
+        for name in _ROW_FILES
     )
     start = 0
     for table in rows.tables(["query_row", "document_row"]):
         queries[start : start + len(table)] = table["query_row"].to_numpy()
         documents[start : start + len(table)] = table["document_row"].to_numpy()
         start += len(table)
-    for name, array in zip(_FILES, (queries, documents), strict=True):
+    for name, array in zip(_ROW_FILES, (queries, documents), strict=True):
         array.flush()
         writer.add(name)
     return queries, documents
@@ -103,5 +100,5 @@ def write_pair_rows(writer: ShardWriter, pairs: Artifact) -> tuple[NDArray[np.in
 
 def map_pair_rows(output: str, shard: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """What ``write_pair_rows`` added to that shard of an earlier phase."""
-    queries, documents = (map_array(output, shard, name) for name in _FILES)
+    queries, documents = (map_array(output, shard, name) for name in _ROW_FILES)
     return queries, documents

@@ -40,22 +40,27 @@ _DOCUMENTS_OF_A_KEYS_SHARD = 1 << 20
 
 
 class MineConfig(StageConfig):
-    """Which run is mined, what is dropped, and how many candidates of a query are written in which form.
-
-    ``vectors`` (of documents and queries, by any encoder) score positives and candidates; without them the scores are
-    the run's.
-    """
+    """Which run is mined, what is dropped, and how many candidates of a query are written in which form."""
 
     run: InputPath
+    """The ranking that is mined."""
     collection: InputPath
+    """What was searched."""
     vectors: InputPath | None = None
+    """Of documents and queries, by any encoder, to score positives and candidates; None: the run's scores."""
     split: str = "train"
+    """Whose judgments say what is a positive."""
     form: Form = "hard_negatives"
-    positives: Literal["first", "in_place"] = "first"  # where labelled lists have them
+    """hard_negatives, or labelled_lists, which have the positives too."""
+    positives: Literal["first", "in_place"] = "first"
+    """Where labelled lists have them."""
     rules: MiningRules = MiningRules()
-    number: int | None = Field(default=None, gt=0)  # candidates of a query beside its positives; None: all
+    number: int | None = Field(default=None, gt=0)
+    """Candidates of a query beside its positives; None: all."""
     choose: Literal["first", "sample"] = "first"
-    seed: int = Field(default=0, ge=0)  # of the sample
+    """Which of those that no rule drops."""
+    seed: int = Field(default=0, ge=0)
+    """Of the sample."""
     candidates_per_shard: int = Field(default=1 << 21, gt=0)
 
     @model_validator(mode="after")
@@ -184,17 +189,17 @@ class Mine(Stage[MineConfig]):
         start, rules = shard.description["start"], self.config.rules
         queries = inputs.block(start, start + shard.description["queries"])
         block = queries.candidates
-        charged = apply_rules(rules, block, lambda rows: inputs.contain_answer(rows, queries.answers))
+        rule_of = apply_rules(rules, block, lambda rows: inputs.contain_answer(rows, queries.answers))
         priorities = None
         if self.config.choose == "sample":
             priorities = numbers_at(sampling_keys(self.config.seed, queries.query_ids)[:, None], block.rows)
-        chosen = choose(charged == KEPT, self.config.number, priorities)
+        chosen = choose(rule_of == KEPT, self.config.number, priorities)
         lists = negative_lists(chosen, block.rows, block.scores, block.relevance)
         if self.config.form == "labelled_lists":
             lists = labelled_lists(lists, block.positives, self.config.positives)
         names = f"candidates/{shard.name}.parquet", f"audits/{shard.name}.json"
         write_lists(writer.path(names[0]), queries.query_ids, queries.query_rows, lists, inputs.documents)
-        audit = block_audit(rules, queries, charged, chosen, self.config.number, inputs.describe)
+        audit = block_audit(rules, queries, rule_of, chosen, self.config.number, inputs.describe)
         writer.path(names[1]).write_bytes(to_json(audit))
         for name in names:
             writer.add(name)

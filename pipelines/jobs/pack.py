@@ -15,7 +15,7 @@ from pydantic import Field
 
 from pipelines.clustering.clusters import CLUSTERS, read_domain
 from pipelines.jobs.lookups import add_array, earlier_file, map_array, map_pair_rows, write_pair_rows
-from pipelines.packing.domains import NO_CLUSTER, PackedTogether, clustered, groups_of, mixed, unclustered
+from pipelines.packing.domain_groups import NO_CLUSTER, PackedTogether, clustered, groups_of, mixed, unclustered
 from pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
 from pipelines.packing.pack import PackingSettings, figures_of, pack_group, packing_facts
 from pipelines.packing.polish import VectorsOf
@@ -28,11 +28,12 @@ from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.indexes.vector_index import set_threads
 from retrieval.vectors import StoredVectors
 
-# A large epoch of `pack` in parts, domains after one another in each, that are tasks of their own and joined again.
-#
-# Joined, they are byte for byte what one task would have written.
-
-PART_PAIRS = 1 << 20  # at least, in all parts but the last
+PART_PAIRS = 1 << 20  # of a part of an epoch, at least, in all parts but the last
+PACKING = "packing"
+SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
+_ROW_GROUP = 1 << 17
+_ROWS_SHARD = "pair-rows"
+_STORED_FROM = 2048  # clusters of a domain; the lists of fewer are made in less time than they are read
 
 
 @dataclass(frozen=True)
@@ -44,66 +45,22 @@ class PackedDomains:
     figures: list[dict[str, Any]]
 
 
-def parts_of(pairs_of_domains: Sequence[int]) -> list[tuple[int, int]]:
-    """The domains (first, and the one behind the last) of each part, for all domains in order."""
-    bounds, pairs = [0], 0
-    for number, size in enumerate(pairs_of_domains, start=1):
-        pairs += size
-        if pairs >= PART_PAIRS:
-            bounds.append(number)
-            pairs = 0
-    if pairs:
-        bounds.append(len(pairs_of_domains))
-    return list(pairwise(bounds))
-
-
-def part_file(shard: str) -> str:
-    """The file with a part's examples."""
-    return f"parts/{shard}.parquet"
-
-
-def add_part(writer: ShardWriter, shard: str, packed: PackedDomains) -> None:
-    """Adds a part, whose examples are written already, to its shard."""
-    writer.path(_figures_file(shard)).write_bytes(to_json(asdict(packed)))
-    writer.add(part_file(shard))
-    writer.add(_figures_file(shard))
-
-
-def join_parts(output: str, shards: Sequence[str], file: pq.ParquetWriter) -> PackedDomains:
-    """Writes the examples of all parts, row group after row group, and sums up what they say of themselves."""
-    rows = left_out = 0
-    figures: list[dict[str, Any]] = []
-    for shard in shards:
-        with pq.ParquetFile(earlier_file(output, shard, part_file(shard))) as part:
-            for group in range(part.num_row_groups):
-                file.write_table(part.read_row_group(group))
-        said = json.loads(earlier_file(output, shard, _figures_file(shard)).read_bytes())
-        rows, left_out, figures = rows + said["rows"], left_out + said["left_out"], figures + said["figures"]
-    return PackedDomains(rows, left_out, figures)
-
-
-def _figures_file(shard: str) -> str:
-    return f"parts/{shard}.json"
-
-
-PACKING = "packing"
-SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
-_ROW_GROUP = 1 << 17
-_ROWS_SHARD = "pair-rows"
-_STORED_FROM = 2048  # clusters of a domain; the lists of fewer are made in less time than they are read
-
-
 class PackConfig(StageConfig):
-    """How pairs become batches. Without ``clusters`` they are random ones of ``pairs``; ``small_domains`` says then
-    what becomes of domains with fewer pairs than a batch. The swap polish needs ``pairs`` and ``vectors``."""
+    """How pairs become batches. Without ``clusters`` they are random ones of ``pairs``."""
 
     clusters: InputPath | None = None
+    """The clusters to pack; None: random batches."""
     pairs: InputPath | None = None
+    """The pairs; the swap polish and random batches need them."""
     vectors: InputPath | None = None
+    """Vectors of the pairs' collection, for the swap polish."""
     packing: PackingSettings
     small_domains: SmallDomains = "refuse"
+    """Without ``clusters``: what becomes of domains with fewer pairs than a batch."""
     epochs: int = Field(default=1, gt=0)
+    """Epochs to pack, each anew."""
     seed: int = Field(default=0, ge=0)
+    """Of the order, and of what each epoch leaves out."""
 
 
 class Pack(Stage[PackConfig]):
@@ -336,7 +293,7 @@ def _require_compatible(config: PackConfig) -> None:
         )
     if config.clusters and config.small_domains != "refuse":
         raise UserError(
-            f"small_domains is {config.small_domains}, but that was settled when the pairs were clustered: set it (and"
+            f"small_domains is {config.small_domains}, but that was decided when the pairs were clustered: set it (and"
             " smallest_domain) for 'cluster', or leave 'clusters' out."
         )
     if packing.mix_domains and (config.clusters or packing.order != "random"):
@@ -358,3 +315,48 @@ def _check_clusters(clusters: Artifact, config: PackConfig) -> None:
             f"packing.order topics draws every batch from one cluster of queries, but {clusters.uri} clusters pairs."
             " Cluster with kmeans.sides queries, or set packing.order to tour or random."
         )
+
+
+def parts_of(pairs_of_domains: Sequence[int]) -> list[tuple[int, int]]:
+    """The domains (first, and the one behind the last) of each part, for all domains in order."""
+    bounds, pairs = [0], 0
+    for number, size in enumerate(pairs_of_domains, start=1):
+        pairs += size
+        if pairs >= PART_PAIRS:
+            bounds.append(number)
+            pairs = 0
+    if pairs:
+        bounds.append(len(pairs_of_domains))
+    return list(pairwise(bounds))
+
+
+def part_file(shard: str) -> str:
+    """The file with a part's examples."""
+    return f"parts/{shard}.parquet"
+
+
+def add_part(writer: ShardWriter, shard: str, packed: PackedDomains) -> None:
+    """Adds a part, whose examples are written already, to its shard."""
+    writer.path(_figures_file(shard)).write_bytes(to_json(asdict(packed)))
+    writer.add(part_file(shard))
+    writer.add(_figures_file(shard))
+
+
+def join_parts(output: str, shards: Sequence[str], file: pq.ParquetWriter) -> PackedDomains:
+    """Writes the examples of all parts, row group after row group, and sums up their figures.
+
+    What is written is byte for byte what one task would have written.
+    """
+    rows = left_out = 0
+    figures: list[dict[str, Any]] = []
+    for shard in shards:
+        with pq.ParquetFile(earlier_file(output, shard, part_file(shard))) as part:
+            for group in range(part.num_row_groups):
+                file.write_table(part.read_row_group(group))
+        found = json.loads(earlier_file(output, shard, _figures_file(shard)).read_bytes())
+        rows, left_out, figures = rows + found["rows"], left_out + found["left_out"], figures + found["figures"]
+    return PackedDomains(rows, left_out, figures)
+
+
+def _figures_file(shard: str) -> str:
+    return f"parts/{shard}.json"

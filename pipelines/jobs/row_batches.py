@@ -1,38 +1,46 @@
-"""What `raytriever group` and `raytriever lists` share: batches whose rows are written as they are, in an order."""
+"""`raytriever group` and `raytriever lists`: batches whose rows are written as they are, in an order."""
 
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pydantic import Field
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchFile, Layout
-from pipelines.grouping import GroupingSettings, Stretches, group_batches
+from pipelines.grouping import GroupingSettings, Stretches, group_batches, single_rows
 from pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards, write_part
-from pipelines.pairs.pairs import SmallDomains, keep_domains
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
+from pipelines.mining.candidates import StoredCandidates, check_labelled
+from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
+from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import ParquetRows, StoredCollection
 
 _ROWS_AT_ONCE = 2048
+_CHUNK_PLACES = ["source_id", "number", "domain"]
+_LIST_COLUMNS = ["query_id", "query_row", "document_ids", "document_rows", "scores", "relevance"]
 _STRETCHES = ("first", "lengths", "documents", "groups")
 
 
 class RowBatchesConfig(StageConfig):
-    """How many epochs of batches, and what becomes of domains that can't fill one.
-
-    ``batches_per_epoch``: so many of those that an epoch could have, drawn at random by ``seed``, fewer being among
-    more; None: all.
-    """
+    """How many epochs of batches, and what becomes of domains that can't fill one."""
 
     small_domains: SmallDomains = "refuse"
+    """What becomes of domains that can't fill a batch."""
     epochs: int = Field(default=1, gt=0)
+    """Epochs to make, each anew."""
     batches_per_epoch: int | None = Field(default=None, gt=0)
+    """So many of those that an epoch could have, drawn at random, fewer being among more; None: all."""
     seed: int = Field(default=0, ge=0)
+    """Of the order, and of what each epoch leaves out."""
     batches_per_shard: int = Field(default=1_000, gt=0)
 
 
@@ -180,3 +188,167 @@ class RowBatches(Stage[Config]):
 
 def _order_name(shard: str) -> str:
     return f"lookup/{shard}.npy"
+
+
+class GroupConfig(RowBatchesConfig):
+    """Which chunks, and how they become batches."""
+
+    collection: InputPath
+    """One that `raytriever chunk` made."""
+    grouping: GroupingSettings = GroupingSettings()
+
+
+class Group(RowBatches[GroupConfig]):
+    """Chunks of a few documents to batches, as Revela trains on."""
+
+    command = "group"
+    config_class = GroupConfig
+    layout = "chunks"
+    rows_in_words = "chunks"
+
+    def _collection(self) -> StoredCollection:
+        """The chunked collection. Raises ``UserError`` for one of whole documents, and for an empty one."""
+        collection = StoredCollection(self.config.collection)
+        names = collection.names("documents/", ".parquet")
+        lacking = [name for name in _CHUNK_PLACES if name not in pq.read_schema(collection.path(names[0])).names]
+        if lacking:
+            raise UserError(
+                f"The documents of {collection.uri} have no column {', '.join(lacking)}, so they are no chunks. Cut"
+                " them first (raytriever chunk), and group what that makes."
+            )
+        if not collection.count("documents"):
+            raise UserError(f"{collection.uri} has no chunks. Was there text to cut?")
+        return collection
+
+    def rows_of(self) -> tuple[Artifact, str]:
+        """The chunks."""
+        return self._collection(), "documents/"
+
+    def grouping(self) -> GroupingSettings:
+        """As set."""
+        return self.config.grouping
+
+    def tables(self, files: list[str]) -> Iterator[pa.Table]:
+        """The chunks with their places in their sources."""
+        for table in ParquetRows(self._collection(), files).tables(["id", "text", *_CHUNK_PLACES]):
+            yield table.rename_columns(["document_id", "document", *_CHUNK_PLACES])
+
+    def read_stretches(self) -> tuple[Stretches, list[str]]:
+        """Consecutive chunks of one source and domain; where a number is missing, a new stretch begins."""
+        collection = self._collection()
+        rows = ParquetRows(collection, collection.names("documents/", ".parquet"))
+        domains = DomainNumbers()
+        found: list[tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]] = []
+        start, last = 0, None
+        for table in rows.tables(_CHUNK_PLACES):
+            begins, is_new_source = _begins(table if last is None else pa.concat_tables([last, table]), last is None)
+            found.append((start + begins, is_new_source, domains.of(table["domain"])[begins]))
+            start, last = start + len(table), table.slice(len(table) - 1)
+        first, is_new_source, of_first = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        lengths = np.diff(np.append(first, len(rows)))
+        return Stretches(first, lengths, np.cumsum(is_new_source), of_first), domains.names
+
+    def count(self, batch: pa.Table) -> dict[str, int]:
+        """Of how many sources the batch is."""
+        return {_of_sources(pc.count_distinct(batch["source_id"]).as_py()): 1}
+
+    def summary(self, artifact: Artifact) -> str:
+        """Batches, and of how many sources they are."""
+        counts = artifact.manifest["counts"]
+        sources = sum(
+            number * counts.get(_of_sources(number), 0) for number in range(artifact.shards[0].facts["batch_size"] + 1)
+        )
+        return f"{super().summary(artifact)}, of {sources / counts['batches']:.2f} sources on average"
+
+
+def _begins(places: pa.Table, is_first: bool) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where stretches begin, and whether their source is another than that of the row before.
+
+    The first row of ``places`` only comes before what is asked about, unless ``is_first``.
+    """
+    same = {}
+    for name in ("source_id", "domain"):
+        column = places[name].combine_chunks()
+        same[name] = pc.equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy(zero_copy_only=False)
+    follows = np.diff(places["number"].to_numpy().astype(np.int64)) == 1
+    is_new, is_break = ~same["source_id"], ~(same["source_id"] & same["domain"] & follows)
+    if is_first:
+        is_new, is_break = (np.append(True, flags) for flags in (is_new, is_break))
+    begins = np.flatnonzero(is_break)
+    return begins, is_new[begins]
+
+
+def _of_sources(number: int) -> str:
+    return f"batches of {number} sources"
+
+
+class ListsConfig(RowBatchesConfig):
+    """Which lists, and how many of them make a batch."""
+
+    candidates: InputPath
+    """Mined in the form ``labelled_lists`` from ``collection``."""
+    collection: InputPath
+    """The queries' texts and domains."""
+    batch_size: int = Field(default=32, gt=1)
+    """Queries of a batch."""
+    order: Literal["grouped", "random"] = "grouped"
+    """grouped: a batch's queries are of one domain; random: of any."""
+
+
+class Lists(RowBatches[ListsConfig]):
+    """Queries with labelled candidate lists to batches, as CODER trains on; an epoch shuffles the queries."""
+
+    command = "lists"
+    algorithm_version = 2
+    config_class = ListsConfig
+    layout = "candidates"
+    rows_in_words = "queries"
+
+    def _inputs(self) -> tuple[StoredCandidates, StoredCollection]:
+        candidates, collection = StoredCandidates(self.config.candidates), StoredCollection(self.config.collection)
+        require_same_origin("collection", collection, candidates)
+        if candidates.form != "labelled_lists":
+            raise UserError(
+                f"{candidates.uri} was mined in the form {candidates.form}, which lacks the positives. Mine again with"
+                " 'form: labelled_lists'."
+            )
+        if not len(candidates):
+            raise UserError(f"{candidates.uri} has no lists.")
+        return candidates, collection
+
+    def rows_of(self) -> tuple[Artifact, str]:
+        """The lists."""
+        return self._inputs()[0], "candidates/"
+
+    def grouping(self) -> GroupingSettings:
+        """Unrelated queries."""
+        return GroupingSettings(batch_size=self.config.batch_size, documents_per_batch=1, order="random")
+
+    def tables(self, files: list[str]) -> Iterator[pa.Table]:
+        """The lists with their queries' texts. Raises ``UserError`` for a list without a positive or with repeats."""
+        candidates, collection = self._inputs()
+        queries = collection.rows_of("queries")
+        for table in ParquetRows(candidates, files).tables(_LIST_COLUMNS):
+            check_labelled(table, candidates)
+            of_queries = queries.take(table["query_row"].to_numpy(), ["text", "domain"])
+            yield pa.table(
+                {
+                    "query_id": table["query_id"],
+                    "query": of_queries["text"],
+                    "candidate_ids": table["document_ids"],
+                    "candidate_rows": table["document_rows"],
+                    "candidate_relevance": table["relevance"],
+                    "candidate_scores": table["scores"],
+                    "domain": of_queries["domain"],
+                }
+            )
+
+    def read_stretches(self) -> tuple[Stretches, list[str]]:
+        """Every list by itself; its query's domain is its group."""
+        candidates, collection = self._inputs()
+        if self.config.order == "random":
+            return single_rows(np.zeros(len(candidates), dtype=np.int64)), ["(all)"]
+        domains = DomainNumbers()
+        of_queries = [domains.of(table["domain"]) for table in collection.rows_of("queries").tables(["domain"])]
+        rows = np.concatenate([table["query_row"].to_numpy() for table in candidates.tables(["query_row"])])
+        return single_rows(np.concatenate(of_queries)[rows]), domains.names

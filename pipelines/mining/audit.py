@@ -42,13 +42,13 @@ COUNTS = {
 def block_audit(
     rules: MiningRules,
     queries: QueryBlock,
-    charged: NDArray[np.uint8],
+    rule_of: NDArray[np.uint8],
     chosen: NDArray[np.bool_],
     number: int | None,
     describe: Describe,
 ) -> Audit:
-    """What the rules did to one block; ``charged`` and ``chosen`` (queries, k) are their outcome."""
-    masks = {name: charged == list(RULES).index(name) for name in rules.active()} | {"chosen": chosen}
+    """What the rules did to one block; ``rule_of`` and ``chosen`` (queries, k) are their outcome."""
+    masks = {name: rule_of == list(RULES).index(name) for name in rules.active()} | {"chosen": chosen}
     keys, block = sampling_keys(0, queries.query_ids), queries.candidates
     examples = {name: _pick(mask, keys) for name, mask in masks.items()}
     owners, places = (np.concatenate([found[axis] for found in examples.values()]) for axis in (0, 1))
@@ -62,13 +62,13 @@ def block_audit(
         ]
         groups[name] = {"candidates": int(mask.sum()), "queries": int(mask.any(axis=1).sum()), "examples": shown}
     made = groups.pop("chosen")
-    return {"counts": _counts(rules, queries, charged, chosen, number), "rules": groups, "chosen": made}
+    return {"counts": _counts(rules, queries, rule_of, chosen, number), "rules": groups, "chosen": made}
 
 
 def _counts(
     rules: MiningRules,
     queries: QueryBlock,
-    charged: NDArray[np.uint8],
+    rule_of: NDArray[np.uint8],
     chosen: NDArray[np.bool_],
     number: int | None,
 ) -> dict[str, int]:
@@ -79,8 +79,8 @@ def _counts(
         "queries_without_positive": queries.left_out,
         "positives": len(block.positives.ranks),
         "positives_retrieved": int((block.positives.ranks > 0).sum()),
-        "candidates": int((charged != ABSENT).sum()),
-        "eligible": int((charged == KEPT).sum()),
+        "candidates": int((rule_of != ABSENT).sum()),
+        "eligible": int((rule_of == KEPT).sum()),
         "queries_with_fewer": 0 if number is None else int((found < number).sum()),
         "queries_with_none": int((found == 0).sum()),
         "queries_without_answers": 0 if rules.answers == "ignore" else sum(not found for found in queries.answers),
@@ -120,8 +120,15 @@ def audit_lines(audit: Audit) -> list[str]:
     rows = [_row(name, group, total) for name, group in (groups | {"chosen": audit["chosen"]}).items()]
     table = Table(["rule", "candidates", "share", "queries"], rows)
     lines = [f"  {line}  {meaning}" for line, meaning in zip(table.lines(), meanings, strict=True)]
-    told = [f"  {count:,} {COUNTS[name]}" for name, count in noteworthy(audit).items()]
-    return [f"{total:,} candidates of {counts['queries']:,} queries", "", *lines, "", *told, *([""] if told else [])]
+    remarks = [f"  {count:,} {COUNTS[name]}" for name, count in noteworthy(audit).items()]
+    return [
+        f"{total:,} candidates of {counts['queries']:,} queries",
+        "",
+        *lines,
+        "",
+        *remarks,
+        *([""] if remarks else []),
+    ]
 
 
 def rules_of(audit: Audit) -> dict[str, Any]:

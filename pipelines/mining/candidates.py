@@ -132,8 +132,6 @@ class StoredCandidates(Artifact):
         return found
 
 
-# Mined or judged candidates as batches want them: hard negatives by query, lists that are whole.
-
 # query rows (n,), and a list of document rows for each
 NegativesOfQueries = tuple[NDArray[np.int64], pa.ListArray]
 

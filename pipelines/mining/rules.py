@@ -1,7 +1,7 @@
 """Mining: which of a query's ranked documents are fit to train against, rule by rule.
 
 A rule is a function of arrays that says of every candidate (queries, k) whether it stays. The rules are asked in the
-order of ``RULES``, and a candidate is charged to the first one that drops it.
+order of ``RULES``, and a candidate counts for the first one that drops it.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,17 +44,28 @@ class MiningRules(Settings):
     none, and of a query without any the margins drop all candidates or none (``without_positive_score``).
     """
 
-    minimum_relevance: int = Field(default=1, gt=0)  # from which a judged document is a positive
+    minimum_relevance: int = Field(default=1, gt=0)
+    """The grade from which a judged document is a positive."""
     judged_negatives: Literal["keep", "drop"] = "keep"
-    skip_first: int = Field(default=0, ge=0)  # ranks
-    depth: int | None = Field(default=None, gt=0)  # the last rank that is read; None: all
+    """What becomes of documents judged below that."""
+    skip_first: int = Field(default=0, ge=0)
+    """Ranks that are dropped."""
+    depth: int | None = Field(default=None, gt=0)
+    """The last rank that is read; None: all."""
     maximum_score: FiniteFloat | None = None
+    """The highest score of a candidate."""
     absolute_margin: FiniteFloat | None = None
+    """How far below the positive's score a candidate's must be."""
     relative_margin: FiniteFloat | None = None
+    """The same as a share of the positive's score."""
     margin_reference: Literal["lowest", "highest"] = "lowest"
+    """Which of a query's positives margins are to."""
     without_positive_score: Literal["drop", "keep"] = "drop"
+    """What margins do to the candidates of a query without a scored positive."""
     answers: Literal["string", "regex", "ignore"] = "string"
-    with_title: bool = True  # whether a title is part of the text that is compared and searched for answers
+    """How answers are looked for in candidates."""
+    with_title: bool = True
+    """Whether a title is part of the text that is compared and searched for answers."""
 
     @property
     def has_margin(self) -> bool:
@@ -126,12 +137,12 @@ def apply_rules(
 
     ``contain_answer`` is asked last, as it reads texts: of rows (queries, k), with -1 where it doesn't matter.
     """
-    charged = np.where(block.rows >= 0, KEPT, ABSENT).astype(np.uint8)
+    rule_of = np.where(block.rows >= 0, KEPT, ABSENT).astype(np.uint8)
     asked = rules.active()
 
     def ask(name: str, rule: Callable[[], NDArray[np.bool_]]) -> None:
         if name in asked:
-            charged[(charged == KEPT) & ~rule()] = _NUMBER_OF_RULE[name]
+            rule_of[(rule_of == KEPT) & ~rule()] = _NUMBER_OF_RULE[name]
 
     minimum, scores = rules.minimum_relevance, block.scores
     reference = reference_scores(len(scores), block.positives, rules.margin_reference)
@@ -146,8 +157,8 @@ def apply_rules(
     share = rules.relative_margin or 0.0
     # of its size, so that a margin below a negative score is below it too
     ask("relative_margin", lambda: is_at_most(scores, reference - share * np.abs(reference), keep_unknown))
-    ask("answer", lambda: ~contain_answer(np.where(charged == KEPT, block.rows, -1)))
-    return charged
+    ask("answer", lambda: ~contain_answer(np.where(rule_of == KEPT, block.rows, -1)))
+    return rule_of
 
 
 def is_not_query(block: Block) -> NDArray[np.bool_]:

@@ -89,7 +89,7 @@ def _round(centroids: NDArray[np.floating]) -> _Rounded:
     return _Rounded(rows, norms, residues)
 
 
-def _turned(rows: torch.Tensor, thresholds: NDArray[np.float32] | float) -> torch.Tensor:
+def _left_side(rows: torch.Tensor, thresholds: NDArray[np.float32] | float) -> torch.Tensor:
     """The left side of a product: with it, a row of the right side gives the nearness above the threshold."""
     left = rows.clone()
     left[:, NORMS], left[:, ONES] = rows[:, ONES], rows[:, NORMS]
@@ -106,7 +106,7 @@ def _sampled_thresholds(rows: torch.Tensor) -> NDArray[np.float32]:
     thresholds = np.empty(size, dtype=np.float32)
     for begin in range(0, size, PRODUCT_ROWS):
         block = slice(begin, begin + PRODUCT_ROWS)
-        nearness = (_turned(rows[block], 0.0) @ sample).to(STORED)
+        nearness = (_left_side(rows[block], 0.0) @ sample).to(STORED)
         thresholds[block] = nearness.topk(rank, dim=1, sorted=False).values.amin(dim=1).float().numpy()
     return thresholds
 
@@ -120,7 +120,7 @@ def _keys_above(rows: torch.Tensor, thresholds: NDArray[np.float32]) -> tuple[ND
     counts = np.zeros(len(rows), dtype=np.int64)
     found: list[NDArray[np.int64]] = []
     for top in range(0, len(rows), TILE_ROWS):
-        left = _turned(rows[top : top + TILE_ROWS], thresholds[top : top + TILE_ROWS])
+        left = _left_side(rows[top : top + TILE_ROWS], thresholds[top : top + TILE_ROWS])
         for begin in range(top, len(rows), TILE_COLUMNS):
             tile = (left @ rows[begin : begin + TILE_COLUMNS].T).to(STORED)
             own, mirrored = _keys_of_tile(tile, top, begin, thresholds)

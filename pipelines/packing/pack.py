@@ -19,49 +19,24 @@ from pipelines.packing.tour import greedy_tour, tour_length
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
-# Topic-aware sampling of queries, TAS-B (Hofstätter et al. 2021, arXiv:2104.06967, section 3.2).
-#
-# Queries are clustered once; every batch is composed of queries of one randomly chosen cluster.
-
-
-def topic_batches(
-    clusters: NDArray[np.integer], items: NDArray[np.int64], batch_size: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
-    """``items``, a multiple of ``batch_size``, as batches (batches, batch_size), each item in one.
-
-    ``clusters[item]``: the cluster of each. A cluster's items are shuffled and cut into batches; what is left of each
-    is joined with that of other clusters, these in a random order. The batches then go in a random order, so that the
-    next one is of a cluster with a probability proportional to the whole batches that the cluster has left.
-    """
-    shuffled = generator.permutation(items)
-    shuffled = shuffled[np.argsort(clusters[shuffled], kind="stable")]
-    labels = clusters[shuffled]
-    starts = np.flatnonzero(np.diff(labels, prepend=-1))
-    sizes = np.diff(np.append(starts, len(labels)))
-    place = np.arange(len(labels)) - np.repeat(starts, sizes)
-    whole = place < np.repeat(sizes // batch_size * batch_size, sizes)
-    turn = np.repeat(generator.permutation(len(sizes)), sizes)  # of each cluster's rest among the rests
-    rest = shuffled[~whole][np.argsort(turn[~whole], kind="stable")]
-    batches = np.concatenate((shuffled[whole], rest)).reshape(-1, batch_size)
-    return batches[generator.permutation(len(batches))]
-
-
 Order = Literal["tour", "random", "topics"]
+_DIGITS = 6  # of recorded figures
 _RANDOM_ORDER = 1  # tells the generator of the order that a tour is compared with from that of the packing
 
 
 class PackingSettings(Settings):
-    """``order``: of a domain's clusters; ``topics``: every batch of one cluster of queries (TAS-B).
-
-    ``polish_sweeps``: rounds of swaps that make near batches harder (eq. 2). ``mix_domains``: random batches across
-    domains, for comparison. ``exact_neighbours_up_to``: clusters of a domain; of more, an HNSW graph tells what's near.
-    """
+    """How a domain's clusters become batches."""
 
     batch_size: int = Field(gt=1)
+    """Pairs of a batch."""
     order: Order = "tour"
+    """Of a domain's clusters; topics: every batch of one cluster of queries (TAS-B)."""
     polish_sweeps: int = Field(default=0, ge=0)
+    """Rounds of swaps that make near batches harder (eq. 2)."""
     mix_domains: bool = False
+    """Random batches across domains, for comparison."""
     exact_neighbours_up_to: int = Field(default=EXACT_UP_TO, gt=0)
+    """Clusters of a domain; of more, an HNSW graph finds the near ones."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +179,31 @@ def items_in_order(
     return items[shuffled[np.argsort(place[clusters[shuffled]], kind="stable")]]
 
 
+def topic_batches(
+    clusters: NDArray[np.integer], items: NDArray[np.int64], batch_size: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """``items``, a multiple of ``batch_size``, as batches (batches, batch_size), each item in one.
+
+    Topic-aware sampling of queries, TAS-B (Hofstätter et al. 2021, arXiv:2104.06967, section 3.2): queries are
+    clustered once; every batch is composed of queries of one randomly chosen cluster.
+
+    ``clusters[item]``: the cluster of each. A cluster's items are shuffled and cut into batches; what is left of each
+    is joined with that of other clusters, these in a random order. The batches then go in a random order, so that the
+    next one is of a cluster with a probability proportional to the whole batches that the cluster has left.
+    """
+    shuffled = generator.permutation(items)
+    shuffled = shuffled[np.argsort(clusters[shuffled], kind="stable")]
+    labels = clusters[shuffled]
+    starts = np.flatnonzero(np.diff(labels, prepend=-1))
+    sizes = np.diff(np.append(starts, len(labels)))
+    place = np.arange(len(labels)) - np.repeat(starts, sizes)
+    whole = place < np.repeat(sizes // batch_size * batch_size, sizes)
+    turn = np.repeat(generator.permutation(len(sizes)), sizes)  # of each cluster's rest among the rests
+    rest = shuffled[~whole][np.argsort(turn[~whole], kind="stable")]
+    batches = np.concatenate((shuffled[whole], rest)).reshape(-1, batch_size)
+    return batches[generator.permutation(len(batches))]
+
+
 def cut_into_batches(flat: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
     """The list (n,) as (n // batch_size, batch_size); what is behind the last full batch is left out."""
     count = len(flat) // batch_size
@@ -241,11 +241,6 @@ def _check_group(
             f"Item {item if names is None else names[item]} is in cluster {clusters[item]} of a domain with {count}"
             " clusters, counted from 0. The assignments and the centroids are not of one clustering."
         )
-
-
-# What a packing says of itself: deterministic figures of one epoch for the manifest and the report.
-
-_DIGITS = 6
 
 
 def figures_of(part: GroupPacking) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from pipelines.grouping import GroupingSettings
 from pipelines.jobs.chunk import Chunk, ChunkConfig
-from pipelines.jobs.group import Group, GroupConfig
 from pipelines.jobs.mix import Mix, MixConfig
 from pipelines.jobs.queries import Queries, QueriesConfig
+from pipelines.jobs.row_batches import Group, GroupConfig
 from pipelines.queries.spans import CropQueries
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError

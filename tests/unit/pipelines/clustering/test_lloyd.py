@@ -15,7 +15,7 @@ from pipelines.clustering import lloyd as refilling
 from pipelines.clustering import points as parts_module
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.clustering.lloyd import assign, cluster_sums, lloyd
-from pipelines.clustering.pair_vectors import ArrayPairs, BothWays
+from pipelines.clustering.pair_vectors import ArrayPairs, BothOrientations
 from pipelines.clustering.points import (
     ConcatenatedPairs,
     Frame,
@@ -102,7 +102,7 @@ def test_cluster_sums_one_point_at_a_time(count: int, k: int, seed: int) -> None
 
 def test_both_ways_are_not_copies_but_read_like_them() -> None:
     documents, queries = unit_rows(2, 10, 3)
-    points = ConcatenatedPairs(BothWays(ArrayPairs(documents, queries)))
+    points = ConcatenatedPairs(BothOrientations(ArrayPairs(documents, queries)))
     whole = points.take(np.arange(20))
     np.testing.assert_allclose(whole[:10, :3], queries / np.sqrt(2), atol=1e-6)
     np.testing.assert_array_equal(whole[10:], np.roll(whole[:10], 3, axis=1))

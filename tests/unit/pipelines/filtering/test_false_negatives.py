@@ -42,11 +42,11 @@ class Batch:
         self.document_vectors = random.integers(-2, 3, (self.columns, 3)).astype(np.float32)
 
     def mask(self, **changes: Any) -> tuple[NDArray[np.bool_], dict[str, int]]:
-        charged = self.charged(**changes)
-        assert charged.dtype == np.uint8
-        return charged > 0, {rule: int((charged == number).sum()) for number, rule in enumerate(RULES, 1)}
+        rule_of = self.rule_of(**changes)
+        assert rule_of.dtype == np.uint8
+        return rule_of > 0, {rule: int((rule_of == number).sum()) for number, rule in enumerate(RULES, 1)}
 
-    def charged(self, **changes: Any) -> NDArray[np.uint8]:
+    def rule_of(self, **changes: Any) -> NDArray[np.uint8]:
         chosen = FalseNegativeSettings.model_validate(changes)
         return false_negatives(chosen, vectors=(self.query_vectors, self.document_vectors), **self.arguments)
 
@@ -86,7 +86,7 @@ def test_the_first_rule_has_a_cell(batch: Batch) -> None:
             first = next((rule for rule in RULES if i != j and batch.rule(rule, i, j)), None)
             if first:
                 expected[i, j] = RULES.index(first) + 1
-    np.testing.assert_array_equal(batch.charged(), expected)
+    np.testing.assert_array_equal(batch.rule_of(), expected)
 
 
 @settings(deadline=None)
@@ -167,8 +167,8 @@ def test_scores_need_vectors() -> None:
     batch = Batch(3, 0, 0)
     with pytest.raises(UserError, match="surrogate_score needs vectors"):
         false_negatives(FalseNegativeSettings(), **batch.arguments)
-    charged = false_negatives(FalseNegativeSettings(surrogate_score=False), **batch.arguments)
-    np.testing.assert_array_equal(charged > 0, batch.mask(surrogate_score=False)[0])
+    rule_of = false_negatives(FalseNegativeSettings(surrogate_score=False), **batch.arguments)
+    np.testing.assert_array_equal(rule_of > 0, batch.mask(surrogate_score=False)[0])
 
 
 def test_positives_of_queries_are_found_among_sorted_keys() -> None:

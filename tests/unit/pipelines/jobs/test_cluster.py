@@ -12,7 +12,7 @@ from pipelines.clustering.clusters import DomainClusters, read_domain, size_hist
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.jobs import cluster as job
 from pipelines.jobs.cluster import Cluster, ClusterConfig
-from pipelines.packing import domains
+from pipelines.packing import domain_groups
 from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
@@ -59,7 +59,7 @@ def test_pairs_are_read_through_once_for_all_domains(tmp_path: Path, monkeypatch
         columns.extend(names)
         return read_pairs(artifact, names)
 
-    monkeypatch.setattr(domains, "read_pairs", read)
+    monkeypatch.setattr(domain_groups, "read_pairs", read)
     monkeypatch.setattr(job, "read_pairs", read)
     names = [f"domain {number % 25}" for number in range(600)]
     artifact = Artifact(

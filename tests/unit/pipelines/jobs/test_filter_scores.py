@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from pipelines.batches import LAYOUTS, BatchReader
-from pipelines.jobs import filter_scores
+from pipelines.jobs import filter_lookups
 from pipelines.jobs.export import Export, ExportConfig
 from pipelines.jobs.filter import Filter, FilterConfig
 from pipelines.jobs.mix import Mix, MixConfig
@@ -105,7 +104,7 @@ def row_of(name: str) -> int:
 
 
 def test_scores_of_a_run_file_are_stored_with_each_row(world: World, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(filter_scores, "_LINES_AT_ONCE", 7)
+    monkeypatch.setattr(filter_lookups, "_LINES_AT_ONCE", 7)
     # a teacher may have scored what this collection doesn't have, and said the same thing twice
     more = f"q0 Q0 unknown 1 3.5 t\nunknown Q0 d0 1 3.5 t\n\nq0 Q0 d0 1 {float(world.scores[0, 0])!r} t\n"
     path = run_file(world, tmp_path / "teacher.trec", more=more)
@@ -121,44 +120,48 @@ def test_scores_of_a_run_file_are_stored_with_each_row(world: World, tmp_path: P
             assert len(row["hard_negative_scores"]) == 3
 
 
-def test_the_ids_of_a_run_file_are_looked_up_in_few_tables(world: World, tmp_path: Path, monkeypatch) -> None:
-    """A look-up makes a table of all ids, which for blocks of bounded size would be as often as the file is long."""
-    tables = {QUERIES: 0, DOCUMENTS_: 0}
-    index_in = pc.index_in
+class Ids(StoredCollection):
+    """A collection of which only the ids are there."""
 
-    def counted(ids: Any, value_set: Any) -> Any:
-        tables[len(value_set)] += 1
-        return index_in(ids, value_set)
+    def __init__(self, queries: Any, documents: Any) -> None:
+        self._ids = {"queries": pa.table({"id": queries}), "documents": pa.table({"id": documents})}
 
-    monkeypatch.setattr(pc, "index_in", counted)
-    monkeypatch.setattr(filter_scores, "_LINES_AT_ONCE", 7)
+    def count(self, part: Any) -> int:
+        return len(self._ids[part])
+
+    def rows_of(self, part: Any) -> Any:
+        return SimpleNamespace(tables=lambda _: [self._ids[part]])
+
+
+def test_the_ids_are_read_once_for_many_lines_of_a_run_file(world: World, tmp_path: Path, monkeypatch) -> None:
+    """A look-up reads all ids, which for blocks of bounded size would be as often as the file is long."""
+    monkeypatch.setattr(filter_lookups, "_LINES_AT_ONCE", 7)
     path, collection = run_file(world, tmp_path / "teacher.trec"), StoredCollection(world.inputs["collection"])
-    pairs = list(filter_scores._of_run_file(Path(path), collection))
+    pairs = list(filter_lookups._of_run_file(Path(path), collection))
     queries, documents, scores = (np.concatenate(column) for column in zip(*pairs, strict=True))
     assert len(queries) == QUERIES * DOCUMENTS_
     np.testing.assert_array_equal(scores, world.scores[queries, documents])
-    assert max(tables.values()) <= QUERIES + 1  # one for each 40 lines or more, where blocks are of 7
+    assert len(pairs) <= QUERIES + 1  # a look-up for each 40 lines or more, where blocks are of 7
 
 
 def test_ids_of_more_than_two_gigabytes(tmp_path: Path) -> None:
     letters = [letter * (1 << 20) for letter in "abcdefgh"]
-    long = pa.chunked_array([pa.array(letters)] * 300)  # 2.4 GiB, of which 8 MiB exist
-    tables = {"queries": pa.table({"id": ["q0"]}), "documents": pa.table({"id": long})}
-    collection: Any = SimpleNamespace(rows_of=lambda part: SimpleNamespace(read=lambda _: tables[part]))
+    others = pa.array([letter.upper() for letter in letters])
+    long = pa.chunked_array([pa.array(letters), *[others] * 299])  # 2.4 GiB, of which 16 MiB exist
+    collection = Ids(["q0"], long)
     path = tmp_path / "teacher.trec"
     path.write_text(f"q0 Q0 {letters[3]} 1 2.5 t\nq0 Q0 {letters[3][1:]} 2 1.5 t\n")
-    pairs = [[column.tolist() for column in block] for block in filter_scores._of_run_file(path, collection)]
+    pairs = [[column.tolist() for column in block] for block in filter_lookups._of_run_file(path, collection)]
     assert pairs == [[[0], [3], [2.5]]]
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_ascii_white_space_alone_separates_columns(ending: str, tmp_path: Path) -> None:
     """As in every other reading of a run: an id may hold a no-break space."""
-    tables = {"queries": pa.table({"id": ["q\u00a00"]}), "documents": pa.table({"id": ["d", "d\u20031"]})}
-    collection: Any = SimpleNamespace(rows_of=lambda part: SimpleNamespace(read=lambda _: tables[part]))
+    collection = Ids(["q\u00a00"], ["d", "d\u20031"])
     path, lines = tmp_path / f"teacher.trec{ending}", "\ufeffq\u00a00\tQ0  d\u20031 1 2.5 t\r\n\nq\u00a00 Q0 d 2 1 t"
     path.write_bytes(gzip.compress(lines.encode()) if ending else lines.encode())
-    pairs = filter_scores._of_run_file(path, collection)
+    pairs = filter_lookups._of_run_file(path, collection)
     assert [np.concatenate(column).tolist() for column in zip(*pairs, strict=True)] == [[0, 0], [1, 0], [2.5, 1.0]]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.batches import BatchReader
 from pipelines.jobs import lookups, row_batches
-from pipelines.jobs.group import Group, GroupConfig
+from pipelines.jobs.row_batches import Group, GroupConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS

@@ -11,7 +11,7 @@ from pipelines.batches import BatchReader
 from pipelines.formats.columns import ColumnFiles, DocumentTable
 from pipelines.jobs.chunk import Chunk, ChunkConfig
 from pipelines.jobs.collect import Collect, CollectConfig
-from pipelines.jobs.group import Group, GroupConfig
+from pipelines.jobs.row_batches import Group, GroupConfig
 from tests.unit.small_run import make
 
 

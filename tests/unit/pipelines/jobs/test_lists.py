@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.batches import BatchReader
 from pipelines.jobs import lookups, row_batches
-from pipelines.jobs.lists import Lists, ListsConfig
+from pipelines.jobs.row_batches import Lists, ListsConfig
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate

@@ -160,7 +160,7 @@ def test_settings_that_do_not_go_together(
 
 
 def test_small_domains_are_refused_where_they_settle_nothing(run: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="settled when the pairs were clustered"):
+    with pytest.raises(UserError, match="decided when the pairs were clustered"):
         packed(tmp_path, clusters=run["pairs_clusters"], small_domains="merge")
     mixed = {"order": "random", "mix_domains": True}
     for choice in ("merge", "drop"):

@@ -19,14 +19,14 @@ RULESET = MiningRules(relative_margin=0.1, judged_negatives="drop")
 def block_of(numbers: np.ndarray) -> tuple[QueryBlock, np.ndarray, np.ndarray]:
     """Queries of these numbers with made-up outcomes, each a function of the query alone."""
     rows = np.zeros((len(numbers), K), np.int64)
-    charged = np.zeros((len(numbers), K), np.uint8)
+    rule_of = np.zeros((len(numbers), K), np.uint8)
     codes = [list(RULES).index(name) for name in RULESET.active()]
     for place, number in enumerate(numbers):
         generator = np.random.default_rng(number)
         rows[place] = generator.permutation(1000)[:K]
-        charged[place] = generator.choice([*codes, KEPT, KEPT, KEPT], size=K)
+        rule_of[place] = generator.choice([*codes, KEPT, KEPT, KEPT], size=K)
         if number % 5 == 0:
-            charged[place, 4:] = ABSENT
+            rule_of[place, 4:] = ABSENT
             rows[place, 4:] = -1
     pairs = JudgedPairs(np.arange(len(numbers)), np.full(len(numbers), 5), np.ones(len(numbers), np.int32))
     known = np.where(numbers % 4 == 0, np.nan, 1.0).astype(np.float32)
@@ -36,7 +36,7 @@ def block_of(numbers: np.ndarray) -> tuple[QueryBlock, np.ndarray, np.ndarray]:
     block = Block(rows, scores, relevance, rows.astype(np.uint64), numbers * 0, keys, positives)
     answers = [["x"] if number % 2 else [] for number in numbers]
     queries = QueryBlock([f"q{number}" for number in numbers], numbers, answers, block, left_out=len(numbers) // 10)
-    return queries, charged, charged == KEPT
+    return queries, rule_of, rule_of == KEPT
 
 
 def describe(query_rows: np.ndarray, rows: np.ndarray) -> list[dict[str, str]]:
@@ -47,8 +47,8 @@ def describe(query_rows: np.ndarray, rows: np.ndarray) -> list[dict[str, str]]:
 
 
 def audit_of(numbers: np.ndarray, number: int | None = 3) -> Audit:
-    queries, charged, chosen = block_of(numbers)
-    return block_audit(RULESET, queries, charged, chosen, number, describe)
+    queries, rule_of, chosen = block_of(numbers)
+    return block_audit(RULESET, queries, rule_of, chosen, number, describe)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 9, 90])
@@ -65,10 +65,10 @@ def test_blocks_all_reduce_sum(blocks: int) -> None:
 
 def test_counts_and_examples() -> None:
     numbers = np.arange(QUERIES)
-    _, charged, chosen = block_of(numbers)
+    _, rule_of, chosen = block_of(numbers)
     audit = merge_audits([audit_of(numbers)])
     for name in RULESET.active():
-        mask = charged == list(RULES).index(name)
+        mask = rule_of == list(RULES).index(name)
         group = audit["rules"][name]
         assert (group["candidates"], group["queries"]) == (mask.sum(), mask.any(axis=1).sum())
         assert len(group["examples"]) == EXAMPLES == len({example["query_id"] for example in group["examples"]})

@@ -168,16 +168,16 @@ def test_the_rules_are_the_literal_ones(case: Case, rules: MiningRules) -> None:
         found = [[(query, int(row)) in case.with_answer for row in of_query] for query, of_query in enumerate(rows)]
         return np.array(found, bool).reshape(rows.shape)
 
-    charged = apply_rules(rules, block, contain_answer)
+    rule_of = apply_rules(rules, block, contain_answer)
     names = dict(enumerate(RULES))
     read = set()
-    for query, place in np.ndindex(charged.shape):
+    for query, place in np.ndindex(rule_of.shape):
         if case.rows[query][place] < 0:
-            assert charged[query, place] == ABSENT
+            assert rule_of[query, place] == ABSENT
             continue
         expected = literal_rule(rules, case, query, place)
-        assert names.get(int(charged[query, place])) == expected
-        assert (charged[query, place] == KEPT) == (expected is None)
+        assert names.get(int(rule_of[query, place])) == expected
+        assert (rule_of[query, place] == KEPT) == (expected is None)
         if expected in (None, "answer") and rules.answers != "ignore":
             read.add((query, case.rows[query][place]))
     assert set(asked) == read  # texts of candidates that another rule drops are not read
@@ -216,8 +216,8 @@ def test_judgments_are_looked_up_both_ways(case: Case) -> None:
 def test_margins(margins: dict[str, Any], positive: float | None, kept: list[float]) -> None:
     scores, known = [2.0, 1.0, 0.5, 0.0, -1.0], {} if positive is None else {7: positive}
     case = Case([[0, 1, 2, 3, 4]], [scores], [{7: 1}], [known], list(range(DOCUMENTS)), [99], [-1], set())
-    charged = apply_rules(MiningRules(**margins), block_of(case, 1), lambda rows: rows < -1)
-    assert [score for score, code in zip(scores, charged[0], strict=True) if code == KEPT] == kept
+    rule_of = apply_rules(MiningRules(**margins), block_of(case, 1), lambda rows: rows < -1)
+    assert [score for score, code in zip(scores, rule_of[0], strict=True) if code == KEPT] == kept
 
 
 def test_reference_of_several_positives() -> None:

@@ -10,9 +10,8 @@ import pytest
 from pipelines.batches import BatchReader
 from pipelines.chunking.settings import ChunkingSettings
 from pipelines.jobs.chunk import Chunk, ChunkConfig
-from pipelines.jobs.group import Group, GroupConfig
-from pipelines.jobs.lists import Lists, ListsConfig
 from pipelines.jobs.mix import Mix, MixConfig
+from pipelines.jobs.row_batches import Group, GroupConfig, Lists, ListsConfig
 from pipelines.reports.batches import batches_section, distinct_in_rows, share_beside
 from pipelines.reports.data import chunks_section, excerpt
 from raytriever.reports.report import Details, Plot, Section

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pipelines.batches import BatchReader
-from pipelines.jobs.lists import Lists, ListsConfig
 from pipelines.jobs.mine import Mine, MineConfig
+from pipelines.jobs.row_batches import Lists, ListsConfig
 from raytriever.errors import UserError
 from retrieval.encoders.pretrained import locate_model
 from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings

@@ -8,8 +8,8 @@ import torch
 from pydantic import ValidationError
 
 from pipelines.batches import BatchReader
-from pipelines.jobs.lists import Lists, ListsConfig
 from pipelines.jobs.mine import Mine, MineConfig
+from pipelines.jobs.row_batches import Lists, ListsConfig
 from raytriever.errors import UserError
 from retrieval.encoders.adapter import LoraSettings, add_adapter
 from retrieval.encoders.list_scorer import load_list_scorer

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.packing.domains import MERGED, group_domains
+from pipelines.packing.domain_groups import MERGED, group_domains
 from raytriever.errors import UserError
 
 DOMAINS = ["wiki"] * 10 + ["code"] * 3 + ["größe\0"] * 4 + ["größe"] * 9
