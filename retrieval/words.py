@@ -79,7 +79,7 @@ class TextWords:
         starts: Offsets = following[1:][following[1:] == following[:-1]]
         return starts
 
-    def settle(self, offsets: Offsets) -> Offsets:
+    def after_space(self, offsets: Offsets) -> Offsets:
         """Moves each offset that is at white space to what follows it, so that the space belongs to what is before."""
         following = np.append(self._starts, self.length)[np.searchsorted(self._starts, offsets)]
         return np.where(self._kinds[offsets] < _LETTER, following, offsets)

@@ -64,6 +64,6 @@ def _pieces(text: str, words: TextWords, settings: ChunkingSettings, source_id: 
         pieces, failures = markdown_pieces(text, words, settings.language, settings.max_words)
     else:
         ends, failures = sentence_ends(text, words, settings.language)
-        pieces = Pieces(words.settle(ends))
+        pieces = Pieces(words.after_space(ends))
     counts["windows_not_segmented"] += failures
     return pieces

@@ -9,10 +9,10 @@ import numpy as np
 
 from pipelines.chunking.pieces import (
     Pieces,
+    after_space_at_lines,
     cut_rows,
     levels_by_blank_lines,
     row_starts,
-    settle_at_lines,
     words_before,
 )
 from pipelines.chunking.sentences import sentence_ends
@@ -116,10 +116,10 @@ def markdown_pieces(text: str, words: TextWords, language: str, max_words: int) 
         firsts = cut_rows(before[block.first : block.stop + 1], levels[block.first : block.stop], max_words)
         sealed += [bounds[block.first + first] for first in firsts]
     headings = [bounds[block.first] for block in found if block.kind == "heading"]
-    settled = [
-        settle_at_lines(np.array(offsets, np.int64), words, rows) for offsets in (ends + sealed, headings, sealed)
+    moved = [
+        after_space_at_lines(np.array(offsets, np.int64), words, rows) for offsets in (ends + sealed, headings, sealed)
     ]
-    return Pieces(_join_headings(np.unique(settled[0]), settled[1], words, max_words), *settled[1:]), failures
+    return Pieces(_join_headings(np.unique(moved[0]), moved[1], words, max_words), *moved[1:]), failures
 
 
 def _not_inside(ends: Offsets, spans: list[tuple[int, int]]) -> list[int]:

@@ -151,18 +151,18 @@ def words_before(words: TextWords, rows: Offsets) -> NDArray[np.int64]:
     return np.append(np.searchsorted(starts, rows), len(starts))
 
 
-def settle_at_lines(offsets: Offsets, words: TextWords, rows: Offsets) -> Offsets:
-    """Moves offsets over white space as ``TextWords.settle``, but leaves a line its indentation."""
-    settled = words.settle(offsets)
-    row = np.searchsorted(rows, settled, side="right") - 1
-    begins_line = (settled < words.length) & (words.settle(rows)[row] == settled)
-    return np.where(begins_line, rows[row], settled)
+def after_space_at_lines(offsets: Offsets, words: TextWords, rows: Offsets) -> Offsets:
+    """Moves offsets over white space as ``TextWords.after_space``, but leaves a line its indentation."""
+    moved = words.after_space(offsets)
+    row = np.searchsorted(rows, moved, side="right") - 1
+    begins_line = (moved < words.length) & (words.after_space(rows)[row] == moved)
+    return np.where(begins_line, rows[row], moved)
 
 
 def sealed_pieces(firsts: Offsets, words: TextWords, rows: Offsets, openings: Offsets) -> Pieces:
     """Pieces of whole lines, of which ``firsts`` are the starts (the first is 0)."""
-    starts = settle_at_lines(firsts, words, rows)
-    return Pieces(starts[1:], settle_at_lines(openings, words, rows), np.append(0, starts[1:]))
+    starts = after_space_at_lines(firsts, words, rows)
+    return Pieces(starts[1:], after_space_at_lines(openings, words, rows), np.append(0, starts[1:]))
 
 
 def line_pieces(text: str, words: TextWords, max_words: int) -> Pieces:

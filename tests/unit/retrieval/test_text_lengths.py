@@ -62,9 +62,9 @@ def test_words_of_parts_are_counted_as_those_of_texts_of_their_own(text: str, pl
 
 
 @given(texts, st.lists(st.integers(0, 400)))
-def test_settling_passes_over_white_space_alone(text: str, places: list[int]) -> None:
+def test_it_passes_over_white_space_alone(text: str, places: list[int]) -> None:
     offsets = np.array([min(place, len(text)) for place in places], np.int64)
-    for before, after in zip(offsets.tolist(), TextWords(text).settle(offsets).tolist(), strict=True):
+    for before, after in zip(offsets.tolist(), TextWords(text).after_space(offsets).tolist(), strict=True):
         assert not text[before:after].strip()
         assert after == len(text) or not text[after].isspace()
 

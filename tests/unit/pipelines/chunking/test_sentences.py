@@ -17,7 +17,7 @@ def sentences(text: str, language: str = "en") -> list[str]:
     words = TextWords(text)
     ends, failures = sentence_ends(text, words, language)
     assert not failures
-    bounds = [0, *np.unique(words.settle(ends[ends > words.first])).tolist()]
+    bounds = [0, *np.unique(words.after_space(ends[ends > words.first])).tolist()]
     return [text[start:stop] for start, stop in pairwise(bounds)]
 
 
@@ -64,8 +64,8 @@ def test_windows_find_the_sentences_of_whole_texts() -> None:
         words = TextWords(text)
         expected = np.array([boundary["end_index"] for boundary in get_sentence_boundaries("en", text)])
         expected = expected[~words.are_inside_words(expected)]
-        found = words.settle(sentence_ends(text, words, "en")[0])
-        different += len(set(words.settle(expected).tolist()) ^ set(found.tolist()))
+        found = words.after_space(sentence_ends(text, words, "en")[0])
+        different += len(set(words.after_space(expected).tolist()) ^ set(found.tolist()))
         total += len(expected)
     assert different <= total / 10_000  # quotations in paragraphs longer than a window
 
