@@ -6,10 +6,17 @@ import torch
 
 from raytriever.errors import UserError
 from tests.distributed.processes import run_in_processes
-from tests.unit.trainers.tiny import Reports, TinyBatches, gradients_of, tiny_objective, tiny_settings, weights_of
+from tests.unit.trainers.tiny import (
+    Reports,
+    TinyBatches,
+    figures_of,
+    gradients_of,
+    tiny_objective,
+    tiny_settings,
+    weights_of,
+)
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.loop import train
-from trainers.record.run_log import without_times
 
 
 def training(rank: int, batches_per_step: int, steps: int, dtype_name: str):  # noqa: ARG001
@@ -17,7 +24,7 @@ def training(rank: int, batches_per_step: int, steps: int, dtype_name: str):  # 
     reports = []
     settings = tiny_settings(batches_per_step=batches_per_step, max_steps=steps, schedule={"kind": "constant"})
     train(objective, TinyBatches(), settings, callbacks=[Reports(on_step=reports.append)])
-    points = [without_times(point) | {"tokens": None} for point in reports]  # of slices, the distinct ones of each
+    points = [figures_of(point) for point in reports]
     return gradients_of(objective), weights_of(objective), points
 
 

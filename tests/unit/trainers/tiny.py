@@ -13,6 +13,7 @@ from trainers.engine.loop import Callback
 from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
 from trainers.engine.settings import TrainingSettings
 from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from trainers.record.run_log import without_times
 
 WORDS = 50
 
@@ -142,3 +143,8 @@ class Reports(Callback):
     def __init__(self, **functions: Callable[[Any], object]) -> None:
         for name, function in functions.items():
             setattr(self, name, function)
+
+
+def figures_of(point: Mapping[str, Any]) -> dict[str, Any]:
+    """What any number of ranks measures alike: no times, and no tokens, of which each slice counts its own."""
+    return {name: value for name, value in without_times(point).items() if name != "tokens"}
