@@ -28,7 +28,7 @@ Layout = Literal["pairs", "chunks", "candidates"]
 
 @dataclass(frozen=True)
 class BatchColumn:
-    """A column, whose values are never null, and its ``meaning`` in the words of a dataset's card.
+    """A column, never null (entries of a list may be), and its ``meaning`` in the words of a dataset's card.
 
     ``fact``: it is stored only where the artifact's manifest has this fact; None: always. ``per_negative``: a list with
     an entry for each hard negative of the row.
@@ -209,8 +209,8 @@ def _opened(artifact: Artifact, columns: Sequence[str], name: str) -> pq.Parquet
     missing = [column for column in columns if column not in file.schema_arrow.names]
     if missing:
         raise UserError(
-            f"The batches in {artifact.uri} have no column {', '.join(missing)}: an earlier version made them. Make"
-            " them again, by the same recipe or command with --force."
+            f"The batches in {artifact.uri} have no column {', '.join(missing)}: an earlier version made them."
+            " Run their recipe again; a single command with --force."
         )
     return file
 

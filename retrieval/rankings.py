@@ -100,7 +100,7 @@ def wrong_value(path: Path, number: int, columns: str, value: str, found: bytes,
     )
 
 
-def count_columns(path: Path) -> int:
+def score_columns(path: Path) -> int:
     """Of the first line that is not blank; 0 where there is none. Raises ``UserError`` as ``ranking_lines``."""
     return next((len(line.split()) for line in _lines(path) if line.strip()), 0)
 

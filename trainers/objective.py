@@ -153,7 +153,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     """
 
     columns: ClassVar[tuple[str, ...]]
-    """The columns it reads from a stored batch."""
+    """The stored columns that it reads, and ``batch`` and ``epoch``, the numbers that the reader adds."""
 
     columns_from: ClassVar[str] = "Make batches for this objective, or choose another objective."
     """What to do where a batch lacks one of them, as a sentence."""
@@ -186,8 +186,8 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
         ``first_row``: the number that the first of ``rows`` has in its stored batch, of which they may be a slice. It
         is passed in, as ``slice_number`` is another during an evaluation, while batches to train on are collated.
-        Returns any nest of dataclasses, dicts, tuples and lists with tensors in it, which ``to_device`` can
-        move.
+        Returns any nest of dataclasses, dicts, tuples and lists whose tensors ``to_device`` can move; other values
+        stay as they are.
         """
 
     @abstractmethod

@@ -48,8 +48,9 @@ def score_mask(
     """S(q, d) = {d' : f(q, d') >= f(q, d)} (Contextual Document Embeddings, section 4.1, eq. 4) for every row.
 
     ``query_vectors`` (B, d), ``document_vectors`` (M, d) of the surrogate f, their inner product; column i is row i's
-    positive. ``own`` (B, M): columns never left out: the positives, and, as the authors' code has it, the row's own
-    hard negatives. The comparison is that of float64: equal documents tie, whatever the order a product is added in.
+    positive. ``own`` (B, M): exempt entries, the positives and, as the authors' code has it, the row's own hard
+    negatives. Scores near the threshold are computed again in float64, so that identical documents have identical
+    scores whatever the order of summation.
     Raises ``UserError`` where the shapes don't fit or a vector holds NaN or infinity.
     """
     _check_vectors(query_vectors, document_vectors)
@@ -111,13 +112,12 @@ def false_negatives(
     vectors: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     own: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.uint8]:
-    """Of every cell of a batch the rule that leaves it out, uint8 (B, M): its place in ``RULES`` from 1, 0 for none.
+    """Which rule masks document j for query i, uint8 (B, M): the first one, counted from 1 in ``RULES``; 0: not masked.
 
     ``queries`` (B,), ``documents`` (M,): row numbers in the collection, the B positives first, then hard negatives;
     ``query_texts``, ``document_texts``: a number for each text, equal for equal texts; ``known_positives``: sorted, as
     of ``pair_keys``, repeats allowed; ``vectors``: of the surrogate encoder, (B, d) and (M, d), for the rule of
-    scores; ``own``: the columns that this rule leaves alone, by default the positives. Where several rules leave a
-    cell out, the first has it. A positive is never left out.
+    scores; ``own``: entries exempt from that rule alone, by default the positives. A positive is never masked.
     """
     size, columns = len(queries), len(documents)
     positives = np.eye(size, columns, dtype=bool)
@@ -187,14 +187,17 @@ def _known_positive_mask(
 
 
 def to_columns(mask: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
-    """For each row the columns that are left out, ascending: the form in which masks are stored."""
+    """For each row the indices of its masked documents, ascending: the form in which masks are stored."""
     rows, columns = np.nonzero(mask)
     bounds = np.searchsorted(rows, np.arange(1, len(mask)))
     return np.split(columns.astype(np.int32), bounds)
 
 
 def from_columns(columns: Sequence[Sequence[int]] | Sequence[NDArray[np.int32]], width: int) -> NDArray[np.bool_]:
-    """The inverse of ``to_columns`` for ``width`` columns. Raises ``UserError`` for a column beyond them."""
+    """The inverse of ``to_columns`` for ``width`` documents, for reports; training reads masks in ``score_columns``.
+
+    Raises ``UserError`` for an index beyond them.
+    """
     mask = np.zeros((len(columns), width), dtype=bool)
     for row, left_out in enumerate(columns):
         places = np.asarray(left_out, dtype=np.int64)

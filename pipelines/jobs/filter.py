@@ -59,9 +59,9 @@ class FilterConfig(StageConfig):
     teacher_scores: InputPath | None = None
     """Candidates, a run, or a run file in TREC's form; stored are the scores of a row's document and hard negatives."""
     negatives_per_example: int = Field(default=1, gt=0)
-    """Hard negatives of every example."""
+    """Hard negatives stored with every example: the pool that training.hard_negatives draws from each epoch."""
     choose_negatives: Choice = "sample"
-    """The first, a sample of each epoch's own, or one that is even over the margins of a teacher."""
+    """first: the best ranked; sample: drawn for each epoch; balanced_margins: drawn evenly over a teacher's margins."""
     balanced_margins: BalancedMarginSettings = BalancedMarginSettings()
     too_few_negatives: TooFew = "refuse"
     """repeat: those there are, in turn; random, and repeat where there are none: documents that are no positives."""

@@ -67,7 +67,7 @@ def make_pairs(writer: ShardWriter, pairs: Artifact, collection: StoredCollectio
 
 
 def _judged_keys(pairs: Artifact, collection: StoredCollection) -> NDArray[np.int64]:
-    """Of what is judged relevant of any grade, or as little as the pairs ask for where that is less."""
+    """Keys of the judgments of the pairs' splits with a grade of 1 or more, or of ``minimum_relevance`` if less."""
     split = pairs.config.get("split", [])
     if not split:  # pairs that are made of something else
         return np.zeros(0, dtype=np.int64)

@@ -105,7 +105,9 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            raise UserError(f"--set {override!r} is not of the form key=value, such as optimizer.learning_rate=2e-5.")
+            raise UserError(
+                f"--set {override!r} is not of the form key=value, such as model.training.optimizer.learning_rate=2e-5."
+            )
         _lay_over(result, key, _override_value(override, key, text), f"--set {override!r}")
     return result
 

@@ -30,7 +30,7 @@ class TrainingSettings(Settings):
     group_by_length: bool = False
     """Steps of batches that take equally long, so that ranks wait less for one another."""
     hard_negatives: int | None = Field(default=None, ge=0)
-    """Drawn from each row's anew every epoch; None: all of them."""
+    """Hard negatives drawn from each row's stored ones, anew every epoch; null: all of them."""
     bf16: bool | Literal["auto"] = "auto"
     """Bfloat16 autocast; 'auto': where the processor has it."""
     checkpoint_every: int = Field(default=500, ge=1)

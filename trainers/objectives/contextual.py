@@ -33,7 +33,7 @@ from trainers.objectives.pairs import (
     PairBatch,
     PairObjective,
     PairSettings,
-    known_positives,
+    positives_in_step,
 )
 
 _FIRST_STAGE = "objective.first_stage"  # among a run's settings
@@ -292,7 +292,7 @@ class Contextual(PairObjective[ContextualSettings]):
         rows = self.gather(torch.stack([batch.query_keys, batch.text_keys[: len(batch)]], dim=1))
         answers, count = torch.cat([rows[:, 1], context.keys]), len(rows)
         prefix = self.contextual.read_context(context.vectors, droppable=self._dropout > 0)
-        own_answers = _by_key(batch.query_keys, known_positives(batch.query_keys, rows[:, 0], answers)[:, count:])
+        own_answers = _by_key(batch.query_keys, positives_in_step(batch.query_keys, rows[:, 0], answers)[:, count:])
         queries = self._encode(cast(Chunks, batch.queries), context, prefix, own_answers)
         return queries, self._encode(batch.documents, context, prefix, lambda keys: keys[:, None] == context.keys)
 

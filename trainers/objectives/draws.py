@@ -49,8 +49,8 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
     Drawn ones stay in the pool's order; a pool of ``count`` or fewer is kept whole.
 
     ``rows``: a whole stored batch. Whatever columns it has for each hard negative are drawn with ``hard_negatives``;
-    ``masked``, whose columns are the batch's documents and then all rows' hard negatives in row order, is counted
-    anew and loses the hard negatives that were not drawn. Raises ``UserError`` where a column is missing, or
+    ``masked``, whose columns are the batch's documents and then all rows' hard negatives in row order, is
+    remapped and loses the hard negatives that were not drawn. Raises ``UserError`` where a column is missing, or
     ``masked`` names a column that the batch doesn't have.
     """
     missing = [name for name in _READ if name not in rows.column_names]
@@ -68,7 +68,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
             rows = _with_lists(
                 rows, name, np.minimum(sizes, count), pc.list_flatten(rows[name]).filter(pa.array(drawn))
             )
-    columns, lengths = _recounted(rows["masked"], drawn)
+    columns, lengths = _remapped(rows["masked"], drawn)
     return _with_lists(rows, "masked", lengths, pa.chunked_array([pa.array(columns, pa.int32())]))
 
 
@@ -83,8 +83,8 @@ def _drawn(keys: Tensor, sizes: NDArray[np.int64], count: int) -> NDArray[np.boo
     return drawn
 
 
-def _recounted(masked: pa.ChunkedArray, drawn: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The columns that are left, counted anew, and how many each row has."""
+def _remapped(masked: pa.ChunkedArray, drawn: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The masks' indices after the draw, without hard negatives that were not drawn, and how many each row has."""
     lengths = pc.list_value_length(masked).to_numpy().astype(np.int64)
     row = np.repeat(np.arange(len(lengths)), lengths)
     columns = pc.list_flatten(masked).to_numpy().astype(np.int64)

@@ -93,7 +93,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     ``masked`` are the columns left out for a row: the documents of its stored batch, then all its hard negatives. A
     batch may be cut over ranks. With ``share_negatives`` 'step' all rows of a step are one loss, told apart by
-    ``batch``; ``count_columns`` says what a row then leaves out of other batches. Texts that occur several times among
+    ``batch``; ``score_columns`` says what a row then leaves out of other batches. Texts that occur several times among
     a rank's rows are encoded once, so with dropout their copies share one draw.
 
     Queries and documents have an encoder each, or one and the same (``document_encoder`` None).
@@ -172,7 +172,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     def compare(self, batch: PairBatch, queries: Tensor, documents: Any) -> Outcome:
         """The ``loss`` of what is encoded already."""
-        columns = count_columns(batch, self.gather, self.slice_number)
+        columns = score_columns(batch, self.gather, self.slice_number)
         loss, metrics = self.loss(queries, self.gather_columns(documents, columns), columns, batch)
         return Outcome(loss, metrics, len(queries), batch.tokens)
 
@@ -301,7 +301,7 @@ def _check_masks(rows: NDArray[np.int64], columns: NDArray[np.int64], first_posi
     if wrong.any():
         row, column = rows[wrong][0], columns[wrong][0]
         raise UserError(
-            f"Row {row} leaves out column {column}, which is {'its own positive' if column >= 0 else 'no column'}."
+            f"The mask of row {row} holds {column}, which is {'its own positive' if column >= 0 else 'no document'}."
             f" {_MAY_BE_LEFT_OUT}"
         )
 
@@ -310,13 +310,13 @@ def _int64(column: pa.ChunkedArray) -> Tensor:
     return torch.from_numpy(column.to_numpy().astype(np.int64))
 
 
-def count_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Columns:
-    """The columns of a loss over the rows of all ranks (``gather`` joins them; ``slice_number`` is this one's place).
+def score_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Columns:
+    """The score matrix of a loss over the rows of all ranks: its mask, positives and order.
 
-    A row's masks are about its own stored batch. About the columns of other batches nothing is stored, so of those a
-    row leaves out the texts that are known to answer its query (``known_positives``): what else answers it there is
-    trained as a negative. Raises ``UserError`` where a row leaves out its own positive, or a column that its batch
-    doesn't have.
+    ``gather`` joins the ranks' rows; ``slice_number`` is this one's place. Stored masks are about a row's own batch.
+    Across batches nothing is stored, so a document is masked only where its text is that of a positive of the same
+    query in this step (``positives_in_step``); other false negatives stay negatives there. Raises ``UserError`` where
+    a row masks its own positive, or a document that its batch doesn't have.
     """
     count, texts = len(batch), len(batch.text_keys)
     # One table for all that ranks exchange: is it a hard negative; batch; pool's size; keys of text and query
@@ -328,13 +328,13 @@ def count_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Column
     order = torch.argsort(table[:, 0], stable=True)
     is_hard_negative, stored, pool_sizes, keys, query_keys = table[order].unbind(dim=1)
     rows = len(order) - int(is_hard_negative.sum())
-    # run: which of the loss's stored batches a row is of, and how many documents and hard negatives each of these has
-    _, run, documents = torch.unique_consecutive(stored[:rows], return_inverse=True, return_counts=True)
-    hard_negatives = torch.zeros_like(documents).index_add_(0, run, pool_sizes[:rows])
+    # which of the loss's stored batches a row is of, and how many documents and hard negatives each of these has
+    _, batch_of, documents = torch.unique_consecutive(stored[:rows], return_inverse=True, return_counts=True)
+    hard_negatives = torch.zeros_like(documents).index_add_(0, batch_of, pool_sizes[:rows])
     positives = torch.arange(count, device=order.device) + slice_number * count  # ranks have equally many rows
     mask = torch.zeros(count, len(order), dtype=torch.bool, device=order.device)
     if len(batch.masked_rows):
-        own, column = run[positives][batch.masked_rows], batch.masked_columns
+        own, column = batch_of[positives][batch.masked_rows], batch.masked_columns
         first_document, first_hard_negative = (sizes.cumsum(0) - sizes for sizes in (documents, hard_negatives))
         placed = torch.where(
             column < documents[own],
@@ -344,9 +344,9 @@ def count_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Column
         _check_places(batch, placed == positives[batch.masked_rows], documents[own], hard_negatives[own])
         mask[batch.masked_rows, placed] = True
     if len(documents) > 1:
-        of_columns = torch.cat([run, torch.repeat_interleave(run, pool_sizes[:rows])])
-        answers = known_positives(query_keys[positives], query_keys[:rows], keys)
-        mask |= answers & (run[positives, None] != of_columns)
+        of_columns = torch.cat([batch_of, torch.repeat_interleave(batch_of, pool_sizes[:rows])])
+        answers = positives_in_step(query_keys[positives], query_keys[:rows], keys)
+        mask |= answers & (batch_of[positives, None] != of_columns)
     return Columns(mask, positives, order)
 
 
@@ -358,15 +358,15 @@ def _check_places(batch: PairBatch, is_own: Tensor, documents: Tensor, hard_nega
     place = int(wrong.nonzero()[0])
     row, column = int(batch.masked_rows[place]), int(batch.masked_columns[place])
     if bool(is_own[place]):
-        raise UserError(f"Row {row} leaves out column {column}, which is its own positive. {_MAY_BE_LEFT_OUT}")
+        raise UserError(f"The mask of row {row} holds {column}, which is its own positive. {_MAY_BE_LEFT_OUT}")
     there, pool = int(documents[place]), int(hard_negatives[place])
     raise UserError(
-        f"A row leaves out column {column}, but its batch has only {there + pool} columns ({there} documents and"
+        f"The mask of a row holds {column}, but its batch has only {there + pool} documents ({there} positives and"
         f" {pool} hard negatives). Make the batches again."
     )
 
 
-def known_positives(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Tensor:
+def positives_in_step(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Tensor:
     """Which texts answer which query, as far as the rows of a loss say.
 
     Those equal to its own positive, or to the positive of an equal query. ``queries`` int64 (n,) are keys of some of

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from raytriever.errors import UserError
 from retrieval.indexes.top_k import Ranking
-from retrieval.rankings import count_columns, read_ms_marco, read_trec, require_names, require_tag, write_trec
+from retrieval.rankings import read_ms_marco, read_trec, require_names, require_tag, score_columns, write_trec
 
 name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
 
@@ -84,7 +84,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_query(tmp_path: Path) -> None
 def test_compressed_runs(ending: str, compress: Callable[[bytes], Any], tmp_path: Path) -> None:
     path = tmp_path / f"run.trec{ending}"
     path.write_bytes(bytes(compress(b"q Q0 d\xc2\xa01 1 2.5 x\nq Q0 e 2 2 x\n")))
-    assert count_columns(path) == 6
+    assert score_columns(path) == 6
     assert read_trec(path) == {"q": {"d\u00a01": 2.5, "e": 2.0}}
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"run\.trec.* can't be read: "):
@@ -145,7 +145,7 @@ def test_wrong_runs_of_ms_marco(text: bytes, message: str, tmp_path: Path) -> No
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    for read in (read_trec, read_ms_marco, count_columns):
+    for read in (read_trec, read_ms_marco, score_columns):
         with pytest.raises(UserError, match=r"none.run can't be read: .*No such file"):
             read(tmp_path / "none.run")
 

@@ -8,7 +8,7 @@ from tests.unit.trainers.several_batches import as_one_batch, several_batches
 from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
 from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
 from trainers.objective import Comparisons
-from trainers.objectives.pairs import count_columns, known_positives
+from trainers.objectives.pairs import positives_in_step, score_columns
 
 OBJECTIVES = {
     "contrastive": lambda **settings: tiny_objective(dtype=torch.float64, **settings),
@@ -20,14 +20,14 @@ OBJECTIVES = {
 def test_other_batches_leave_out_what_answers_the_query():
     queries = torch.tensor([1, 2, 1, 3])
     texts = torch.tensor([10, 20, 11, 10, 11, 20, 99])  # the four queries' positives, then other texts
-    found = known_positives(queries, queries, texts).int().tolist()
+    found = positives_in_step(queries, queries, texts).int().tolist()
     assert found == [
         [1, 0, 1, 1, 1, 0, 0],  # query 1 is answered by 10 and 11
         [0, 1, 0, 0, 0, 1, 0],
         [1, 0, 1, 1, 1, 0, 0],
         [1, 0, 0, 1, 0, 0, 0],
     ]
-    assert known_positives(queries[2:3], queries, texts).int().tolist() == found[2:3]
+    assert positives_in_step(queries[2:3], queries, texts).int().tolist() == found[2:3]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -35,7 +35,7 @@ def test_masks_over_several_batches_against_brute_force(count):
     rows = several_batches(count)
     objective = tiny_objective(share_negatives="step")
     assert objective.joins_step
-    columns = count_columns(objective.collate(rows), objective.gather, 0)
+    columns = score_columns(objective.collate(rows), objective.gather, 0)
     expected = as_one_batch(rows)["masked"].to_pylist()
     assert [row.nonzero()[:, 0].tolist() for row in columns.mask] == expected
     assert columns.positives.tolist() == list(range(6 * count))
@@ -118,7 +118,7 @@ def test_comparisons_count_what_a_loss_is_over():
         hard=pytest.approx(np.mean(pools)),
         masked=pytest.approx(masked / 6),
     )
-    mask = count_columns(objective.collate(rows), objective.gather, 0).mask
+    mask = score_columns(objective.collate(rows), objective.gather, 0).mask
     assert (~mask).sum(dim=1).float().mean() - 1 == pytest.approx(found.in_batch + found.hard - found.masked)
 
 
