@@ -18,7 +18,6 @@ from tests.unit.trainers.tiny import gradients_of
 from trainers.engine import collectives
 from trainers.engine.sharding import equal_passes, is_sharded, shard, whole, whole_weights
 from trainers.objectives.contextual import ContextualBatch
-from trainers.run import export
 
 CASES: dict[str, dict[str, Any]] = {
     "fewer documents in the context": {"context_documents": 5},
@@ -151,7 +150,8 @@ def trained_and_exported(rank: int, ranks: int, folder: str, exported: str, vari
         for text in ["sort a list", "close it", "all keys"][: 3 if rank == 0 else 1]:
             vectors = encoder(encoder.tokenize([text], "query"))
         if rank == 0:
-            export(objective, Path(exported))
+            objective.eval()
+            objective.export(Path(exported))
     objective.train()
     return [float(number) for number in vectors[0]]
 

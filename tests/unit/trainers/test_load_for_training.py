@@ -13,7 +13,7 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from retrieval.encoders.towers import load_towers
 from trainers.objective import Objective, build_objective
-from trainers.run import RunSettings, export, load_for_training
+from trainers.run import RunSettings, load_for_training
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 DOCUMENTS = "d" * 64  # the fingerprint of another encoder's contract
@@ -70,7 +70,8 @@ def test_an_encoder_of_queries_that_is_trained_on_is_one_of_documents_too(
 ) -> None:
     form = LAYERS if objective == MULTI_LAYER else None
     trained = objective_of(settings_of(of_queries, objective, form))
-    export(trained, tmp_path / "model")
+    trained.eval()
+    trained.export(tmp_path / "model")
     assert read_document_model(tmp_path / "model") is None
     exported = load_towers(EncoderSettings(model=str(tmp_path / "model")), tmp_path / "model", "f" * 64)
     for tower in (exported.query, exported.document):
@@ -80,7 +81,7 @@ def test_an_encoder_of_queries_that_is_trained_on_is_one_of_documents_too(
 def test_each_of_two_encoders_may_have_been_one_of_queries(of_queries: Path, plain: Path, tmp_path: Path) -> None:
     for number, (query, document) in enumerate([(of_queries, plain), (plain, of_queries)]):
         own = {"document_encoder": {"model": str(document)}}
-        export(objective_of(settings_of(query, {"kind": "contrastive"}, **own)), tmp_path / str(number))
+        objective_of(settings_of(query, {"kind": "contrastive"}, **own)).eval().export(tmp_path / str(number))
         assert read_document_model(tmp_path / str(number)) is None
 
 
@@ -101,7 +102,7 @@ def test_a_form_of_the_encoder_that_documents_do_not_have_is_refused(plain: Path
 
 
 def test_a_stored_form_is_trained_on_where_none_is_set(plain: Path, tmp_path: Path) -> None:
-    export(objective_of(settings_of(plain, MULTI_LAYER, LAYERS)), tmp_path / "model")
+    objective_of(settings_of(plain, MULTI_LAYER, LAYERS)).eval().export(tmp_path / "model")
     trained = objective_of(settings_of(tmp_path / "model", MULTI_LAYER))
     assert str(trained.encoder("document").form) == "layers 1, 2"
     two = {"document_encoder": {"model": str(tmp_path / "model")}}

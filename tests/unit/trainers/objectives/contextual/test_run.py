@@ -23,7 +23,7 @@ from trainers.engine.loop import train
 from trainers.objective import build_objective
 from trainers.objectives.contextual import ContextualSettings
 from trainers.record.model_card import model_card
-from trainers.run import LocatedModels, RunSettings, export, load_for_training
+from trainers.run import LocatedModels, RunSettings, load_for_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
@@ -96,7 +96,7 @@ def test_settings_that_do_not_fit_are_refused(tiny_encoder: Path) -> None:
 
 def test_a_contextual_encoder_is_no_stage_and_no_other_objectives(tiny_encoder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "contextual"
-    export(objective_of(tiny_encoder), folder)
+    objective_of(tiny_encoder).eval().export(folder)
     objective = {"kind": "contextual", "first_stage": {"model": str(folder)}}
     settings = RunSettings.model_validate(settings_of(tiny_encoder, objective=objective))
     with pytest.raises(UserError, match="which is a contextual encoder with two stages of its own"):
@@ -170,7 +170,8 @@ def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp
         settings = tiny_settings(checkpoint_every=2, **changes)
         batches = TinyBatches(counts=(8, 8), size=6)
         done = train(objective, batches, settings, validation=opened(collection), checkpoints=checkpoints)
-        export(objective, folder / "model")
+        objective.eval()
+        objective.export(folder / "model")
         return {name: value.detach().clone() for name, value in objective.named_parameters()}, done
 
     whole, done = run(tmp_path / "whole")
