@@ -50,6 +50,7 @@ class ClusterConfig(StageConfig):
     small_domains: SmallDomains = "refuse"
     """What becomes of smaller domains."""
     kmeans: KMeansSettings = KMeansSettings()
+    """How."""
     seed: int = Field(default=0, ge=0)
     """Of the first centroids."""
 

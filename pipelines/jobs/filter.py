@@ -63,6 +63,7 @@ class FilterConfig(StageConfig):
     choose_negatives: Choice = "sample"
     """first: the best ranked; sample: drawn for each epoch; balanced_margins: drawn evenly over a teacher's margins."""
     balanced_margins: BalancedMarginSettings = BalancedMarginSettings()
+    """For choose_negatives: balanced_margins."""
     too_few_negatives: TooFew = "refuse"
     """repeat: those there are, in turn; random, and repeat where there are none: documents that are no positives."""
     seed: int = Field(default=0, ge=0)
@@ -70,7 +71,9 @@ class FilterConfig(StageConfig):
     with_title: bool = True
     """Whether a document's title is before its text."""
     false_negatives: FalseNegativeSettings = FalseNegativeSettings()
+    """Which documents of a batch are masked."""
     batches_per_shard: int = Field(default=1_000, gt=0)
+    """Batches of a file, each made by one task."""
 
     @property
     def has_negatives(self) -> bool:

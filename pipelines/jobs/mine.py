@@ -55,6 +55,7 @@ class MineConfig(StageConfig):
     positives: Literal["first", "in_place"] = "first"
     """Where labelled lists have them."""
     rules: MiningRules = MiningRules()
+    """Which candidates are fit to train against."""
     number: int | None = Field(default=None, gt=0)
     """Candidates of a query beside its positives; None: all."""
     choose: Literal["first", "sample"] = "first"
@@ -62,6 +63,7 @@ class MineConfig(StageConfig):
     seed: int = Field(default=0, ge=0)
     """Of the sample."""
     candidates_per_shard: int = Field(default=1 << 21, gt=0)
+    """Candidates of a file, made by one task."""
 
     @model_validator(mode="after")
     def _a_sample_has_a_size(self) -> Self:

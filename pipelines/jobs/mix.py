@@ -31,6 +31,7 @@ class MixConfig(StageConfig):
     seed: int = Field(default=0, ge=0)
     """Of the order."""
     batches_per_shard: int = Field(default=1_000, gt=0)
+    """Batches of a file, each made by one task."""
 
     @model_validator(mode="after")
     def _ratios_are_of_the_sources(self) -> Self:

@@ -55,6 +55,7 @@ class PackConfig(StageConfig):
     vectors: InputPath | None = None
     """Vectors of the pairs' collection, for the swap polish."""
     packing: PackingSettings
+    """Size and order of batches."""
     small_domains: SmallDomains = "refuse"
     """Without ``clusters``: what becomes of domains with fewer pairs than a batch."""
     epochs: int = Field(default=1, gt=0)

@@ -42,6 +42,7 @@ class RowBatchesConfig(StageConfig):
     seed: int = Field(default=0, ge=0)
     """Of the order, and of what each epoch leaves out."""
     batches_per_shard: int = Field(default=1_000, gt=0)
+    """Batches of a file, each made by one task."""
 
 
 Config = TypeVar("Config", bound=RowBatchesConfig)
@@ -196,6 +197,7 @@ class GroupConfig(RowBatchesConfig):
     collection: InputPath
     """One that `raytriever chunk` made."""
     grouping: GroupingSettings = GroupingSettings()
+    """How chunks are grouped."""
 
 
 class Group(RowBatches[GroupConfig]):

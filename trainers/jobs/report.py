@@ -37,19 +37,33 @@ class ReportConfig(StageConfig):
     """
 
     collection: InputPath | None = None
+    """The collection that everything is made from."""
     chunks: InputPath | None = None
+    """The collection of chunks that `chunk` made."""
     pairs: InputPath | None = None
+    """Its training pairs."""
     vectors: InputPath | None = None
+    """Vectors of its documents and queries, for how hard batches are."""
     clusters: InputPath | None = None
+    """The pairs' clusters."""
     packing: InputPath | None = None
+    """Their packing."""
     batches: InputPath | None = None
+    """Batches of any layout."""
     model: InputPath | None = None
+    """The trained model."""
     candidates: InputPath | None = None
+    """What mining made."""
     evaluation: InputPath | None = None
-    title: str | None = None  # None: the name of the folder that holds the output, which is the run's
-    baseline: str | None = None  # the system that others are compared with; None: the evaluation's first
-    sampled_batches: int = Field(default=1_000, gt=0)  # at most, for what is measured batch by batch
+    """The evaluation of its rankings."""
+    title: str | None = None
+    """Of the page; null: the name of the folder that holds the output, which is the run's."""
+    baseline: str | None = None
+    """The system that others are compared with; null: the evaluation's first."""
+    sampled_batches: int = Field(default=1_000, gt=0)
+    """At most, for what is measured batch by batch."""
     seed: int = Field(default=0, ge=0)
+    """Of the sample."""
 
     @model_validator(mode="after")
     def _has_an_input(self) -> Self:
