@@ -85,7 +85,7 @@ def _measure(folder: Path, count: int, arguments: argparse.Namespace) -> _Figure
 def _stages(folder: Path, collection: str, vectors: str, arguments: argparse.Namespace) -> list[Stage[Any]]:
     pairs, clusters, packing = (str(folder / name) for name in ("pairs", "clusters", "packing"))
     settings = PackingSettings(batch_size=arguments.batch_size, polish_sweeps=arguments.polish_sweeps)
-    polish = {"pairs": pairs, "vectors": vectors} if arguments.polish_sweeps else {}
+    polish: dict[str, Any] = {"pairs": pairs, "vectors": vectors} if arguments.polish_sweeps else {}
     return [
         Pairs(PairsConfig(collection=collection, output=pairs)),
         Cluster(ClusterConfig(pairs=pairs, vectors=vectors, cluster_size=arguments.cluster_size, output=clusters)),

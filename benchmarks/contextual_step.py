@@ -74,6 +74,13 @@ def step_of(encoder: ContextualEncoder, sides: list[Chunks], context: Tensor) ->
     return step
 
 
+def gradient_of_words(encoder: ContextualEncoder) -> Tensor:
+    """A copy, (terms, width), of the last step's."""
+    gradient = encoder.transformer.get_parameter("embeddings.word_embeddings.weight").grad
+    assert gradient is not None
+    return gradient.clone()
+
+
 def compare(sides: dict[str, Callable[[], Tensor]], rounds: int) -> None:
     """Prints the ratio of every side's time to the first one's."""
     for side in sides.values():
@@ -95,7 +102,7 @@ def exact(texts: dict[Role, list[str]], batch_size: int, rounds: int) -> None:
     """Length 64, 64 vectors."""
     encoders = {"ours": encoder_of(64), "straightforward": encoder_of(64, in_parts=False)}
     vectors = encoders["ours"].embed_context(texts["document"][-64:])
-    chosen = {role: found[:batch_size] for role, found in texts.items()}
+    chosen: dict[Role, list[str]] = {role: found[:batch_size] for role, found in texts.items()}
     steps = {}
     for name, of, width in (
         ("ours", "ours", None),
@@ -109,10 +116,10 @@ def exact(texts: dict[Role, list[str]], batch_size: int, rounds: int) -> None:
             print(f"{sum(tokens) / sum(map(len, chosen.values())):.1f} tokens a text")
         steps[name] = step_of(encoder, sides, vectors)
     found = steps["ours"]()
-    gradient = encoders["ours"].transformer.get_parameter("embeddings.word_embeddings.weight").grad.clone()
+    gradient = gradient_of_words(encoders["ours"])
     for name in list(steps)[1:]:
         apart = (steps[name]() - found).abs().max()
-        other = encoders["straightforward"].transformer.get_parameter("embeddings.word_embeddings.weight").grad
+        other = gradient_of_words(encoders["straightforward"])
         print(
             f"{name}: vectors {apart:.1e}, gradients {(other - gradient).abs().max() / gradient.abs().max():.1e} apart"
         )

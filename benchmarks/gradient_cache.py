@@ -86,6 +86,8 @@ def peak_bytes(run: Callable[[], Any]) -> int:
     """The most bytes of tensors that were allocated at once, beyond those from before."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
+    assert profile.profiler is not None  # it has run
+    assert profile.profiler.kineto_results is not None
     changes = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes.sort(key=lambda event: event.start_ns())
     return int(np.cumsum([event.nbytes() for event in changes]).max())

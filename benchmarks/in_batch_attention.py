@@ -97,12 +97,12 @@ def reading(rounds: int) -> None:
     keys, values = (torch.randn(DOCUMENTS, GROUPS, LENGTH, DIMENSION, requires_grad=True) for _ in range(2))
     cotangent = torch.randn_like(queries)
     mask = torch.ones(DOCUMENTS, LENGTH, dtype=torch.long)
-    vectors = torch.randn(2, DOCUMENTS, 256) + torch.randn(256)
+    one, other = torch.randn(2, DOCUMENTS, 256) + torch.randn(256)
     for temperature in (0.1, 1e-4):
-        similarity = in_batch_similarity(*vectors, temperature).requires_grad_()
-        given = (queries, keys, values, similarity)
+        similarity = in_batch_similarity(one, other, temperature).requires_grad_()
+        given = queries, keys, values, similarity
 
-        def ours(recompute: bool, given: tuple[Tensor, ...] = given) -> Tensor:
+        def ours(recompute: bool, given: tuple[Tensor, Tensor, Tensor, Tensor] = given) -> Tensor:
             return cross_document_attention(*given, find_readers(mask, given[3]), recompute=recompute)
 
         forwards = {
@@ -138,8 +138,8 @@ def two_pass_attention(
 ) -> tuple[Tensor, None]:
     """Attention of the h-stream inside transformers' own layers: causal, plus the cached documents."""
     group = query.shape[1] // key.shape[1]
-    repeated = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
-    attended = nn.functional.scaled_dot_product_attention(query, *repeated, is_causal=True, scale=scaling)
+    keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
+    attended = nn.functional.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling)
     cached = e_cache.layers[module.layer_idx]
     attended = attended + literal(query, cached.keys, cached.values, similarity)
     return attended.transpose(1, 2).contiguous(), None
@@ -172,10 +172,10 @@ def step(rounds: int) -> None:
     in_batch = InBatchLanguageModel(model)
     input_ids = torch.randint(config.vocab_size, (DOCUMENTS, LENGTH))
     mask = torch.ones_like(input_ids)
-    vectors = torch.randn(2, DOCUMENTS, 256) + torch.randn(256)
+    one, other = torch.randn(2, DOCUMENTS, 256) + torch.randn(256)
     weights = list(model.parameters())
     for temperature in (0.1, 1e-4):
-        similarity = in_batch_similarity(*vectors, temperature).requires_grad_()
+        similarity = in_batch_similarity(one, other, temperature).requires_grad_()
         forwards = {
             "ours": lambda s=similarity: in_batch(input_ids, mask, s)[0],
             "two passes": lambda s=similarity: two_passes(model, input_ids, s),

@@ -13,6 +13,7 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ import torch
 
 from benchmarks.training_pairs import MODEL, read_pairs
 from retrieval.encoders.pretrained import locate_model
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.towers import load_towers
 from trainers.objective import Objective, build_objective
 from trainers.objectives.adaptive_margin import (
@@ -100,7 +101,8 @@ def padded_step(objective: Objective, rows: pa.Table) -> Callable[[], None]:
 
 def compare(names: tuple[str, str], ours: Callable[[], None], theirs: Callable[[], None], rounds: int) -> None:
     """Prints the ratio of times, theirs to ours."""
-    ours(), theirs()  # the first of each starts threads
+    for step in (ours, theirs):
+        step()  # the first of each starts threads
     ratios = []
     for number in range(rounds):
         seconds = {}
@@ -127,17 +129,17 @@ def main() -> None:
         rows = triplets(arguments.folder, arguments.batch_size or 128, query_words=6, passage_words=57)
         objective = objective_of(AdaptiveMarginSettings(target="distributed", chunk_size=32), None)
         encoder = objective.encoder("query")
-        for name, texts in (("query", rows["query"]), ("document", rows["document"])):
-            lengths = [len(ids) for ids in encoder.tokenize_ids(texts.to_pylist(), name)]
-            print(f"tokens of a {name}: mean {np.mean(lengths):.1f}, longest {max(lengths)}")
+        for role in get_args(Role):
+            lengths = [len(ids) for ids in encoder.tokenize_ids(rows[role].to_pylist(), role)]
+            print(f"tokens of a {role}: mean {np.mean(lengths):.1f}, longest {max(lengths)}")
         compare(("ours", "padded"), step_of(objective, rows), padded_step(objective, rows), arguments.rounds)
         return
     rows = triplets(arguments.folder, arguments.batch_size or 32, query_words=10, passage_words=100)
     form = {"kind": "layers", "layers": [5, 6], "reduction": "last"}
     layers = MultiLayerSettings(training_form="self_contrastive", regularisation=1.0, chunk_size=32)
     plain = MultiLayerSettings(training_form="dual_encoder", chunk_size=32)
-    sides = [step_of(objective_of(settings, form), rows) for settings in (layers, plain)]
-    compare(("two layers", "dual encoder"), *sides, arguments.rounds)
+    ours, theirs = (step_of(objective_of(settings, form), rows) for settings in (layers, plain))
+    compare(("two layers", "dual encoder"), ours, theirs, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def main() -> None:
         "CODER": _encoder(str(run / "model")),
     }
     index = Artifact(str(run / "index"), INDEX)
-    if len(index.shards) > 1:
+    if len(index.shards) != 1:
         parser.error(f"{index.uri} has {len(index.shards)} shards; this measures one.")
     dense = read_index(index.checked_path(f"shards/{index.shards[0].name}.faiss"))
     collection = StoredCollection(str(run / "corpus"))

@@ -106,7 +106,7 @@ def ours(rows: pa.Table, steps: int, batch_size: int, chunk_size: int, bf16: boo
     encoder = load_encoder(EncoderSettings(model=MODEL), located.path, located.fingerprint, dropout=0.0)
     settings = ContrastiveSettings(similarity_temperature=TEMPERATURE, chunk_size=chunk_size, gradient_cache=True)
     batches = Pairs([rows.slice(step * batch_size, batch_size) for step in range(steps)])
-    steps, started = Steps(), time.perf_counter()
+    noted, started = Steps(), time.perf_counter()
     train(
         Contrastive(encoder, settings),
         batches,
@@ -115,9 +115,9 @@ def ours(rows: pa.Table, steps: int, batch_size: int, chunk_size: int, bf16: boo
             optimizer=OptimizerSettings(learning_rate=LEARNING_RATE),
             schedule=ScheduleSettings(kind="constant"),
         ),
-        callbacks=[steps],
+        callbacks=[noted],
     )
-    return Side(steps.ended - started, steps.losses)
+    return Side(noted.ended - started, noted.losses)
 
 
 def theirs(rows: pa.Table, steps: int, batch_size: int, chunk_size: int, bf16: bool) -> Side:
@@ -128,7 +128,7 @@ def theirs(rows: pa.Table, steps: int, batch_size: int, chunk_size: int, bf16: b
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
     )
-    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
     from torch.utils.data import BatchSampler, SequentialSampler
     from transformers import TrainerCallback
 

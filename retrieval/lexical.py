@@ -120,7 +120,8 @@ class LexicalIndex:
 def _tokenizer_of(settings: BM25Settings, vocabulary: dict[str, int] | None = None) -> Any:
     """bm25s's tokenizer; it knows the terms of ``vocabulary`` (term to number), none by default."""
     stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
-    tokenizer = Tokenizer(lower=True, splitter=words_of, stopwords=settings.stop_words, stemmer=stemmer)
+    without_either: dict[str, Any] = {"stopwords": settings.stop_words, "stemmer": stemmer}  # both may be None
+    tokenizer = Tokenizer(lower=True, splitter=words_of, **without_either)
     if vocabulary is not None:
         tokenizer.stem_to_sid = vocabulary
         tokenizer.word_to_id = {} if settings.stemmer else vocabulary

@@ -19,6 +19,7 @@ in the other make the two pairs' d·q' large, which is what Eq. 2 asks for; no c
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import isqrt
 from typing import Literal, Self
 
@@ -233,11 +234,11 @@ def apportion(k: int, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
 
 def _clusters_nearby(cells: NDArray[np.float32], shares: Sequence[int]) -> list[NDArray[np.int64]]:
     """For each cell the clusters, ascending, of the cells nearest to it; clusters are numbered cell after cell."""
-    first = np.concatenate(([0], np.cumsum(shares)))
+    numbers = [np.arange(first, last) for first, last in pairwise(accumulate(shares, initial=0))]
     nearby = []
     for cell in cells:
         nearest = np.sort(np.argsort(squared_distances(cells, cell), kind="stable")[:NEAR_CELLS])
-        nearby.append(np.concatenate([np.arange(first[near], first[near + 1]) for near in nearest]))
+        nearby.append(np.concatenate([numbers[int(near)] for near in nearest]))
     return nearby
 
 

@@ -19,17 +19,21 @@ class PairVectors(Protocol):
     @property
     def dimension(self) -> int:
         """Length of a vector."""
+        ...
 
     def __len__(self) -> int: ...
 
     def take(self, places: Places) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
         """Document and query vectors (n, dimension) of the pairs at ``places``, in that order."""
+        ...
 
     def subset(self, places: Places) -> "PairVectors":
         """The pairs at ``places``, numbered anew from 0."""
+        ...
 
     def name(self, place: int) -> str:
         """What to call a pair in a message."""
+        ...
 
 
 class ArrayPairs:

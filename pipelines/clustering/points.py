@@ -215,6 +215,7 @@ class Parts(Protocol):
         self, function: Callable[..., Any], *arguments: Any, each: Sequence[Any] | None = None
     ) -> Iterator[tuple[int, Any]]:
         """(number, function(points of the part, *arguments, its item of ``each``)) of every part, in any order."""
+        ...
 
 
 Split = Callable[[Sequence[Points]], Parts]

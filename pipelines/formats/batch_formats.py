@@ -152,12 +152,15 @@ class BatchFormat(Protocol):
 
     def columns(self) -> list[Column]:
         """The columns, or keys, of the files."""
+        ...
 
     def front_matter(self, published: Published) -> dict[str, Any]:
         """What the hub reads at the head of the card, beside title, licence and tags."""
+        ...
 
     def usage(self, published: Published) -> str:
         """Markdown: how the tool reads the files in order, and what it can't express."""
+        ...
 
 
 def epoch_folder(epoch: int) -> str:

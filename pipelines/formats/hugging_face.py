@@ -34,7 +34,7 @@ class HuggingFace:
     ending = "parquet"
 
     def __init__(self, layout: Layout, schema: pa.Schema) -> None:
-        self._layout = layout
+        self._layout: Layout = layout
         self._schema = pa.schema([*_PLACE, *schema])
 
     def write(self, path: Path, batches: Iterable[Batch]) -> None:

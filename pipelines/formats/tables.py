@@ -36,6 +36,7 @@ class Table(Protocol):
 
     def columns(self) -> list[str]:
         """Names of the columns there are."""
+        ...
 
     def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
         """Every row, with its values of the required and the optional columns; None as a column is left out.
@@ -43,6 +44,7 @@ class Table(Protocol):
         Raises ``UserError`` where a required column is absent, in JSON from any record, or where an optional one is
         absent from the whole table and not one that it may lack. A file, or a record of JSON, may lack an optional one.
         """
+        ...
 
 
 class Tables(Protocol):
@@ -50,9 +52,11 @@ class Tables(Protocol):
 
     def open(self, names: Sequence[str]) -> Table:
         """The table that these names make up. Raises ``UserError`` where there is none."""
+        ...
 
     def fingerprint(self) -> dict[str, Any]:
         """Equal where all tables opened are equal, as plain JSON values."""
+        ...
 
 
 class FileTable:

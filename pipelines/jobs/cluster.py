@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
+import ray.exceptions
 import torch
 from numpy.typing import NDArray
 from pydantic import Field

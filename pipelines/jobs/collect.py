@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -117,4 +117,5 @@ def _write_part(
 
 
 def _open(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["domain", "split"])
+    coded = ["domain", "split"]  # pyarrow's signature knows only True and False
+    return pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=cast(Any, coded))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from random import Random
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -102,7 +102,7 @@ class PartWriter:
     def __init__(self, writer: ShardWriter, name: str, schema: pa.Schema) -> None:
         self._writer, self._name, self._schema = writer, name, schema
         coded = [field for field in ("domain", "split") if field in schema.names]
-        self._file = pq.ParquetWriter(writer.path(name), schema, compression="zstd", use_dictionary=coded)
+        self._file = pq.ParquetWriter(writer.path(name), schema, compression="zstd", use_dictionary=cast(Any, coded))
         self._pending: list[tuple[Any, ...]] = []
         self._characters = 0
         self.rows = 0

@@ -108,8 +108,9 @@ class ShardRecord:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "ShardRecord":
         """The inverse of ``dataclasses.asdict``; a stored record's digest is left out."""
-        files = tuple(ShardFile(**item) for item in value["files"])
-        return ShardRecord(**{key: item for key, item in value.items() if key != DERIVATION} | {"files": files})
+        fields = {key: item for key, item in value.items() if key != DERIVATION}
+        fields["files"] = tuple(ShardFile(**item) for item in value["files"])
+        return ShardRecord(**fields)
 
 
 class Artifact:

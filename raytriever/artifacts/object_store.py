@@ -104,8 +104,9 @@ class StoreFile(io.RawIOBase):
 
     def __init__(self, open_file: Callable[[], pa.NativeFile], ask: Callable[[Callable[[], bytes]], bytes]) -> None:
         self._open_file, self._ask = open_file, ask
-        self._file: pa.NativeFile | None = open_file()
-        self._bytes: int = self._file.size()
+        file = open_file()
+        self._file: pa.NativeFile | None = file
+        self._bytes: int = file.size()
         self._at = 0
 
     def readable(self) -> bool:
@@ -134,11 +135,12 @@ class StoreFile(io.RawIOBase):
         return found
 
     def _read(self, size: int) -> bytes:
-        if self._file is None:
-            self._file = self._open_file()
+        file = self._file
+        if file is None:
+            file = self._file = self._open_file()
         try:
-            self._file.seek(self._at)
-            return bytes(self._file.read(size))
+            file.seek(self._at)
+            return bytes(file.read(size))
         except OSError:
             self._file = None  # its connection may be what fails
             raise

@@ -158,13 +158,13 @@ def _on_nodes(function: Callable[..., Any], arguments: dict[str, tuple[Any, ...]
 
 
 def _facts() -> Facts:
-    import ray
+    from ray._private.worker import global_worker
 
     versions = {"Python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    session_folder = ray._private.worker.global_worker.node.get_session_dir_path()  # where Ray spills objects to
+    session_folder = global_worker.node.get_session_dir_path()  # where Ray spills objects to
     disk = {name: _room(Path(path)) for name, path in (("session", session_folder), ("cache", cache_folder()))}
     return Facts(versions, _gpus_of_driver(), _gpus_of_libraries(), disk)
 

@@ -447,7 +447,8 @@ def svg_of(draw: Callable[[Figure], None], height: float, description: str) -> s
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
         mpl.rcdefaults()  # whatever the user's matplotlibrc says
-        mpl.rcParams.update(_LOOK | {"svg.hashsalt": description})
+        mpl.rcParams.update(_LOOK)
+        mpl.rcParams["svg.hashsalt"] = description
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         draw(figure)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))

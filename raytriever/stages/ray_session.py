@@ -103,7 +103,7 @@ class RaySession:
         from ray.exceptions import AuthenticationError
 
         try:
-            ray.init(address=address, logging_level="warning", log_to_driver=False)
+            ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
         except AuthenticationError as error:
             raise UserError(
                 f"There is no token here for the cluster at RAY_ADDRESS={address}, or the cluster refuses it. Set"

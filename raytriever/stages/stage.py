@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from numpy.typing import NDArray
 
@@ -261,7 +261,10 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
         mapped = dataset.map_batches(Maker, batch_size=1, compute=pool, **options)
     else:
         mapped = dataset.map_batches(
-            _ShardMaker(stage), batch_size=1, compute=ray.data.TaskPoolStrategy(size=workers), **options
+            cast(Any, _ShardMaker(stage)),  # Ray's type wants a function of every form of batch
+            batch_size=1,
+            compute=ray.data.TaskPoolStrategy(size=workers),
+            **options,
         )
     for row in mapped.iter_rows():
         with log_fields(shard=row["shard"]):

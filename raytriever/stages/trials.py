@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
 
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to

@@ -42,26 +42,33 @@ class Source(Protocol):
     @property
     def counts(self) -> dict[str, int]:
         """Facts worth recording about what was read; complete once all three were read to the end."""
+        ...
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the manifest is to say of the input: an interpreter's version, say."""
+        ...
 
     @property
     def dropped(self) -> dict[str, int]:
         """What was left out: reason to number; complete once all three were read to the end."""
+        ...
 
     def documents(self) -> Iterator[pa.RecordBatch]:
         """The documents, in batches of schema ``DOCUMENTS``."""
+        ...
 
     def queries(self) -> Iterator[pa.RecordBatch]:
         """The queries, in batches of schema ``QUERIES``; ``answers``: strings that answer it, often none."""
+        ...
 
     def judgments(self) -> Iterator[pa.RecordBatch]:
         """The judgments, in batches of schema ``JUDGMENTS``; relevance 0 or less means not relevant."""
+        ...
 
     def fingerprint(self) -> dict[str, Any]:
         """A deterministic description of the input as plain JSON values: equal where the input is equal."""
+        ...
 
 
 def passage_text(title: str, text: str) -> str:
@@ -222,8 +229,7 @@ class StoredCollection(Artifact):
         Ids of the collection are read in blocks of about as many as are looked for: beside one row group, memory is
         that of what is asked, and time that of one pass.
         """
-        column = ids if isinstance(ids, pa.ChunkedArray) else pa.chunked_array([ids], pa.string())
-        column = column.cast(pa.large_string())  # of more than 2 GiB too
+        column = _column_of(ids).cast(pa.large_string())  # of more than 2 GiB too
         wanted = column.unique()
         row_of = np.full(len(wanted), -1, dtype=np.int64)
         start = 0
@@ -249,10 +255,10 @@ class StoredCollection(Artifact):
         rows = self.find(part, ids)
         absent = np.flatnonzero(rows < 0)
         if len(absent):
-            column = ids if isinstance(ids, pa.ChunkedArray) else pa.array(ids, pa.string())
+            first = _column_of(ids)[int(absent[0])].as_py()
             raise UserError(
                 f"{len(absent):,} of {len(rows):,} {part} are not in {self.uri}, such as"
-                f" {column[int(absent[0])].as_py()!r}. Is it of another collection, or are its ids written in another"
+                f" {first!r}. Is it of another collection, or are its ids written in another"
                 " way?"
             )
         return rows
@@ -276,6 +282,10 @@ class StoredCollection(Artifact):
 def text_columns(part: TextPart) -> list[str]:
     """The columns that ``texts_of`` needs."""
     return ["title", "text"] if part == "documents" else ["text"]
+
+
+def _column_of(ids: Sequence[str] | pa.ChunkedArray) -> pa.ChunkedArray:
+    return ids if isinstance(ids, pa.ChunkedArray) else pa.chunked_array([ids], pa.string())
 
 
 def texts_of(table: pa.Table, part: TextPart, *, with_title: bool = True) -> list[str]:

@@ -6,7 +6,7 @@ A saved adapter is a small folder that names the base model it belongs to.
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -49,7 +49,7 @@ def add_adapter(transformer: nn.Module, settings: LoraSettings, seed: int = 0) -
 
     config = LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.alpha,
+        lora_alpha=cast(int, settings.alpha),  # any number will do
         lora_dropout=settings.dropout,
         target_modules=_targets(transformer, settings.targets),
     )

@@ -7,7 +7,7 @@ the folder, no pickle and no code in it is read here.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,7 +228,7 @@ def _pooling_config(folder: Path) -> dict[str, Any]:
 class DenseLayer(nn.Module):
     """A linear map after pooling, with the activation its folder names."""
 
-    def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
+    def __init__(self, linear: nn.Linear, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.linear = linear
         self.activation = activation

@@ -81,7 +81,8 @@ class Rerank(Stage[RerankConfig]):
         queries = len(run.ranking().rows)
         if not queries:
             raise UserError(f"{run.uri} answers no query; there is nothing to rank anew.")
-        vectors.part("documents"), asked.part("queries")  # refused here where one is absent
+        vectors.part("documents")  # refused here where absent, as the queries are
+        asked.part("queries")
         blocks = [
             Shard(f"partial-{number:05d}", {"start": start}, phase=0, intermediate=True)
             for number, start in enumerate(range(0, queries, self.config.queries_per_shard))

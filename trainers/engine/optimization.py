@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any, Literal, Self, cast
 
 import torch
@@ -85,7 +86,7 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 def _in_8_bits(groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:
     """bitsandbytes' AdamW, which without decay is its Adam. Raises ``UserError`` where it can't be had or used."""
     try:
-        from bitsandbytes.optim import AdamW8bit
+        optimizers = import_module("bitsandbytes.optim")
     except ImportError as error:
         raise UserError(
             "Optimizers in 8 bits come with the package bitsandbytes, which is not installed: pip install"
@@ -97,7 +98,7 @@ def _in_8_bits(groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.o
             " depend on how many there are. Sharding divides the optimizer's memory by the ranks anyway: set"
             " optimizer.kind to adamw, or train without sharding."
         )
-    return cast(torch.optim.Optimizer, AdamW8bit(groups, **options))
+    return cast(torch.optim.Optimizer, optimizers.AdamW8bit(groups, **options))
 
 
 def _exempt_from_decay(module: nn.Module) -> set[str]:

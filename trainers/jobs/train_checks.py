@@ -1,8 +1,8 @@
 """What can be known of a training before the stages begin whose artifacts it reads."""
 
 import importlib.util
-from collections.abc import Set
-from typing import Any
+from collections.abc import Hashable, Set
+from typing import Any, cast
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact, origin
@@ -80,7 +80,7 @@ def check_models(config: RunSettings, there: Set[str]) -> None:
     """``UserError`` for models of the inputs ``there`` that can't be had, or lack layers or lengths asked of them."""
     for key, model in named_models(config).items():
         if is_there(key, model, there):
-            folder = folder_of(model)
+            folder = folder_of(cast(Hashable, model))  # pyright doesn't see that frozen models have a hash
             if isinstance(model, EncoderSettings):
                 check_encoder(model, folder, key, _lengths(config, key))
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import ray
+import ray.exceptions
 import ray.train
 import torch
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
@@ -136,7 +137,9 @@ class RelayedProgress(Callback):
 
     def on_step(self, point: Mapping[str, Any]) -> None:
         """The whole point."""
-        self._board.actor.put_nowait.remote(dict(point))
+        actor = self._board.actor
+        assert actor is not None  # until the driver shuts it down
+        actor.put_nowait.remote(dict(point))
 
 
 class RayMetrics(Callback):

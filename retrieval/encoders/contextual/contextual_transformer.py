@@ -62,7 +62,7 @@ class ContextualTransformer(ContextReader):
         self.first_stage = first_stage
         self.settings = {name: dict(values) for name, values in settings.items()}
         form, pooling, lengths = (self.settings[name] for name in _SETTINGS)
-        self.pooling = next(mode for key, mode in _POOLINGS.items() if pooling.get(key))
+        self.pooling: Pooling = next(mode for key, mode in _POOLINGS.items() if pooling.get(key))
         self.max_seq_length: int = lengths["max_seq_length"]
         vectors = form["context_documents"] * form["vectors_per_document"]
         prefix_form: Any = SimpleNamespace(vectors=vectors, **form)
@@ -83,7 +83,9 @@ class ContextualTransformer(ContextReader):
     ) -> "ContextualTransformer":
         """From a local folder or the hub. ``model_kwargs``: of both transformers, ``dtype`` say."""
         where = {"token": token, "cache_folder": cache_folder, "revision": revision}
-        found: str = load_dir_path(model_name_or_path, subfolder, local_files_only=local_files_only, **where)
+        found = load_dir_path(model_name_or_path, subfolder, local_files_only=local_files_only, **where)
+        if found is None:
+            raise UserError(f"{model_name_or_path} has no folder {subfolder!r} to read the model from.")
         folder = Path(found)
         options = dict(model_kwargs or {})
         if not {"dtype", "torch_dtype"} & options.keys():
@@ -115,7 +117,7 @@ class ContextualTransformer(ContextReader):
         if count is not None and count < 1:
             raise UserError(f"count is {count}; a context has 1 document at least. use_context(None) is for none.")
         wanted: int = count or self.settings["contextual.json"]["context_documents"]
-        drawn = [documents[row] for row in drawn_rows(len(documents), wanted, seed).tolist()]
+        drawn = [documents[int(row)] for row in drawn_rows(len(documents), wanted, seed)]
         texts = [text for text in drawn if text.strip()][:wanted]
         if not texts:
             raise UserError(
