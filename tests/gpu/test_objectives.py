@@ -70,10 +70,10 @@ def test_bfloat16_is_near_float32(
     gradients, wanted = gradients_of(objective), gradients_of(reference)
     assert {p.grad.dtype for p in objective.parameters() if p.grad is not None} == {torch.float32}
     assert found["loss"] == pytest.approx(expected["loss"], rel=2e-2)
-    assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=5e-2)
+    assert found["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=5e-2)
     assert cosine(gradients, wanted) > 0.99
     for key, gradient in wanted.items():
-        if gradient.norm() > 1e-3 * expected.gradient_norm:
+        if gradient.norm() > 1e-3 * expected["gradient_norm"]:
             assert cosine({key: gradients[key]}, {key: gradient}) > 0.98, key
     optimizer = build_optimizer(objective, OptimizerSettings(learning_rate=1e-3))
     before = {key: value.detach().clone() for key, value in objective.named_parameters()}
@@ -95,11 +95,11 @@ def test_float32_on_the_device_is_float32(device: torch.device, tiny_encoder: Pa
     assert cosine(gradients_of(objective), gradients_of(reference)) > 0.9999
 
 
-def test_they_need_no_ray_faiss_or_sentence_transformers(tiny_encoder: Path) -> None:
+def test_they_need_neither_ray_nor_faiss(tiny_encoder: Path) -> None:
     """Neither to import these tests' own modules nor to take a step."""
     program = f"""
 import pathlib, sys
-for name in ("ray", "faiss", "sentence_transformers", "datasets"):
+for name in ("ray", "faiss"):
     sys.modules[name] = None  # importing it raises ImportError
 import tests.gpu.test_one_rank
 from tests.gpu.test_objectives import make_objective, step
