@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ def training(rank: int, folder: str, kill_at: int | None, dropout: float = 0.3):
     def note(point: dict[str, Any]) -> None:
         measured[point["step"]] = without_times(point)
         if point["step"] == kill_at and rank == 0:
+            while not (Path(folder) / "step-00000004" / "checkpoint.json").exists():  # it is written in the background
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
     train(

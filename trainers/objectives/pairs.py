@@ -28,7 +28,7 @@ from trainers.objectives.draws import text_keys
 
 Gather = Callable[[Tensor], Tensor]
 
-_MAY_BE_LEFT_OUT = "A row may leave out documents and hard negatives other than its positive; make the batches again."
+_MAY_BE_LEFT_OUT = "A row may mask documents and hard negatives other than its positive; make the batches again."
 
 
 class PairSettings(ObjectiveSettings):

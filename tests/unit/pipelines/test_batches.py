@@ -170,7 +170,7 @@ def test_batches_that_lack_a_column_of_today_are_refused(tmp_path: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setitem(LAYOUTS, "candidates", BatchLayout(layout.meaning, columns))
         uri = make(str(tmp_path / "earlier"), "candidates").uri
-    with pytest.raises(UserError, match=r"no column candidate_rows: an earlier version made them\. Make them again"):
+    with pytest.raises(UserError, match=r"no column candidate_rows: an earlier version made them\. Run their recipe"):
         BatchReader(uri).read(0, 0)
 
 

@@ -83,7 +83,7 @@ def test_a_slice_is_collated_alike_while_a_whole_batch_is_validated():
     (batch,) = Reader(batches, objective).read_step(step)
     assert batch.masked_rows.tolist() == batch.masked_columns.tolist() == [0]
     batches.column = 3
-    with pytest.raises(UserError, match=r"Batch 0 of epoch 0 in tiny/batches: Row 0 leaves out column 3.*own positive"):
+    with pytest.raises(UserError, match=r"Batch 0 of epoch 0 in tiny/batches: The mask of row 0 holds 3.*own positive"):
         Reader(batches, objective).read_step(step)
 
 
@@ -125,5 +125,5 @@ def test_what_is_wrong_with_a_batch_comes_with_its_number():
             return rows.set_column(rows.column_names.index("masked"), "masked", [[[0]] * len(rows)])
 
     step = Step(0, 1, 0, (5,), (Piece((5,)),), (0,))
-    with pytest.raises(UserError, match="Batch 5 of epoch 1 in tiny/batches: Row 0 leaves out column 0"):
+    with pytest.raises(UserError, match="Batch 5 of epoch 1 in tiny/batches: The mask of row 0 holds 0"):
         Reader(Masked(), tiny_objective()).read_step(step)

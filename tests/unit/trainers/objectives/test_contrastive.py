@@ -161,12 +161,12 @@ def test_collating_a_slice_of_a_table_sees_only_its_rows():
 
 
 def test_a_masked_positive_is_refused():
-    with pytest.raises(UserError, match="Row 1 leaves out column 1, which is its own positive"):
+    with pytest.raises(UserError, match="The mask of row 1 holds 1, which is its own positive"):
         tiny_objective().collate(batch_of(["w1", "w2"], masked=[[1], [1]]))
 
 
 @pytest.mark.parametrize(
-    ("column", "message"), [(3, "column 3, but its batch has only 3"), (-1, "column -1, which is no")]
+    ("column", "message"), [(3, "holds 3, but its batch has only 3"), (-1, "holds -1, which is no")]
 )
 def test_a_masked_column_that_is_not_there_is_refused(column, message):
     objective = tiny_objective()

@@ -95,8 +95,8 @@ def test_several_batches_are_checked_one_by_one():
     objective = tiny_objective(share_negatives="step")
     columns = 6 + sum(map(len, rows["hard_negatives"].to_pylist()[6:]))
     for column, message in (
-        (1, "Row 7 leaves out column 1, which is its own positive"),
-        (columns, f"column {columns}, but its batch has only {columns} columns"),
+        (1, "The mask of row 7 holds 1, which is its own positive"),
+        (columns, f"holds {columns}, but its batch has only {columns} documents"),
     ):
         masked = rows["masked"].to_pylist()
         masked[7] = [column]
