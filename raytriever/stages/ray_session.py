@@ -120,6 +120,20 @@ class RaySession:
             ) from error
 
 
+def open_board() -> Any:
+    """A ``ray.util.queue.Queue`` where workers post log records and progress, and the driver reads them.
+
+    Beside the driver: another node may be lost while the work goes on without it.
+    """
+    import ray
+    from ray.util.queue import Queue
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    lasting = {"max_restarts": -1, "max_task_retries": -1}  # what it forgets was for the eye only
+    return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here, **lasting})
+
+
 def refuse_copied_folder(output: str) -> None:
     """Raises ``UserError`` inside a submitted job for an ``output`` that is relative, or in the job's own folder.
 

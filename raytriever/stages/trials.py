@@ -12,28 +12,13 @@ import ray.exceptions
 
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
-from raytriever.stages.ray_session import RaySession
+from raytriever.stages.ray_session import RaySession, open_board
 from raytriever.stages.run import run_stage
 from raytriever.stages.stage import Stage
 from raytriever.sweep.plan import StageGroup, Stages
 from raytriever.sweep.results import Failure
 
 _POLL_SECONDS = 0.5
-
-
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)  # what it forgets was for the eye only
-class _Board:
-    """Where trials post their log records, and the driver reads them."""
-
-    def __init__(self) -> None:
-        self._posted: list[logging.LogRecord] = []
-
-    def post(self, record: logging.LogRecord) -> None:
-        self._posted.append(record)
-
-    def take(self) -> list[logging.LogRecord]:
-        posted, self._posted = self._posted, []
-        return posted
 
 
 @ray.remote(num_cpus=0, scheduling_strategy="DEFAULT")  # type: ignore[untyped-decorator]  # its stages take CPUs
@@ -43,7 +28,7 @@ def _make_group(name: str, stages: Stages, recipe: str, board: Any, folder: str)
 
     def post(record: logging.LogRecord) -> None:
         record.msg = f"{name}: {record.msg.strip()}"
-        ray.get(board.post.remote(record))  # before the task ends: the driver reads the board once more then
+        board.put_nowait(record)  # waits: the driver reads the board once more when the task has ended
 
     with here, log_to(post), RaySession() as session:
         try:
@@ -62,7 +47,7 @@ def make_groups(groups: Sequence[StageGroup], concurrent: int, recipe: str) -> d
 
     Returns what failed, by name.
     """
-    board = _Board.remote()  # type: ignore[attr-defined]
+    board = open_board()
     folder = str(Path.cwd())
     waiting, running, failures = list(groups), dict[Any, str](), dict[str, Failure]()
     while waiting or running:
@@ -71,7 +56,7 @@ def make_groups(groups: Sequence[StageGroup], concurrent: int, recipe: str) -> d
             stages = _sharing_cpus(group.stages, concurrent)
             running[_make_group.remote(group.name, stages, recipe, board, folder)] = group.name
         finished, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
-        for record in ray.get(board.take.remote()):
+        for record in board.get_nowait_batch(board.size()):
             log.handle(record)
         for answer in finished:
             name = running.pop(answer)

@@ -11,7 +11,7 @@ from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
-from raytriever.stages.ray_session import RaySession
+from raytriever.stages.ray_session import RaySession, open_board
 from raytriever.stages.stage import Run, Shard, Stage, StageConfig
 from retrieval.jobs.evaluate import Evaluate
 from trainers.jobs.train_checks import (
@@ -137,12 +137,11 @@ class Train(Stage[TrainConfig]):
         if not pending:
             return
         session.start()  # before anything imports Ray, which reads its environment once
-        from trainers.jobs.workers import Spread, open_board, outcome_of, train_on_worker, trainer_of
+        from trainers.jobs.workers import Spread, outcome_of, train_on_worker, trainer_of
 
         board = open_board()
         config = self.for_workers().config
-        arguments = {"settings": config, "tracking": config.tracking, "output": config.output}
-        arguments |= {"derivation": self.derivation(), "board": board}
+        arguments = {"settings": config, "derivation": self.derivation(), "board": board}
         spread = Spread(config.resources, config.fewest_workers, config.failures_survived)
         yield outcome_of(trainer_of(train_on_worker, arguments, spread).fit, board, progress)
 

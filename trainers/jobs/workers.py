@@ -16,7 +16,6 @@ import torch
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.util.queue import Queue
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.artifacts.artifact import ShardRecord
 from raytriever.artifacts.storage import Folder, storage_errors
@@ -77,7 +76,7 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
         run_config=RunConfig(
             # Checkpoints are ours; a new name keeps Ray Train from going on with a state of its own
             name=f"attempt-{uuid.uuid4().hex[:8]}",
-            storage_path=f"{arguments['output']}/ray-train",
+            storage_path=f"{arguments['settings'].output}/ray-train",
             failure_config=FailureConfig(max_failures=failures_survived),
             callbacks=[EndAtMistakes()],
             worker_runtime_env=None if gpus > 0 else {"env_vars": GLIBC_KEEPS_MEMORY},
@@ -90,7 +89,8 @@ def train_on_worker(arguments: dict[str, Any]) -> str:
 
     Returns JSON: on the first rank the shard's ``record``, or of a single worker the ``error`` for the user.
     """
-    settings, output, board = arguments["settings"], arguments["output"], arguments["board"]
+    settings, board = arguments["settings"], arguments["board"]
+    output = settings.output
     torch.set_num_threads(arguments["threads"])
     context, device = ray.train.get_context(), get_device()
     is_first = context.get_world_rank() == 0
@@ -104,8 +104,8 @@ def train_on_worker(arguments: dict[str, Any]) -> str:
             run_log = RunLog(Folder(output), device)
             with failing_together(device):
                 if is_first:
-                    training = tracked_training(arguments["tracking"], output, arguments["derivation"])
-                    trackers = open_trackers(arguments["tracking"], training)
+                    training = tracked_training(settings.tracking, output, arguments["derivation"])
+                    trackers = open_trackers(settings.tracking, training)
                     callbacks = [trackers, run_log, RayMetrics(output), RelayedProgress(board), *callbacks]
             for callback in callbacks:  # left in the reverse order: trackers are told of whatever fails
                 stack.enter_context(callback)
@@ -165,16 +165,6 @@ class RayMetrics(Callback):
         record(LEARNING_RATE, point["learning_rate"])
         if self._negatives is not None:
             record(NEGATIVES, self._negatives)
-
-
-def open_board() -> Queue:
-    """Where the first worker posts points and log records, and the driver reads them.
-
-    Beside the driver: another node may be lost while training goes on without it.
-    """
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    lasting = {"max_restarts": -1, "max_task_retries": -1}  # what it forgets was for the eye only
-    return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here, **lasting})
 
 
 def outcome_of(fit: Callable[[], Any], board: Queue, progress: ProgressLine) -> ShardRecord:
