@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 
 from raytriever.errors import UserError
 from trainers.engine import collectives
+from trainers.engine.draws import draw_hard_negatives
 from trainers.engine.order import Order, Piece, Step
 from trainers.engine.settings import TrainingSettings
 from trainers.objective import Objective
-from trainers.objectives.draws import draw_hard_negatives
 
 BATCH = "batch"
 """The column that tells the stored batches of a piece apart: int32, the batch's number in its epoch."""

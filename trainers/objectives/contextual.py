@@ -23,11 +23,11 @@ from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.encoders.towers import Towers
+from trainers.engine.draws import next_random, text_keys
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 from trainers.engine.sharding import equal_passes, is_sharded
 from trainers.objective import Outcome, Paper, Run
 from trainers.objectives.contrastive import contrast
-from trainers.objectives.draws import next_random, text_keys
 from trainers.objectives.pairs import (
     Columns,
     PairBatch,

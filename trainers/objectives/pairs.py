@@ -22,9 +22,9 @@ from raytriever.errors import UserError
 from retrieval.encoders.multi_vector import write_towers
 from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
+from trainers.engine.draws import text_keys
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
-from trainers.objectives.draws import text_keys
 
 Gather = Callable[[Tensor], Tensor]
 

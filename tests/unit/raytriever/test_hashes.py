@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from raytriever.hashes import numbers_at, string_hashes
-from trainers.objectives.draws import next_random
+from trainers.engine.draws import next_random
 
 
 def test_places_from_one_on_are_splitmix64() -> None:

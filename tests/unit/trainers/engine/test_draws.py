@@ -8,8 +8,8 @@ import pytest
 
 from raytriever.errors import UserError
 from tests.unit.trainers.tiny import TinyBatches
+from trainers.engine.draws import draw_hard_negatives
 from trainers.engine.reading import require_pools
-from trainers.objectives.draws import draw_hard_negatives
 
 
 def made_up_batch(pools: list[int], seed: int = 0, masked_share: float = 0.3) -> pa.Table:

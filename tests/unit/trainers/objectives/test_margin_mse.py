@@ -9,7 +9,7 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from tests.unit.trainers.tiny import TinyEncoder
 from tests.unit.trainers.triplet_batches import triplet_batch
-from trainers.objectives.draws import draw_hard_negatives
+from trainers.engine.draws import draw_hard_negatives
 from trainers.objectives.margin_mse import MarginMse, MarginMseSettings, margin_mse_loss
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from trainers.engine.draws import text_keys
 from trainers.objectives.contextual import drawn_places, dropped_places
-from trainers.objectives.draws import text_keys
 
 TEXTS = [f"text {number}" for number in range(200)]
 
