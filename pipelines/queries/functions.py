@@ -11,8 +11,7 @@ from tree_sitter import Node
 from pipelines.chunking.code import parse
 from pipelines.formats.python_functions import documented_functions, first_paragraph
 from pipelines.queries.sources import Example, MadeDocument, SourceDocument
-from pipelines.source_languages import LANGUAGES as SOURCE_LANGUAGES
-from pipelines.source_languages import Grammar, language_of
+from pipelines.source_languages import LANGUAGES, Grammar, language_of
 from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.words import count_words
 
@@ -94,9 +93,7 @@ def _moved_left(source: bytes, first: Node, last: Node) -> str:
     return "\n".join(line.removeprefix(margin) for line in lines).rstrip()
 
 
-LANGUAGES = ("python", *dict.fromkeys(row.name for row in SOURCE_LANGUAGES if row.grammar and row.name != "python"))
-
-_GRAMMARS: dict[str, Grammar] = {row.name: row.grammar for row in SOURCE_LANGUAGES if row.grammar}
+_GRAMMARS: dict[str, Grammar] = {row.name: row.grammar for row in LANGUAGES if row.grammar}
 _TAG = re.compile(r"\s*[@\\](?:brief|short)\b|</?[a-z]+/?>")
 _SECTION = re.compile(r"\s*[@\\:]\w")  # @param and the like: no description
 
@@ -118,14 +115,14 @@ class DocstringQueries(Settings):
     @field_validator("language")
     @classmethod
     def _language_is_known(cls, language: str | None) -> str | None:
-        if language is not None and language not in LANGUAGES:
-            raise ValueError(f"comments of this language aren't known.{did_you_mean(language, LANGUAGES)}")
+        if language is not None and language not in _GRAMMARS:
+            raise ValueError(f"comments of this language aren't known.{did_you_mean(language, list(_GRAMMARS))}")
         return language
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
         """One example a documented function; ``dropped`` counts documents without any, and short documentation."""
         language = self.language or language_of(source.id) or language_of(source.title)
-        if language not in LANGUAGES:
+        if language not in _GRAMMARS:
             dropped["documents of another language"] += 1
             return
         try:

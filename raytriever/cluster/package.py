@@ -15,7 +15,6 @@ from raytriever.settings.recipe import recipes_folder
 
 _PACKAGES = ("raytriever", "retrieval", "pipelines", "trainers")
 _ROOT = Path(__file__).parents[2]
-_SUFFIXES = (".py", ".yaml")
 _SETTINGS = (".yaml", ".yml")
 _SUBMITTED = "submitted"  # the folder of settings files inside the package
 _EARLIEST = (1980, 1, 1, 0, 0, 0)  # one time for all files: equal contents are one package, uploaded once
@@ -23,12 +22,11 @@ _EARLIEST = (1980, 1, 1, 0, 0, 0)  # one time for all files: equal contents are 
 
 def program_files() -> Iterator[tuple[str, Path]]:
     """Name inside the package and path of every file of the program, the same from a checkout and from a wheel."""
-    recipes = recipes_folder()
-    for folder, root in [*((name, _ROOT / name) for name in _PACKAGES), ("recipes", recipes)]:
-        for path in sorted(root.rglob("*")):
-            inside_recipes = root != recipes and path.is_relative_to(recipes)
-            if path.suffix in _SUFFIXES and path.is_file() and not inside_recipes:
-                yield f"{folder}/{path.relative_to(root).as_posix()}", path
+    # of the packages code alone: in a wheel the recipes lie inside of one of them
+    sent = [*((name, _ROOT / name, "*.py") for name in _PACKAGES), ("recipes", recipes_folder(), "*.yaml")]
+    for folder, root, pattern in sent:
+        for path in sorted(root.rglob(pattern)):
+            yield f"{folder}/{path.relative_to(root).as_posix()}", path
 
 
 def settings_files(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
