@@ -21,11 +21,11 @@ from raytriever.command_line import (
     SetOption,
     UntilOption,
     user_errors,
-    with_user_errors,
 )
 from raytriever.jobs import COMMANDS, JOBS, load, stage_class
 from raytriever.reports.log import configure_log, log
 
+TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replaces a different artifact, and takes over another machine's lock.")
 ]
@@ -38,10 +38,13 @@ class _Commands(TyperGroup):
         name, known, rest = super().resolve_command(ctx, args)
         return name, known and _command(str(name)), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        with user_errors(with_traceback=ctx.params["with_traceback"]):
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     cls=_Commands,
-    help="Train retrievers on well-built batches, index, search and evaluate. See README.md.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -50,13 +53,21 @@ for _name, (_, _line) in {**COMMANDS, **JOBS}.items():
     app.command(_name, help=_line)(lambda: None)
 
 
+@app.callback()
+def before_any_command(
+    with_traceback: TracebackOption = False,  # noqa: ARG001  # read where a command is invoked
+) -> None:
+    """Train retrievers on well-built batches, index, search and evaluate. See README.md."""
+    configure_log()
+
+
 def _command(name: str) -> Any:
     """The command itself, of Typer's own class for it."""
     found = load(COMMANDS[name][0]) if name in COMMANDS else _job(name)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False)
         interspersed = name != "submit"  # whose arguments are another command's
-        alone.command(name, context_settings={"allow_interspersed_args": interspersed})(with_user_errors(found))
+        alone.command(name, context_settings={"allow_interspersed_args": interspersed})(found)
         found = alone
     return typer.main.get_command(found)
 
@@ -118,6 +129,4 @@ def _job(job: str) -> Callable[..., None]:
 
 def main() -> None:
     """Entry point of the ``raytriever`` command."""
-    with user_errors(False):
-        configure_log()
     app()

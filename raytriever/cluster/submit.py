@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 import typer
 
 from raytriever.cluster.package import settings_files, write_package
-from raytriever.command_line import with_user_errors
 from raytriever.errors import UserError
 from raytriever.jobs import COMMANDS, JOBS
 from raytriever.reports.log import log
@@ -67,7 +66,6 @@ def submit(
 
 
 @jobs.command()
-@with_user_errors
 def status(
     name: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Without it: all jobs.")] = None,
     address: AddressOption = None,
@@ -82,7 +80,6 @@ def status(
 
 
 @jobs.command()
-@with_user_errors
 def logs(
     name: NameArgument,
     follow: Annotated[bool, typer.Option("--follow", help="Goes on until the job ends; exits with its code.")] = False,
@@ -97,7 +94,6 @@ def logs(
 
 
 @jobs.command()
-@with_user_errors
 def stop(name: NameArgument, address: AddressOption = None) -> None:
     """Stops a job; what it has finished stays, and the same command goes on from there."""
     client = job_client(address)

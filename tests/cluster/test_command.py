@@ -140,7 +140,7 @@ def test_exit_code_traceback_and_settings(tmp_path):
     done = raytriever("run", "quickstrat", folder=tmp_path)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    done = raytriever("run", "quickstrat", "--traceback", folder=tmp_path)
+    done = raytriever("--traceback", "run", "quickstrat", folder=tmp_path)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     shown = raytriever("run", "quickstart", "--set", "clusters.cluster_size=32", "--print-config", folder=tmp_path)

@@ -86,7 +86,7 @@ def test_where_it_arose_is_forgotten_after_an_error(capsys: pytest.CaptureFixtur
 
 @pytest.mark.usefixtures("json_log")
 def test_a_users_mistake_says_where_it_arose(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit), user_errors(False), log_fields(run="tuesday"), log_fields(stage="model"):
+    with pytest.raises(SystemExit), user_errors(), log_fields(run="tuesday"), log_fields(stage="model"):
         raise UserError("no such batch")
     (line,) = said(capsys)
     assert (line["run"], line["stage"], line["message"]) == ("tuesday", "model", "raytriever: no such batch")
@@ -94,7 +94,7 @@ def test_a_users_mistake_says_where_it_arose(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.usefixtures("json_log")
 def test_a_users_mistake_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended, user_errors(False):
+    with pytest.raises(SystemExit) as ended, user_errors():
         raise UserError("no such file")
     assert ended.value.code == 2
     assert [line["message"] for line in said(capsys)] == ["raytriever: no such file"]
