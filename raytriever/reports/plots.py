@@ -14,7 +14,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -405,34 +404,6 @@ def _numbers(names: Sequence[str]) -> NDArray[np.float64] | None:
     except ValueError:
         return None
     return numbers if np.isfinite(numbers).all() else None
-
-
-def setting_map(down: SettingPanel, across: SettingPanel, measure: str, description: str) -> str:
-    """A cell for each pair of the two keys' values, darker for a higher mean; the highest has a frame."""
-    rows, columns = (list(dict.fromkeys(panel.names)) for panel in (down, across))
-    means = down.means.reshape(len(rows), len(columns))
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        edges = [np.arange(size + 1) - 0.5 for size in means.shape[::-1]]
-        axes.pcolormesh(*edges, np.ma.masked_invalid(means), cmap="Blues", edgecolors="white", linewidth=1)
-        low, high = np.nanmin(means), np.nanmax(means)
-        for (row, column), value in np.ndenumerate(means):
-            text = "failed" if math.isnan(value) else f"{value:.4f}"
-            is_dark = high > low and (value - low) / (high - low) > 0.6
-            axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color="white" if is_dark else INK)
-        row, column = divmod(int(np.nanargmax(means)), len(columns))
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=ORANGE, linewidth=2.2))
-        axes.set_xticks(range(len(columns)), [shown(name, 16) for name in columns])
-        axes.set_yticks(range(len(rows)), [shown(name, 16) for name in rows])
-        axes.set_xlabel(shown(across.key, 60))
-        axes.set_ylabel(shown(down.key, 40))
-        axes.set_title(shown(measure))
-        axes.tick_params(length=0)
-        axes.spines[["left", "bottom"]].set_visible(False)
-        axes.invert_yaxis()
-
-    return svg_of(draw, 0.36 * len(rows) + 1.3, description)
 
 
 def shown(text: str, longest: int = 40) -> str:

@@ -22,7 +22,8 @@ from raytriever.errors import UserError
 class YamlLoader(yaml.SafeLoader):
     """YAML in which a key given twice is an error; plain YAML takes the last and drops the others.
 
-    Nor is 0123 read as an octal number: it stays text, of which a setting makes the number 123 where it wants one.
+    Nor is 0123 read as an octal number, nor 1:30 as one of base 60: they stay text, of which a setting makes the number
+    123 where it wants one.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -42,8 +43,8 @@ class YamlLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_whole_number(self, node: yaml.ScalarNode) -> int | str:
-        """A whole number; the text where it begins with a zero, as hashes and ids do."""
-        if re.fullmatch("[-+]?0[0-7_]+", node.value):
+        """A whole number; the text where it begins with a zero, as hashes and ids do, or holds a colon."""
+        if re.fullmatch("[-+]?0[0-7_]+|.*:.*", node.value):
             return str(node.value)
         return int(self.construct_yaml_int(node))
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from raytriever.artifacts.artifact import to_strict_json
 from raytriever.artifacts.storage import Folder
-from raytriever.reports.plots import SettingPanel, setting_map, setting_panels
+from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.reports.progress import format_seconds
 from raytriever.reports.report import Block, Details, Plot, Section, render
 from raytriever.reports.table import Cell, Table, counted
@@ -182,13 +182,7 @@ def _plots(swept: SweepResult) -> list[Plot]:
     caption = f"Each dot is a setting; the large one is highest.{bars}"
     if len(keys) == 1:
         return [Plot(setting_panels([panel for (panel,) in panels.values()], f"Measures by {keys[0]}"), caption)]
-    found = []
-    for column, of_column in panels.items():
-        title = f"{swept.title(column)} of '{column.system}'"
-        if len(keys) == 2 and not swept.drawn:
-            found.append(
-                Plot(setting_map(of_column[0], of_column[1], title, f"Map of {title}"), "The framed cell is highest.")
-            )
-        else:
-            found.append(Plot(setting_panels(of_column, f"Dots of {title}"), caption))
-    return found
+    return [
+        Plot(setting_panels(of_column, f"{swept.title(column)} of '{column.system}'"), caption)
+        for column, of_column in panels.items()
+    ]

@@ -109,14 +109,13 @@ class SweepResult:
     """A whole sweep: what was asked for (``settings``, plain JSON), what is compared and what came out.
 
     ``keys``: the swept ones without ``seed_key``; ``test_split``: whether anything compared is measured on a split
-    called "test"; ``drawn``: whether settings were drawn at random.
+    called "test".
     """
 
     recipe: str
     settings: dict[str, Any]
     keys: Sequence[str]
     seed_key: str | None
-    drawn: bool
     columns: Sequence[Column]
     results: Sequence[Result]
     test_split: bool

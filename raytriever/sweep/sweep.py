@@ -21,7 +21,7 @@ from raytriever.settings.recipe import Recipe, load_recipe
 from raytriever.stages.ray_session import RaySession, refuse_copied_folder
 from raytriever.stages.run import check_before_run, recipe_stages, run_stage
 from raytriever.stages.stage import Stage, warned_of_on_a_cluster
-from raytriever.sweep.grid import Axis, drawn, folder_name, grid, parse_axis
+from raytriever.sweep.grid import Axis, folder_name, grid, parse_axis
 from raytriever.sweep.plan import StageGroup, Stages, Trial, check_keys, groups_of, plan_trial
 from raytriever.sweep.report import sweep_lines, write_sweep
 from raytriever.sweep.results import Column, Failure, Result, SweepResult, choose_columns, read_result
@@ -40,10 +40,6 @@ class SweepSettings(Settings):
     """Overrides of other settings, key=value."""
     until: str | None = None
     """The last stage to make."""
-    samples: int | None = Field(default=None, ge=1)
-    """Settings drawn at random; without it, all of the grid."""
-    seed: int = Field(default=0, ge=0)
-    """Of the samples."""
     measures: tuple[str, ...] = ()
     """What is compared; the first decides what is best. Without it, all that are evaluated."""
     system: str | None = None
@@ -60,8 +56,6 @@ def sweep(
     seeds: Annotated[str | None, typer.Option(metavar="KEY=1,2,3", help="Gives mean and standard deviation.")] = None,
     overrides: SetOption = None,
     until: UntilOption = None,
-    samples: Annotated[int | None, typer.Option(help="Draws so many settings from the grid's values.")] = None,
-    seed: Annotated[int, typer.Option(help="Of --samples.")] = 0,
     measure: Annotated[list[str] | None, typer.Option(help="The first decides what is best; may be repeated.")] = None,
     system: Annotated[str | None, typer.Option(help="The evaluated system that is compared.")] = None,
     concurrent: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
@@ -70,7 +64,7 @@ def sweep(
 ) -> None:
     """Runs a recipe for each setting of some values; exits with 1 where a trial failed, once the others are done."""
     lists = {"grid": grid or [], "set": overrides or [], "measures": measure or []}
-    others = {"seeds": seeds, "until": until, "samples": samples, "seed": seed, "system": system, "output": output}
+    others = {"seeds": seeds, "until": until, "system": system, "output": output}
     values = lists | others | {"recipe": recipe, "concurrent": concurrent}
     refuse_copied_folder(load_recipe(recipe, overrides or [], output).output)
     planned = plan_sweep(validate(SweepSettings, values, "sweep"), recipe_stages)
@@ -121,8 +115,7 @@ def plan_sweep(settings: SweepSettings, build: Callable[[Recipe], Stages]) -> Sw
     recipe = load({})
     keys = [axis.key for axis in axes]
     check_keys(recipe, [*keys, *(axis.key for axis in seeds)], settings.until)
-    chosen = grid(axes) if settings.samples is None else drawn(axes, settings.samples, settings.seed)
-    values = [setting | of_seed for setting in chosen for of_seed in grid(seeds)]
+    values = grid([*axes, *seeds])
     trials = [plan_trial(load(of_trial), build, of_trial, settings.until) for of_trial in values]
     columns = choose_columns(trials[0], settings.measures, settings.system)
     return Sweep(settings, recipe, keys, seeds[0].key if seeds else None, trials, columns)
@@ -131,8 +124,6 @@ def plan_sweep(settings: SweepSettings, build: Callable[[Recipe], Stages]) -> Sw
 def _check_axes(axes: Sequence[Axis], seeds: Sequence[Axis], settings: SweepSettings) -> None:
     if not axes and not seeds:
         raise UserError("A sweep needs a --grid, such as --grid model.objective.margin=0:1:0.1, or --seeds.")
-    if settings.samples is not None and not axes:
-        raise UserError("--samples draws settings from --grid, and there is none.")
     keys = [axis.key for axis in (*axes, *seeds)]
     for key in keys:
         if keys.count(key) > 1:
@@ -167,10 +158,7 @@ def run_sweep(sweep: Sweep) -> SweepResult:
     results = [_result(sweep, trial, failures) for trial in sweep.trials]
     settings = {key: value for key, value in sweep.settings.model_dump(mode="json").items() if value not in (None, [])}
     on_test = any(sweep.trials[0].stages[column.evaluation].config.split == "test" for column in sweep.columns)
-    drawn_at_random = sweep.settings.samples is not None
-    return SweepResult(
-        sweep.recipe.name, settings, sweep.keys, sweep.seed_key, drawn_at_random, sweep.columns, results, on_test
-    )
+    return SweepResult(sweep.recipe.name, settings, sweep.keys, sweep.seed_key, sweep.columns, results, on_test)
 
 
 def _check(trials: Sequence[Trial]) -> None:

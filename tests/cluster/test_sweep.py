@@ -121,9 +121,7 @@ def test_an_encoder_is_trained_for_each_value(
     monkeypatch.chdir(tmp_path)  # relative paths mean the same inside a trial
     judgments = "a\t1\t1\nb\t2\t1\n"
     data = write_collection(tmp_path / "data", judgments=judgments)
-    (data / "qrels" / "train.tsv").write_text(
-        "query-id\tcorpus-id\tscore\na\t0\t1\na\t1\t1\na\t2\t1\nb\t0\t1\nb\t1\t1\n"
-    )
+    (data / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\na\t0\t1\na\t1\t1\na\t2\t1\nb\t1\t1\n")
     recipe = TRAINING.replace("PATH", "data").replace("ENCODER", os.path.relpath(tiny_encoder))
     Path("tiny.yaml").write_text(recipe)
     arguments = ("tiny.yaml", "--grid", "model.objective.similarity_temperature=0.05,1", "--output", "out")
@@ -157,8 +155,8 @@ def test_an_encoder_is_trained_for_each_value(
         (["--grid", "found.top_k=1", "--system", "BM52"], "Did you mean 'BM25'?"),
         (["--grid", "found.top_k=1", "--measure", "nDCG@100"], "Did you mean 'nDCG@10'?"),
         (["--grid", "found.top_k=1", "--until", "found"], "no stage with job: evaluate"),
-        (["--grid", "found.top_k=1:3"], "--samples"),
-        (["--samples", "3"], "needs a --grid"),
+        (["--grid", "found.top_k=1:3"], "given: '1:3'"),
+        ([], "needs a --grid"),
         (["--grid", "found.top_k=1", "--concurrent", "0"], "'concurrent'"),
     ],
 )

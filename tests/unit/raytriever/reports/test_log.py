@@ -135,7 +135,7 @@ def test_text_is_what_it_is(form: str, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_another_form_is_refused() -> None:
-    command = [sys.executable, "-m", "raytriever", "--help"]
+    command = [sys.executable, "-m", "raytriever", "settings", "train"]
     environment = os.environ | {"RAYTRIEVER_LOG": "jsonl"}
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert refused.returncode == 2

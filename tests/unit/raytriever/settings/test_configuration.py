@@ -187,7 +187,7 @@ def test_bad_overrides_are_refused(override: str, message: str) -> None:
 
 
 def test_quoted_text_keeps_what_yaml_would_cut() -> None:
-    texts = [" x ", "query: ", "Find the C# or F # code", "0123456", "# x", "it's"]
+    texts = [" x ", "query: ", "Find the C# or F # code", "0123456", "1:30", "# x", "it's"]
     for text in texts:
         assert apply_overrides({}, [f"key={json.dumps(text)}"]) == {"key": text}
     assert apply_overrides({}, ["key=C# and F#", "other=[a, b] ", "number= 3", "tagged=!!str 5"]) == {

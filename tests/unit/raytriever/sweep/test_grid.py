@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytriever.errors import UserError
-from raytriever.sweep.grid import Axis, Span, drawn, folder_name, grid, parse_axis, short_keys
+from raytriever.sweep.grid import Axis, folder_name, grid, parse_axis, short_keys
 
 
 def values(text: str) -> tuple[str, ...]:
@@ -45,24 +45,15 @@ def test_steps_are_exact_multiples(start, count, step):
 
 
 @pytest.mark.parametrize(
-    ("text", "span"), [("0:1", Span(0, 1, False)), ("1e-6:1e-3:log", Span(1e-6, 1e-3, True))]
-)  # fmt: skip
-def test_a_range_without_a_step_is_a_span(text, span):
-    assert parse_axis(f"model.key={text}", "--grid") == Axis("model.key", span=span)
-
-
-@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("model.key", "is not of the form"),
         ("key=1,2", "is not of the form"),
         ("model.key=", "is not of the form"),
         ("model.key=1:0:0.1", "is no range"),
-        ("model.key=0:1:log", "from above 0"),
         ("model.key=0:1:0", "step of 0:1:0"),
         ("model.key=0:1:-1", "step of 0:1:-1"),
         ("model.key=0:1:0.0001", "at most 1,000"),
-        ("model.key=0:1,2", "without a step"),
         ("model.key=1,2,1", "holds 1 twice"),
         ("model.key=[1", "not valid YAML"),
     ],
@@ -77,31 +68,6 @@ def test_a_grid_is_the_product_and_the_last_axis_changes_fastest():
     found = grid([Axis("a.x", ("1", "2")), Axis("a.y", ("p", "q", "r"))])
     assert [tuple(setting.values()) for setting in found] == [(x, y) for x in "12" for y in "pqr"]
     assert grid([]) == [{}]
-    with pytest.raises(UserError, match="--samples"):
-        grid([Axis("a.x", span=Span(0, 1, False))])
-
-
-AXES = [parse_axis(text, "--grid") for text in ("m.margin=0:1", "m.rate=1e-6:1e-3:log", "m.kind=a,b", "m.n=1:9:4")]
-
-
-def test_draws_are_reproducible_within_their_ranges_and_prolonged_by_more_samples():
-    found = drawn(AXES, 200, seed=3)
-    assert found[:50] == drawn(AXES, 50, seed=3)
-    assert found != drawn(AXES, 200, seed=4)
-    assert len({tuple(setting.values()) for setting in found}) == 200
-    assert all(0 <= float(setting["m.margin"]) <= 1 for setting in found)
-    assert {setting["m.kind"] for setting in found} == {"a", "b"}
-    assert {setting["m.n"] for setting in found} == {"1", "5", "9"}
-    rates = [math.log10(float(setting["m.rate"])) for setting in found]
-    assert all(-6 <= rate <= -3 for rate in rates)
-    assert 60 < sum(rate < -4.5 for rate in rates) < 140  # half of them: evenly by the logarithm
-
-
-def test_no_more_settings_are_drawn_than_there_are():
-    axes = [Axis("m.kind", ("a", "b", "c"))]
-    assert len(drawn(axes, 3, 0)) == 3
-    with pytest.raises(UserError, match="only 3 different settings"):
-        drawn(axes, 4, 0)
 
 
 def test_short_keys_tell_the_keys_apart():

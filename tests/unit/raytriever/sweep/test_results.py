@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from raytriever.artifacts.storage import Folder
-from raytriever.reports.plots import SettingPanel, setting_map, setting_panels
-from raytriever.sweep.grid import drawn, folder_name, grid, parse_axis
+from raytriever.reports.plots import SettingPanel, setting_panels
+from raytriever.sweep.grid import folder_name, grid, parse_axis
 from raytriever.sweep.plan import Trial
 from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
 from raytriever.sweep.results import Column, Failure, Result, SweepResult, best_row, read_result, rows_of
@@ -38,7 +38,7 @@ RESULTS = [
 def swept(results: list[Result] = RESULTS, **changes: object) -> SweepResult:
     values = {
         "recipe": "margins", "settings": {"grid": [f"{MARGIN}=0:1:0.5"]}, "keys": [MARGIN], "seed_key": SEED,
-        "drawn": False, "columns": [NDCG, RECALL], "results": results, "test_split": True,
+        "columns": [NDCG, RECALL], "results": results, "test_split": True,
     }  # fmt: skip
     return SweepResult(**(values | changes))
 
@@ -123,13 +123,13 @@ def test_training_is_the_time_of_the_steps_alone(tmp_path):
     assert (found.training_seconds, found.seconds, found.examples) == (5.0, 2.0, 6400)
 
 
-def section_of(texts: list[str], samples: int | None = None) -> str:
+def section_of(texts: list[str]) -> str:
     axes = [parse_axis(text, "--grid") for text in texts]
-    settings = grid(axes) if samples is None else drawn(axes, samples, 0)
+    settings = grid(axes)
     results = [Result("t", values, {NDCG: 0.1 * n}) for n, values in enumerate(settings)]
     results[0] = Result("t", settings[0], {}, failure=Failure("lost"))
     keys = [axis.key for axis in axes]
-    return write(swept(results, keys=keys, seed_key=None, drawn=samples is not None, columns=[NDCG]))
+    return write(swept(results, keys=keys, seed_key=None, columns=[NDCG]))
 
 
 def write(of: SweepResult) -> str:
@@ -137,18 +137,17 @@ def write(of: SweepResult) -> str:
 
 
 @pytest.mark.parametrize(
-    ("texts", "samples", "label"),
+    ("texts", "label"),
     [
-        (["m.margin=0:1:0.25"], None, "Measures by m.margin"),
-        (["m.kind=static,adaptive"], None, "Measures by m.kind"),
-        (["m.rate=1e-6,1e-5,1e-3"], None, "Measures by m.rate"),
-        (["m.margin=0:1:0.5", "m.kind=a,b"], None, "Map of nDCG@10"),
-        (["m.margin=0:1", "m.kind=a,b"], 5, "Dots of nDCG@10"),
-        (["m.x=1,2", "m.y=1,2", "m.z=1,2"], None, "Dots of nDCG@10"),
+        (["m.margin=0:1:0.25"], "Measures by m.margin"),
+        (["m.kind=static,adaptive"], "Measures by m.kind"),
+        (["m.rate=1e-6,1e-5,1e-3"], "Measures by m.rate"),
+        (["m.margin=0:1:0.5", "m.kind=a,b"], "nDCG@10 of"),
+        (["m.x=1,2", "m.y=1,2", "m.z=1,2"], "nDCG@10 of"),
     ],
 )
-def test_the_plot_follows_from_what_is_swept(texts, samples, label):
-    svg = section_of(texts, samples)
+def test_the_plot_follows_from_what_is_swept(texts, label):
+    svg = section_of(texts)
     root = ElementTree.fromstring(svg)
     assert root.attrib["aria-label"].startswith(label)
     assert not [element for element in root.iter() if element.tag.endswith("}image")]
@@ -175,7 +174,6 @@ def panel(names: list[str], key: str = ODD, *, joined: bool = False) -> SettingP
     [
         lambda: setting_panels([panel(["1", "2", "3"], joined=True)], "curve"),
         lambda: setting_panels([panel(["1e-6", "1e-4", "1"]), panel(["x", "y", ODD])], "dots"),
-        lambda: setting_map(panel(["1", "1", "1"], "down"), panel(["x", ODD, "z"]), ODD, "map"),
     ],
 )
 def test_odd_names_stay_text_and_bytes_stay_the_same(plot):
