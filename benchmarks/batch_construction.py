@@ -32,7 +32,7 @@ from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import ShardRecord
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Shard, Stage
 
 _PAIRS_OF_A_TOPIC = 40

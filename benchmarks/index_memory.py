@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.made_up_artifacts import make_collection, make_vectors, shard_rows
 from benchmarks.process_memory import watched
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from retrieval.jobs.index import Index, IndexConfig, VectorIndexSettings
 from retrieval.jobs.search import Search, SearchConfig
 

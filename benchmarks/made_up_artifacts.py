@@ -13,7 +13,7 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 
 ROWS_PER_SHARD = 100_000  # of vectors
 

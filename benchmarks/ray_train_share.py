@@ -24,11 +24,11 @@ import torch
 from raytriever.artifacts.artifact import LOG
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.workers import GLIBC_KEEPS_MEMORY
 from trainers.record.run_log import RunLog
-from trainers.run import run_training, write_model
+from trainers.training_run import run_training, write_model
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 UNCOUNTED = 2  # first steps: memory is being taken

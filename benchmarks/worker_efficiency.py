@@ -30,7 +30,7 @@ from pipelines.jobs.pairs import Pairs, PairsConfig
 from pipelines.packing.pack import PackingSettings
 from raytriever.artifacts.artifact import LOG
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Stage
 from retrieval.jobs.embed import Embed, EmbedConfig
 from trainers.jobs.train import Train, TrainConfig

@@ -84,7 +84,7 @@ def run(
     """Runs a recipe: finished stages are reused, interrupted ones go on, changed ones and later ones run again."""
     from raytriever.settings.description import commented_recipe
     from raytriever.settings.recipe import load_recipe, load_variants
-    from raytriever.stages.run import recipe_stages, run_variants
+    from raytriever.stages.recipe_run import recipe_stages, run_variants
 
     overrides = overrides or []
     recipes = load_variants(recipe, overrides, output, each) if each else {"": load_recipe(recipe, overrides, output)}
@@ -108,7 +108,7 @@ def _job(job: str) -> Callable[..., None]:
         from raytriever.settings.configuration import apply_overrides, read_yaml, validate
         from raytriever.settings.description import commented_yaml
         from raytriever.stages.ray_session import RaySession
-        from raytriever.stages.run import check_before_run, closing_lines, run_stage
+        from raytriever.stages.recipe_run import check_before_run, closing_lines, run_stage
 
         values = read_yaml(config, str(config)) if config else {}
         stage_type = stage_class(job, job)

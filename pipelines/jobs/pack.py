@@ -24,7 +24,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, re
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Run, Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.indexes.vector_index import set_threads
 from retrieval.vectors import StoredVectors
 
@@ -74,7 +74,7 @@ class Pack(Stage[PackConfig]):
     config_class = PackConfig
     unit = "examples"
 
-    def check_settings(self, run: Run) -> None:  # noqa: ARG002
+    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
         """Settings that don't go together."""
         _require_compatible(self.config)
 

@@ -94,8 +94,8 @@ class Stage(Generic[Config]):
         """Dotted name of each input to its fingerprint; raises ``UserError`` where one is absent."""
         return {key: Artifact(path).fingerprint for key, path in input_paths(self.config).items()}
 
-    def check_settings(self, run: "Run") -> None:
-        """Looks at settings alone, its own and those of the other stages of its ``run``, before any of them begins.
+    def check_settings(self, stages: "Stages") -> None:
+        """Looks at settings alone, its own and those of all ``stages`` of its recipe, before any of them begins.
 
         Nothing is refused that would work. Raises ``UserError``; a line that begins with "Warning:" goes to the log.
         """
@@ -172,13 +172,13 @@ class Stage(Generic[Config]):
                 raise
 
 
-Run = Mapping[str, Stage[Any]]  # the stages of a recipe by name, in the order they run
+Stages = Mapping[str, Stage[Any]]  # the stages of a recipe by name, in the order they run
 
 
-def made_by(run: Run, path: str) -> Stage[Any] | None:
-    """The stage of the run whose folder ``path`` is, or is in."""
+def made_by(stages: Stages, path: str) -> Stage[Any] | None:
+    """The one of ``stages`` whose folder ``path`` is, or is in."""
     here = absolute(path).rstrip("/")
-    for stage in run.values():
+    for stage in stages.values():
         folder = absolute(stage.config.output).rstrip("/")
         if here == folder or here.startswith(f"{folder}/"):
             return stage

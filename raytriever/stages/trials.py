@@ -13,9 +13,9 @@ import ray.exceptions
 from raytriever.errors import UserError
 from raytriever.reports.log import log, log_to
 from raytriever.stages.ray_session import RaySession, open_board
-from raytriever.stages.run import run_stage
-from raytriever.stages.stage import Stage
-from raytriever.sweep.plan import StageGroup, Stages
+from raytriever.stages.recipe_run import run_stage
+from raytriever.stages.stage import Stage, Stages
+from raytriever.sweep.plan import StageGroup
 from raytriever.sweep.results import Failure
 
 _POLL_SECONDS = 0.5

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean, input_paths
 from raytriever.settings.recipe import Recipe
-from raytriever.stages.stage import Stage
+from raytriever.stages.stage import Stages
 from raytriever.sweep.grid import Values, folder_name
-
-Stages = dict[str, Stage[Any]]  # by name, in the order they run
 
 
 @dataclass(frozen=True)
@@ -24,10 +21,10 @@ class Trial:
     def groups(self) -> dict[tuple[str, ...], "StageGroup"]:
         """Its stages by the keys that they depend on; those of fewer keys never need those of more."""
         found: dict[tuple[str, ...], StageGroup] = {}
-        for name, stage in self.stages.items():
-            keys = self.depends[name]
+        for keys in dict.fromkeys(self.depends.values()):
             values = {key: self.values[key] for key in keys}
-            found.setdefault(keys, StageGroup(folder_name(values, list(self.values)), values, {})).stages[name] = stage
+            stages = {name: stage for name, stage in self.stages.items() if self.depends[name] == keys}
+            found[keys] = StageGroup(folder_name(values, list(self.values)), values, stages)
         return found
 
 

@@ -19,10 +19,10 @@ from raytriever.reports.table import counted
 from raytriever.settings.configuration import Settings, validate
 from raytriever.settings.recipe import Recipe, load_recipe
 from raytriever.stages.ray_session import RaySession, refuse_copied_folder
-from raytriever.stages.run import check_before_run, recipe_stages, run_stage
-from raytriever.stages.stage import Stage, warned_of_on_a_cluster
+from raytriever.stages.recipe_run import check_before_run, recipe_stages, run_stage
+from raytriever.stages.stage import Stage, Stages, warned_of_on_a_cluster
 from raytriever.sweep.grid import Axis, folder_name, grid, parse_axis
-from raytriever.sweep.plan import StageGroup, Stages, Trial, check_keys, groups_of, plan_trial
+from raytriever.sweep.plan import StageGroup, Trial, check_keys, groups_of, plan_trial
 from raytriever.sweep.report import sweep_lines, write_sweep
 from raytriever.sweep.results import Column, Failure, Result, SweepResult, choose_columns, read_result
 

@@ -22,7 +22,7 @@ from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Input, InputPath
-from raytriever.stages.stage import Run, Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
@@ -116,7 +116,7 @@ class Evaluate(Stage[EvaluateConfig]):
     def _conventions(self) -> Conventions:
         return resolve(self.config.like, self.config.conventions)
 
-    def check_settings(self, run: Run) -> None:  # noqa: ARG002
+    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
         """Measures and conventions that there are not."""
         self._measures()
         self._conventions()

@@ -7,7 +7,7 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
-from raytriever.stages.stage import Run, Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.fusion import reciprocal_rank_fusion
 from retrieval.rankings import RANKING, StoredRanking, require_tag, write_stored_ranking
 
@@ -33,7 +33,7 @@ class Fuse(Stage[FuseConfig]):
     config_class = FuseConfig
     unit = "queries"
 
-    def check_settings(self, run: Run) -> None:  # noqa: ARG002
+    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
         """A tag that a run file can't hold."""
         require_tag(self.config.tag)
 

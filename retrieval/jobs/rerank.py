@@ -9,7 +9,7 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, input_paths
-from raytriever.stages.stage import Run, Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
 from retrieval.encoders.pretrained import LocatedModel, locate_model
@@ -61,7 +61,7 @@ class Rerank(Stage[RerankConfig]):
         fingerprints = {key: Artifact(path).fingerprint for key, path in found.items()}
         return fingerprints | ({"scoring": self._scoring.fingerprint} if self._scoring else {})
 
-    def check_settings(self, run: Run) -> None:  # noqa: ARG002
+    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
         """A tag that a run file can't hold."""
         require_tag(self.config.tag)
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Run, Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.specification import EncoderContract
 from retrieval.indexes.top_k import Ranking, merge_rankings
@@ -57,7 +57,7 @@ class Search(Stage[SearchConfig]):
     config_class = SearchConfig
     unit = "queries"
 
-    def check_settings(self, run: Run) -> None:  # noqa: ARG002
+    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
         """A tag that a run file can't hold."""
         require_tag(self.config.tag)
 

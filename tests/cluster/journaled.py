@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Shard, Stage, StageConfig
 
 

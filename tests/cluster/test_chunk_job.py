@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipelines.jobs.chunk import Chunk, ChunkConfig
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources
 from tests.cluster.test_stages import hashes
 from tests.unit.pipelines.chunking.test_sources import passages, stored

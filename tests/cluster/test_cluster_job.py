@@ -16,7 +16,7 @@ from pipelines.jobs import cluster as job
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from raytriever.errors import UserError
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources
 from retrieval.vectors import StoredVectors
 from tests.cluster.stored_bytes import hashes

@@ -27,12 +27,12 @@ from benchmarks.loopback_cluster import ROOT, LoopbackCluster, kill
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from tests.cluster.journaled import KINDS, JournaledConfig, notes
 from tests.unit.small_run import make, make_run
 from trainers.jobs.train import Train, TrainConfig
 from trainers.record.run_log import RunLog, read_curve
-from trainers.run import run_training, write_model
+from trainers.training_run import run_training, write_model
 
 Seen = TypeVar("Seen")
 HEAD, FIRST, SECOND = "127.0.0.81", "127.0.0.82", "127.0.0.83"  # loopback, and nobody else's

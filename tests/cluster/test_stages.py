@@ -7,7 +7,7 @@ import pytest
 
 from raytriever.errors import UserError
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources
 from tests.cluster.stages import Count, CountConfig, CountWithState
 from tests.cluster.stored_bytes import hashes

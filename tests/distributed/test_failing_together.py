@@ -13,7 +13,7 @@ from tests.unit.trainers.triplet_batches import store_triplets
 from trainers.engine.collectives import failing_together, gather_lines
 from trainers.jobs import workers
 from trainers.jobs.train import Train, TrainConfig
-from trainers.run import run_training
+from trainers.training_run import run_training
 
 CPU = torch.device("cpu")
 

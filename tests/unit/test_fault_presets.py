@@ -11,7 +11,7 @@ from benchmarks.faults import digest, main
 from raytriever.errors import UserError
 from raytriever.settings.configuration import input_paths
 from raytriever.settings.recipe import load_recipe
-from raytriever.stages.run import recipe_stages
+from raytriever.stages.recipe_run import recipe_stages
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 KINDS = {

@@ -18,7 +18,7 @@ from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.report import Section, provenance_section, render
 from raytriever.settings.configuration import InputPath, did_you_mean, input_paths
-from raytriever.stages.stage import Run, Shard, Stage, StageConfig, made_by
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import COLLECTION, StoredCollection
 from retrieval.evaluation.report import Evaluated, result_section
 from retrieval.evaluation.stored import EVALUATION, StoredEvaluation
@@ -121,9 +121,9 @@ class Report(Stage[ReportConfig]):
         paths = input_paths(self.config)
         return {name: Artifact(paths[name], kind) for name, kind in _KINDS.items() if name in paths}
 
-    def check_settings(self, run: Run) -> None:
+    def check_settings(self, stages: Stages) -> None:
         """A baseline that the run doesn't evaluate."""
-        evaluator = made_by(run, self.config.evaluation) if self.config.evaluation else None
+        evaluator = made_by(stages, self.config.evaluation) if self.config.evaluation else None
         if evaluator is not None:
             self._check_baseline(list(getattr(evaluator.config, "runs", {})), evaluator.config.output)
 

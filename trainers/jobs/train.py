@@ -12,7 +12,7 @@ from raytriever.reports.log import log
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board
-from raytriever.stages.stage import Run, Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate
 from trainers.jobs.train_checks import (
     batch_size_of,
@@ -28,7 +28,7 @@ from trainers.jobs.train_checks import (
     validates_on_training_split,
 )
 from trainers.record.trackers import TrackingSettings
-from trainers.run import LocatedModels, RunSettings, shaping
+from trainers.training_run import LocatedModels, RunSettings, shaping
 from trainers.validation.settings import RetrievalValidationSettings
 
 MODEL = "model"
@@ -87,18 +87,18 @@ class Train(Stage[TrainConfig]):
                 found[key] = Artifact(path).fingerprint
         return found
 
-    def check_settings(self, run: Run) -> None:
+    def check_settings(self, stages: Stages) -> None:
         """Batches that won't fit, packages not installed; warns of a dev set that is trained or reported on."""
-        check_batches(self.config, run)
-        self._check_slices(batch_size_of(self.config.batches, run))
+        check_batches(self.config, stages)
+        self._check_slices(batch_size_of(self.config.batches, stages))
         if not is_artifact(self.config.output):  # one that is reused needs none
             check_packages(self.config.training.optimizer, self.config.tracking)
         validation = self.config.validation
         if not isinstance(validation, RetrievalValidationSettings):
             return
-        if validates_on_training_split(self.config, run):
+        if validates_on_training_split(self.config, stages):
             log.warning(f"Warning: {training_split_warning(validation.split)}")
-        evaluations = (stage.config for stage in run.values() if isinstance(stage, Evaluate))
+        evaluations = (stage.config for stage in stages.values() if isinstance(stage, Evaluate))
         if (validation.collection, validation.split) in ((config.collection, config.split) for config in evaluations):
             log.warning(f"Warning: {test_set_warning(validation.split)}")
 

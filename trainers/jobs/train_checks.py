@@ -9,7 +9,7 @@ from raytriever.artifacts.artifact import Artifact, origin
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import NotLocal, UserError
 from raytriever.settings.configuration import input_paths
-from raytriever.stages.stage import Run, Stage, made_by, warned_of_on_a_cluster
+from raytriever.stages.stage import Stage, Stages, made_by, warned_of_on_a_cluster
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import named_models
 from retrieval.encoders.specification import EncoderSettings
@@ -17,7 +17,7 @@ from retrieval.jobs.model_stage import check_encoder, folder_of, is_there
 from trainers.engine.optimization import OptimizerSettings
 from trainers.engine.order import can_share
 from trainers.record.trackers import TrackingSettings, require_packages
-from trainers.run import RunSettings
+from trainers.training_run import RunSettings
 from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings, ValidationSettings
 
 _SAMPLED_BATCHES = 8
@@ -97,14 +97,14 @@ def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:
     return asked
 
 
-def check_batches(config: RunSettings, run: Run) -> None:
+def check_batches(config: RunSettings, stages: Stages) -> None:
     """Epochs that are not packed, negatives that are not there, validation on what is trained on: ``UserError``."""
-    validation, maker = config.validation, made_by(run, config.batches)
+    validation, maker = config.validation, made_by(stages, config.batches)
     if isinstance(validation, BatchValidationSettings) and absolute(validation.batches) == absolute(config.batches):
         raise UserError(same_batches(validation.batches))
     if maker is None:
         return
-    epochs = _epochs_of(maker, run)
+    epochs = _epochs_of(maker, stages)
     if epochs is not None:
         require_epochs(config.training.epochs, epochs, config.batches)
     if config.objective.needs_hard_negatives and not getattr(maker.config, "has_negatives", True):
@@ -115,19 +115,19 @@ def check_batches(config: RunSettings, run: Run) -> None:
         )
 
 
-def _epochs_of(maker: Stage[Any], run: Run) -> int | None:
+def _epochs_of(maker: Stage[Any], stages: Stages) -> int | None:
     """Epochs that the stage makes, by its settings or by those of what it fills with texts; None where unknown."""
     epochs = getattr(maker.config, "epochs", None)
     packing = getattr(maker.config, "packing", None)
     if isinstance(epochs, int) or not isinstance(packing, str):
         return epochs if isinstance(epochs, int) else None
-    packer = made_by(run, packing)
-    return _epochs_of(packer, run) if packer is not None and packer is not maker else None
+    packer = made_by(stages, packing)
+    return _epochs_of(packer, stages) if packer is not None and packer is not maker else None
 
 
-def batch_size_of(path: str, run: Run) -> int | None:
+def batch_size_of(path: str, stages: Stages) -> int | None:
     """Rows of every batch at ``path``, by the settings of the stages that make them; None where unknown."""
-    maker = made_by(run, path)
+    maker = made_by(stages, path)
     if maker is None:
         return None
     packing = getattr(maker.config, "packing", None)
@@ -136,21 +136,21 @@ def batch_size_of(path: str, run: Run) -> int | None:
         if isinstance(size, int):
             return size
     followed = [packing] if isinstance(packing, str) else getattr(maker.config, "sources", {}).values()
-    sizes = (batch_size_of(source, run) for source in followed if made_by(run, source) is not maker)
+    sizes = (batch_size_of(source, stages) for source in followed if made_by(stages, source) is not maker)
     return next((size for size in sizes if size is not None), None)  # batches that are mixed are of one size
 
 
-def validates_on_training_split(config: RunSettings, run: Run) -> bool:
+def validates_on_training_split(config: RunSettings, stages: Stages) -> bool:
     """Whether the split that validation searches is one of those that the run makes the training pairs of."""
     validation = config.validation
     if not isinstance(validation, RetrievalValidationSettings):
         return False
-    return (absolute(validation.collection), validation.split) in _splits_behind(config.batches, run)
+    return (absolute(validation.collection), validation.split) in _splits_behind(config.batches, stages)
 
 
-def _splits_behind(path: str, run: Run) -> set[tuple[str, str]]:
+def _splits_behind(path: str, stages: Stages) -> set[tuple[str, str]]:
     """Collection and split of all pairs that the artifact at ``path`` is made of, as far as the run makes it."""
-    maker = made_by(run, path)
+    maker = made_by(stages, path)
     if maker is None:
         return set()
     if maker.command == "pairs":
@@ -160,7 +160,7 @@ def _splits_behind(path: str, run: Run) -> set[tuple[str, str]]:
         }
     inputs = input_paths(maker.config)
     followed = [inputs[key] for key in inputs if key.split(".")[0] in _MADE_OF]
-    return {found for each in followed if made_by(run, each) is not maker for found in _splits_behind(each, run)}
+    return {found for each in followed if made_by(stages, each) is not maker for found in _splits_behind(each, stages)}
 
 
 def check_packages(optimizer: OptimizerSettings, tracking: TrackingSettings) -> None:

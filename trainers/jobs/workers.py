@@ -40,7 +40,7 @@ from trainers.engine.sharding import whole_weights
 from trainers.record.ledger import negatives_per_query
 from trainers.record.run_log import RunLog
 from trainers.record.trackers import open_trackers, tracked_training
-from trainers.run import run_training, write_model
+from trainers.training_run import run_training, write_model
 
 _POLL_SECONDS = 0.5
 _ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one

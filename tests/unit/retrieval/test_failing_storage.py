@@ -23,7 +23,7 @@ from raytriever.artifacts import storage
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, UserError
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.text_lines import numbered_lines
 

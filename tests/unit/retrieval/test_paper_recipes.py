@@ -7,7 +7,7 @@ import pytest
 
 from raytriever.cluster.package import program_files
 from raytriever.settings.recipe import load_recipe, recipe_names
-from raytriever.stages.run import recipe_stages
+from raytriever.stages.recipe_run import recipe_stages
 
 NAMES = recipe_names()
 PAPERS = [name for name in NAMES if name.startswith("papers/")]

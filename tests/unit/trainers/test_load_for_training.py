@@ -13,7 +13,7 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from retrieval.encoders.towers import load_towers
 from trainers.objective import Objective, build_objective
-from trainers.run import RunSettings, load_for_training
+from trainers.training_run import RunSettings, load_for_training
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 DOCUMENTS = "d" * 64  # the fingerprint of another encoder's contract

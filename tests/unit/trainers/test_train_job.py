@@ -19,7 +19,7 @@ from trainers.jobs.train import Train, TrainConfig
 from trainers.jobs.train_checks import check_slices, check_workers
 from trainers.objective import build_objective
 from trainers.record.run_log import RunLog
-from trainers.run import load_for_training, mean_loss, write_model
+from trainers.training_run import load_for_training, mean_loss, write_model
 
 SETTINGS = {
     "output": "run/model",

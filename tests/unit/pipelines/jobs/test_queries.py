@@ -15,7 +15,7 @@ from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.conventions import CONVENTIONS
 from retrieval.evaluation.measures import evaluate

@@ -16,7 +16,7 @@ from raytriever.settings import description
 from raytriever.settings.configuration import InputPath, Settings, models_in
 from raytriever.settings.description import commented_recipe, commented_yaml, describe, recipe_schema, schema_text
 from raytriever.settings.recipe import load_recipe, recipe_names, recipes_folder
-from raytriever.stages.run import recipe_stages
+from raytriever.stages.recipe_run import recipe_stages
 from raytriever.stages.stage import StageConfig
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -140,7 +140,7 @@ def test_inputs_are_earlier_stages_or_paths(recipe: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_that_comes_along_is_valid(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from raytriever.stages.run import recipe_stages
+    from raytriever.stages.recipe_run import recipe_stages
 
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe(name, [])

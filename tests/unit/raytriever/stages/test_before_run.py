@@ -12,7 +12,7 @@ from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
-from raytriever.stages.run import run_variants
+from raytriever.stages.recipe_run import run_variants
 from raytriever.stages.stage import Stage, StageConfig
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.search import Search, SearchConfig

@@ -13,7 +13,7 @@ from raytriever.artifacts.storage import storage_errors
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig
 from tests.unit.small_run import make_artifact
 
@@ -192,7 +192,7 @@ def test_a_shard_of_other_settings_is_not_taken_for_finished(stage: Numbers) -> 
 @pytest.mark.parametrize("output", ["s3://KEY:SEC/RET@bucket/x", "s3://KEY:SECRET@bucket/x?region=y"])
 def test_keys_in_an_output_are_in_no_line(stage: Numbers, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
     labels: list[object] = []
-    monkeypatch.setattr("raytriever.stages.run.log_fields", lambda **found: labels.append(found))
+    monkeypatch.setattr("raytriever.stages.recipe_run.log_fields", lambda **found: labels.append(found))
     with pytest.raises(UserError, match="holds keys") as refused:
         run(Numbers(stage.config.model_copy(update={"output": output})))
     assert labels == []

@@ -6,7 +6,7 @@ import pytest
 
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
-from raytriever.stages.run import recipe_stages
+from raytriever.stages.recipe_run import recipe_stages
 from raytriever.sweep.plan import check_keys, depends_on, groups_of, plan_trial
 
 READS = {

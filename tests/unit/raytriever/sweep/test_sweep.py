@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.jobs.collect import Collect
 from raytriever.errors import UserError
-from raytriever.stages.run import recipe_stages
+from raytriever.stages.recipe_run import recipe_stages
 from raytriever.sweep import sweep
 from raytriever.sweep.sweep import SweepSettings, plan_sweep, run_sweep
 from trainers.jobs.train import Train

@@ -13,7 +13,7 @@ from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact, ShardRecord
 from raytriever.errors import UserError
-from raytriever.stages.run import run_stage
+from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources
 from retrieval.collections.collection import StoredCollection
 from retrieval.embedding import encode_texts

@@ -12,7 +12,7 @@ from pipelines.jobs.collect import Collect
 from raytriever.errors import NotLocal, UserError
 from raytriever.settings.configuration import validate
 from raytriever.settings.recipe import load_recipe
-from raytriever.stages.run import check_before_run, recipe_stages
+from raytriever.stages.recipe_run import check_before_run, recipe_stages
 from raytriever.stages.stage import Stage
 from tests.unit.small_run import make_artifact
 from tests.unit.trainers.pair_batches import pair, store_pairs

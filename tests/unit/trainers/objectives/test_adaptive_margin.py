@@ -21,7 +21,7 @@ from trainers.objectives.adaptive_margin import (
     own_residuals,
 )
 from trainers.objectives.pairs import Triplets, unit_vectors
-from trainers.run import RunSettings
+from trainers.training_run import RunSettings
 
 FORMS = [
     {"target": "static", "margin": 0.3},

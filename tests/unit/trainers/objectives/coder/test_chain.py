@@ -22,7 +22,7 @@ from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings
 from trainers.objectives.coder.labels import SmoothingSettings
 from trainers.objectives.coder.objective import CoderSettings, fit_to_documents, load_coder
-from trainers.run import LocatedModels, RunSettings, run_training
+from trainers.training_run import LocatedModels, RunSettings, run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 

@@ -25,7 +25,7 @@ from tests.unit.trainers.validation.stages import embedded, evaluated, searched_
 from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings
 from trainers.objectives.coder.objective import CoderSettings, load_coder
-from trainers.run import LocatedModels, RunSettings, run_training
+from trainers.training_run import LocatedModels, RunSettings, run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 

@@ -23,7 +23,7 @@ from trainers.engine.loop import train
 from trainers.objective import build_objective
 from trainers.objectives.contextual import ContextualSettings
 from trainers.record.model_card import model_card
-from trainers.run import LocatedModels, RunSettings, load_for_training
+from trainers.training_run import LocatedModels, RunSettings, load_for_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 

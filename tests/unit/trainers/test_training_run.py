@@ -15,7 +15,7 @@ from tests.unit.trainers.tiny import Reports
 from tests.unit.trainers.validation.made_up import make_collection
 from trainers import run as run_module
 from trainers.record.ledger import ledger_lines
-from trainers.run import RunSettings, run_training
+from trainers.training_run import RunSettings, run_training
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 79 GiB. X")

@@ -21,7 +21,7 @@ from raytriever.settings.configuration import input_paths, map_inputs, validate
 from raytriever.settings.recipe import Recipe
 from raytriever.stages.metrics import StageMetrics, stage_labels
 from raytriever.stages.ray_session import RaySession, refuse_copied_folder
-from raytriever.stages.stage import Run, Stage, made_by
+from raytriever.stages.stage import Stage, Stages, made_by
 
 
 def recipe_stages(recipe: Recipe) -> dict[str, Stage[Any]]:
@@ -40,24 +40,24 @@ def recipe_stages(recipe: Recipe) -> dict[str, Stage[Any]]:
     return stages
 
 
-def check_before_run(run: Run, names: Iterable[str]) -> None:
+def check_before_run(stages: Stages, names: Iterable[str]) -> None:
     """Checks the stages of these ``names``: their settings, and the inputs that come from outside the run.
 
     Raises ``UserError``.
     """
     for name in names:
-        refuse_copied_folder(run[name].config.output)
-        run[name].check_settings(run)
-        run[name].check_inputs(_made_by(None, run[name], run))
+        refuse_copied_folder(stages[name].config.output)
+        stages[name].check_settings(stages)
+        stages[name].check_inputs(_made_by(None, stages[name], stages))
 
 
-def _made_by(maker: Stage[Any] | None, stage: Stage[Any], run: Run) -> set[str]:
+def _made_by(maker: Stage[Any] | None, stage: Stage[Any], stages: Stages) -> set[str]:
     """Dotted keys of the inputs of ``stage`` that ``maker`` makes; None: those that no stage of the run makes."""
-    return {key for key, path in input_paths(stage.config).items() if made_by(run, path) is maker}
+    return {key for key, path in input_paths(stage.config).items() if made_by(stages, path) is maker}
 
 
 def run_variants(
-    variants: Mapping[str, Run], wanted: Mapping[str, Sequence[str]], recipe: str, *, force: bool = False
+    variants: Mapping[str, Stages], wanted: Mapping[str, Sequence[str]], recipe: str, *, force: bool = False
 ) -> None:
     """Makes the ``wanted`` stages of each variant ('' where there is but one) of ``recipe``, then says what came out.
 
