@@ -47,7 +47,7 @@ class Derivation:
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """Dotted names of the fields in which ``other``, as stored, differs, kinds first, with both values."""
-        mine, theirs = _flatten(asdict(self)), _flatten(other)
+        mine, theirs = flattened(asdict(self)), flattened(other)
         lines = []
         for key in sorted(mine.keys() | theirs.keys(), key=lambda key: (key not in _TELLING, key)):
             before, now = theirs.get(key, "(absent)"), mine.get(key, "(absent)")
@@ -57,11 +57,12 @@ class Derivation:
         return lines
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flattened(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat
