@@ -28,7 +28,7 @@ from trainers.engine.loop import Callback, train
 from trainers.engine.optimization import require_evaluations, require_room_for_warmup
 from trainers.engine.order import Order
 from trainers.engine.reading import Reader, require_pools, run_order
-from trainers.engine.settings import TrainingSettings, naming_full_memory, require_precision
+from trainers.engine.settings import IN_TRAINING, TrainingSettings, naming_full_memory, require_precision
 from trainers.engine.sharding import shard
 from trainers.objective import Objective, build_objective
 from trainers.objectives.union import AnyObjectiveSettings
@@ -159,7 +159,7 @@ def run_training(
     Returns the objective as it ended, on every rank. Raises ``UserError`` as the loop does, where a GPU's memory is
     full, and where a query is compared with nothing but its own documents.
     """
-    with naming_full_memory(settings.model_dump(mode="json")):
+    with naming_full_memory("training", IN_TRAINING):
         training, batches = settings.training, BatchReader(settings.batches)
         with failing_together(device):
             require_precision(training, device)
@@ -254,8 +254,7 @@ def write_model(
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             writer.add(str(path.relative_to(folder)))
-        measured = [{"throughput": run_log.throughput.to_json()}] if run_log.throughput else []
-        _write_lines(folder / LOG, [*points, *map(asdict, evaluations), *measured])
+        _write_lines(folder / LOG, [*points, *map(asdict, evaluations)])
         output.put(LOG, folder / LOG)
         facts = _facts(points, trained) | {"encoder": contract.model_dump(mode="json", exclude={"model", "dtype"})}
         return writer.commit(sum(point["examples"] for point in points), facts=facts)

@@ -1,7 +1,7 @@
 """The settings of a training loop, and which of them to change where a device lacks the precision or the memory."""
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -86,73 +86,23 @@ def require_precision(training: TrainingSettings, device: torch.device) -> None:
     )
 
 
+IN_TRAINING = (
+    "With these the run goes on from its checkpoint, the cheapest first: objective.gradient_cache true (where"
+    " objective.chunk_size is set), by which memory grows with the chunk and not with the batch;"
+    " activation_checkpointing true; sharding 'sharded' on several GPUs. With these it begins anew, by --force or in"
+    " another folder: a smaller objective.chunk_size, with objective.gradient_cache; training.bf16 true; an adapter"
+    " (lora); shorter texts (the encoder's max_length), or smaller batches and more of them a step"
+    " (training.batches_per_step)."
+)
+"""What saves memory in training: first what changes no bit of a weight, or is how a checkpoint may be continued."""
+
+
 @contextmanager
-def naming_full_memory(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Around a run of these ``settings``: where a GPU's memory is full, a ``UserError`` that says what to change."""
+def naming_full_memory(where: str, advice: str) -> Iterator[None]:
+    """Around what may fill a GPU's memory: a ``UserError`` that says what was asked for ``where``, and the advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise UserError(out_of_memory_message(error, settings)) from error
-
-
-def out_of_memory_message(error: BaseException, settings: Mapping[str, Any]) -> str:
-    """What was asked for, and the settings that need less memory: first those with which the run goes on.
-
-    With the others it would train other weights, so that it begins anew. Both come the cheapest first. ``error``:
-    torch's ``OutOfMemoryError``; ``settings``: a training run's, dumped (``objective``, ``training``,
-    ``activation_checkpointing``, ``lora``, ``sharding``).
-    """
-    message = f"The GPU's memory is full: {asked_for(error)}."
-    going_on, anew = _going_on(settings), _anew(settings)
-    if going_on:
-        message += f" With these the run goes on from its checkpoint, the cheapest first: {_numbered(going_on, 1)}."
-    return message + (
-        f" With these it begins anew, by --force or in another folder: {_numbered(anew, 1 + len(going_on))}."
-    )
-
-
-def asked_for(error: BaseException) -> str:
-    """The first two sentences of torch's ``OutOfMemoryError``: what was asked for and what is free; no full stop."""
-    sentences = " ".join(str(error).split()).removeprefix("CUDA out of memory. ").split(". ")
-    return ". ".join(sentences[:2]).rstrip(".")
-
-
-def _numbered(advice: list[str], first: int) -> str:
-    return "; ".join(f"({number}) {what}" for number, what in enumerate(advice, start=first))
-
-
-def _going_on(settings: Mapping[str, Any]) -> list[str]:
-    """What changes no bit of a weight, or is how a checkpoint may be continued anyway."""
-    objective, advice = settings.get("objective", {}), []
-    chunk_size = objective.get("chunk_size")
-    if chunk_size and objective.get("gradient_cache") is False:
-        advice.append(
-            f"set objective.gradient_cache to true: memory then grows with the chunk (chunk_size {chunk_size}), not"
-            " with the batch"
-        )
-    if not settings.get("activation_checkpointing"):
-        advice.append("set activation_checkpointing to true, which changes no gradient")
-    if settings.get("sharding") == "replicated":
-        advice.append("set sharding to 'sharded' where there are several GPUs")
-    return advice
-
-
-def _anew(settings: Mapping[str, Any]) -> list[str]:
-    objective, training, advice = settings.get("objective", {}), settings.get("training", {}), []
-    chunk_size = objective.get("chunk_size")
-    if "chunk_size" in objective and chunk_size is None:
-        advice.append(
-            "set objective.gradient_cache to true with objective.chunk_size 32: memory then grows with the chunk, not"
-            " with the batch"
-        )
-    elif objective.get("gradient_cache") and chunk_size > 1:
-        advice.append(f"lower objective.chunk_size (now {chunk_size}), which changes a gradient by rounding alone")
-    if training.get("bf16") is False:
-        advice.append("set training.bf16 to true")
-    if settings.get("lora") is None:
-        advice.append("train a LoRA adapter (lora), whose optimizer needs little")
-    advice.append(
-        "cut texts shorter (the encoder's max_length), or pack smaller batches, and take more of them a step"
-        " (training.batches_per_step)"
-    )
-    return advice
+        sentences = " ".join(str(error).split()).removeprefix("CUDA out of memory. ").split(". ")
+        asked = ". ".join(sentences[:2]).rstrip(".")  # what was asked for and what is free
+        raise UserError(f"The GPU's memory is full in {where}: {asked}. {advice}") from error

@@ -16,7 +16,7 @@ from trainers.engine.collectives import raise_together
 from trainers.engine.early_stopping import Criterion
 from trainers.engine.order import Piece, Step, seed_generators
 from trainers.engine.reading import BatchSource, Reader, prefetched
-from trainers.engine.settings import asked_for
+from trainers.engine.settings import naming_full_memory
 from trainers.objective import Objective, to_device
 from trainers.validation.settings import BatchValidationSettings
 
@@ -51,24 +51,10 @@ def isolated(objective: Objective[Any], *, bf16: bool) -> Iterator[torch.device]
         random.setstate(states[1])
 
 
-@contextmanager
-def naming_full_memory(advice: str) -> Iterator[None]:
-    """Around an evaluation: where the GPU's memory is full, a ``UserError`` with ``advice``: what saves memory there.
-
-    What saves it in training would not help: there are no gradients here, and other texts go through together. The
-    settings that do are part of what the model is made from, so the run begins anew with others.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        message = f"The GPU's memory is full in validation, not in training: {asked_for(error)}. {advice}"
-        raise UserError(f"{message} The run then begins anew, by --force or in another folder.") from error
-
-
 _READ_AHEAD = 2
 _LESS_MEMORY = (
     "A batch is encoded in chunks of objective.chunk_size texts, or whole: set that, or lower it, or validate on"
-    " smaller batches."
+    " smaller batches. The run then begins anew, by --force or in another folder."
 )
 
 
@@ -106,7 +92,10 @@ class BatchValidation:
         """
         problems: list[str] = []
         rows: dict[int, dict[str, float]] = {}
-        with naming_full_memory(_LESS_MEMORY), isolated(objective, bf16=self._bf16) as device:
+        with (
+            naming_full_memory("validation, not in training", _LESS_MEMORY),
+            isolated(objective, bf16=self._bf16) as device,
+        ):
             try:
                 rows = dict(self._outcomes(objective, device))
             except UserError as error:

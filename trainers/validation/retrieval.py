@@ -32,8 +32,9 @@ from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
 from trainers.engine.collectives import raise_together
 from trainers.engine.early_stopping import Criterion
+from trainers.engine.settings import naming_full_memory
 from trainers.objective import Objective
-from trainers.validation.batches import BatchValidation, isolated, naming_full_memory
+from trainers.validation.batches import BatchValidation, isolated
 from trainers.validation.settings import (
     NEEDS_A_RUN,
     BatchValidationSettings,
@@ -43,6 +44,11 @@ from trainers.validation.settings import (
 from trainers.validation.texts import SharedTexts, Vectors, stacked, stored_texts
 
 _VECTORS_AT_ONCE = 16_384  # of documents that are scored together
+_LESS_MEMORY = (
+    "Set validation.token_budget, the padded tokens in one forward pass (now {:,}), to less; shorter"
+    " validation.document_max_length saves memory too, and changes what is measured. The run then begins anew, by"
+    " --force or in another folder."
+)
 _WITHOUT_ORDER = ("R", "P", "Success", "Accuracy", "Judged")  # equal for any order of as many documents as the cutoff
 
 Encoded = Iterator[tuple[NDArray[np.int64], Vectors]]
@@ -181,7 +187,8 @@ class RetrievalValidation:
 
     def measure(self, objective: Objective[Any]) -> dict[str, float]:
         """Every measure by its name, the same on all ranks, which call it together; leaves the objective as it was."""
-        with naming_full_memory(self._less_memory()), isolated(objective, bf16=self._bf16) as device:
+        less = _LESS_MEMORY.format(self._settings.token_budget or TOKENS_ON_GPU)
+        with naming_full_memory("validation, not in training", less), isolated(objective, bf16=self._bf16) as device:
             if objective.corpus_sample:
                 objective.read_corpus(self._sampled_corpus(objective.corpus_sample))
             query_encoder = objective.encoder("query")
@@ -197,14 +204,6 @@ class RetrievalValidation:
                 found = self._rank_lists(sought, objective, objective.list_scorer, problems)
             raise_together(problems, device)
             return self._judged(merge_over_ranks(found, device), device)
-
-    def _less_memory(self) -> str:
-        budget = self._settings.token_budget
-        now = f"{TOKENS_ON_GPU:,} by default" if budget is None else f"now {budget:,}"
-        return (
-            f"Set validation.token_budget, the padded tokens in one forward pass ({now}), to less; shorter"
-            " validation.document_max_length saves memory too, and changes what is measured."
-        )
 
     def _sampled_corpus(self, count: int) -> list[str]:
         """``count`` documents of the collection, the same on all ranks and at every evaluation."""

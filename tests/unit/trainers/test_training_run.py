@@ -92,12 +92,12 @@ def test_memory_that_is_full_before_the_first_step_is_a_users_affair(
 
     chosen = settings(tiny_encoder, plain(tmp_path / "batches"))
     monkeypatch.setattr(torch.nn.Module, "to", full)
-    with pytest.raises(UserError, match=r"memory is full: Tried to allocate 4\.00 GiB"):
+    with pytest.raises(UserError, match=r"memory is full in training: Tried to allocate 4\.00 GiB"):
         ran(chosen, tmp_path / "moved")
     monkeypatch.undo()
     sharded = settings(tiny_encoder, chosen.batches, sharding="sharded")
     monkeypatch.setattr(run_module, "shard", full)
-    with pytest.raises(UserError, match=r"memory is full: Tried to allocate 4\.00 GiB"):
+    with pytest.raises(UserError, match=r"memory is full in training: Tried to allocate 4\.00 GiB"):
         ran(sharded, tmp_path / "sharded")
 
 

@@ -112,9 +112,9 @@ def test_the_page_and_the_json_hold_every_trial(place):
 
 
 def test_training_is_the_time_of_the_steps_alone(tmp_path):
-    """The log has the evaluations' seconds too, and lines without any."""
+    """The log has the evaluations' seconds too."""
     points = [{"step": step, "loss": 1.0, "seconds": 2.5} for step in (1, 2)]
-    lines = [*points, {"step": 2, "measures": {"loss": 1.0}, "seconds": 40.0}, {"throughput": {"seconds": 9.0}}]
+    lines = [*points, {"step": 2, "measures": {"loss": 1.0}, "seconds": 40.0}]
     uri = make_artifact(tmp_path / "model", "model", {}, {}, {"x": "1"}, 6400)
     (tmp_path / "model" / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     stage = SimpleNamespace(config=SimpleNamespace(output=uri))

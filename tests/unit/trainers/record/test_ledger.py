@@ -13,7 +13,7 @@ from trainers.engine.order import Order
 from trainers.engine.reading import Reader
 from trainers.objective import Comparisons
 from trainers.record.ledger import Ledger, ledger_lines, ledger_rows, measure_ledger, negatives_per_query, text_lengths
-from trainers.record.run_log import measure_throughput
+from trainers.record.run_log import measured
 
 
 def of_run(
@@ -136,28 +136,25 @@ def test_the_columns_of_the_terminal_are_aligned() -> None:
     assert len(lines) <= 14
 
 
-def test_throughput_leaves_the_first_step_out() -> None:
+def test_the_first_step_is_left_out_of_rates() -> None:
     points = [
-        {"examples": 10, "tokens": 100, "seconds": 9.0, "waiting_seconds": 5.0},
-        {"examples": 10, "tokens": 100, "seconds": 0.5, "waiting_seconds": 0.1},
-        {"examples": 10, "tokens": 140, "seconds": 1.5, "waiting_seconds": 0.1},
+        {"examples": 10, "seconds": 9.0, "waiting_seconds": 5.0},
+        {"examples": 10, "seconds": 0.5, "waiting_seconds": 0.1},
+        {"examples": 10, "seconds": 1.5, "waiting_seconds": 0.1},
     ]
-    measured = measure_throughput(points, torch.device("cpu"))
-    assert measured.steps == 2
-    assert measured.examples_per_second == pytest.approx(10)
-    assert measured.tokens_per_second == pytest.approx(120)
-    assert measured.waiting_share == pytest.approx(0.1)
-    assert measured.device_bytes is None
-    text = "\n".join(measured.lines())
-    assert "10.0 examples/s, 120 tokens/s, waiting 10.0%" in text
-    assert measure_throughput(points[:1], torch.device("cpu")).steps == 1
+    text = measured(points, torch.device("cpu"))
+    assert text.startswith("measured over 2 steps: 10.0 examples/s, 10.0% of the time waiting for data; ")
+    assert measured(points[:1], torch.device("cpu")).startswith("measured over 1 step: 1.1 examples/s, 55.6%")
 
 
 def test_peak_memory_grows_with_what_is_held() -> None:
-    point = {"examples": 10, "seconds": 9.0, "waiting_seconds": 5.0}
-    before = measure_throughput([point], torch.device("cpu")).process_bytes
-    held = np.ones(before // 8 + (64 << 20) // 8)  # as much again as was ever held, and 64 MiB
-    assert measure_throughput([point], torch.device("cpu")).process_bytes > before + (32 << 20)
+    def used() -> float:
+        point = {"examples": 10, "seconds": 9.0, "waiting_seconds": 5.0}
+        return float(measured([point], torch.device("cpu")).removesuffix(" GiB").split()[-1]) * 2**30
+
+    before = used()
+    held = np.ones(int(before) // 8 + (64 << 20) // 8)  # as much again as was ever held, and 64 MiB
+    assert used() > before + (32 << 20)
     assert len(held)
 
 

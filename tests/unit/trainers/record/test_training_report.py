@@ -175,7 +175,7 @@ def test_of_an_artifact_all_files_are_read_and_older_ones_lack_some(
     facts = {"criteria": [{"measure": "nDCG@10", "higher_is_better": True, "start": 0, "minimum_change": 0.0}]}
     artifact = Artifact(make_artifact(tmp_path / "new", "model", {}, facts, files, 1))
     timed = [evaluation | {"seconds": 5.0} for evaluation in evaluations]
-    (tmp_path / "new" / "log.jsonl").write_text(lines([{"throughput": {}}, *points, *timed]))
+    (tmp_path / "new" / "log.jsonl").write_text(lines([*points, *timed]))
     new = training_section_of(artifact)
     assert new is not None
     assert [len(tables_of(section)) for section in (old, new)] == [1, 3]
