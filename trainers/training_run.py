@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import LOG, Artifact, Derivation, ShardRecord, ShardWriter
+from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath, Settings, without_inputs
@@ -36,7 +37,7 @@ from trainers.record.ledger import measure_ledger, require_negatives
 from trainers.record.model_card import Measured, model_card
 from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING, RunLog, read_curve, without_times
 from trainers.validation.retrieval import build_validation
-from trainers.validation.settings import RetrievalValidationSettings, ValidationSettings
+from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings, ValidationSettings
 
 
 class RunSettings(Settings):
@@ -75,6 +76,14 @@ class RunSettings(Settings):
                 raise UserError(
                     f"encoder.form is '{self.encoder.form}', but documents have an encoder of their own, whose form"
                     " alone counts. Set document_encoder.form to it, and leave encoder.form out."
+                )
+            if isinstance(self.validation, BatchValidationSettings) and absolute(self.validation.batches) == absolute(
+                self.batches
+            ):
+                raise UserError(
+                    f"validation.batches is {self.validation.batches}, the very batches that are trained on: how well"
+                    " they are learnt says nothing of other queries. Make batches of a split that is held out, or"
+                    " validate by retrieval (validation.kind: retrieval)."
                 )
             self.objective.check_run(self)
             require_evaluations(self.training.schedule, evaluated=self.validation is not None)

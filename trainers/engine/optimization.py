@@ -62,8 +62,15 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
     """The optimizer over what requires gradients; the caller sets each step's learning rate."""
     groups = _groups(module, settings.weight_decay)
     options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
-    if settings.kind in ("adamw_8bit", "adam_8bit"):
-        return _in_8_bits(groups, options)
+    in_8_bits = require_package(settings)
+    if in_8_bits is not None:
+        if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
+            raise UserError(
+                "An optimizer in 8 bits can't update weights that are shared out over ranks: its blocks of numbers"
+                " would depend on how many there are. Sharding divides the optimizer's memory by the ranks anyway: set"
+                " training.optimizer.kind to adamw, or train without sharding."
+            )
+        return cast(torch.optim.Optimizer, in_8_bits.AdamW8bit(groups, **options))  # without decay it is Adam
     if settings.kind == "adamw":
         return torch.optim.AdamW(groups, **options)
     if settings.kind == "adam":
@@ -83,22 +90,17 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def _in_8_bits(groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:
-    """bitsandbytes' AdamW, which without decay is its Adam. Raises ``UserError`` where it can't be had or used."""
+def require_package(settings: OptimizerSettings) -> Any:
+    """The module of optimizers in 8 bits, None for others. Raises ``UserError`` where it isn't installed."""
+    if not settings.kind.endswith("_8bit"):
+        return None
     try:
-        optimizers = import_module("bitsandbytes.optim")
+        return import_module("bitsandbytes.optim")
     except ImportError as error:
         raise UserError(
-            "Optimizers in 8 bits come with the package bitsandbytes, which is not installed: pip install"
-            " 'raytriever[optimizers]'. Or set optimizer.kind to adamw."
+            f"training.optimizer.kind is {settings.kind}, which comes with the package bitsandbytes, and that is not"
+            " installed: pip install 'raytriever[optimizers]'. Or set it to adamw."
         ) from error
-    if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
-        raise UserError(
-            "An optimizer in 8 bits can't update weights that are shared out over ranks: its blocks of numbers would"
-            " depend on how many there are. Sharding divides the optimizer's memory by the ranks anyway: set"
-            " optimizer.kind to adamw, or train without sharding."
-        )
-    return cast(torch.optim.Optimizer, optimizers.AdamW8bit(groups, **options))
 
 
 def _exempt_from_decay(module: nn.Module) -> set[str]:
@@ -226,7 +228,7 @@ def plateau_fraction(evaluations: Sequence[DecidingValue], warmup: int, settings
 def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> None:
     """Raises ``UserError`` where the run ends before its warm-up does."""
     warmup = settings.steps_of_warmup(total_steps)
-    if warmup >= total_steps:
+    if warmup and warmup >= total_steps:
         given = "warmup_steps is" if settings.warmup_ratio is None else f"warmup_ratio {settings.warmup_ratio} makes it"
         raise UserError(
             f"schedule.{given} {warmup}, but the run has only {total_steps} steps, so"

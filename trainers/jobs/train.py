@@ -14,18 +14,16 @@ from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board
 from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate
+from trainers.engine.optimization import require_room_for_warmup
 from trainers.jobs.train_checks import (
-    batch_size_of,
     check_batches,
     check_models,
     check_packages,
     check_slices,
     check_workers,
+    number_of_maker,
     require_epochs,
-    test_set_warning,
     training_set_warnings,
-    training_split_warning,
-    validates_on_training_split,
 )
 from trainers.record.trackers import TrackingSettings
 from trainers.training_run import LocatedModels, RunSettings, shaping
@@ -88,33 +86,37 @@ class Train(Stage[TrainConfig]):
         return found
 
     def check_settings(self, stages: Stages) -> None:
-        """Batches that won't fit, packages not installed; warns of a dev set that is trained or reported on."""
+        """Batches that won't fit, packages not installed; warns of a dev set that is reported on."""
         check_batches(self.config, stages)
-        self._check_slices(batch_size_of(self.config.batches, stages))
+        self._check_slices(number_of_maker("batch_size", self.config.batches, stages))
         if not is_artifact(self.config.output):  # one that is reused needs none
             check_packages(self.config.training.optimizer, self.config.tracking)
         validation = self.config.validation
         if not isinstance(validation, RetrievalValidationSettings):
             return
-        if validates_on_training_split(self.config, stages):
-            log.warning(f"Warning: {training_split_warning(validation.split)}")
         evaluations = (stage.config for stage in stages.values() if isinstance(stage, Evaluate))
         if (validation.collection, validation.split) in ((config.collection, config.split) for config in evaluations):
-            log.warning(f"Warning: {test_set_warning(validation.split)}")
+            log.warning(
+                f"Warning: the dev set is also a test set of this run: split '{validation.split}' of one collection"
+                " decides when training stops and which state is kept, and is evaluated at the end. The reported"
+                " numbers are then too high. Hold out queries for validation, and name that split in validation.split."
+            )
 
     def check_inputs(self, there: Set[str]) -> None:
-        """Too few epochs, batches that can't be cut, models that can't be had, settings that don't fit the models."""
+        """Too few epochs, a warm-up longer than the run, batches that can't be cut, models that can't be had."""
         if "batches" in there:
-            batches = BatchReader(self.config.batches)
-            require_epochs(self.config.training.epochs, batches.epochs, batches.uri)
+            batches, training = BatchReader(self.config.batches), self.config.training
+            require_epochs(training.epochs, batches.epochs, batches.uri)
+            require_room_for_warmup(training.schedule, self._steps(batches))
             self._check_slices(batches.batch_size)
         check_models(self.config, there)
 
     def plan(self) -> list[Shard]:
-        """The run; refuses to validate on what is trained on."""
+        """The run; warns where validation searches a split that is trained on."""
         config, batches = self.config, BatchReader(self.config.batches)
-        for warning in training_set_warnings(config.validation, batches) if config.validation else ():
-            log.warning(f"  Warning: {warning}")
+        if isinstance(config.validation, RetrievalValidationSettings):
+            for warning in training_set_warnings(config.validation, batches):
+                log.warning(f"  Warning: {warning}")
         for note in config.objective.notes(batches.batch_size):
             log.info(f"  {note}")
         origin = self._located().query.origin
@@ -128,9 +130,13 @@ class Train(Stage[TrainConfig]):
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Examples of all steps."""
-        batches, training = BatchReader(self.config.batches), self.config.training
+        batches = BatchReader(self.config.batches)
+        return self._steps(batches) * self.config.training.batches_per_step * batches.batch_size
+
+    def _steps(self, batches: BatchReader) -> int:
+        training = self.config.training
         steps = sum(batches.number_of_batches(e) // training.batches_per_step for e in range(training.epochs))
-        return min(steps, training.max_steps or steps) * training.batches_per_step * batches.batch_size
+        return min(steps, training.max_steps or steps)
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
         """Trains on Ray Train's workers; the first of them exports."""

@@ -12,7 +12,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -178,7 +178,11 @@ class _Mlflow:
         self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
 
 
-_TRACKERS = {"tensorboard": _TensorBoard, "wandb": _WeightsAndBiases, "mlflow": _Mlflow}
+_TRACKERS: dict[TrackerName, Callable[[Any, TrackedTraining, TrackingSettings], Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WeightsAndBiases,
+    "mlflow": _Mlflow,
+}
 
 
 def _plain_name(name: str) -> str:

@@ -17,7 +17,7 @@ from raytriever.stages.stage import Stage
 from tests.unit.small_run import make_artifact
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from trainers.jobs.train import Train, TrainConfig
-from trainers.jobs.train_checks import batch_size_of
+from trainers.jobs.train_checks import number_of_maker
 
 RECIPE = """
 stages:
@@ -139,6 +139,11 @@ def test_batches_that_are_there_already_tell_their_epochs_and_their_size(tmp_pat
     three = Train(validate(TrainConfig, values | {"resources": {"workers": 3}}, "model"))
     with pytest.raises(UserError, match=rf"Batches of 2 rows \({batches}\) can't be cut into 3 equal slices"):
         three.check_inputs({"batches"})
+    warming = Train(
+        validate(TrainConfig, values | {"training": {"bf16": False, "schedule": {"warmup_steps": 1}}}, "model")
+    )
+    with pytest.raises(UserError, match="warmup_steps is 1, but the run has only 1 step"):
+        warming.check_inputs({"batches"})
     longer = Train(validate(TrainConfig, values | {"training": {"bf16": False, "epochs": 2}}, "model"))
     with pytest.raises(UserError, match=f"training.epochs is 2, but {batches} holds batches for 1"):
         longer.check_inputs({"batches"})
@@ -157,25 +162,5 @@ stages:
 """
     (tmp_path / "recipe.yaml").write_text(recipe)
     stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), [], str(tmp_path / "out")))
-    sizes = {name: batch_size_of(stage.config.output, stages) for name, stage in stages.items()}
+    sizes = {name: number_of_maker("batch_size", stage.config.output, stages) for name, stage in stages.items()}
     assert sizes == {"pack": 6, "packed": 6, "lists": 9, "groups": 12, "mixed": 6, "unknown": None}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "warned"),
-    [
-        (["first.validation.split=dev"], False),
-        (["first.validation.split=train"], True),
-        (["first.validation.split=dev", "pairs.split=[train, dev]"], True),
-        (["first.validation.split=train", "first.validation.collection=some/other"], False),
-    ],
-)
-def test_a_split_that_pairs_are_made_of_is_warned_of_before_the_first_stage(
-    tmp_path: Path, tiny_encoder: Path, logged: list[str], overrides: list[str], warned: bool
-) -> None:
-    recipe = RECIPE.replace("MODEL", str(tiny_encoder))
-    recipe = recipe.replace("{kind: batches, batches: held_out}", "{kind: retrieval, collection: collection}")
-    (tmp_path / "recipe.yaml").write_text(recipe)
-    stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), overrides, str(tmp_path / "out")))
-    stages["first"].check_settings(stages)
-    assert [("gives training pairs" in line) for line in logged] == [True] * warned
