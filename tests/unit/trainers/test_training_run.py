@@ -13,7 +13,7 @@ from retrieval.encoders.text_encoder import TextEncoder
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import Reports
 from tests.unit.trainers.validation.made_up import make_collection
-from trainers import run as run_module
+from trainers import training_run
 from trainers.record.ledger import ledger_lines
 from trainers.training_run import RunSettings, run_training
 
@@ -96,7 +96,7 @@ def test_memory_that_is_full_before_the_first_step_is_a_users_affair(
         ran(chosen, tmp_path / "moved")
     monkeypatch.undo()
     sharded = settings(tiny_encoder, chosen.batches, sharding="sharded")
-    monkeypatch.setattr(run_module, "shard", full)
+    monkeypatch.setattr(training_run, "shard", full)
     with pytest.raises(UserError, match=r"memory is full in training: Tried to allocate 4\.00 GiB"):
         ran(sharded, tmp_path / "sharded")
 
@@ -132,10 +132,10 @@ def test_a_precision_that_the_worker_lacks_is_refused_where_the_run_starts(
         assert (training.bf16, device) == (False, CPU)
         raise UserError("no bfloat16 here")
 
-    monkeypatch.setattr(run_module, "require_precision", lacks)
+    monkeypatch.setattr(training_run, "require_precision", lacks)
     with pytest.raises(UserError, match="no bfloat16 here"):
         ran(settings(tiny_encoder, plain(tmp_path / "batches")), tmp_path / "out")
-    monkeypatch.setattr(run_module, "require_precision", lambda *_: log.info("slow here"))
+    monkeypatch.setattr(training_run, "require_precision", lambda *_: log.info("slow here"))
     assert "slow here" in ran(settings(tiny_encoder, plain(tmp_path / "others")), tmp_path / "out")
 
 
