@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipelines.formats.tables import FileTables, Tables
+from pipelines.formats.tables import FileTables
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
@@ -176,7 +176,7 @@ class ColumnFiles(Columns):
         return CheckedSource(format_of(self, FileTables(Folder(self.path), quotes=self.quotes)), self)
 
 
-def format_of(columns: Columns, tables: Tables) -> Format:
+def format_of(columns: Columns, tables: FileTables) -> Format:
     """The collection whose columns are these, in whatever the tables are."""
     return PairsFormat(columns.pairs, tables, columns.domain or "") if columns.pairs else ColumnsFormat(columns, tables)
 
@@ -184,7 +184,7 @@ def format_of(columns: Columns, tables: Tables) -> Format:
 class ColumnsFormat(Format):
     """Documents, queries and judgments in tables of their own."""
 
-    def __init__(self, columns: Columns, tables: Tables) -> None:
+    def __init__(self, columns: Columns, tables: FileTables) -> None:
         assert columns.documents is not None
         self.repeats = columns.documents.id is None
         self._columns = columns
@@ -253,7 +253,7 @@ class PairsFormat(Format):
 
     repeats = True
 
-    def __init__(self, columns: PairTables, tables: Tables, domain: str = "") -> None:
+    def __init__(self, columns: PairTables, tables: FileTables, domain: str = "") -> None:
         self._columns = columns
         self._domain = domain  # of rows without one
         self._tables = tables

@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field
 
 from pipelines.formats.columns import Columns, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
-from pipelines.formats.tables import FileTables, Tables, is_table
+from pipelines.formats.tables import FileTables, is_table
 from pipelines.formats.training_examples import has_values, judgments_of, require_judgments, splits_of
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
@@ -138,7 +138,7 @@ def _conventional_layout(folder: Folder) -> Layout:
 
 
 def find_columns(
-    layout: Layout, tables: Tables, where: str, subset: str | None, splits: Collection[str] | None
+    layout: Layout, tables: FileTables, where: str, subset: str | None, splits: Collection[str] | None
 ) -> Columns:
     """The tables of the collection and their columns, of which ``tables`` may lack those in ``WHERE_THERE``.
 

@@ -9,7 +9,7 @@ import csv
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,41 +28,11 @@ _LONGEST_FIELD = 64 << 20  # characters: a quote that is never closed must not g
 _ABSENT = object()
 
 
-class Table(Protocol):
-    """Rows with named columns, wherever they are. ``a.b`` names what is under ``b`` in a column ``a`` of structs."""
-
-    name: str
-    """Where it is read, for messages."""
-
-    def columns(self) -> list[str]:
-        """Names of the columns there are."""
-        ...
-
-    def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
-        """Every row, with its values of the required and the optional columns; None as a column is left out.
-
-        Raises ``UserError`` where a required column is absent, in JSON from any record, or where an optional one is
-        absent from the whole table and not one that it may lack. A file, or a record of JSON, may lack an optional one.
-        """
-        ...
-
-
-class Tables(Protocol):
-    """Where tables are."""
-
-    def open(self, names: Sequence[str]) -> Table:
-        """The table that these names make up. Raises ``UserError`` where there is none."""
-        ...
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Equal where all tables opened are equal, as plain JSON values."""
-        ...
-
-
 class FileTable:
-    """One or several files of a folder as one ``Table``, in the given order.
+    """One or several files of a folder as one table with named columns, in the given order.
 
-    ``may_lack``: optional columns that are read where they are there. Files of parquet must have the same columns.
+    ``a.b`` names what is under ``b`` in a column ``a`` of structs. ``may_lack``: optional columns that are read where
+    they are there. Files of parquet must have the same columns.
     """
 
     def __init__(
@@ -85,12 +55,16 @@ class FileTable:
         return next((fields for _, fields in _separated(folder, name, self._quotes)), [])
 
     def rows(self, required: Sequence[str], optional: Sequence[str | None] = ()) -> Iterator[Record]:
-        """As ``Table`` says, file after file."""
+        """Every row, file after file, with its values of the required and the optional columns; None is left out.
+
+        Raises ``UserError`` where a required column is absent, in JSON from any record, or where an optional one is
+        absent from the whole table and not one that it may lack. A file, or a record of JSON, may lack an optional one.
+        """
         self._require_same_columns()
         named = [*required, *filter(None, optional)]
         unseen, is_empty = set(filter(None, optional)) - self._may_lack, True
         for place, values in chain.from_iterable(self._records(name, named) for name in self._files):
-            found = chosen(values, named)
+            found = _chosen(values, named)
             if absent := [column for column in required if column not in found]:
                 raise _no_column(str(place), absent[0], values)
             unseen -= found.keys()
@@ -127,23 +101,23 @@ class FileTables:
     """
 
     def __init__(self, folder: Folder, *, quotes: bool | None = None, may_lack: Collection[str] = ()) -> None:
-        self._folder = folder
+        self.folder = folder
         self._quotes = quotes
         self._may_lack = may_lack
-        self._opened: dict[str, None] = {}
+        self.opened: dict[str, None] = {}
 
     def open(self, names: Sequence[str]) -> FileTable:
         """The named files in the order of the names, those of one name sorted, each once.
 
         Raises ``UserError`` where a name stands for no table.
         """
-        files = dict.fromkeys(chain.from_iterable(table_files(self._folder, name) for name in names))
-        self._opened |= files
-        return FileTable(self._folder, list(files), quotes=self._quotes, may_lack=self._may_lack)
+        files = dict.fromkeys(chain.from_iterable(table_files(self.folder, name) for name in names))
+        self.opened |= files
+        return FileTable(self.folder, list(files), quotes=self._quotes, may_lack=self._may_lack)
 
     def fingerprint(self) -> dict[str, Any]:
         """Name, bytes and SHA-256 of each file that was opened."""
-        return describe_files(self._folder, self._opened)
+        return describe_files(self.folder, self.opened)
 
 
 def is_table(name: str) -> bool:
@@ -193,7 +167,7 @@ def _parts_match(name: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(name) and fnmatchcase(name[0], pattern[0]) and _parts_match(name[1:], pattern[1:])
 
 
-def chosen(values: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+def _chosen(values: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     """The values of those columns that are there; ``a.b`` is key ``b`` in ``a``, unless a column is called so."""
     found = {column: _value_of(values, column) for column in columns}
     return {column: value for column, value in found.items() if value is not _ABSENT}
@@ -213,7 +187,7 @@ def _value_of(record: Mapping[str, Any], column: str) -> Any:
     return value
 
 
-def stored_columns(
+def _stored_columns(
     columns: Sequence[str], header: Sequence[str], where: str, may_lack: Collection[str] = ()
 ) -> list[str]:
     """The columns of a table that these are in.
@@ -246,7 +220,7 @@ def _separated_records(
     for place, fields in _separated(folder, name, quotes):
         if header is None:
             header = fields
-            stored_columns(columns, header, file, may_lack)
+            _stored_columns(columns, header, file, may_lack)
         elif len(fields) != len(header):
             raise UserError(
                 f"{place} has {len(fields)} fields, but its header has {len(header)}:"
@@ -292,7 +266,7 @@ def _separated(folder: Folder, name: str, quotes: bool | None) -> Iterator[tuple
 def _parquet_records(folder: Folder, name: str, columns: Sequence[str], may_lack: Collection[str]) -> Iterator[Record]:
     path = folder.describe(name)
     with _open_parquet(folder, name) as file:
-        stored = stored_columns(columns, file.schema_arrow.names, path, may_lack)
+        stored = _stored_columns(columns, file.schema_arrow.names, path, may_lack)
         try:
             batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=stored)
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)

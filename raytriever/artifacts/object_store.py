@@ -30,7 +30,7 @@ def refuse_keys(uri: str) -> None:
     Called before anything else looks at a URI or names it: a key may hold any character, a slash or a question mark.
     """
     scheme, found, rest = uri.partition("://")
-    if found and "@" in rest and not _PUBLIC.fullmatch(uri):
+    if found and "@" in rest and scheme != "hf" and not _PUBLIC.fullmatch(uri):  # the hub's names end in @revision
         raise UserError(
             f"{scheme}://…@… holds keys, or another '@', but a folder's name is shown to everybody. Give keys in the"
             " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …) and choose names without an '@'."

@@ -13,6 +13,7 @@ import pytest
 from pipelines.formats import columns, hub
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.hub import HubDataset
+from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.checked_source import CheckedSource
@@ -58,10 +59,11 @@ def test_wikipedia_on_disk(wikipedia: Path) -> None:
 
 
 def test_wikipedia_from_the_hub(wikipedia: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_path_of", {"wikimedia/wikipedia": str(wikipedia)}.__getitem__)
+    folders = {"wikimedia/wikipedia": Folder(str(wikipedia))}
+    monkeypatch.setattr(hub, "hub_folder", lambda dataset, _: folders[dataset])
     settings = {
         "kind": "hub", "dataset": "wikimedia/wikipedia", "revision": "0" * 40, "domain": "wikipedia",
-        "documents": {"table": "20231101.simple/train", "title": "title"},
+        "documents": {"table": "20231101.simple", "title": "title"},
     }  # fmt: skip
     assert contents(validate(HubDataset, settings, "Source").open()) == Contents(ARTICLES, [], [])
 

@@ -1,4 +1,4 @@
-"""Collections from the hub: what is loaded by name is here a local folder, read by the same library call."""
+"""Collections from the hub: the data set's repository is here a local folder."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import HfFileSystem
 
 from pipelines.formats import hub
 from pipelines.formats.hub import HubDataset
+from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.checked_source import CheckedSource
@@ -43,8 +45,8 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pq.write_table(judged, folder / "judged" / "test.parquet")
     pairs = [{"query": "a", "answer": "x", "negative": "y"}, {"query": "a", "answer": "z", "negative": None}]
     pq.write_table(pa.Table.from_pylist(pairs), folder / "p.parquet")
-    names = {"org/data": str(folder)}
-    monkeypatch.setattr(hub, "_path_of", lambda name: names[name])
+    folders = {("org/data", COMMIT): Folder(str(folder))}
+    monkeypatch.setattr(hub, "hub_folder", lambda *name: folders[name])
     return folder
 
 
@@ -53,8 +55,7 @@ def source(**settings: Any) -> CheckedSource:
     return validate(HubDataset, values, "Source").open()
 
 
-@pytest.mark.usefixtures("dataset")
-def test_the_layout_of_mteb() -> None:
+def test_the_layout_of_mteb(dataset: Path) -> None:
     opened = source(layout="mteb", splits=["test"])
     assert contents(opened) == (
         [("d0", "", "text 0", ""), ("d1", "Cats", "text 1", "")],
@@ -62,11 +63,10 @@ def test_the_layout_of_mteb() -> None:
         [("q1", "d1", 2, "test"), ("q1", "d0", 0, "test")],
     )
     assert opened.fingerprint() == {
-        "dataset": "org/data",
-        "revision": COMMIT,
-        "tables": ["corpus/corpus", "default/test", "queries/queries"],
+        "repository": str(dataset),
+        "tables": ["judged/test.parquet", "texts/c-0.parquet", "texts/c-1.parquet", "texts/q.parquet"],
     }
-    with pytest.raises(UserError, match=r"org/data at 0123456789ab has no judgments of dev"):
+    with pytest.raises(UserError, match=r"snapshot has no judgments of dev"):
         source(layout="mteb", splits=["dev"])
 
 
@@ -74,20 +74,20 @@ def test_the_layout_of_mteb() -> None:
 def test_named_columns() -> None:
     found = contents(
         source(
-            documents={"table": "corpus/corpus", "id": "_id", "title": "title"},
-            queries={"table": "queries/queries", "id": "_id", "answers": "m.a"},
+            documents={"table": "texts/c-*.parquet", "id": "_id", "title": "title"},
+            queries={"table": "texts/q.parquet", "id": "_id", "answers": "m.a"},
             judgments={
-                "splits": {"dev": "test"}, "query_id": "query-id", "document_id": "corpus-id", "relevance": "score"
+                "splits": {"dev": "judged"}, "query_id": "query-id", "document_id": "corpus-id", "relevance": "score"
             },
         )
     )  # fmt: skip
     assert found.queries == [("q1", "what", "", ["x"])]
-    assert found.judgments == [("q1", "d1", 2, "dev"), ("q1", "d0", 0, "dev")]  # test of the default configuration
+    assert found.judgments == [("q1", "d1", 2, "dev"), ("q1", "d0", 0, "dev")]
 
 
 @pytest.mark.usefixtures("dataset")
 def test_pairs() -> None:
-    pairs = {"splits": {"train": ["pairs/train", "pairs/dev"]}, "document": "answer", "negatives": ["negative"]}
+    pairs = {"splits": {"train": ["p.parquet", "p.parquet"]}, "document": "answer", "negatives": ["negative"]}
     found = contents(source(pairs=pairs))
     x, y, z = (text_id("", text) for text in "xyz")
     assert [row[0] for row in found.documents] == [x, y, z]
@@ -120,15 +120,14 @@ def test_settings_that_make_no_collection_are_refused(settings: dict[str, Any], 
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ({"table": "corpse/corpus"}, r"org/data/corpse/corpus at .* can't be read: .*'corpse' not found\. Available:"),
-        ({"table": "corpus/test"}, r"org/data/corpus/test at 0123456789ab can't be read: .*test.*Available splits"),
+        ({"table": "corpse/corpus"}, r"snapshot/corpse/corpus: there is no such table"),
         (
-            {"table": "corpus/corpus", "id": "id"},
-            r"corpus at 0123456789ab has no column 'id'\. Columns there: '_id', 't",
+            {"table": "texts/c-*.parquet", "id": "id"},
+            r"c-0\.parquet has no column 'id'\. Columns there: '_id', 't",
         ),
         (
-            {"table": "corpus/corpus", "id": "_id", "text": "more"},
-            r'corpus/corpus at .*, row 1: "more" is \[1\.5\]\. It',
+            {"table": "texts/c-*.parquet", "id": "_id", "text": "more"},
+            r'c-0\.parquet, row 1: "more" is \[1\.5\]\. It',
         ),
     ],
 )
@@ -138,34 +137,23 @@ def test_mistakes_are_named(documents: dict[str, str], message: str) -> None:
         contents(source(documents=documents))
 
 
-def test_a_data_set_that_can_not_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
+@pytest.mark.parametrize("settings", [{"layout": "mteb"}, {"documents": {"table": "train"}}])
+def test_a_data_set_that_can_not_be_reached_is_named(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise ConnectionError("Couldn't reach 'org/data' on the Hub")
+        raise ConnectionError("Couldn't reach the hub")
 
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
-    monkeypatch.setattr(datasets, "get_dataset_config_names", refuse)
-    message = r"can't be read: Couldn't reach 'org/data' on the Hub\. Check the names .*and the network"
+    monkeypatch.setattr(HfFileSystem, "resolve_path", refuse)
+    message = (
+        rf"hf://datasets/org/data@{COMMIT}: Couldn't reach the hub\. .*mend it|org/data at 0123456789ab can't be read"
+    )
     with pytest.raises(UserError, match=message):
-        contents(source(documents={"table": "train"}))
-    with pytest.raises(UserError, match=message):
-        source(layout="mteb")
-
-
-def test_a_local_folder_of_that_name_is_not_taken_for_the_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "org" / "data").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"dataset: org/data is a local file or folder here\. Read it with kind mteb"):
-        contents(source(documents={"table": "train"}))
+        source(**settings)
 
 
 def test_rows_come_while_a_split_is_read(dataset: Path) -> None:
     rows = [{"_id": f"x{number}", "text": "x"} for number in range(20_000)]
     pq.write_table(pa.Table.from_pylist(rows), dataset / "texts" / "c-0.parquet", row_group_size=1000)
     (dataset / "texts" / "c-1.parquet").unlink()
-    batches = source(documents={"table": "corpus/corpus", "id": "_id"}).documents()
+    batches = source(documents={"table": "texts/c-*.parquet", "id": "_id"}).documents()
     assert len(next(batches)) < 20_000
     assert sum(map(len, batches)) > 10_000
