@@ -159,8 +159,7 @@ def _json_values(folder: Folder, name: str) -> Iterator[tuple[Place, str, Any]]:
             continue
         try:
             value = json.loads(line)
-            if "\\ud" in line or "\\uD" in line:  # maybe a surrogate; alone it can't be written as UTF-8
-                json.dumps(value, ensure_ascii=False).encode()
+            _require_whole_characters(line, value)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{place} is not valid JSON ({error}): {_start(line)}.") from error
         yield place, line, value
@@ -173,106 +172,60 @@ def _start(line: str) -> str:
 def json_records(folder: Folder, name: str) -> Iterator[Record]:
     """Every object in a file that is a JSON list or JSON lines, as its first character says.
 
-    In memory is one block of text and one object, however long the list. Raises ``UserError`` with line and entry for
-    what is no JSON, an entry that is no object, half a surrogate pair (no text), bytes not in UTF-8, a damaged file.
+    In memory is one block of text and one object, however long the list. Raises ``UserError`` with the entry for what
+    is no JSON, an entry that is no object, half a surrogate pair (no text), bytes not in UTF-8, a damaged file.
     """
-    file = folder.describe(name)
-    with io.TextIOWrapper(open_decompressed(folder, name), encoding="utf-8-sig", newline="") as text:
-        objects = _ListReader(text, file)
-        if objects.is_list():
-            for number, value in enumerate(objects.read(), start=1):
-                yield Record(Place(file, number, "entry"), value)
-            return
+    file, number = folder.describe(name), 0
+    with io.TextIOWrapper(open_decompressed(folder, name), encoding="utf-8-sig", newline="") as stream:
+        try:
+            text = next((block for block in iter(lambda: stream.read(_BLOCK_CHARACTERS), "") if block.strip()), "")
+            if text.lstrip().startswith("["):
+                for number, value in enumerate(_list_entries(stream, text), start=1):
+                    yield Record(Place(file, number, "entry"), value)
+                return
+        except (OSError, EOFError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"{file} is not a JSON list of objects: {error} (entry {number + 1}). If the file is not whole, fetch"
+                " it again; if it is not UTF-8, convert it."
+            ) from error
     yield from json_objects(folder, name)
 
 
-class _ListReader:
-    """Reads a JSON list of objects from a stream of text."""
-
-    def __init__(self, stream: io.TextIOBase, file: str) -> None:
-        self._stream = stream
-        self._file = file
-        self._text = ""  # read, but maybe not yet used
-        self._at = 0  # how many characters of it are used
-        self._line = 1  # of the first character of it
-        self._entry = 0
-
-    def is_list(self) -> bool:
-        """Whether the first character that is no space opens a list."""
-        return self._next_character() == "["
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """The list's objects."""
-        self._at += 1
-        if self._next_character() == "]":
-            self._at += 1
-        else:
-            closing = ","
-            while closing == ",":
-                self._entry += 1
-                yield self._object()
-                closing = self._next_character()
-                self._at += 1
-                if closing not in (",", "]"):
-                    raise self._error(f"{closing!r} follows it, not a comma or ]" if closing else _NO_END)
-        if self._next_character():
-            raise self._error("more follows the end of the list")
-
-    def _object(self) -> dict[str, Any]:
-        opening = self._next_character()
-        if opening != "{":
-            raise self._error(f"it begins with {opening!r}, but must be an object" if opening else _NO_END)
-        while True:
+def _list_entries(stream: io.TextIOBase, text: str) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON list that begins with ``text``. Raises ``ValueError`` for what is none."""
+    at, allowed = 0, "["  # how many characters of the text are used, and what may come next
+    while True:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        character = text[at : at + 1]
+        if character == "{" and character in allowed:
             try:
-                value, end = _DECODER.raw_decode(self._text, self._at)
-                if self._text.find("\\ud", self._at, end) >= 0 or self._text.find("\\uD", self._at, end) >= 0:
-                    json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair can't be written as UTF-8
+                value, end = _DECODER.raw_decode(text, at)
+                _require_whole_characters(text[at:end], value)
+                yield value
+                at, allowed = end, ",]"
+                continue
             except json.JSONDecodeError as error:
-                is_cut = error.msg.startswith("Unterminated") or error.pos >= len(self._text) - _LONGEST_TOKEN
-                if is_cut and self._read_on():
-                    continue
-                self._at = error.pos
-                raise self._error(error.msg.removesuffix(" at")) from error
-            except (ValueError, RecursionError) as error:
-                raise self._error(str(error)) from error
-            self._at = end
-            record: dict[str, Any] = value
-            return record
+                problem = error.msg.removesuffix(" at")
+                is_cut = problem.startswith("Unterminated") or error.pos >= len(text) - _LONGEST_TOKEN
+        elif character and character in allowed:
+            at, allowed = at + 1, {"[": "{]", ",": "{", "]": ""}[character]
+            continue
+        else:
+            is_cut = not character
+            problem = f"{character!r} stands where {' or '.join(allowed) or 'its end'} must" if character else _NO_END
+        # as much as is left at least, so that a long object is not read over and over
+        block = stream.read(max(len(text) - at, _BLOCK_CHARACTERS)) if is_cut else ""
+        if not block and (character or allowed):
+            raise ValueError(problem)
+        if not block:
+            return
+        text, at = text[at:] + block, 0
 
-    def _next_character(self) -> str:
-        """The next one that is no space, not yet used; '' at the end of the file."""
-        while True:
-            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._read_on():
-                return ""
 
-    def _read_on(self) -> bool:
-        """Drops what was used and reads at least as much as is left, so that a long object is not read over and over.
-
-        False at the end of the file.
-        """
-        self._line += self._text.count("\n", 0, self._at)
-        self._text = self._text[self._at :]
-        self._at = 0
-        try:
-            more = self._stream.read(max(len(self._text), _BLOCK_CHARACTERS))
-        except UnicodeDecodeError as error:
-            raise self._error(f"what follows is not UTF-8 ({error.reason}); convert the file") from error
-        except (OSError, EOFError) as error:
-            raise UserError(
-                f"{self._file} can't be read to its end: {error}. If it is damaged, fetch it again."
-            ) from error
-        self._text += more
-        return bool(more)
-
-    def _error(self, problem: str) -> UserError:
-        line = self._line + self._text.count("\n", 0, self._at)
-        return UserError(
-            f"{self._file}, line {line}, is not a JSON list of objects: {problem} (entry {self._entry}). If the file is"
-            " not whole, fetch it again."
-        )
+def _require_whole_characters(written: str, value: Any) -> None:
+    """Raises ``ValueError`` for half a surrogate pair, which can't be written as UTF-8."""
+    if "\\ud" in written or "\\uD" in written:
+        json.dumps(value, ensure_ascii=False).encode()
 
 
 def read_qrels(folder: Folder, name: str) -> Iterator[tuple[Place, str, str, int]]:

@@ -54,7 +54,7 @@ def test_a_list_with_a_piece_cut_out_is_refused_or_read_as_json_loads_does(
         if expected is not None and all(isinstance(value, dict) for value in expected):
             assert [value for _, value in read(folder, text)] == expected
         else:
-            with pytest.raises(UserError, match=r"x\.json, line \d+, is not a JSON list of objects: "):
+            with pytest.raises(UserError, match=r"x\.json is not a JSON list of objects: "):
                 read(folder, text)
 
 
@@ -79,19 +79,19 @@ def test_empty_files_and_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[{"a": 1}\n {"a": 2}]', r"line 2, is not a JSON list of objects: '\{' follows it, .* \(entry 1\)"),
-        ('[{"a": 1},\n 2]', r"line 2, .*: it begins with '2', but must be an object \(entry 2\)"),
-        ('[{"a": 1},\n]', r"line 2, .*: it begins with '\]'"),
-        ('[{"a": 1},', r"line 1, .*: the list has no end \(entry 2\)"),
-        ('[{"a": 1}', "line 1, .*: the list has no end"),
-        ('[{"a": 1}] {}', "more follows the end of the list"),
-        ('[{"a":\n 1', r"line 2, .*: Expecting ',' delimiter \(entry 1\)"),
-        ('[{"a": \nwhat}]', r"line 2, .*: Expecting value"),
-        ('[{"a": "un\ntil"}]', r"line 2, .*: Invalid control character \(entry 1\)"),
+        ('[{"a": 1}\n {"a": 2}]', r"is not a JSON list of objects: '\{' stands where , or \] must \(entry 2\)"),
+        ('[{"a": 1},\n 2]', r"'2' stands where \{ must \(entry 2\)"),
+        ('[{"a": 1},\n]', r"'\]' stands where \{ must"),
+        ('[{"a": 1},', r"the list has no end \(entry 2\)"),
+        ('[{"a": 1}', "the list has no end"),
+        ('[{"a": 1}] {}', "'{' stands where its end must"),
+        ('[{"a":\n 1', r"Expecting ',' delimiter \(entry 1\)"),
+        ('[{"a": \nwhat}]', "Expecting value"),
+        ('[{"a": "un\ntil"}]', r"Invalid control character \(entry 1\)"),
         ('[{"a": "' + "x" * 100, "Unterminated string"),
         ('[{"a": "\\ud800"}]', "surrogates not allowed"),
         ('[{"a": ' + "[" * 100_000, "recursion|Expecting"),
-        (b'[{"a": "\xff"}]', "line 1, .*what follows is not UTF-8 .* convert"),
+        (b'[{"a": "\xff"}]', "0xff .*if it is not UTF-8, convert"),
         ('{"a": 1}\n[]', "line 2 is .*every line must be one JSON object"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     write_files(str(tmp_path), {"a.json": json.dumps([{"a": str(number)} for number in range(9999)])}, ".gz")
     path = tmp_path / "a.json.gz"
     path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(UserError, match=r"a\.json\.gz.*(can't be read to its end|not whole)"):
+    with pytest.raises(UserError, match=r"a\.json\.gz.*not whole"):
         list(json_records(Folder(str(tmp_path)), "a.json.gz"))
 
 
