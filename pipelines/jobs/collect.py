@@ -33,6 +33,7 @@ class Collect(Stage[CollectConfig]):
 
     command = "collect"
     kind = COLLECTION
+    algorithm_version = 2
     config_class = CollectConfig
     unit = "documents"
 

@@ -4,13 +4,11 @@ Judgments of training sets repeat: each pair of a query and a document is kept o
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from raytriever.errors import UserError
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, passage_text, record_batches
@@ -26,7 +24,6 @@ from retrieval.collections.records import (
 )
 
 REPEATED = "repeated_judgments"
-OTHERWISE_GRADED = "judgments_of_another_grade"
 
 
 def judged_pair(record: JudgmentRecord) -> str:
@@ -37,75 +34,26 @@ def judged_pair(record: JudgmentRecord) -> str:
 def distinct_judgments(
     read: Callable[[], Iterator[JudgmentRecord]], left_out: Counter[str]
 ) -> Iterator[list[JudgmentRecord]]:
-    """The judgments that ``read`` gives, positives first, each pair once.
+    """The judgments that ``read`` gives, each pair once: positives first, then those of grade 0, then lower ones.
 
     A pair that is a positive anywhere is one, and one that has grade 0 anywhere (a hard negative) has no lower grade (a
-    random one). Of several grades above 0, or below, the first stays. ``left_out`` counts what says the same again, and
-    what gives a pair another grade than the one that stays.
-
-    In memory are eight bytes for each pair, sixteen more where its grade is neither 1 nor 0, and eight more for pairs
-    of grade 0 where there are lower grades too.
+    random one). Of several grades above 0, or below, the first stays. ``left_out`` counts the others. Reads once for
+    each of the three that there is; in memory are eight bytes for each pair.
     """
-    positives, others = _GradedPairs(1), _GradedPairs(0)
-    signs = set[int]()  # of the grades that are not above 0
-    for chunk in in_chunks(_above_zero(read, signs)):
-        yield positives.distinct(chunk, left_out)
-    if not signs:  # sets of positives alone are not read again
-        return
-    zeros = DigestSet()
-    if len(signs) > 1:
-        for chunk in in_chunks(record for record in read() if record.relevance == 0):
-            zeros.add(list(map(judged_pair, chunk)))
-    for chunk in in_chunks(record for record in read() if record.relevance <= 0):
-        pairs = list(map(judged_pair, chunk))
-        better = positives.contain(pairs)
-        if len(zeros):
-            better |= zeros.contain(pairs) & (_grades(chunk) < 0)
-        left_out[OTHERWISE_GRADED] += int(better.sum())
-        yield others.distinct(list(compress(chunk, ~better)), left_out)
+    pairs, signs = DigestSet(), {1}
 
+    def of_sign(wanted: int) -> Iterator[JudgmentRecord]:
+        for record in read():
+            sign = (record.relevance > 0) - (record.relevance < 0)
+            signs.add(sign)
+            if sign == wanted:
+                yield record
 
-def _above_zero(read: Callable[[], Iterator[JudgmentRecord]], signs: set[int]) -> Iterator[JudgmentRecord]:
-    for record in read():
-        if record.relevance > 0:
-            yield record
-        else:
-            signs.add(-1 if record.relevance < 0 else 0)
-
-
-def _grades(records: Sequence[JudgmentRecord]) -> NDArray[np.int64]:
-    return np.array([record.relevance for record in records], dtype=np.int64)
-
-
-class _GradedPairs:
-    """The pairs so far and their first grades; most of them have the ``usual`` one, which takes no memory."""
-
-    def __init__(self, usual: int) -> None:
-        self._usual = usual
-        self._all = DigestSet()
-        self._unusual = DigestSet()  # pairs of another grade
-        self._graded = DigestSet()  # the same with their grades
-
-    def contain(self, pairs: Sequence[str]) -> NDArray[np.bool_]:
-        """Says of each (n,) whether it is there."""
-        return self._all.contain(pairs)
-
-    def distinct(self, records: list[JudgmentRecord], left_out: Counter[str]) -> list[JudgmentRecord]:
-        """Adds all; returns those whose pair is new, and counts the others by whether they repeat its grade."""
-        pairs = list(map(judged_pair, records))
-        graded = [f"{record.relevance} {pair}" for record, pair in zip(records, pairs, strict=True)]
-        is_usual = _grades(records) == self._usual
-        new = self._all.add(pairs)
-        unusual = new & ~is_usual
-        self._unusual.add(list(compress(pairs, unusual)))
-        self._graded.add(list(compress(graded, unusual)))
-        again = list(compress(pairs, ~new))
-        same = np.where(
-            self._unusual.contain(again), self._graded.contain(list(compress(graded, ~new))), is_usual[~new]
-        )
-        left_out[REPEATED] += int(same.sum())
-        left_out[OTHERWISE_GRADED] += int((~same).sum())
-        return list(compress(records, new))
+    for sign in (1, 0, -1):
+        for chunk in in_chunks(of_sign(sign)) if sign in signs else ():
+            new = pairs.add(list(map(judged_pair, chunk)))
+            left_out[REPEATED] += int((~new).sum())
+            yield list(compress(chunk, new))
 
 
 class JudgedQueries:
@@ -113,27 +61,21 @@ class JudgedQueries:
 
     def __init__(self, folds: CrossValidation) -> None:
         self._split = folds.split
-        self._shared_out, self._others = DigestSet(), DigestSet()
+        self._queries = {True: DigestSet(), False: DigestSet()}  # of the split, of others
 
-    def add(self, chunk: list[JudgmentRecord], read: Callable[[], Iterator[JudgmentRecord]]) -> None:
-        """Raises ``UserError`` for a query that is in both, with both places; ``read``: all judgments anew."""
-        shared_out = [record for record in chunk if record.split == self._split]
-        others = [record for record in chunk if record.split != self._split]
-        self._shared_out.add([record.query_id for record in shared_out])
-        self._others.add([record.query_id for record in others])
-        for records, elsewhere in ((shared_out, self._others), (others, self._shared_out)):
-            for record in compress(records, elsewhere.contain([record.query_id for record in records])):
-                self._refuse(record, read())
-
-    def _refuse(self, record: JudgmentRecord, judgments: Iterator[JudgmentRecord]) -> None:
-        split = self._split
-        for other in judgments:  # none where only the digests are equal
-            if other.query_id == record.query_id and (other.split == split) != (record.split == split):
+    def add(self, chunk: list[JudgmentRecord]) -> None:
+        """Raises ``UserError`` for a query that is in both."""
+        for is_shared_out, queries in self._queries.items():
+            records = [record for record in chunk if (record.split == self._split) == is_shared_out]
+            ids = [record.query_id for record in records]
+            queries.add(ids)
+            for record in compress(records, self._queries[not is_shared_out].contain(ids)):
                 raise UserError(
-                    f"{record.place} judges query {record.query_id!r} in split '{record.split}', {other.place} in"
-                    f" '{other.split}'. cross_validation shares out the queries of '{split}', so one that is tested"
-                    f" could be trained on too. Read split '{split}' alone (splits: [{split}], where the kind has that"
-                    " setting), or take the query out of the other split."
+                    f"{record.place} judges query {record.query_id!r} in split '{record.split}', and it is judged in"
+                    f" {'another split' if is_shared_out else f'split {self._split!r}'} too. cross_validation shares"
+                    f" out the queries of '{self._split}', so one that is tested could be trained on too. Read split"
+                    f" '{self._split}' alone (splits: [{self._split}], where the kind has that setting), or take the"
+                    " query out of the other split."
                 )
 
 
@@ -156,10 +98,9 @@ class _Ids:
 class CheckedSource:
     """Any ``Format`` as a ``collection.Source``, by the ``Policies`` of its settings.
 
-    Streams: what stays in memory is eight bytes for each id and each judged pair, and a few more for unusual grades
-    (``distinct_judgments``). Judgments need the ids, so read ``documents`` and ``queries`` to their ends before; what
-    was not is read then. Raises ``UserError`` with file and line for whatever the policies don't allow; at once where
-    they ask for cross-validation of no judgments.
+    Streams: what stays in memory is eight bytes for each id and each judged pair. Judgments need the ids, so read
+    ``documents`` and ``queries`` to their ends before; what was not is read then. Raises ``UserError`` with file and
+    line for whatever the policies don't allow; at once where they ask for cross-validation of no judgments.
     """
 
     def __init__(self, format_: Format, policies: Policies) -> None:
@@ -274,7 +215,7 @@ class CheckedSource:
             reasons = _reasons(chunk, documents, queries)
             if judged_queries:
                 usable = [record for record, reason in zip(chunk, reasons, strict=True) if not reason]
-                judged_queries.add(usable, self._read_judgments)
+                judged_queries.add(usable)
             for record, reason in zip(chunk, reasons, strict=True):
                 if not reason:
                     kept += 1

@@ -54,8 +54,8 @@ EXPECTED = Contents(
         (MANY_MORE, NEAR, 1, "train"),
         (MANY, NEAR, 0, "train"),
         (MANY, NEARER, 0, "train"),
-        (MANY, "13", -1, "train"),
         (WHO, "11", 0, "train"),
+        (MANY, "13", -1, "train"),
     ],
 )
 PASSAGES = 'id\ttext\ttitle\n1\t"Aaron ( ""Ahärôn"")\nis a prophet."\tAaron\n2\tplain text\t"""Weird Al"" Yankovic"\n'
@@ -82,7 +82,7 @@ def test_examples_of_a_json_list(place: str, ending: str) -> None:
     assert read(place, examples={"train": "train.json"}) == EXPECTED
 
 
-def test_a_hard_negative_stays_one_and_the_order_is_that_of_the_file(tmp_path: Path) -> None:
+def test_a_hard_negative_stays_one(tmp_path: Path) -> None:
     def example(**contexts: str) -> dict[str, Any]:
         judged = {key: [{"title": "", "text": id_, "psg_id": id_} for id_ in ids] for key, ids in contexts.items()}
         return {"question": "q", "answers": ["a"], "positive_ctxs": []} | judged
@@ -90,8 +90,8 @@ def test_a_hard_negative_stays_one_and_the_order_is_that_of_the_file(tmp_path: P
     listed = [example(negative_ctxs="zr"), example(positive_ctxs="p", hard_negative_ctxs="hz", negative_ctxs="h")]
     write_files(str(tmp_path), {"e.json": json.dumps(listed)})
     opened = Dpr(path=str(tmp_path), examples={"train": "e.json"}).open()
-    assert [row[1:3] for row in contents(opened).judgments] == [("p", 1), ("r", -1), ("h", 0), ("z", 0)]
-    assert opened.dropped == {"judgments_of_another_grade": 2}
+    assert [row[1:3] for row in contents(opened).judgments] == [("p", 1), ("h", 0), ("z", 0), ("r", -1)]
+    assert opened.dropped == {"repeated_judgments": 2}
 
 
 def test_examples_of_json_lines_and_of_several_files(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_triples_of_ids(tmp_path: Any) -> None:
         ("10", "2", 0, "train"),
         ("11", "0", 0, "train"),
     ]  # document 0, a positive of query 10, is a negative in its last triple: left out
-    assert source.dropped == {"judgments_of_another_grade": 1, "repeated_judgments": 1}
+    assert source.dropped == {"repeated_judgments": 2}
 
 
 def test_triples_add_negatives_to_qrels(tmp_path: Any) -> None:

@@ -1,6 +1,5 @@
 """What every format gets: unique ids, no empty records, no judgments of what is not there, bounded memory."""
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections import checked_source as judged_pairs
 from retrieval.collections import digests, records
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.records import (
@@ -148,36 +146,33 @@ def test_equal_records_of_a_format_that_repeats_are_one() -> None:
     documents, queries, judgments = read(source)
     assert [row[0] for row in documents] == ["d1", "d2"]
     assert [row[0] for row in queries] == ["q1", "q2"]
-    # what is a positive anywhere in a split is no negative there; positives come first
+    # what is a positive anywhere in a split is no negative there; positives come first, then hard negatives
     assert judgments == [
         ("q1", "d1", 2, "t"),
-        ("q1", "d2", -1, "t"),
         ("q1", "d1", 0, "u"),
         ("q2", "d2", 0, "t"),
+        ("q1", "d2", -1, "t"),
     ]
-    assert source.dropped == {"judgments_of_another_grade": 1, "repeated_judgments": 1}
-
-
-REPEATED, OTHER = "repeated_judgments", "judgments_of_another_grade"
+    assert source.dropped == {"repeated_judgments": 2}
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
 @pytest.mark.parametrize(
-    ("grades", "kept", "dropped"),
+    ("grades", "kept"),
     [
-        ((1, 3), 1, {OTHER: 1}),
-        ((3, 1, 3, 3), 3, {OTHER: 1, REPEATED: 2}),
-        ((1, 1, 1), 1, {REPEATED: 2}),
-        ((0, 2), 2, {OTHER: 1}),
-        ((2, 0, 0), 2, {OTHER: 2}),
-        ((-1, 0), 0, {OTHER: 1}),  # a hard negative stays one
-        ((0, -1, 0, -1), 0, {OTHER: 2, REPEATED: 1}),
-        ((-2, -1, -2), -2, {OTHER: 1, REPEATED: 1}),
-        ((-1, 0, 1), 1, {OTHER: 2}),
+        ((1, 3), 1),
+        ((3, 1, 3, 3), 3),
+        ((1, 1, 1), 1),
+        ((0, 2), 2),
+        ((2, 0, 0), 2),
+        ((-1, 0), 0),  # a hard negative stays one
+        ((0, -1, 0, -1), 0),
+        ((-2, -1, -2), -2),
+        ((-1, 0, 1), 1),
     ],
 )
-def test_grades_that_differ_are_counted_apart_from_repetitions(
-    grades: tuple[int, ...], kept: int, dropped: dict[str, int], at_once: int, monkeypatch: pytest.MonkeyPatch
+def test_of_several_grades_the_best_sign_and_then_the_first_stays(
+    grades: tuple[int, ...], kept: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "_RECORDS_AT_ONCE", at_once)
     judged = [("q1", "d1", grade, "t") for grade in grades]
@@ -186,36 +181,14 @@ def test_grades_that_differ_are_counted_apart_from_repetitions(
     source = CheckedSource(Listed(DOCUMENTS, QUERIES, [*judged, *beside], repeats=True), Policies())
     found = read(source)[2]
     assert sorted(found) == sorted([("q1", "d1", kept, "t"), *beside])
-    assert source.dropped == dropped
+    assert source.dropped == {"repeated_judgments": len(grades) - 1}
 
 
-def test_judgments_that_differ_in_nothing_keep_their_order() -> None:
+def test_judgments_of_one_sign_keep_their_order() -> None:
     judged = [("q1", "d1", -1, "t"), ("q1", "d2", 0, "t"), ("q2", "d1", 2, "t"), ("q2", "d2", -1, "t")]
     source = CheckedSource(Listed(DOCUMENTS, QUERIES, judged, repeats=True), Policies())
-    assert read(source)[2] == [judged[2], judged[0], judged[1], judged[3]]
+    assert read(source)[2] == [judged[2], judged[1], judged[0], judged[3]]
     assert source.dropped == {}
-
-
-def test_only_unusual_grades_take_more_memory() -> None:
-    def stored(grades: list[int]) -> int:
-        made: list[digests.DigestSet] = []
-
-        class Counted(digests.DigestSet):
-            def __init__(self) -> None:
-                super().__init__()
-                made.append(self)
-
-        rows_read = [
-            JudgmentRecord(Place("/qrels", 1), f"q{number}", "d", grade, "t") for number, grade in enumerate(grades)
-        ]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(judged_pairs, "DigestSet", Counted)
-            assert sum(map(len, judged_pairs.distinct_judgments(lambda: iter(rows_read), Counter()))) == len(grades)
-        return sum(map(len, made))
-
-    assert stored([1, 0] * 100) == 200  # digests, of eight bytes each
-    assert stored([1, 3] * 100) == 200 + 2 * 100
-    assert stored([1, 0, -1] * 100) == 300 + 2 * 100 + 100
 
 
 @pytest.mark.parametrize(
@@ -316,7 +289,7 @@ def test_against_a_plain_reading(
     best = {(split, query, document): 2 for query, document, _, split in judged}  # 0: positive, 1: zero, 2: below
     for query, document, relevance, split in judged:
         best[split, query, document] = min(best[split, query, document], (relevance <= 0) + (relevance < 0))
-    for query, document, relevance, split in sorted(judged, key=lambda row: row[2] <= 0):
+    for query, document, relevance, split in sorted(judged, key=lambda row: (row[2] <= 0) + (row[2] < 0)):
         is_best = best[split, query, document] == (relevance <= 0) + (relevance < 0)
         if is_best and document in kept_documents and query in queries:
             expected.setdefault((split, query, document), (query, document, relevance, split))
@@ -366,7 +339,7 @@ def test_splits_of_the_same_queries_are_not_cross_validated(
 ) -> None:
     monkeypatch.setattr(records, "_RECORDS_AT_ONCE", at_once)
     folded = Policies(cross_validation=CrossValidation(fold=0))
-    message = r"/qrels, line \d judges query 'q1' in split '(test|train)', /qrels, line \d in '(?!\1)(test|train)'\."
+    message = r"/qrels, line \d judges query 'q1' in split '(test|train)', and it is judged in .*split.* too\."
     rows_read = [SHARED[place] for place in order]
     for repeats in (False, True):
         refused(Listed(DOCUMENTS, QUERIES, rows_read, repeats=repeats), rf"{message}.*\(splits: \[test\]", folded)
