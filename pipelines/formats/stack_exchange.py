@@ -26,7 +26,7 @@ from retrieval.collections.records import (
     Record,
     text_id,
 )
-from retrieval.collections.text_lines import find_file, numbered_lines
+from retrieval.collections.text_lines import find_files, numbered_lines
 
 _QUESTION, _ANSWER = "1", "2"
 _CACHE_KIB = 64 << 10
@@ -41,7 +41,6 @@ class Post(NamedTuple):
     line: int
     score: int
     accepted: int | None  # of a question: the id of the accepted answer
-    is_closed: bool
     title: str
     text: str
 
@@ -60,52 +59,29 @@ class PostFile:
     The posts that are kept go into a temporary SQLite database on disk (about the size of their texts, in the folder
     that TMPDIR names), whose index by question then gives thread after thread.
 
-    ``left_out``: why posts are in no thread, and how many; complete when all threads were read. Raises ``UserError``
-    with file and line for what is no row of a dump, and for a file that is cut off.
+    ``left_out``: why posts are in no thread, and how many; complete when a thread was read. Raises ``UserError`` with
+    file and line for what is no row of a dump, and for a file that is cut off. A row that is no XML is left out.
     """
 
-    def __init__(self, folder: Folder, name: str, config: "StackExchange") -> None:
+    def __init__(self, folder: Folder, name: str) -> None:
         self._folder = folder
         self._name = name
-        self._config = config
         self._kept: sqlite3.Connection | None = None
-        self._left_out_reading = Counter[str]()
         self.name = folder.describe(name)
-        self.left_out: dict[str, int] = {}
+        self.left_out = Counter[str]()
 
     def threads(self) -> Iterator[Thread]:
         """Thread after thread, by the question's id."""
         if self._kept is None:
-            self._left_out_reading.clear()
             self._kept = self._store()
-        left_out = self._left_out_reading.copy()
         rows = self._kept.execute("SELECT * FROM posts ORDER BY question, is_answer, score DESC, id")
         for _, posts in groupby(map(Post._make, rows), lambda post: post.question):
-            if thread := self._thread(list(posts), left_out):
-                yield thread
-        self.left_out = dict(sorted((+left_out).items()))
+            question, *answers = posts
+            yield Thread(question, answers)
 
     def place(self, post: Post) -> Place:
         """Where the post was read."""
         return Place(self.name, post.line)
-
-    def _thread(self, posts: list[Post], left_out: Counter[str]) -> Thread | None:
-        lines: dict[int, int] = {}
-        for post in posts:
-            if post.id in lines:
-                raise UserError(
-                    f"{self.name}, line {max(post.line, lines[post.id])}: post {post.id} is there already, in line"
-                    f" {min(post.line, lines[post.id])}. A dump holds each post once: drop one of the two."
-                )
-            lines[post.id] = post.line
-        if posts[0].is_answer:
-            left_out["answers_without_their_question"] += len(posts)
-            return None
-        if posts[0].is_closed and self._config.closed_questions == "drop":
-            left_out["closed_questions"] += 1
-            left_out["answers_of_closed_questions"] += len(posts) - 1
-            return None
-        return Thread(posts[0], posts[1:])
 
     def _store(self) -> sqlite3.Connection:
         """All posts that are kept. The database's file has no name, so it is gone whenever the process ends."""
@@ -113,13 +89,20 @@ class PostFile:
         for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
             database.execute(f"PRAGMA {setting}")
         database.execute(
-            "CREATE TABLE posts (question INTEGER, is_answer INTEGER, id INTEGER, line INTEGER, score INTEGER,"
-            " accepted INTEGER, is_closed INTEGER, title TEXT, text TEXT)"
+            "CREATE TABLE posts (question INTEGER, is_answer INTEGER, id INTEGER PRIMARY KEY, line INTEGER, score INTEGER,"
+            " accepted INTEGER, title TEXT, text TEXT)"
         )
         # made first, not last: answers mostly come soon after their question, and sorting would need space of its own
         database.execute("CREATE INDEX threads ON posts (question, is_answer, score DESC, id)")
         database.execute("BEGIN")
-        database.executemany("INSERT INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._posts())
+        try:
+            database.executemany("INSERT INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._posts())
+        except sqlite3.IntegrityError as error:
+            raise UserError(f"{self.name} holds a post twice. Is it one site's dump as it was fetched?") from error
+        unasked = database.execute(
+            "DELETE FROM posts WHERE question NOT IN (SELECT question FROM posts WHERE NOT is_answer)"
+        )
+        self.left_out["answers_without_their_question"] = unasked.rowcount
         database.execute("COMMIT")
         return database
 
@@ -129,7 +112,7 @@ class PostFile:
             reason = self._reason(kind, row)
             post = None if reason else _post(kind == _ANSWER, row)
             if post is None or (post.is_answer and not post.text):
-                self._left_out_reading[reason or "answers_without_text"] += 1
+                self.left_out[reason or "answers_without_text"] += 1
             else:
                 yield post
 
@@ -139,12 +122,7 @@ class PostFile:
             return "posts_of_other_types"
         if row.text("DeletionDate"):
             return "deleted_posts"
-        if kind == _ANSWER:
-            if not row.text("ParentId"):
-                return "answers_without_a_parent"
-            if self._config.minimum_score is not None and _integer(row, "Score") < self._config.minimum_score:
-                return "answers_below_the_minimum_score"
-        return ""
+        return "answers_without_a_parent" if kind == _ANSWER and not row.text("ParentId") else ""
 
     def _rows(self) -> Iterator[Record]:
         """The attributes of every row."""
@@ -156,20 +134,15 @@ class PostFile:
             if line == "</posts>":
                 is_whole = True
                 continue
+            if not line.startswith("<row "):
+                raise UserError(
+                    f"{place} is {line[:60]!r}. In Posts.xml every line between <posts> and </posts> is one <row …/>."
+                    " Is it the right file?"
+                )
             try:
-                if not line.startswith("<row "):
-                    raise UserError(
-                        f"{place} is {line[:60]!r}. In Posts.xml every line between <posts> and </posts> is one"
-                        " <row …/>. Is it the right file?"
-                    )
                 yield Record(place, ElementTree.fromstring(line).attrib)
-            except ElementTree.ParseError as error:
-                if self._config.damaged_rows == "refuse":
-                    raise UserError(
-                        f"{place} is no XML ({error}): {line[:60]!r}. If the file is not damaged"
-                        " elsewhere, set damaged_rows to 'drop' to leave such rows out."
-                    ) from error
-                self._left_out_reading["damaged_rows"] += 1
+            except ElementTree.ParseError:
+                self.left_out["damaged_rows"] += 1
         if not is_whole:
             raise UserError(f"{self.name} ends at line {place.line} without </posts>. It is not whole: fetch it again.")
 
@@ -183,7 +156,6 @@ def _post(is_answer: bool, row: Record) -> Post:
         line=row.place.line,
         score=_integer(row, "Score"),
         accepted=_integer(row, "AcceptedAnswerId") if row.text("AcceptedAnswerId") else None,
-        is_closed=bool(row.text("ClosedDate")),
         title=" ".join(row.text("Title").split()),
         text=html_to_text(row.text("Body")),
     )
@@ -226,12 +198,6 @@ class StackExchange(Policies):
     """With answers: what of a question is the query."""
     splits: dict[str, float] = Field(default={"train": 0.7, "dev": 0.1, "test": 0.2}, min_length=1)
     """With answers: shares of the questions, chosen by a hash of site and id."""
-    minimum_score: int | None = None
-    """Lowest score of an answer that is kept; None: all."""
-    closed_questions: Literal["keep", "drop"] = "keep"
-    """Whether closed questions are kept, with their answers."""
-    damaged_rows: Literal["refuse", "drop"] = "refuse"
-    """What to do with rows that are no XML."""
 
     @model_validator(mode="after")
     def _check_splits(self) -> Self:
@@ -249,10 +215,10 @@ class ThreadFormat(Format):
 
     def __init__(self, config: StackExchange) -> None:
         folder = Folder(config.path)
-        names = {site: _find(folder, name) for site, name in sorted(config.posts.items())}
+        names = {site: find_files(folder, [name], "posts")[0] for site, name in sorted(config.posts.items())}
         super().__init__(folder, list(names.values()))
         self._config = config
-        self._sites = {site: PostFile(folder, name, config) for site, name in names.items()}
+        self._sites = {site: PostFile(folder, name) for site, name in names.items()}
         self.documents_name = self.queries_name = self.judgments_name = self.describe(self.files)
 
     def documents(self) -> Iterator[DocumentRecord]:
@@ -264,7 +230,7 @@ class ThreadFormat(Format):
         self._count_left_out({})
 
     def _count_left_out(self, more: Mapping[str, int]) -> None:
-        counted = sum((Counter(posts.left_out) for posts in self._sites.values()), Counter(more))
+        counted = sum((posts.left_out for posts in self._sites.values()), Counter(more))
         self.left_out = dict(sorted((+counted).items()))
 
 
@@ -328,23 +294,6 @@ def _split_of(question: str, splits: Mapping[str, float]) -> str:
 
 def _id(site: str, post: Post) -> str:
     return f"{site}/{'a' if post.is_answer else 'q'}/{post.id}"  # as in the address of the post
-
-
-def _find(folder: Folder, name: str) -> str:
-    """The file as it is there. Raises ``UserError`` where it is not, or is an archive."""
-    found = find_file(folder, name)
-    if found and not found.endswith(".7z"):
-        return found
-    archives = [found] if found else [file for file in folder.files() if file.endswith(".7z")]
-    if archives:
-        raise UserError(
-            f"posts: {folder.describe(archives[0])} is a 7z archive, which can't be read as a stream. Unpack it (7z x)"
-            " and name its Posts.xml, which may be compressed again by gzip or zstd."
-        )
-    raise UserError(
-        f"posts: {folder.describe(name)} is not there, neither plain nor with .gz or .zst behind the name. Correct path"
-        " or posts."
-    )
 
 
 _LISTS = {"ul", "ol"}

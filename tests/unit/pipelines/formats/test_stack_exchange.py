@@ -111,18 +111,6 @@ def test_answers_are_judged_by_their_votes(tmp_path: Path) -> None:
     assert asked[0][1] == "title 1\n\nbody 1"
 
 
-def test_closed_questions_and_low_answers_are_left_out_when_asked(tmp_path: Path) -> None:
-    write_files(str(tmp_path), {"beer/Posts.xml": POSTS})
-    opened = source(tmp_path, closed_questions="drop", minimum_score=5)
-    assert [row[2] for row in contents(opened).documents] == ["body 1\n\nanswer 8\n\nanswer 12", ""]
-    more = {"answers_below_the_minimum_score": 6, "closed_questions": 1}
-    dropped = {**LEFT_OUT, **more, "answers_without_text": 0, "answers_without_their_question": 0}
-    assert opened.dropped == {reason: number for reason, number in dropped.items() if number}
-    kept = source(tmp_path, closed_questions="drop")
-    contents(kept)
-    assert kept.dropped["answers_of_closed_questions"] == 1
-
-
 @pytest.mark.parametrize(
     ("score", "best", "is_accepted", "relevance"),
     [(0, 9, True, 3), (-3, 1, True, 3), (5, 9, False, 2), (4, 8, False, 2), (3, 8, False, 1), (0, 0, False, 1),
@@ -169,18 +157,12 @@ def test_any_order_of_answers_gives_the_same_threads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([question(1), "  <row Id='2' Body='&#x1F;' PostTypeId='1' />"],
-         r"beer/Posts\.xml, line 4 is no XML \(reference to invalid character number.*set damaged_rows to 'drop'"),
-        ([question(1), "  <row Id='2' Body='a & b' PostTypeId='1' />"], r"line 4 is no XML \(not well-formed"),
-        ([question(1), "  <row Id='2' Body='&nbsp;' PostTypeId='1' />"], r"line 4 is no XML \(undefined entity"),
-        ([question(1), "  <row Id='2' Body='\x08' PostTypeId='1' />"], r"line 4 is no XML \(not well-formed"),
-        ([question(1), "  <row Id='2' Body='cut"], r"line 4 is no XML \(unclosed token"),
         (["<users>"], r"line 3 is '<users>'\. In Posts\.xml every line .* is one <row …/>\. Is it the right file"),
         (["  <row Id='1' Name='x' />"], r"line 3: the row has no PostTypeId\. Is it a Posts\.xml of Stack Exchange"),
         ([question(1, Score="many")], r"line 3: Score is 'many'\. It must be an integer"),
         ([question("1.5")], r"line 3: Id is '1\.5'"),
-        ([question(1), question(2), question(1)], r"line 5: post 1 is there already, in line 3\. .*drop one"),
-        ([question(1), answer(2, 1), answer(2, 1)], r"line 5: post 2 is there already, in line 4"),
+        ([question(1), question(2), question(1)], r"Posts\.xml holds a post twice"),
+        ([question(1), answer(2, 1), answer(2, 1)], r"Posts\.xml holds a post twice"),
         ([question(1, Title="", Body="")], r"line 3: document '.*/q/1' has neither title nor text"),
     ],
 )  # fmt: skip
@@ -190,12 +172,14 @@ def test_damage_is_named_by_its_line(tmp_path: Path, rows: list[str], message: s
         contents(source(tmp_path))
 
 
-def test_damaged_rows_are_dropped_and_counted_when_asked(tmp_path: Path) -> None:
-    damaged = ["<row Id='2' PostTypeId='1' Body='&#x1F;' />", "<row a='&b;' />"]
-    write_files(str(tmp_path), {"beer/Posts.xml": dump(damaged[0], question(1), damaged[1])})
-    opened = source(tmp_path, damaged_rows="drop")
+@pytest.mark.parametrize(
+    "damaged", ["Body='&#x1F;' />", "Body='a & b' />", "Body='&nbsp;' />", "Body='\x08' />", "Body='cut"]
+)
+def test_damaged_rows_are_counted(tmp_path: Path, damaged: str) -> None:
+    write_files(str(tmp_path), {"beer/Posts.xml": dump(f"<row Id='2' PostTypeId='1' {damaged}", question(1))})
+    opened = source(tmp_path)
     assert len(contents(opened).documents) == 1
-    assert opened.dropped == {"damaged_rows": 2}
+    assert opened.dropped == {"damaged_rows": 1}
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
@@ -206,21 +190,9 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         contents(source(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("posts", "message"),
-    [
-        ("beer.7z", r"beer\.7z is a 7z archive, .*Unpack it \(7z x\) and name its Posts\.xml"),
-        ("Posts.xml", r"beer\.7z is a 7z archive"),
-        ("x/Posts.xml", r"beer\.7z is a 7z archive"),
-    ],
-)
-def test_archives_are_named(tmp_path: Path, posts: str, message: str) -> None:
-    write_files(str(tmp_path), {"beer.7z": "7z"})
-    with pytest.raises(UserError, match=message):
-        source(tmp_path, posts={SITE: posts})
-    (tmp_path / "beer.7z").unlink()
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"posts: .* is not there, neither plain nor with \.gz or \.zst"):
-        source(tmp_path, posts={SITE: posts})
+        source(tmp_path)
 
 
 def test_shares_of_splits_are_checked(tmp_path: Path) -> None:
