@@ -89,8 +89,8 @@ class PostFile:
         for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
             database.execute(f"PRAGMA {setting}")
         database.execute(
-            "CREATE TABLE posts (question INTEGER, is_answer INTEGER, id INTEGER PRIMARY KEY, line INTEGER, score INTEGER,"
-            " accepted INTEGER, title TEXT, text TEXT)"
+            "CREATE TABLE posts (question INTEGER, is_answer INTEGER, id INTEGER PRIMARY KEY, line INTEGER,"
+            " score INTEGER, accepted INTEGER, title TEXT, text TEXT)"
         )
         # made first, not last: answers mostly come soon after their question, and sorting would need space of its own
         database.execute("CREATE INDEX threads ON posts (question, is_answer, score DESC, id)")
