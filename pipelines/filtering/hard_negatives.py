@@ -16,6 +16,7 @@ from raytriever.settings.configuration import Settings
 
 Choice = Literal["sample", "first", "balanced_margins"]
 TooFew = Literal["refuse", "repeat", "random"]
+FILLED = ("hard negatives repeated", "hard negatives drawn at random")  # counted where a query has too few
 
 
 class BalancedMarginSettings(Settings):
@@ -130,7 +131,7 @@ class NegativeDraw:
                     at_random += self.number - len(chosen)
                     chosen = fill_at_random(chosen, self.number, self.documents, positives[place], keys[place])
             drawn[place] = chosen
-        return drawn, {"hard negatives repeated": repeated, "hard negatives drawn at random": at_random}
+        return drawn, dict(zip(FILLED, (repeated, at_random), strict=True))
 
     def _too_few(self, pair: np.int64, chosen: int, available: int) -> str:
         """That a pair got ``chosen`` of the hard negatives it has, and what to do."""

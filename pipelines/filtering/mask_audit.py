@@ -109,15 +109,14 @@ def merge_audits(audits: Sequence[Audit]) -> Audit:
     return {**totals, "rules": rules}
 
 
-def audit_lines(audit: Audit) -> list[str]:
-    """A plain-text table: of each rule how many negatives it masked, in how many batches."""
-    rows = []
-    for rule in RULES:
-        found = audit["rules"][rule]
-        share = found["negatives"] / max(audit["negatives"], 1)
-        rows.append((rule, f"{found['negatives']:,}", f"{share:.3%}", f"{found['batches']:,}"))
-    table = Table(["rule", "masked", "share", "batches"], rows)
-    return [
-        f"{audit['negatives']:,} negatives in {audit['batches']:,} batches",
-        *(f"  {line}" for line in table.lines()),
-    ]
+def mask_table(audit: Audit) -> Table:
+    """Of each rule how many negatives it masked, and in how many batches."""
+    found = [(rule, audit["rules"][rule]) for rule in RULES]
+    counts = [(rule, of_rule["negatives"], f"{of_rule['batches']:,}") for rule, of_rule in found]
+    counts.append(("all rules", sum(of_rule["negatives"] for _, of_rule in found), ""))
+    rows = [(rule, f"{n:,}", f"{n / max(audit['negatives'], 1):.3%}", batches) for rule, n, batches in counts]
+    caption = (
+        f"Of {audit['negatives']:,} negatives in {audit['batches']:,} batches, all epochs; a negative counts for the"
+        " first rule that masks it."
+    )
+    return Table(["masked by", "negatives", "share", "batches"], rows, caption)

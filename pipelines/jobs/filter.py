@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from pipelines.batches import BATCHES, LAYOUTS, BatchFile
 from pipelines.filtering.false_negatives import FalseNegativeSettings
 from pipelines.filtering.hard_negatives import BalancedMarginSettings, Choice, NegativeDraw, TooFew
-from pipelines.filtering.mask_audit import MaskAudit, audit_lines, merge_audits
+from pipelines.filtering.mask_audit import MaskAudit, mask_table, merge_audits
 from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
 from pipelines.jobs.filter_lookups import (
     NEGATIVES_SHARD,
@@ -248,7 +248,8 @@ class Filter(Stage[FilterConfig]):
 
     def announce(self, artifact: Artifact) -> list[str]:
         """The audit's table."""
-        return ["", *audit_lines(artifact.read_json("audit.json"))]
+        table = mask_table(artifact.read_json("audit.json"))
+        return ["", table.caption, *(f"  {line}" for line in table.lines())]
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The audit with its examples."""

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from pipelines.mining.audit import audit_lines, block_audit, merge_audits
+from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
 from pipelines.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
 from pipelines.mining.inputs import (
     MiningInputs,
@@ -217,8 +217,10 @@ class Mine(Stage[MineConfig]):
         return f"{artifact.manifest['counts']['candidates']:,} candidates of {artifact.rows:,} queries"
 
     def announce(self, artifact: Artifact) -> list[str]:
-        """The audit's table."""
-        return ["", *audit_lines(artifact.read_json("audit.json"))]
+        """The audit's tables."""
+        audit = artifact.read_json("audit.json")
+        rules, remarks = rule_table(audit), remark_table(audit)
+        return ["", rules.caption, *rules.lines(), *(["", *remarks.lines()] if remarks.rows else [])]
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The audit with its examples."""

@@ -112,39 +112,35 @@ def _merge(groups: Sequence[Any]) -> Audit:
     }
 
 
-def audit_lines(audit: Audit) -> list[str]:
-    """A plain-text table: each rule with what it dropped, then what is left, then what a user should know."""
-    counts, total = audit["counts"], audit["counts"]["candidates"]
-    groups = rules_of(audit)
-    meanings = ["dropped", *(RULES[name] for name in groups), f"of {counts['eligible']:,} that no rule drops"]
-    rows = [_row(name, group, total) for name, group in (groups | {"chosen": audit["chosen"]}).items()]
-    table = Table(["rule", "candidates", "share", "queries"], rows)
-    lines = [f"  {line}  {meaning}" for line, meaning in zip(table.lines(), meanings, strict=True)]
-    remarks = [f"  {count:,} {COUNTS[name]}" for name, count in noteworthy(audit).items()]
-    return [
-        f"{total:,} candidates of {counts['queries']:,} queries",
-        "",
-        *lines,
-        "",
-        *remarks,
-        *([""] if remarks else []),
+def rule_table(audit: Audit) -> Table:
+    """What each rule that was asked dropped, in the order of asking (which JSON doesn't keep), and what is left."""
+    total = audit["counts"]["candidates"]
+    rows = [(name, RULES[name], audit["rules"][name]) for name in RULES if name in audit["rules"]]
+    rows.append(("chosen", f"of the {audit['counts']['eligible']:,} that no rule drops", audit["chosen"]))
+    cells = [
+        (
+            name,
+            meaning,
+            f"{group['candidates']:,}",
+            f"{group['candidates'] / total:.1%}" if total else "-",
+            f"{group['queries']:,}",
+        )
+        for name, meaning, group in rows
     ]
+    caption = (
+        f"{total:,} candidates of {audit['counts']['queries']:,} queries; a candidate counts for the first rule that"
+        " drops it. Queries: those with such a candidate."
+    )
+    return Table(["rule", "the candidate is", "candidates", "share", "queries"], cells, caption, text_columns=2)
 
 
-def rules_of(audit: Audit) -> dict[str, Any]:
-    """What each rule that was asked did, in the order of asking (which JSON doesn't keep)."""
-    return {name: audit["rules"][name] for name in RULES if name in audit["rules"]}
-
-
-def noteworthy(audit: Audit) -> dict[str, int]:
+def remark_table(audit: Audit) -> Table:
     """The counts of queries that a user should know of; answers are no matter where no query has any."""
     counts = audit["counts"]
     shown = [name for name in COUNTS if name.startswith("queries_") and counts[name]]
-    return {
-        name: counts[name] for name in shown if name != "queries_without_answers" or counts[name] < counts["queries"]
-    }
-
-
-def _row(name: str, group: Audit, total: int) -> tuple[str, str, str, str]:
-    share = f"{group['candidates'] / total:.1%}" if total else "-"
-    return name, f"{group['candidates']:,}", share, f"{group['queries']:,}"
+    rows = [
+        (COUNTS[name], f"{counts[name]:,}")
+        for name in shown
+        if name != "queries_without_answers" or counts[name] < counts["queries"]
+    ]
+    return Table(["queries", "count"], rows)

@@ -1,40 +1,64 @@
-"""The report's section on batches: how hard they are beside random ones, what they hold, and what is masked in them."""
+"""The report's sections on clusters and on batches: how hard these are beside random ones, and what is masked in them.
+
+Most figures are those of the manifests. Hardness, domains and grades are measured on a sample of epoch 0.
+"""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader
-from pipelines.filtering.false_negatives import RULES, from_columns
-from pipelines.pairs.pairs import DomainNumbers
+from pipelines.filtering.false_negatives import RULES
+from pipelines.filtering.hard_negatives import FILLED
+from pipelines.filtering.mask_audit import Audit, mask_table
+from pipelines.packing.hardness import batch_hardness
+from pipelines.pairs.pairs import read_pairs
 from pipelines.reports.data import excerpt, sample_of
-from pipelines.reports.packings import (
-    EPOCH,
-    MASKED,
-    Batches,
-    PairVectors,
-    hardness_blocks,
-    hardness_of_packings,
-    packed_pairs,
-    packing_rows,
-    tour_blocks,
-)
 from raytriever.artifacts.artifact import Artifact, origin
-from raytriever.reports.plots import BLUE, GREY, Distribution, histogram, ridgelines
-from raytriever.reports.report import Block, Details, Plot, Section, folder_name
+from raytriever.reports.report import Block, Details, Section
 from raytriever.reports.table import Table
 from retrieval.vectors import StoredVectors
 
-_DOMAINS_SHOWN = 12
-_SEED_OF_SHUFFLE = 2
+PACKED, RANDOM, MASKED = "as packed", "random, within domains", "as packed, without what is masked"
+_ROWS_SHOWN = 12  # domains of a table, epochs of a packing
 _AUDIT = "audit.json"
-_MASKED_BY = "masked by "
-_MADE_UP = ("hard negatives repeated", "hard negatives drawn at random")
+
+Batches = NDArray[np.int64]  # pair numbers, (batches, B)
+
+
+def clusters_section(clusters: Artifact) -> Section:
+    """How many clusters each domain has, how k-means got there, and how large clusters are."""
+    ordered = sorted(clusters.shards, key=lambda shard: (-shard.rows, shard.facts["domain"]))
+    rows = [
+        [
+            str(shard.facts["domain"]) or "(none)",
+            f"{shard.rows:,}",
+            f"{shard.facts['clusters_asked_for']:,}",
+            f"{shard.counts['clusters']:,}",
+            f"{shard.rows / shard.counts['clusters']:,.1f}",
+            f"{shard.facts['iterations']:,}",
+            f"{shard.facts['refilled']:,}",
+            f"{shard.facts['pairs_with_zero_vectors']:,}",
+        ]
+        for shard in ordered[:_ROWS_SHOWN]
+    ]
+    header = ["domain", "pairs", "asked for", "clusters", "mean size", "iterations", "refilled", "zero vectors"]
+    caption = (
+        f"The largest of {len(ordered):,} domains. Refilled: clusters that ran empty and were given a pair. Zero"
+        " vectors: pairs with one, which are near nothing."
+    )
+    sizes = [
+        [f"{1 << power:,} to {(2 << power) - 1:,}", f"{count:,}"]
+        for power, count in enumerate(clusters.manifest["facts"]["sizes"])
+    ]
+    blocks = [Table(header, rows, caption), Table(["pairs of a cluster", "clusters"], sizes)]
+    return Section("Clusters", "Pairs of one domain that are near each other share a cluster.", blocks)
 
 
 def batches_section(
@@ -45,291 +69,232 @@ def batches_section(
     most: int,
     seed: int,
 ) -> Section | None:
-    """Hardness (needs packing, pairs and vectors), tours (packing), what batches hold; None where there is neither.
+    """Sizes and tours (of ``packing``), hardness (needs pairs and vectors too), what ``batches`` hold.
 
-    At most ``most`` batches of epoch 0 are read, a sample by ``seed`` where there are more.
+    None where there is neither packing nor batches. At most ``most`` batches of epoch 0 are read, a sample by ``seed``
+    where there are more.
     """
     if packing is None and batches is None:
         return None
-    blocks: list[Block] = []
-    hardness: dict[str, NDArray[np.float64]] = {}
-    of_pairs = PairVectors(pairs, vectors) if pairs is not None and vectors is not None else None
-    rows = [] if packing is None else packing_rows(packing)
-    if packing is not None and of_pairs is not None:
-        chosen = sample_of(packing.shards[EPOCH].counts["batches"], most, seed)
-        hardness = hardness_of_packings(packing, of_pairs, chosen, seed)
+    rows = [] if packing is None else _packing_rows(packing)
     if batches is not None:
-        chosen = sample_of(batches.number_of_batches(EPOCH), most, seed)
-        rows += [] if packing is not None else _stored_rows(batches)
-        rows.append([f"batches of epoch {EPOCH} that are looked at", f"{len(chosen):,}"])
-        found = _collector(batches, packing, of_pairs)
-        blocks = _read(batches, found, chosen)
-        if isinstance(found, Masks) and found.hardness is not None:
-            hardness[MASKED] = found.hardness
-    before: list[Block] = [Table(["quantity", "count"], rows)]
+        counts = batches.artifact.manifest["counts"]
+        rows += [
+            ["epochs of stored batches", f"{batches.epochs:,}"],
+            ["stored batches", f"{counts['batches']:,}"],
+            [f"{batches.layout} of a stored batch", f"{batches.batch_size:,}"],
+            *([name, f"{counts[name]:,}"] for name in FILLED if counts.get(name)),
+        ]
+    blocks: list[Block] = [Table(["quantity", "count"], rows)]
     if packing is not None:
-        if hardness and vectors is not None:
-            before += hardness_blocks(hardness, vectors, packing)
-        before += tour_blocks(packing)
-    return Section("Batches", "Which examples are trained on together.", before + blocks)
+        if pairs is not None and vectors is not None:
+            is_its_own = batches is not None and origin(batches.artifact, "packing") == packing.fingerprint
+            measured = hardness(packing, PairVectors(pairs, vectors), batches if is_its_own else None, most, seed)
+            blocks.append(_hardness_table(measured))
+        blocks += epoch_tables(packing)
+    if batches is not None:
+        chosen = sample_of(batches.number_of_batches(0), most, seed).tolist()
+        blocks += [_domain_table(batches, chosen), *_mixed(batches)]
+        match batches.layout:
+            case "pairs":
+                blocks += _mask_blocks(batches.artifact)
+            case "chunks":
+                blocks += _source_tables(batches)
+            case "candidates":
+                blocks.append(_grade_table(batches, chosen))
+    return Section("Batches", "Which examples are trained on together.", blocks)
 
 
-def _stored_rows(batches: BatchReader) -> list[list[str]]:
+def _packing_rows(packing: Artifact) -> list[list[str]]:
+    first = packing.shards[0]
+    left_out = sum(first.dropped.values())
     return [
-        ["epochs", f"{batches.epochs:,}"],
-        ["batches", f"{batches.artifact.manifest['counts']['batches']:,}"],
-        [f"{batches.layout} of a batch", f"{batches.batch_size:,}"],
+        ["epochs packed", f"{len(packing.shards):,}"],
+        ["packed batches of an epoch", f"{first.counts['batches']:,}"],
+        ["pairs of a packed batch", f"{first.facts['batch_size']:,}"],
+        ["pairs in no batch of epoch 0", f"{left_out:,} ({left_out / (left_out + first.rows):.1%})"],
     ]
 
 
-def _collector(
-    batches: BatchReader, packing: Artifact | None, of_pairs: PairVectors | None
-) -> "Masks | Sources | Grades":
-    """What gathers figures of batches of this layout."""
-    match batches.layout:
-        case "pairs":
-            is_its_own = packing is not None and origin(batches.artifact, "packing") == packing.fingerprint
-            return Masks(packed_pairs(packing) if packing is not None and is_its_own else None, of_pairs)
-        case "chunks":
-            return Sources()
-        case "candidates":
-            return Grades()
+class PairVectors:
+    """The vectors of every pair's query and document; ``pairs`` and ``vectors`` are of one collection."""
+
+    def __init__(self, pairs: Artifact, vectors: StoredVectors) -> None:
+        rows = read_pairs(pairs, ["query_row", "document_row"])
+        self._query_rows, self._document_rows = rows["query_row"].to_numpy(), rows["document_row"].to_numpy()
+        self._queries, self._documents = vectors.part("queries"), vectors.part("documents")
+
+    def hardness(self, batch: NDArray[np.int64], mask: NDArray[np.bool_] | None = None) -> float:
+        """``batch_hardness`` of these pair numbers (B,), without the cells of ``mask`` (B, B)."""
+        queries = self._queries.gather(self._query_rows[batch])
+        return batch_hardness(queries, self._documents.gather(self._document_rows[batch]), mask)
 
 
-def _read(batches: BatchReader, found: "Masks | Sources | Grades", chosen: NDArray[np.int64]) -> list[Block]:
-    """Shows ``found`` the ``chosen`` batches of epoch 0."""
-    numbers: list[int] = []  # of each batch's domains
-    of_domains, examples = Counter[str](), Counter[str]()
-    for number in chosen.tolist():
-        batch = batches.read(EPOCH, number)
-        here = {item["values"]: item["counts"] for item in pc.value_counts(batch["domain"]).to_pylist()}
-        numbers.append(len(here))
-        of_domains.update(here.keys())
-        examples.update(here)
-        found.add(number, batch)
-    return [*_domain_blocks(np.array(numbers), of_domains, examples), *_mixed(batches), *found.blocks(batches)]
+def hardness(
+    packing: Artifact, of_pairs: PairVectors, batches: BatchReader | None, most: int, seed: int
+) -> dict[str, NDArray[np.float64]]:
+    """Hardness of at most ``most`` packed batches and of as many random ones of the same pairs, float64 (n,) each.
+
+    ``batches``: those made of this packing, None where there are none; with them that without what they mask.
+    """
+    packed = packed_pairs(packing)
+    chosen = sample_of(len(packed), most, seed)
+    found = {PACKED: packed, RANDOM: random_packing(packed, packing, seed)}
+    measured = {name: np.array([of_pairs.hardness(batch) for batch in found[name][chosen]]) for name in found}
+    if batches is not None and batches.layout == "pairs":
+        masks = ((packed[number], mask_of(batches.read(0, number))) for number in chosen.tolist())
+        # of a batch without any negative left there is no mean
+        kept = [of_pairs.hardness(batch, mask) for batch, mask in masks if mask.sum() < len(mask) * (len(mask) - 1)]
+        measured |= {MASKED: np.array(kept)} if kept else {}
+    return measured
 
 
-def _domain_blocks(numbers: NDArray[np.int64], of_domains: Counter[str], examples: Counter[str]) -> list[Block]:
-    """A plot where batches have several domains, a table where there are several at all."""
-    blocks: list[Block] = []
-    if numbers.max() > 1:
-        svg = histogram(
-            numbers.astype(np.float64), "domains of a batch", "batches", "Histogram of domains of a batch", whole=True
-        )
-        mixing = f"{int((numbers > 1).sum()):,} of {len(numbers):,} batches have several"
-        blocks.append(Plot(svg, f"Domains of a batch of epoch 0, {numbers.mean():.1f} on average; {mixing}."))
-    if len(of_domains) > 1:
-        most = sorted(examples, key=lambda name: (-examples[name], name))
-        groups = [(name or "(none)", [name]) for name in most[:_DOMAINS_SHOWN]]
-        rest = most[_DOMAINS_SHOWN:]
-        groups += [(f"{len(rest):,} others", rest)] if rest else []
-        rows = []
-        for name, members in groups:
-            count, batches = sum(examples[member] for member in members), sum(of_domains[member] for member in members)
-            rows.append([name, f"{batches:,}", f"{count:,}", f"{count / examples.total():.1%}"])
-        caption = f"Domains of the {len(numbers):,} batches looked at."
-        blocks.append(Table(["domain", "batches with it", "examples", "share of examples"], rows, caption))
-    return blocks
+def packed_pairs(packing: Artifact) -> Batches:
+    """The batches of epoch 0."""
+    pairs = pq.read_table(packing.path(packing.shards[0].files[0].name), columns=["pair"])["pair"].to_numpy()
+    return np.asarray(pairs, dtype=np.int64).reshape(-1, int(packing.shards[0].facts["batch_size"]))
 
 
-def _mixed(batches: BatchReader) -> list[Block]:
+def random_packing(packed: Batches, packing: Artifact, seed: int) -> Batches:
+    """The same pairs in random batches within their domains: where the packing has a domain, so has this one."""
+    name = packing.shards[0].files[0].name
+    table = pq.read_table(packing.path(name), columns=["domain"], read_dictionary=["domain"]).unify_dictionaries()
+    domains = np.concatenate([chunk.indices.to_numpy() for chunk in table["domain"].chunks])
+    shuffled = np.random.default_rng([seed, 0]).permutation(packed.size)
+    found = np.empty(packed.size, dtype=np.int64)
+    found[np.argsort(domains, kind="stable")] = packed.ravel()[shuffled[np.argsort(domains[shuffled], kind="stable")]]
+    return found.reshape(packed.shape)
+
+
+def mask_of(batch: pa.Table) -> NDArray[np.bool_]:
+    """What each row leaves out of the batch's own documents, (B, B)."""
+    mask = np.zeros((len(batch), len(batch)), dtype=bool)
+    for row, left_out in enumerate(batch["masked"].to_pylist()):
+        mask[row, [column for column in left_out if column < len(batch)]] = True
+    return mask
+
+
+def _hardness_table(measured: Mapping[str, NDArray[np.float64]]) -> Table:
+    hardest = measured[RANDOM].max()
+    rows = [
+        [
+            name,
+            f"{len(values):,}",
+            f"{values.mean():.4f}",
+            f"{values.std(ddof=min(1, len(values) - 1)):.4f}",
+            f"{values.min():.4f}",
+            f"{values.max():.4f}",
+            f"{np.count_nonzero(values > hardest):,}",
+        ]
+        for name, values in measured.items()
+    ]
+    header = ["batches", "number", "mean", "standard deviation", "easiest", "hardest", "harder than all random ones"]
+    caption = (
+        "Hardness: the mean similarity between a batch's queries and the documents of its other pairs (Morris & Rush"
+        " 2024, eq. 2)."
+    )
+    return Table(header, rows, caption)
+
+
+def epoch_tables(packing: Artifact) -> list[Table]:
+    """What the packing's tours and swaps did, epoch by epoch; nothing where it has neither."""
+    columns: dict[str, list[str]] = {}
+    epochs = [shard.facts for shard in packing.shards[:_ROWS_SHOWN]]
+    if "tour" in epochs[0]:
+        tours = [facts["tour"] for facts in epochs]
+        columns |= {
+            "tour": [f"{tour['length']:,.3f}" for tour in tours],
+            "random order": [f"{tour['random_length']:,.3f}" for tour in tours],
+            "dead ends": [f"{tour['dead_ends']:,} of {tour['steps']:,}" for tour in tours],
+        }
+    if "polish" in epochs[0]:
+        polish = [facts["polish"] for facts in epochs]
+        columns |= {
+            "hardness before": [f"{found['hardness_before']:.4f}" for found in polish],
+            "after swaps": [f"{found['hardness_after']:.4f}" for found in polish],
+            "swaps": [f"{sum(found['swaps']):,}" for found in polish],
+        }
+    if not columns:
+        return []
+    rows = [[str(epoch), *cells] for epoch, cells in enumerate(zip(*columns.values(), strict=True))]
+    caption = (
+        "Tour and random order: lengths over the clusters' centroids. Dead end: a step in which the list of near"
+        " clusters was used up."
+    )
+    return [Table(["epoch", *columns], rows, caption)]
+
+
+def _domain_table(batches: BatchReader, chosen: list[int]) -> Table:
+    with_domain, examples = Counter[str](), Counter[str]()
+    for number in chosen:
+        counts = pc.value_counts(batches.read(0, number)["domain"]).to_pylist()
+        examples.update({item["values"]: item["counts"] for item in counts})
+        with_domain.update(item["values"] for item in counts)
+    rows = [
+        [name or "(none)", f"{with_domain[name]:,}", f"{count:,}", f"{count / examples.total():.1%}"]
+        for name, count in sorted(examples.items(), key=lambda item: (-item[1], item[0]))[:_ROWS_SHOWN]
+    ]
+    caption = f"The largest of {len(examples):,} domains of the {len(chosen):,} batches looked at."
+    return Table(["domain", "batches with it", "examples", "share of examples"], rows, caption)
+
+
+def _mixed(batches: BatchReader) -> list[Table]:
     """Of mixed batches how many each source gave; else nothing."""
     manifest = batches.artifact.manifest
     names = [key.removeprefix("sources.") for key in manifest["inputs"] if key.startswith("sources.")]
-    if not names:
-        return []
     counts, total = manifest["counts"], manifest["counts"]["batches"]
-    ratios = batches.artifact.config.get("ratios") or {}
-    rows = []
-    for name in names:
-        given = int(counts.get(f"batches of {name}", 0))
-        rows.append([name, f"{given:,}", f"{given / total:.1%}", f"{ratios[name]:g}" if name in ratios else ""])
-    return [Table(["source", "batches", "share", "ratio"], rows, "Batches of all epochs by where they come from.")]
+    given = {name: int(counts.get(f"batches of {name}", 0)) for name in names}
+    rows = [[name, f"{count:,}", f"{count / total:.1%}"] for name, count in given.items()]
+    return [Table(["source", "batches", "share"], rows)] if rows else []
 
 
-class Sources:
-    """Gathers of which source documents the chunks of a batch are, and which stand beside one another there."""
-
-    def __init__(self) -> None:
-        self._names, self._domains = DomainNumbers(), DomainNumbers()
-        self._batches: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
-
-    def add(self, number: int, batch: pa.Table) -> None:  # noqa: ARG002
-        """Keeps one batch's sources, places in them and domains, as numbers."""
-        places = batch["number"].to_numpy().astype(np.int64)
-        self._batches.append((self._names.of(batch["source_id"]), places, self._domains.of(batch["domain"])))
-
-    def blocks(self, batches: BatchReader) -> list[Block]:
-        """The stored batches beside random ones of the same chunks and domains."""
-        sources, places, domains = (np.stack(parts) for parts in zip(*self._batches, strict=True))
-        shuffled = np.random.default_rng(_SEED_OF_SHUFFLE).permutation(sources.size)
-        order = shuffled[np.argsort(domains.ravel()[shuffled], kind="stable")]
-        distributions, rows = [], []
-        kinds = (("as stored", BLUE, np.arange(sources.size)), ("random, same chunks", GREY, order))
-        for name, color, chunks in kinds:
-            of_chunks, in_source = (values.ravel()[chunks].reshape(sources.shape) for values in (sources, places))
-            found = distinct_in_rows(of_chunks)
-            distributions.append(Distribution(name, found.astype(np.float64), color))
-            numbers = [f"{found.mean():.2f}", f"{found.min():,}", f"{found.max():,}"]
-            rows.append([name, *numbers, f"{share_beside(of_chunks, in_source):.0%}"])
-        svg = ridgelines(distributions, "source documents of a batch", "Sources of batches", whole=True)
-        caption = (
-            f"Distinct source documents of {len(sources):,} batches of {batches.batch_size} chunks of epoch 0, and of"
-            " random batches of the same chunks, within their domains; each histogram is scaled to its own highest bar."
-        )
-        header = ["batches", "sources of a batch: mean", "fewest", "most", "chunks beside a neighbour"]
-        beside = "Beside a neighbour: chunks with the one before or after them in their batch."
-        return [Plot(svg, caption), Table(header, rows, beside)]
+def _source_tables(batches: BatchReader) -> list[Table]:
+    """Of batches of chunks, all epochs: of how many source documents they are. `raytriever mix` doesn't count them."""
+    counts = batches.artifact.manifest["counts"]
+    found = {number: counts.get(f"batches of {number} sources", 0) for number in range(1, batches.batch_size + 1)}
+    rows = [[f"{n}", f"{count:,}", f"{count / counts['batches']:.1%}"] for n, count in found.items() if count]
+    return [Table(["sources of a batch", "batches", "share"], rows)] if rows else []
 
 
-def distinct_in_rows(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many different values each row of (n, B) has, int64 (n,)."""
-    ordered = np.sort(values, axis=1)
-    found: NDArray[np.int64] = 1 + (np.diff(ordered, axis=1) != 0).sum(axis=1)
-    return found
+def _grade_table(batches: BatchReader, chosen: list[int]) -> Table:
+    """How the candidates of the lists looked at are judged."""
+    candidates, with_grade, lists = Counter[int | None](), Counter[int | None](), 0
+    for number in chosen:
+        for grades in batches.read(0, number)["candidate_relevance"].to_pylist():
+            candidates.update(grades)
+            with_grade.update(set(grades))
+            lists += 1
+    rows = [
+        [
+            "not judged" if grade is None else str(grade),
+            f"{count:,}",
+            f"{count / candidates.total():.2%}",
+            f"{count / lists:.2f}",
+            f"{with_grade[grade]:,}",
+        ]
+        for grade, count in sorted(candidates.items(), key=lambda item: (item[0] is None, -(item[0] or 0)))
+    ]
+    caption = f"Grades of the {candidates.total():,} candidates of {lists:,} lists."
+    return Table(["relevance", "candidates", "share", "mean a list", "lists with one"], rows, caption)
 
 
-def share_beside(sources: NDArray[np.int64], places: NDArray[np.int64]) -> float:
-    """The share of chunks that have the one before or after them in their batch; both (batches, B)."""
-    rows = np.arange(len(sources)).repeat(sources.shape[1])
-    order = np.lexsort((places.ravel(), sources.ravel(), rows))
-    row, source, place = rows[order], sources.ravel()[order], places.ravel()[order]
-    follows = (np.diff(row) == 0) & (np.diff(source) == 0) & (np.diff(place) == 1)
-    has = np.zeros(len(order), dtype=bool)
-    has[1:] |= follows
-    has[:-1] |= follows
-    return float(has.mean())
+def _mask_blocks(batches: Artifact) -> list[Block]:
+    """What each rule masks, with examples, as `raytriever filter` wrote it; of mixed batches what any rule masks."""
+    if _AUDIT in batches.names(""):
+        audit: Audit = batches.read_json(_AUDIT)
+        rows = [_masked_row(rule, found) for rule in RULES for found in audit["rules"][rule]["examples"]]
+        header = ["masked by", "query", "its positive", "masked document", "batch", "positive", "masked"]
+        caption = "Batch: epoch and number. Positive, masked: the surrogate's scores."
+        examples = Details("Examples: masked documents", Table(header, rows, caption, text_columns=4))
+        return [mask_table(audit), *([examples] if rows else [])]
+    counts = batches.manifest["counts"]
+    masked = int(counts["masked by any rule"])
+    return [
+        Table(["masked by", "masked", "share"], [["any rule", f"{masked:,}", f"{masked / counts['negatives']:.2%}"]])
+    ]
 
 
-class Grades:
-    """Gathers the lengths of candidate lists and how relevant their candidates are judged."""
-
-    def __init__(self) -> None:
-        self._lengths: list[int] = []
-        self._relevant: list[int] = []
-        self._candidates: Counter[int | None] = Counter()
-        self._lists: Counter[int | None] = Counter()
-
-    def add(self, number: int, batch: pa.Table) -> None:  # noqa: ARG002
-        """Counts the lists of one batch."""
-        for grades in batch["candidate_relevance"].to_pylist():
-            found = Counter(grades)
-            self._candidates.update(found)
-            self._lists.update(found.keys())
-            self._lengths.append(len(grades))
-            self._relevant.append(sum(count for grade, count in found.items() if grade and grade > 0))
-
-    def blocks(self, batches: BatchReader) -> list[Block]:  # noqa: ARG002
-        """How many relevant candidates a list has, and all grades."""
-        relevant, lengths = np.array(self._relevant), np.array(self._lengths)
-        svg = histogram(
-            relevant.astype(np.float64), "relevant candidates of a list", "lists",
-            "Histogram of relevant candidates", whole=True,
-        )  # fmt: skip
-        plot = Plot(
-            svg,
-            f"Candidates judged relevant (above 0) in each of {len(lengths):,} lists of epoch 0, which have"
-            f" {lengths.min():,} to {lengths.max():,} candidates; {np.count_nonzero(relevant == 0):,} lists have none.",
-        )
-        grades = sorted((grade for grade in self._candidates if grade is not None), reverse=True)
-        unknown = [None] if None in self._candidates else []
-        rows = [self._row(grade, len(lengths)) for grade in [*grades, *unknown]]
-        caption = f"Grades of the {self._candidates.total():,} candidates of {len(lengths):,} lists."
-        return [plot, Table(["relevance", "candidates", "share", "mean a list", "lists with one"], rows, caption)]
-
-    def _row(self, grade: int | None, lists: int) -> list[str]:
-        count = self._candidates[grade]
-        name = "not judged" if grade is None else str(grade)
-        share = f"{count / self._candidates.total():.2%}"
-        return [name, f"{count:,}", share, f"{count / lists:.2f}", f"{self._lists[grade]:,}"]
-
-
-class Masks:
-    """Gathers the masks of batches of layout ``pairs``.
-
-    ``packed``: the pair numbers of each batch of the epoch, where they are known; with ``of_pairs`` the batches' own
-    hardness without what is masked is measured.
-    """
-
-    def __init__(self, packed: Batches | None, of_pairs: PairVectors | None) -> None:
-        self._packed, self._of_pairs = packed, of_pairs
-        self._shares: list[float] = []
-        self._hardness: list[float] = []
-
-    def add(self, number: int, batch: pa.Table) -> None:
-        """Counts batch ``number`` of the epoch."""
-        mask, share = mask_of(batch)
-        self._shares.append(share)
-        if self._packed is None or self._of_pairs is None:
-            return
-        if mask.sum() < len(mask) * (len(mask) - 1):  # of no negatives there is no mean
-            self._hardness.append(self._of_pairs.hardness(self._packed[number], mask))
-
-    @property
-    def hardness(self) -> NDArray[np.float64] | None:
-        """Of each batch, without what is masked; None where its pairs aren't known."""
-        return np.array(self._hardness) if self._hardness else None
-
-    def blocks(self, batches: BatchReader) -> list[Block]:
-        """Shares of batches, a table of rules, examples."""
-        shares, artifact = np.array(self._shares), batches.artifact
-        blocks: list[Block] = []
-        if shares.any():
-            svg = histogram(
-                100 * shares, "masked share of a batch's negatives (%)", "batches", "Histogram of masked shares"
-            )
-            caption = (
-                f"Share of negatives masked as false in {len(shares):,} batches of epoch 0, {np.median(shares):.1%} in"
-                f" the median one; {int((shares == 1).sum()):,} have no negative left."
-            )
-            blocks.append(Plot(svg, caption))
-        # what `raytriever filter` wrote beside its batches; mixed batches have none
-        audit = artifact.read_json(_AUDIT) if _AUDIT in artifact.names("") else None
-        blocks.append(_rule_table(artifact.manifest["counts"], audit))
-        return blocks + ([] if audit is None else _masked_examples(audit, artifact))
-
-
-def mask_of(batch: pa.Table) -> tuple[NDArray[np.bool_], float]:
-    """The mask (B, B) over the batch's own documents, and the share of all its negatives that is masked."""
-    size = len(batch)
-    hard_negatives = sum(map(len, batch["hard_negative_ids"].to_pylist()))
-    mask = from_columns(batch["masked"].to_pylist(), size + hard_negatives)
-    return mask[:, :size], float(mask.sum()) / max(size * (size - 1 + hard_negatives), 1)
-
-
-def _rule_table(counts: Mapping[str, int], audit: Mapping[str, Any] | None) -> Table:
-    by_rule = {name.removeprefix(_MASKED_BY): count for name, count in counts.items() if name.startswith(_MASKED_BY)}
-    by_rule = {rule: by_rule[rule] for rule in (*RULES, *by_rule) if rule in by_rule}  # the order they are asked in
-    negatives, masked = int(counts["negatives"]), sum(by_rule.values())
-    rows = []
-    for rule, count in by_rule.items():
-        batches = "" if audit is None else f"{audit['rules'][rule]['batches']:,}"
-        rows.append([rule, f"{count:,}", f"{count / max(negatives, 1):.2%}", batches])
-    rows.append(["all rules", f"{masked:,}", f"{masked / max(negatives, 1):.2%}", ""])
-    caption = (
-        f"Of {negatives:,} negatives (all batches, all epochs); a negative counts for the first rule that masks it."
-        " Batches: those in which the rule masks something."
-    )
-    caption += "".join(f" {name.capitalize()}: {counts[name]:,}." for name in _MADE_UP if counts.get(name))
-    return Table(["masked by", "negatives", "share", "batches"], rows, caption)
-
-
-def _masked_examples(audit: Mapping[str, Any], batches: Artifact) -> list[Block]:
-    caption = (
-        "The first such negative of the first batches (epoch: number) in which there is one, and the surrogate's"
-        f" scores of the positive and of what is masked. Ids are in {folder_name(batches)}/{_AUDIT}."
-    )
-    header = ["query", "its positive", "masked document", "batch", "positive", "masked"]
-    blocks: list[Block] = []
-    for rule in RULES:
-        rows = [_masked_row(example) for example in audit["rules"][rule]["examples"]]
-        if rows:
-            blocks.append(Details(f"Examples: masked by {rule}", Table(header, rows, caption, text_columns=3)))
-    return blocks
-
-
-def _masked_row(example: Mapping[str, Any]) -> Sequence[str]:
+def _masked_row(rule: str, example: Mapping[str, Any]) -> list[str]:
     texts = [excerpt(example[name]) for name in ("query", "positive", "document")]
     scores = ["" if score is None else f"{score:.3f}" for score in (example["positive_score"], example["score"])]
-    return [*texts, f"{example['epoch']}: {example['batch']:,}", *scores]
+    return [rule, *texts, f"{example['epoch']}: {example['batch']:,}", *scores]

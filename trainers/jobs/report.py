@@ -10,8 +10,7 @@ from pipelines.clustering.clusters import CLUSTERS
 from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import CANDIDATES, StoredCandidates
 from pipelines.pairs.pairs import PAIRS
-from pipelines.reports.batches import batches_section
-from pipelines.reports.clusters import clusters_section
+from pipelines.reports.batches import batches_section, clusters_section
 from pipelines.reports.data import chunks_section, data_section, left_out_section, mining_section
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.artifacts.storage import absolute
@@ -170,7 +169,7 @@ class Report(Stage[ReportConfig]):
             self._result(found.get("evaluation")),
             data_section(collection, pairs),
             chunks_section(StoredCollection(paths["chunks"])) if "chunks" in paths else None,
-            clusters_section(clusters, _batch_size(packing or found.get("batches"))) if clusters else None,
+            clusters_section(clusters) if clusters else None,
             batches_section(packing, pairs, vectors, batches, self.config.sampled_batches, self.config.seed),
             left_out_section(found.values()),
             mining_section(StoredCandidates(paths["candidates"]).audit()) if "candidates" in paths else None,
@@ -239,7 +238,3 @@ def _subtitle(found: Mapping[str, Artifact]) -> str:
         if name in _COUNTED
     ]
     return " · ".join(["Raytriever report", *counts])
-
-
-def _batch_size(artifact: Artifact | None) -> int | None:
-    return int(artifact.shards[0].facts["batch_size"]) if artifact else None

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from pipelines.mining.audit import EXAMPLES, Audit, audit_lines, block_audit, merge_audits
+from pipelines.mining.audit import EXAMPLES, Audit, block_audit, merge_audits, remark_table, rule_table
 from pipelines.mining.inputs import QueryBlock
 from pipelines.mining.rules import ABSENT, KEPT, RULES, UNJUDGED, Block, JudgedPairs, MiningRules, Positives
 from pipelines.reports.data import mining_section
@@ -94,12 +94,13 @@ def test_counts_and_examples() -> None:
 
 def test_the_table_names_every_rule_in_order() -> None:
     audit = merge_audits([audit_of(np.arange(QUERIES))])
-    lines = audit_lines(audit)
-    assert lines[0] == "576 candidates of 90 queries"
-    assert [line.split()[0] for line in lines if "%" in line] == [*RULESET.active(), "chosen"]
-    assert "  45 queries that have no answers to match" in lines
+    table = rule_table(audit)
+    assert table.caption.startswith("576 candidates of 90 queries")
+    assert [line.split()[0] for line in table.lines() if "%" in line] == [*RULESET.active(), "chosen"]
+    remark = ("queries that have no answers to match", "45")
+    assert remark in remark_table(audit).rows
     without_answers = {**audit, "counts": audit["counts"] | {"queries_without_answers": QUERIES}}
-    assert not any("answers to match" in line for line in audit_lines(without_answers))
+    assert remark[0] not in [row[0] for row in remark_table(without_answers).rows]
 
 
 def test_the_section_of_the_report() -> None:
@@ -120,4 +121,4 @@ def test_the_section_of_the_report() -> None:
 def test_nothing_mined_is_a_section_too() -> None:
     audit = merge_audits([audit_of(np.arange(0))])
     assert not any(isinstance(block, Details) for block in mining_section(audit).blocks)
-    assert audit_lines(audit)[0] == "0 candidates of 0 queries"
+    assert rule_table(audit).caption.startswith("0 candidates of 0 queries")

@@ -8,32 +8,12 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from raytriever.reports import plots
-from raytriever.reports.plots import (
-    Curve,
-    Distribution,
-    Interval,
-    Panel,
-    counted_bars,
-    curve_panels,
-    histogram,
-    interval_panels,
-    overlaid_curves,
-)
-from raytriever.reports.plots import ridgelines as draw_ridgelines
+from raytriever.reports.plots import Curve, Interval, Panel, curve_panels, interval_panels
 
 ODD = "a <b> & $x_1$ \\frac \n\x00 漢"
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 VALUES = np.random.default_rng(0).normal(size=50)
 STEPS = np.arange(1, 51)
-
-
-def ridgelines(name: str) -> str:
-    return draw_ridgelines([Distribution(name, VALUES), Distribution("other", VALUES + 1)], name, f"ridges {name}")
-
-
-def bars(name: str) -> str:
-    return histogram(VALUES, name, "batches", f"bars {name}", {name: 0.0})
 
 
 def intervals(name: str) -> str:
@@ -52,15 +32,7 @@ def shares(name: str) -> str:
     return curve_panels([Panel(name, [won, lost], stacked=True)], f"shares {name}")
 
 
-def overlaid(name: str) -> str:
-    return overlaid_curves({name: VALUES, "other": VALUES[:9]}, name, "share", f"overlaid {name}")
-
-
-def counted(name: str) -> str:
-    return counted_bars([0, 5, 10], [3, 0], name, "chunks", f"counted {name}", {name: 5.0})
-
-
-PLOTS = pytest.mark.parametrize("plot", [ridgelines, bars, intervals, curves, shares, overlaid, counted])
+PLOTS = pytest.mark.parametrize("plot", [intervals, curves, shares])
 
 
 @PLOTS
@@ -96,10 +68,7 @@ def test_same_numbers_same_bytes_and_the_users_style_is_left_alone(plot: Callabl
 
 
 def test_two_plots_on_a_page_share_no_id() -> None:
-    ids = [
-        set(re.findall(r'\bid="([^"]*)"', plot("name")))
-        for plot in (ridgelines, bars, intervals, curves, shares, overlaid, counted)
-    ]
+    ids = [set(re.findall(r'\bid="([^"]*)"', plot("name"))) for plot in (intervals, curves, shares)]
     assert len(set.union(*ids)) == sum(map(len, ids))
 
 
@@ -111,30 +80,6 @@ ROUNDED = 0.4976969308567438, 0.49769693085674377
     [np.zeros(1), np.full(7, 0.3), np.array([0.0, 1e6]), np.array(ROUNDED), np.array([1e-9, -0.0, 1e20, 1e20 + 2**15])],
 )
 def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
-    for svg in (
-        histogram(values, "x", "y", "one"),
-        histogram(values, "x", "y", "whole", whole=True),
-        draw_ridgelines([Distribution("a", values)], "x", "two"),
-        draw_ridgelines([Distribution("a", values)], "x", "integers", whole=True),
-        overlaid_curves({"a": values}, "x", "y", "overlaid"),
-        curve_panels([Panel("a", [Curve("a", np.arange(len(values)), values)])], "three"),
-    ):
-        ElementTree.fromstring(svg)
-        assert "nan" not in svg.lower()
-
-
-@pytest.mark.parametrize("scale", [1e-300, 1e-9, 1.0, 1e9, 1e20])
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 30, 1000])
-def test_values_that_rounding_parts_are_drawn_as_one(scale: float, steps: int) -> None:
-    low = 0.4976969308567438 * scale
-    values = np.repeat([low, low + steps * np.spacing(low)], 200)  # 60 bins
-    parts = [Distribution("random", values[:1]), Distribution("packed", values[200:])]
-    for svg in (histogram(values, "x", "y", "bars"), draw_ridgelines(parts, "x", "ridges")):
-        ElementTree.fromstring(svg)
-        assert "nan" not in svg.lower()
-
-
-def test_bins_of_other_values_are_numpys() -> None:
-    for values in (VALUES, VALUES * 1e-12, 1 + VALUES * 1e-9, np.full(7, 0.3), np.array([])):
-        expected = np.histogram_bin_edges(values, bins=plots._most_bins(len(values)))
-        np.testing.assert_array_equal(plots._bins(values, len(values), whole=False), expected)
+    svg = curve_panels([Panel("a", [Curve("a", np.arange(len(values)), values)])], "three")
+    ElementTree.fromstring(svg)
+    assert "nan" not in svg.lower()
