@@ -1,6 +1,5 @@
 """False negatives: documents of a batch that answer a query as well as its own, left out of its softmax."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -191,20 +190,3 @@ def to_columns(mask: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
     rows, columns = np.nonzero(mask)
     bounds = np.searchsorted(rows, np.arange(1, len(mask)))
     return np.split(columns.astype(np.int32), bounds)
-
-
-def from_columns(columns: Sequence[Sequence[int]] | Sequence[NDArray[np.int32]], width: int) -> NDArray[np.bool_]:
-    """The inverse of ``to_columns`` for ``width`` documents, for reports; training reads masks in ``score_columns``.
-
-    Raises ``UserError`` for an index beyond them.
-    """
-    mask = np.zeros((len(columns), width), dtype=bool)
-    for row, left_out in enumerate(columns):
-        places = np.asarray(left_out, dtype=np.int64)
-        if places.size and not 0 <= places.min() <= places.max() < width:
-            raise UserError(
-                f"Row {row} of the batch leaves out columns {places.min()} to {places.max()}, but there are {width},"
-                " counted from 0. The mask is of another batch; run the filter again."
-            )
-        mask[row, places] = True
-    return mask
