@@ -32,6 +32,7 @@ from retrieval.indexes.top_k import (
 
 # Queries and documents of one product; its scores stay in the cache until the best are picked from them.
 _DOCUMENT_TILE = 1024
+_TILES_AT_ONCE = 4  # from whose scores the best are picked together
 _QUERY_TILES = (64, 256, 1024)  # the smallest that holds all queries, else the largest
 _DOCUMENT_BYTES_AT_ONCE = 64 << 20  # float32 documents that all queries meet before the next are read
 _ROWS_CHECKED_AT_ONCE = 8192
@@ -69,89 +70,42 @@ def exact_top_k(
     padded[: len(queries)] = queries
     left = torch.from_numpy(padded).to(device)
     best = torch.full((len(padded), k), ABSENT, device=device)
-    scores = torch.empty((tile, _DOCUMENT_TILE), device=device)
-    selection = _Selection(tile, k, device)
+    scores = torch.empty((tile, _TILES_AT_ONCE * _DOCUMENT_TILE), device=device)
     largest = float(np.abs(padded).max(initial=0.0))
-    rows_at_once = max(1, _DOCUMENT_BYTES_AT_ONCE // (4 * _DOCUMENT_TILE * max(1, dimension))) * _DOCUMENT_TILE
+    width = scores.shape[1]
+    rows_at_once = max(1, _DOCUMENT_BYTES_AT_ONCE // (4 * width * max(1, dimension))) * width
     for start in range(0, len(documents), rows_at_once):
         block = documents[start : start + rows_at_once]
         right = _whole_tiles(block)
         _refuse_overflow(right, largest, block, start)
         right = right.to(device)
         for place in range(0, len(padded), tile):
-            selection.begin(best[place : place + tile])
-            for offset in range(0, len(block), _DOCUMENT_TILE):
-                torch.mm(left[place : place + tile], right[offset : offset + _DOCUMENT_TILE].T, out=scores)
-                scores[:, len(block) - offset :] = -torch.inf
-                selection.add(scores, start + offset)
-            best[place : place + tile] = selection.condense()
+            for first in range(0, len(block), width):
+                for offset in range(0, min(width, len(right) - first), _DOCUMENT_TILE):
+                    of_tile = right[first + offset : first + offset + _DOCUMENT_TILE]
+                    scores[:, offset : offset + _DOCUMENT_TILE] = left[place : place + tile] @ of_tile.T
+                found = scores[:, : len(block) - first]
+                best[place : place + tile] = _with_better(best[place : place + tile], found, start + first)
     return ranking_of_keys(best[: len(queries)].sort(dim=1, descending=True).values, first_row)
 
 
-class _Selection:
-    """The ``k`` largest keys of each query over tiles of scores, the rows of each tile being above those before.
+def _with_better(best: torch.Tensor, scores: torch.Tensor, first_row: int) -> torch.Tensor:
+    """The largest keys, of ``best`` (queries, k) int64 and of ``scores`` (queries, documents), in any order.
 
-    Most scores are below the k-th best so far: one comparison drops them. The others are gathered and sorted in from
-    time to time. One object serves all blocks of queries in turn: its buffers are made once.
+    Most scores are below the k-th best so far, and one comparison drops them. Documents count from ``first_row``, above
+    those of ``best``: so nothing equal to the k-th best has to be kept.
     """
-
-    def __init__(self, queries: int, k: int, device: str) -> None:
-        self._k = k
-        self._keys = torch.full((queries, 2 * k + _DOCUMENT_TILE), ABSENT, device=device)
-        self._filled = torch.full((queries,), k, device=device)
-        self._is_better = torch.empty((queries, _DOCUMENT_TILE), dtype=torch.bool, device=device)
-        self._numbers = torch.arange(queries * _DOCUMENT_TILE, device=device)
-        self._row_starts = torch.arange(queries, device=device) * self._keys.shape[1]
-
-    def begin(self, best: torch.Tensor) -> None:
-        """Starts with the keys ``best`` (queries, k) int64; what was added before ``condense`` must have been read."""
-        self._keys[:, : self._k] = best
-        self._threshold = self._worst_scores()
-        self._is_empty = bool((self._threshold == -torch.inf).all())
-
-    def add(self, scores: torch.Tensor, first_row: int) -> None:
-        """Takes in a tile of scores (queries, documents) of documents from ``first_row`` on."""
-        if self._is_empty and self._k <= scores.shape[1]:  # the k-th best of the first tile is a threshold already
-            self._threshold = _just_below(torch.topk(scores, self._k, dim=1).values[:, -1:])
-        self._is_empty = False
-        # an equal score has a higher row and so comes after; nothing equal to the k-th best has to be kept
-        torch.gt(scores, self._threshold, out=self._is_better)
-        query, document = _places_of_true(self._is_better)
-        if not len(query):
-            return
-        added = torch.bincount(query, minlength=len(self._keys))
-        # survivors of a query stand together: its next free place, counted on from its first survivor
-        free = self._row_starts + self._filled - (added.cumsum(0) - added)
-        place = free[query].add_(self._numbers[: len(query)])
-        keys = order_keys(scores.view(-1)[query * scores.shape[1] + document], document + first_row)
-        self._keys.view(-1)[place] = keys
-        self._filled += added
-        if int(self._filled.max()) > 2 * self._k:  # a sharper threshold is worth a sort
-            self.condense()
-
-    def condense(self) -> torch.Tensor:
-        """The largest keys so far (queries, k), in any order."""
-        width = int(self._filled.max())
-        if width > self._k:
-            self._keys[:, : self._k] = torch.topk(self._keys[:, :width], self._k, dim=1, sorted=False).values
-            self._keys[:, self._k : width] = ABSENT
-            self._filled.fill_(self._k)
-            self._threshold = self._worst_scores()
-        return self._keys[:, : self._k]
-
-    def _worst_scores(self) -> torch.Tensor:
-        return scores_of_keys(self._keys[:, : self._k].min(dim=1, keepdim=True).values)
-
-
-def _places_of_true(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of what is true, row by row; looks at eight elements at a time, as nearly all are false."""
-    row, word = mask.view(torch.int64).nonzero(as_tuple=True)
-    inside, place = mask.view(-1, 8)[row * (mask.shape[1] // 8) + word].nonzero(as_tuple=True)
-    return row[inside], word[inside] * 8 + place
-
-
-def _just_below(scores: torch.Tensor) -> torch.Tensor:
-    return torch.nextafter(scores, torch.full_like(scores, -torch.inf))
+    k = best.shape[1]
+    threshold = scores_of_keys(best.min(dim=1, keepdim=True).values)
+    if k <= scores.shape[1] and bool((threshold == -torch.inf).all()):  # of the first documents, their own k-th best
+        lowest = torch.topk(scores, k, dim=1).values[:, -1:]
+        threshold = torch.nextafter(lowest, torch.full_like(lowest, -torch.inf))
+    query, document = (scores > threshold).nonzero(as_tuple=True)
+    counts = query.bincount(minlength=len(best))
+    place = torch.arange(len(query), device=best.device) - (counts.cumsum(0) - counts)[query]
+    added = torch.full((len(best), int(counts.max())), ABSENT, device=best.device)
+    added[query, place] = order_keys(scores[query, document], document + first_row)
+    return torch.cat([best, added], dim=1).topk(k, dim=1, sorted=False).values
 
 
 def _whole_tiles(vectors: NDArray[Any]) -> torch.Tensor:
