@@ -41,7 +41,7 @@ def encoder_of(max_length: int, *, in_parts: bool = True, **form: object) -> Con
     encoder = contextual_from(plain, ContextualForm.model_validate(form))
     if not in_parts:
         for layer in encoder._backbone.layers:
-            layer.module.forward = layer.module.forward
+            layer.forward = layer.forward
     return encoder
 
 

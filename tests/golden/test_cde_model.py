@@ -92,7 +92,7 @@ def encoder(in_parts: bool = True, **form: Any) -> ContextualEncoder:
                 parameter.copy_(array(f"v_w/{found}"))
     if not in_parts:
         for layer in made._backbone.layers:
-            layer.module.forward = layer.module.forward
+            layer.forward = layer.forward
     assert made._backbone.in_parts == in_parts
     return made.eval()
 

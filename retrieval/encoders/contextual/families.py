@@ -32,67 +32,21 @@ class Guide:
     bias: Tensor | None = None
     rotation: Rotation | None = None
 
-    def of_rows(self, rows: slice) -> "Guide":
-        """For a sequence of those rows alone."""
-        return Guide(
-            None if self.bias is None else self.bias[:, :, rows, rows],
-            None if self.rotation is None else (self.rotation[0][:, rows], self.rotation[1][:, rows]),
-        )
 
+class Backbone(ABC):
+    """A transformer as a second stage. Keeps the module, so what is added to its layers (LoRA) counts.
 
-class Layer(ABC):
-    """One layer of a family, in parts. States are (n, rows, width), heads (n, heads, rows, head size)."""
+    States are (n, rows, width), heads (n, heads, rows, head size).
+    """
 
     attention_name: ClassVar[str]
-    """The module of its attention."""
+    """The module of a layer's attention."""
     matrices: ClassVar[tuple[str, ...]] = ()
     """What that calls its matrices of queries, keys and values."""
 
-    def __init__(self, module: nn.Module, heads: int) -> None:
-        self.module: Any = module
-        self.heads = heads
-
-    @property
-    def attention(self) -> Any:
-        """The layer's attention."""
-        return self.module.get_submodule(self.attention_name)
-
-    @property
-    def attention_dropout(self) -> float:
-        """Probability in training."""
-        attention = self.attention
-        return float(attention.attention_dropout if hasattr(attention, "attention_dropout") else attention.dropout.p)
-
-    def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (of the rows from ``first_query`` on), keys, values."""
-        attention = self.attention
-        query, key, value = (getattr(attention, name) for name in self.matrices)
-        queries = rotated(self._split(query(states[:, first_query:])), rotation, first_query)
-        return queries, rotated(self._split(key(states)), rotation), self._split(value(states))
-
-    @abstractmethod
-    def complete(self, states: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output for rows ``states`` (n, rows, width), given what they attended to, of the same shape."""
-
-    def whole(self, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
-        """The family's own forward pass. ``bias`` (n, 1 or heads, 1 or rows, rows) is added to the scores."""
-        rotary = {} if rotation is None else {"position_embeddings": rotation}
-        output: Tensor | tuple[Tensor, ...] = self.module(states, attention_mask=bias, **rotary)
-        return output[0] if isinstance(output, tuple) else output
-
-    def _split(self, projected: Tensor) -> Tensor:
-        return projected.view(*projected.shape[:-1], self.heads, projected.shape[-1] // self.heads).transpose(1, 2)
-
-
-class Backbone(ABC):
-    """A transformer as a second stage. Keeps the module, so what is added to its layers (LoRA) counts."""
-
-    layer_class: ClassVar[type[Layer]]
-
     def __init__(self, transformer: nn.Module) -> None:
         self.transformer: Any = transformer
-        config: Any = transformer.config
-        self.layers = [self.layer_class(block, config.num_attention_heads) for block in transformer_blocks(transformer)]
+        self.layers = transformer_blocks(transformer)
 
     @property
     def in_parts(self) -> bool:
@@ -100,8 +54,7 @@ class Backbone(ABC):
 
         It may be compiled, computed again in the backward pass, or have its weights gathered before and given up after.
         """
-        modules = [layer.module for layer in self.layers]
-        return not any("forward" in vars(m) or m._forward_pre_hooks or m._forward_hooks for m in modules)
+        return not any("forward" in vars(m) or m._forward_pre_hooks or m._forward_hooks for m in self.layers)
 
     @property
     def positions(self) -> int | None:
@@ -110,38 +63,57 @@ class Backbone(ABC):
 
     @abstractmethod
     def embed_tokens(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """(n, rows, width) from token ids (n, rows) at int64 positions (rows,)."""
+        """(n, rows, width), what the first layer reads of tokens at ``positions`` (rows,), none of them unplaced."""
 
-    @abstractmethod
     def embed_vectors(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        """(rows, width) from as many vectors in the place of tokens, of no token type, at int64 positions (rows,)."""
+        """(rows, width) of vectors that stand in the place of tokens."""
+        embeddings = self.transformer.embeddings
+        embedded: Tensor = embeddings.dropout(embeddings.LayerNorm(vectors))
+        return embedded
 
-    @abstractmethod
     def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
         """Of each layer, for a sequence at ``positions`` (rows,); in the precision and on the device of ``states``."""
+        return [Guide()] * len(self.layers)
+
+    def project(
+        self, layer: Any, states: Tensor, rotation: Rotation | None, first_query: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer's queries (of the rows from ``first_query`` on), keys, values; the last rows of ``rotation``."""
+        attention = layer.get_submodule(self.attention_name)
+        query, key, value = (getattr(attention, name) for name in self.matrices)
+        queries = rotated(self._split(query(states[:, first_query:])), rotation)
+        return queries, rotated(self._split(key(states)), rotation), self._split(value(states))
+
+    def attention_dropout(self, layer: nn.Module) -> float:
+        """Probability in this mode."""
+        attention: Any = layer.get_submodule(self.attention_name)
+        found = attention.attention_dropout if hasattr(attention, "attention_dropout") else attention.dropout.p
+        return float(found) if self.transformer.training else 0.0
+
+    @abstractmethod
+    def complete(self, layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+        """A layer's output for rows ``states`` (n, rows, width), given what they attended to, of the same shape."""
+
+    def whole(self, layer: nn.Module, states: Tensor, bias: Tensor, rotation: Rotation | None) -> Tensor:
+        """A layer's own forward pass. ``bias`` (n, 1 or heads, 1 or rows, rows) is added to the scores."""
+        rotary = {} if rotation is None else {"position_embeddings": rotation}
+        output: Tensor | tuple[Tensor, ...] = layer(states, attention_mask=bias, **rotary)
+        return output[0] if isinstance(output, tuple) else output
 
     def finish(self, states: Tensor) -> Tensor:
         """The last hidden states from the last layer's output."""
         return states
 
-
-class BertLayer(Layer):
-    """BERT's, RoBERTa's."""
-
-    attention_name = "attention.self"
-    matrices = ("query", "key", "value")
-
-    def complete(self, states: Tensor, attended: Tensor) -> Tensor:
-        module = self.module
-        states = module.attention.output(attended, states)
-        completed: Tensor = module.output(module.intermediate(states), states)
-        return completed
+    def _split(self, projected: Tensor) -> Tensor:
+        heads = self.transformer.config.num_attention_heads
+        return projected.view(*projected.shape[:-1], heads, projected.shape[-1] // heads).transpose(1, 2)
 
 
 class Bert(Backbone):
     """BERT, MiniLM and RoBERTa: positions are part of the embedding, of which a context vector gets the LayerNorm."""
 
-    layer_class: ClassVar[type[Layer]] = BertLayer
+    attention_name = "attention.self"
+    matrices = ("query", "key", "value")
 
     def _places(self, positions: Tensor) -> Tensor:
         padding = self.transformer.embeddings.position_embeddings.padding_idx  # RoBERTa's first place is behind it
@@ -153,35 +125,23 @@ class Bert(Backbone):
         return embedded
 
     def embed_vectors(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        embeddings, placed = self.transformer.embeddings, positions != UNPLACED
+        placed = positions != UNPLACED
         if bool(placed.any()):
-            vectors = vectors.index_add(
-                0, placed.nonzero()[:, 0], embeddings.position_embeddings(self._places(positions[placed]))
-            )
-        embedded: Tensor = embeddings.dropout(embeddings.LayerNorm(vectors))
-        return embedded
+            of_places = self.transformer.embeddings.position_embeddings(self._places(positions[placed]))
+            vectors = vectors.index_add(0, placed.nonzero()[:, 0], of_places)
+        return super().embed_vectors(vectors, positions)
 
-    def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
-        return [Guide()] * len(self.layers)
-
-
-class MpnetLayer(Layer):
-    """MPNet's."""
-
-    attention_name = "attention.attn"
-    matrices = ("q", "k", "v")
-
-    def complete(self, states: Tensor, attended: Tensor) -> Tensor:
-        module, attention = self.module, self.module.attention
-        states = attention.LayerNorm(attention.dropout(attention.attn.o(attended)) + states)
-        completed: Tensor = module.output(module.intermediate(states), states)
+    def complete(self, layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+        states = layer.attention.output(attended, states)
+        completed: Tensor = layer.output(layer.intermediate(states), states)
         return completed
 
 
 class Mpnet(Bert):
     """MPNet: BERT with a relative bias besides, which neither goes to nor comes from what has no position."""
 
-    layer_class: ClassVar[type[Layer]] = MpnetLayer
+    attention_name = "attention.attn"
+    matrices = ("q", "k", "v")
 
     def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
         encoder = self.transformer.encoder
@@ -190,33 +150,21 @@ class Mpnet(Bert):
         bias = encoder.relative_attention_bias(buckets) * (placed[:, None] & placed)[:, :, None]
         return [Guide(bias=bias.permute(2, 0, 1)[None])] * len(self.layers)
 
-
-class NomicLayer(Layer):
-    """NomicBERT's."""
-
-    attention_name = "self_attn"
-    matrices = ("q_proj", "k_proj", "v_proj")
-
-    def complete(self, states: Tensor, attended: Tensor) -> Tensor:
-        module = self.module
-        states = states + module.post_attention_dropout(module.self_attn.o_proj(attended))
-        states = module.post_attention_layernorm(states)
-        completed: Tensor = module.post_mlp_layernorm(states + module.post_mlp_dropout(module.mlp(states)))
+    def complete(self, layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+        attention = layer.attention
+        states = attention.LayerNorm(attention.dropout(attention.attn.o(attended)) + states)
+        completed: Tensor = layer.output(layer.intermediate(states), states)
         return completed
 
 
 class Nomic(Backbone):
     """NomicBERT: rotary positions; what has none is not rotated."""
 
-    layer_class: ClassVar[type[Layer]] = NomicLayer
+    attention_name = "self_attn"
+    matrices = ("q_proj", "k_proj", "v_proj")
 
     def embed_tokens(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         embedded: Tensor = self.transformer.embeddings(input_ids=input_ids)
-        return embedded
-
-    def embed_vectors(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        embeddings = self.transformer.embeddings
-        embedded: Tensor = embeddings.dropout(embeddings.LayerNorm(vectors))
         return embedded
 
     def guides(self, positions: Tensor, states: Tensor) -> Sequence[Guide]:
@@ -224,28 +172,17 @@ class Nomic(Backbone):
         rotation = self.transformer.rotary_emb(states, positions.clamp(min=0)[None])
         return [Guide(rotation=rotation)] * len(self.layers)
 
-
-class ModernBertLayer(Layer):
-    """ModernBERT's, whose queries, keys and values are one matrix."""
-
-    attention_name = "attn"
-
-    def project(self, states: Tensor, rotation: Rotation | None, first_query: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        projected = self.attention.Wqkv(self.module.attn_norm(states))
-        queries, keys, values = (self._split(part) for part in projected.chunk(3, dim=-1))
-        return rotated(queries[:, :, first_query:], rotation, first_query), rotated(keys, rotation), values
-
-    def complete(self, states: Tensor, attended: Tensor) -> Tensor:
-        attention = self.attention
-        states = states + attention.out_drop(attention.Wo(attended))
-        completed: Tensor = states + self.module.mlp(self.module.mlp_norm(states))
+    def complete(self, layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+        states = states + layer.post_attention_dropout(layer.self_attn.o_proj(attended))
+        states = layer.post_attention_layernorm(states)
+        completed: Tensor = layer.post_mlp_layernorm(states + layer.post_mlp_dropout(layer.mlp(states)))
         return completed
 
 
 class ModernBert(Backbone):
     """ModernBERT: rotary positions, and local layers, in which what has no position is in everyone's reach."""
 
-    layer_class: ClassVar[type[Layer]] = ModernBertLayer
+    attention_name = "attn"
 
     def embed_tokens(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         embedded: Tensor = self.transformer.embeddings(input_ids)
@@ -265,7 +202,19 @@ class ModernBert(Backbone):
             kind: Guide(reach if kind == "sliding_attention" else None, rotary(states, places, kind))
             for kind in set(config.layer_types)
         }
-        return [of_kind[layer.module.attention_type] for layer in self.layers]
+        return [of_kind[str(layer.attention_type)] for layer in self.layers]
+
+    def project(
+        self, layer: Any, states: Tensor, rotation: Rotation | None, first_query: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # queries, keys and values are one matrix
+        queries, keys, values = map(self._split, layer.attn.Wqkv(layer.attn_norm(states)).chunk(3, dim=-1))
+        return rotated(queries[:, :, first_query:], rotation), rotated(keys, rotation), values
+
+    def complete(self, layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+        states = states + layer.attn.out_drop(layer.attn.Wo(attended))
+        completed: Tensor = states + layer.mlp(layer.mlp_norm(states))
+        return completed
 
     def finish(self, states: Tensor) -> Tensor:
         normed: Tensor = self.transformer.final_norm(states)
@@ -294,11 +243,11 @@ def backbone_of(transformer: nn.Module) -> Backbone:
     return BACKBONES[config.model_type](transformer)
 
 
-def rotated(heads: Tensor, rotation: Rotation | None, first_row: int = 0) -> Tensor:
-    """Rotary positions of the rows from ``first_row`` on (Su et al. 2021), halves of a head paired, in float32."""
+def rotated(heads: Tensor, rotation: Rotation | None) -> Tensor:
+    """Rotary positions (Su et al. 2021) of a sequence's last rows, halves of a head paired, in float32."""
     if rotation is None:
         return heads
-    cosines, sines = (part[:, None, first_row:] for part in rotation)
+    cosines, sines = (part[:, None, part.shape[1] - heads.shape[2] :] for part in rotation)
     wide = at_least_float32(heads)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(heads.dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import UserError
-from retrieval.encoders.contextual.families import UNPLACED, Backbone, Guide, Layer
+from retrieval.encoders.contextual.families import UNPLACED, Backbone, Guide
 
 PrefixAttends = Literal["all", "prefix"]
 Parts = tuple[Tensor, Tensor, Tensor]
@@ -64,10 +64,11 @@ def _shared_parts(
     found: list[Parts] = []
     bias = _own_kind(len(positions), null_row, states)
     for layer, guide in zip(backbone.layers, backbone.guides(positions, states), strict=True):
-        found.append(layer.project(states, guide.rotation))
+        found.append(backbone.project(layer, states, guide.rotation))
         if attends == "all" or len(found) == len(backbone.layers):
             break
-        states = layer.complete(states, _attend(*found[-1], _total(guide, bias), _dropout(backbone, layer)))
+        attended = _attend(*found[-1], _total(guide, bias), backbone.attention_dropout(layer))
+        states = backbone.complete(layer, states, attended)
     return tuple(found)
 
 
@@ -111,10 +112,7 @@ def read_texts(
     guides = backbone.guides(torch.cat([prefix.positions, places]), text)
     if not prefix.parts:
         return _straightforward(backbone, prefix, text, visible, guides, prefix_too)
-    biases = _totals(guides, visible)
-    if prefix.attends == "prefix":
-        return _behind_fixed_prefix(backbone, prefix, text, biases, guides)
-    return _in_parts(backbone, prefix, text, biases, guides, prefix_too)
+    return _in_parts(backbone, prefix, text, _totals(guides, visible), guides, prefix_too)
 
 
 def _straightforward(
@@ -128,7 +126,7 @@ def _straightforward(
         every[:, :, :rows, rows:] = _NEVER
         visible = every
     for layer, guide, bias in zip(backbone.layers, guides, _totals(guides, visible), strict=True):
-        states = layer.whole(states, bias, guide.rotation)
+        states = backbone.whole(layer, states, bias, guide.rotation)
     return backbone.finish(states if prefix_too else states[:, rows:])
 
 
@@ -140,32 +138,21 @@ def _in_parts(
     guides: Sequence[Guide],
     prefix_too: bool,
 ) -> Tensor:
-    rows, last = prefix.states.shape[1], len(backbone.layers) - 1
-    states = torch.cat([prefix.states.expand(len(text), -1, -1), text], dim=1)
+    rows, is_fixed = prefix.states.shape[1], prefix.attends == "prefix"
+    states = text if is_fixed else torch.cat([prefix.states.expand(len(text), -1, -1), text], dim=1)
     for number, (layer, guide, bias) in enumerate(zip(backbone.layers, guides, biases, strict=True)):
-        first = rows if number == last and not prefix_too else 0
-        if number == 0:
-            own = layer.project(text, guide.of_rows(slice(rows, None)).rotation)
-            queries, keys, values = (_joined(*pair) for pair in zip(prefix.parts[0], own, strict=True))
+        is_last = number == len(backbone.layers) - 1
+        first = rows if is_fixed or (is_last and not prefix_too) else 0  # whose queries count
+        if number < len(prefix.parts):
+            own = backbone.project(layer, states if is_fixed else text, guide.rotation)
+            queries, keys, values = (_joined(*pair) for pair in zip(prefix.parts[number], own, strict=True))
             queries = queries[:, :, first:]
         else:
-            queries, keys, values = layer.project(states, guide.rotation, first)
-        of_rows = bias[:, :, first:] if bias.shape[2] > 1 else bias
-        attended = _attend(queries, keys, values, of_rows, _dropout(backbone, layer))
-        states = layer.complete(states[:, first:], attended)
+            queries, keys, values = backbone.project(layer, states, guide.rotation, first)
+        of_rows = bias if bias.shape[2] == 1 else bias[:, :, first:]
+        attended = _attend(queries, keys, values, of_rows, backbone.attention_dropout(layer))
+        states = backbone.complete(layer, states if is_fixed else states[:, first:], attended)
     return backbone.finish(states)
-
-
-def _behind_fixed_prefix(
-    backbone: Backbone, prefix: Prefix, text: Tensor, biases: Sequence[Tensor], guides: Sequence[Guide]
-) -> Tensor:
-    rows = prefix.states.shape[1]
-    for layer, guide, bias, (_, *shared) in zip(backbone.layers, guides, biases, prefix.parts, strict=True):
-        queries, *own = layer.project(text, guide.of_rows(slice(rows, None)).rotation)
-        keys, values = (_joined(*pair) for pair in zip(shared, own, strict=True))
-        of_rows = bias[:, :, rows:] if bias.shape[2] > 1 else bias
-        text = layer.complete(text, _attend(queries, keys, values, of_rows, _dropout(backbone, layer)))
-    return backbone.finish(text)
 
 
 def _joined(shared: Tensor, own: Tensor) -> Tensor:
@@ -178,10 +165,6 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout
         queries, keys, values, attn_mask=bias.to(queries.dtype), dropout_p=dropout
     )
     return attended.transpose(1, 2).flatten(2)
-
-
-def _dropout(backbone: Backbone, layer: Layer) -> float:
-    return layer.attention_dropout if backbone.transformer.training else 0.0
 
 
 def _totals(guides: Sequence[Guide], visible: Tensor) -> list[Tensor]:

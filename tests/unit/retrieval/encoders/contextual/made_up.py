@@ -57,7 +57,7 @@ def contextual(
     made = made.to(dtype).eval()
     if not in_parts:
         for layer in made._backbone.layers:
-            layer.module.forward = layer.module.forward
+            layer.forward = layer.forward
     assert made._backbone.in_parts == in_parts
     return made
 

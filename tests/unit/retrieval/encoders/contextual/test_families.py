@@ -172,7 +172,7 @@ def test_local_layers_see_the_context_from_everywhere() -> None:
     encoder = contextual("modernbert", pooling="last_token", max_length=40)
     assert encoder._backbone.transformer.config.sliding_window == 4
     for layer in encoder._backbone.layers:
-        layer.module.attention_type = "sliding_attention"
+        layer.attention_type = "sliding_attention"
     ids = torch.arange(5, 45)[None]
     text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     context = encoder.embed_context(DOCUMENTS)
