@@ -41,7 +41,7 @@ COMMANDS = {
     "sweep": ("raytriever.sweep.sweep:sweep", "Run a recipe for each setting of some values."),
     "settings": ("raytriever.settings.description:settings", "Describe every setting of a job."),
     "show": ("pipelines.batch_description:show", "Print one stored batch so that a person can read it."),
-    "compare": ("retrieval.evaluation.compare:compare", "Test systems against one another, query by query."),
+    "compare": ("retrieval.evaluation.comparison:compare", "Test systems against one another, query by query."),
     "push": ("trainers.record.hub:push", "Push a trained model to the Hugging Face hub."),
     "submit": ("raytriever.cluster.submit:submit", "Run a command on a cluster, and show what it writes."),
     "jobs": ("raytriever.cluster.submit:jobs", "Status, logs and end of submitted jobs."),

@@ -1,4 +1,4 @@
-"""What is shown of evaluated systems: the same tables as lines for a terminal and in a section of a report."""
+"""What is shown of evaluated systems: the same blocks as lines for a terminal and in a section of a report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from retrieval.evaluation.conventions import describe_system, title_warning
 from retrieval.evaluation.measures import parse_measure
 from retrieval.evaluation.stored import DOMAINS, Domains
 
-COLUMNS = 100
-"""Of a terminal."""
+_COLUMNS = 100  # of a terminal
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MOST_DOMAINS = 12
@@ -48,77 +47,56 @@ class Evaluated:
         """The mean over queries."""
         return float(self.metrics["means"][system][measure])
 
-    def better_than(self, system: str, measure: str) -> list[str]:
-        """The systems that ``system`` is significantly better than (paired t-test, Holm-corrected)."""
+    def marks(self, system: str, measure: str) -> str:
+        """The letters of the systems that it is significantly better than (paired t-test, Holm-corrected)."""
         worse = []
         for comparison in self.comparisons:
             if comparison["measure"] != measure or comparison["holm"]["t_test"] >= self.level:
                 continue
             difference = comparison["details"]["mean_difference"]
             if comparison["a"] == system and difference > 0:
-                worse.append(str(comparison["b"]))
+                worse.append(comparison["b"])
             if comparison["b"] == system and difference < 0:
-                worse.append(str(comparison["a"]))
-        return worse
-
-    def marks(self, system: str, measure: str) -> str:
-        """The letters of the systems that it is significantly better than."""
-        return "".join(map(self.letter, self.better_than(system, measure)))
+                worse.append(comparison["a"])
+        return "".join(map(self.letter, worse))
 
 
-def evaluation_lines(evaluated: Evaluated) -> list[str]:
-    """Means with letters, and means by domain where there are some."""
-    lines = means_lines(evaluated)
-    if evaluated.comparisons:
-        explained = f"(paired t-test, Holm-corrected, p < {evaluated.level})"
-        lines += ["", f"Letters: significantly better than that system {explained}."]
-    if evaluated.domains:
-        measure = evaluated.measures[0]
-        table = domain_table(evaluated.domains, measure)
-        lines += ["", f"{measure} by domain", "", *table.lines()]
-        if left_out := _left_out(evaluated.domains):
-            lines += ["", left_out]
-    return lines
+def result_section(evaluated: Evaluated, baseline: str | None = None, more: Sequence[Block] = ()) -> Section:
+    """The evaluation's blocks and, of several systems, a plot of differences from ``baseline`` (None: the first).
 
-
-def means_lines(evaluated: Evaluated) -> list[str]:
-    """The systems' means; letters behind one name the systems that it is significantly better than.
-
-    Measures that don't fit beside the others go below.
+    ``more``: blocks that come before the differences.
     """
-    cells = {
-        measure: [f"{evaluated.mean(name, measure):.4f} {evaluated.marks(name, measure)}" for name in evaluated.systems]
-        for measure in evaluated.measures
-    }
-    width = max(map(len, evaluated.systems)) + 4
-    column = max(len(cell) for measure, column in cells.items() for cell in [measure, *column]) + 2
-    at_once = max(1, (COLUMNS - width) // column)
-    lines: list[str] = []
-    for start in range(0, len(cells), at_once):
-        shown = evaluated.measures[start : start + at_once]
-        lines += [""] if lines else []
-        lines.append(" " * width + "".join(measure.ljust(column) for measure in shown).rstrip())
-        for number, name in enumerate(evaluated.systems):
-            row = f"{evaluated.letter(name) or ' '}  {name}".ljust(width)
-            lines.append((row + "".join(cells[measure][number].ljust(column) for measure in shown)).rstrip())
-    return lines
-
-
-def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section:
-    """The evaluation's tables and, of several systems, a plot of differences from ``baseline`` (None: the first)."""
-    metrics = evaluated.metrics
-    blocks: list[Block] = [_means_table(evaluated)]
-    if evaluated.domains:
-        blocks.append(domain_table(evaluated.domains, evaluated.measures[0]))
-    blocks += [text for text in [" ".join(notes(metrics))] if text]
+    metrics, compared = evaluated.metrics, list(more)
     if evaluated.comparisons:
-        blocks += [_difference_plot(evaluated, baseline or evaluated.systems[0]), pair_table(evaluated)]
-    blocks.append(_conventions(metrics))
+        compared += [_difference_plot(evaluated, baseline or evaluated.systems[0]), pair_table(evaluated)]
     lead = (
         f"How well each system ranks the documents of {metrics['queries']:,} queries of {metrics['judgments']}"
         " (mean over queries; higher is better)."
     )
-    return Section("Result", lead, blocks)
+    return Section("Result", lead, evaluation_blocks(evaluated, compared))
+
+
+def evaluation_blocks(evaluated: Evaluated, compared: Sequence[Block] = ()) -> list[Block]:
+    """Means, means by domain where there are some, notes, what was ``compared``, and conventions."""
+    blocks: list[Block] = [_means_table(evaluated)]
+    if evaluated.domains:
+        blocks.append(domain_table(evaluated.domains, evaluated.measures[0]))
+    return [*blocks, *notes(evaluated.metrics), *compared, _conventions(evaluated.metrics)]
+
+
+def block_lines(blocks: Sequence[Block]) -> list[str]:
+    """Tables with their captions and paragraphs as lines for a terminal, one empty line between blocks; no plots."""
+    lines: list[str] = []
+    for block in blocks:
+        if isinstance(block, Table):
+            caption = ["", *wrap(block.caption, _COLUMNS)] if block.caption else []
+            found = [*block.lines(strong=""), *caption]
+        elif isinstance(block, Details):
+            found = [block.summary, *block_lines([block.content])]
+        else:
+            found = wrap(block, _COLUMNS) if isinstance(block, str) else []
+        lines += [""] * bool(lines and found) + found
+    return lines
 
 
 def _means_table(evaluated: Evaluated) -> Table:
@@ -132,12 +110,10 @@ def _means_table(evaluated: Evaluated) -> Table:
             is_best = len(systems) > 1 and value == best[measure]
             row.append(Cell(value, evaluated.marks(name, measure), is_strong=is_best))
         rows.append(row)
-    caption = ""
-    if evaluated.comparisons:
-        caption = (
-            f"Letters: significantly better than that system (paired t-test, two-sided, p < {evaluated.level:g} after"
-            " Holm's correction over all pairs of systems of the measure). Bold: the highest mean of the measure."
-        )
+    explained = (
+        f"Letters: significantly better than that system (paired t-test, Holm-corrected, p < {evaluated.level:g})."
+    )
+    caption = explained if evaluated.comparisons else ""
     return Table(["", "system", *measures], rows, caption, text_columns=2)
 
 
@@ -198,13 +174,9 @@ def domain_table(domains: Domains, measure: str) -> Table:
         means = [domains[name]["runs"][system][measure] for name in shown]
         rows.append([system, *("-" if mean is None else f"{mean:.4f}" for mean in means)])
     caption = f"{measure} over the queries of each domain (mean; how many queries in the first row)."
-    return Table(["", *(name or "(none)" for name in shown)], rows, f"{caption} {_left_out(domains)}".rstrip())
-
-
-def _left_out(domains: Domains) -> str:
-    if len(domains) <= _MOST_DOMAINS:
-        return ""
-    return f"The {_MOST_DOMAINS} domains with most queries, of {len(domains):,}; {DOMAINS} has them all."
+    if len(domains) > _MOST_DOMAINS:
+        caption += f" The {_MOST_DOMAINS} domains with most queries, of {len(domains):,}; {DOMAINS} has them all."
+    return Table(["", *(name or "(none)" for name in shown)], rows, caption)
 
 
 def overview_lines(evaluations: Mapping[str, Metrics]) -> list[str]:
@@ -231,69 +203,48 @@ def overview_lines(evaluations: Mapping[str, Metrics]) -> list[str]:
     return lines
 
 
-def note_lines(metrics: Metrics) -> list[str]:
-    """Notes and conventions for a terminal."""
-    lines = [line for note in notes(metrics) for line in wrap(f"Note: {note}", COLUMNS, subsequent_indent="  ")]
-    lines.append(f"Conventions of {metrics['like']}, where nothing else was set:")
-    return [*lines, *(f"  {name}: {value}" for name, value in _followed(metrics))]
-
-
 def _conventions(metrics: Metrics) -> Details:
-    caption = "Switches by which evaluation tools differ, by their names in the settings; below, how each run was made."
-    table = Table(["convention", "as it was followed"], _followed(metrics), caption, text_columns=2)
-    return Details(f"Conventions: those of {metrics['like']}, where nothing else was set", table)
-
-
-def _followed(metrics: Metrics) -> list[tuple[str, str]]:
     """Every switch by its name in the settings and how it was set, then each system's title and prompts."""
     levels = ", ".join(f"{name} from grade {level} on" for name, level in metrics["relevance_levels"].items())
-    return [
+    rows = [
         *((name, str(value)) for name, value in metrics["conventions"].items()),
         ("relevance_levels", levels),
         *((f"'{name}'", describe_system(system)) for name, system in metrics["made_with"].items()),
     ]
+    table = Table((), rows, text_columns=2)
+    return Details(f"Conventions of {metrics['like']}, where nothing else was set", table)
 
 
 def notes(metrics: Metrics) -> list[str]:
     """A sentence for everything that may make a number another one than the reader expects; ``metrics.json`` in."""
-    conventions = metrics["conventions"]
+    conventions, like = metrics["conventions"], metrics["like"]
     found = []
     if count := metrics["queries_without_positive"]:
         what = "counted 0" if conventions["queries_without_positives"] == "count_as_zero" else "left out"
         found.append(f"{counted(count, 'query', 'queries')} without a relevant document: {what}.")
-    what = "counted 0" if conventions["missing_queries"] == "count_as_zero" else "left out of its means"
-    found += [
-        f"'{name}' lacks {counted(count, 'query', 'queries')}, {what}."
-        for name, count in metrics["missing_queries"].items()
-        if count
-    ]
     parsed = [parse_measure(name) for name in metrics["measures"]]
-    what = "left out where judgments are needed" if any(measure.by_answers for measure in parsed) else "left out"
-    found += [
-        f"'{name}' has {counted(count, 'query', 'queries')} without judgments, {what}."
-        for name, count in metrics["unjudged_queries"].items()
-        if count
-    ]
-    what = "kept" if conventions["self_hits"] == "keep" else "removed"
-    what += " (MTEB removes them for single tasks, such as ArguAna and Quora)" if metrics["like"] == "mteb" else ""
-    found += [
-        f"'{name}' has {count:,} results whose id is the query's own: {what}."
-        for name, count in metrics["self_hits"].items()
-        if count
-    ]
     deepest = max((measure.cutoff or 0 for measure in parsed), default=0)
-    found += [
-        f"'{name}' has at most {depth:,} documents a query; a measure's cutoff of {deepest:,} sees no more."
-        for name, depth in metrics["depth"].items()
-        if 0 < depth < deepest
-    ]
+    for name in metrics["means"]:
+        if count := metrics["missing_queries"][name]:
+            what = "counted 0" if conventions["missing_queries"] == "count_as_zero" else "left out of its means"
+            found.append(f"'{name}' lacks {counted(count, 'query', 'queries')}, {what}.")
+        if count := metrics["unjudged_queries"][name]:
+            what = " where judgments are needed" if any(measure.by_answers for measure in parsed) else ""
+            found.append(f"'{name}' has {counted(count, 'query', 'queries')} without judgments, left out{what}.")
+        if count := metrics["self_hits"][name]:
+            what = "kept" if conventions["self_hits"] == "keep" else "removed"
+            what += " (MTEB removes them for single tasks, such as ArguAna and Quora)" if like == "mteb" else ""
+            found.append(f"'{name}' has {count:,} results whose id is the query's own: {what}.")
+        if 0 < (depth := metrics["depth"][name]) < deepest:
+            found.append(
+                f"'{name}' has at most {depth:,} documents a query; a measure's cutoff of {deepest:,} sees no more."
+            )
+        if warning := title_warning(name, metrics["made_with"].get(name, {}), conventions["title"], like):
+            found.append(warning)
     for measure in metrics["measures"]:
         count = max(of_system[measure] for of_system in metrics["counted_queries"].values())
         if count < metrics["queries"]:  # for another reason than that a run lacks them
             found.append(f"{measure} is over {count:,} of the {metrics['queries']:,} queries.")
-    for name, system in metrics["made_with"].items():
-        warning = title_warning(name, system, conventions["title"], metrics["like"])
-        found += [warning] if warning else []
     return found
 
 

@@ -28,7 +28,7 @@ from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
 from retrieval.evaluation.judging import Judgments, collection_judgments, file_judgments, judge_rankings, made_with
 from retrieval.evaluation.measures import DEFAULT_MEASURES, at_levels
-from retrieval.evaluation.report import Evaluated, evaluation_lines, note_lines, overview_lines
+from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, overview_lines
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import (
     COMPARISONS,
@@ -186,9 +186,8 @@ class Evaluate(Stage[EvaluateConfig]):
         stored = StoredEvaluation(artifact.uri)
         metrics = stored.metrics
         evaluated = Evaluated(metrics, stored.comparisons, self.config.significance_level, stored.domains)
-        lines = ["", f"{counted(metrics['queries'], 'query', 'queries')} of {metrics['judgments']}", ""]
-        lines += evaluation_lines(evaluated)
-        return [*lines, "", *note_lines(metrics), ""]
+        heading = f"{counted(metrics['queries'], 'query', 'queries')} of {metrics['judgments']}"
+        return ["", heading, "", *block_lines(evaluation_blocks(evaluated)), ""]
 
     def overview(self, artifacts: Mapping[str, Artifact]) -> list[str]:
         """The measures side by side."""

@@ -12,10 +12,9 @@ from retrieval.evaluation.conventions import CONVENTIONS, Like
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.report import (
     Evaluated,
+    block_lines,
     domain_table,
-    evaluation_lines,
-    means_lines,
-    note_lines,
+    evaluation_blocks,
     notes,
     overview_lines,
     pair_table,
@@ -109,7 +108,7 @@ def test_differences_from_either_side_have_turned_intervals(systems: dict[str, P
 def test_the_conventions_are_in_the_page(systems: dict[str, PerQuery]) -> None:
     block = result_section(evaluated(systems)).blocks[-1]
     assert isinstance(block, Details)
-    assert block.summary == "Conventions: those of trec, where nothing else was set"
+    assert block.summary == "Conventions of trec, where nothing else was set"
     assert isinstance(block.content, Table)
     rows = dict(block.content.rows)
     assert rows["ties"] == "document_id_descending"
@@ -168,28 +167,30 @@ def test_of_many_domains_twelve_are_shown_in_lines_that_fit() -> None:
     ours = {"ours": PerQuery(tuple(names), {"RR": np.ones(len(names))})}
     domains = domain_means(ours, ["RR"], names)
     measured = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {}) | metrics_of(ours, ["RR"])
-    lines = evaluation_lines(Evaluated(measured, [], 0.05, domains))
+    lines = block_lines(evaluation_blocks(Evaluated(measured, [], 0.05, domains)))
     assert max(map(len, lines)) <= 100
-    assert "RR by domain" in lines
     shown = [name for line in lines for name in line.split() if name.startswith("forum")]
     assert shown == [f"forum-{number:02d}.stackexchange.com" for number in range(12)]
-    assert lines[-2:] == ["", "The 12 domains with most queries, of 15; domains.json has them all."]
+    assert "The 12 domains with most queries, of 15; domains.json has them all." in " ".join(lines)
     table = domain_table(domains, "RR")
     assert table.header == ["", *shown]
     assert table.caption.endswith("first row). The 12 domains with most queries, of 15; domains.json has them all.")
     few = {name: domains[name] for name in shown}
-    assert not [line for line in evaluation_lines(Evaluated(measured, [], 0.05, few)) if "most queries" in line]
+    assert "most queries" not in domain_table(few, "RR").caption
 
 
 def test_a_wide_table_goes_on_below() -> None:
     names = [f"R(rel={level})@{cutoff}" for level in (1, 2) for cutoff in (5, 10, 20, 100, 1000)]
     means = {"a system of a long name": dict.fromkeys(names, 0.5), "other": dict.fromkeys(names, 0.25)}
-    lines = means_lines(Evaluated({"means": means, "measures": names}, [], 0.05))
+    measured = how_it_was_measured("split 'test'", "trec", CONVENTIONS["trec"], {}, {})
+    systems = {name: PerQuery(IDS, {m: np.full(60, v) for m, v in of_name.items()}) for name, of_name in means.items()}
+    lines = block_lines(evaluation_blocks(Evaluated(measured | metrics_of(systems, names), [], 0.05))[:1])
     assert max(map(len, lines)) <= 100
-    assert lines.count("") == 2
+    assert lines.count("") == 1
     assert "".join(lines).count("0.5000") == "".join(lines).count("0.2500") == 10
     assert [word for line in lines for word in line.split() if word in names] == names
-    assert len(means_lines(Evaluated({"means": means, "measures": names[:2]}, [], 0.05))) == 3
+    few = Evaluated(measured | metrics_of(systems, names[:2]), [], 0.05)
+    assert len(block_lines(evaluation_blocks(few)[:1])) == 3
 
 
 def metrics(like: Like = "trec", made_with: dict[str, Any] | None = None, **counts: Any) -> dict[str, Any]:
@@ -235,21 +236,21 @@ def test_cutoffs_below_a_runs_end_and_uncounted_queries() -> None:
 
 
 def test_every_convention_is_a_line() -> None:
-    lines = note_lines(metrics("coir", {"mine": {"with_title": True, "query_prompt": "query: "}}))
-    conventions = lines.index("Conventions of coir, where nothing else was set:")
-    assert " ".join(line.strip() for line in lines[:conventions]) == (
-        "Note: 'mine' read documents with their titles, and 'coir' leaves it out: its number is another one. Set"
+    measured = metrics("coir", {"mine": {"with_title": True, "query_prompt": "query: "}})
+    lines = block_lines(evaluation_blocks(Evaluated(measured, [], 0.05))[1:])
+    conventions = lines.index("Conventions of coir, where nothing else was set")
+    assert " ".join(lines[:conventions]).rstrip() == (
+        "'mine' read documents with their titles, and 'coir' leaves it out: its number is another one. Set"
         " with_title=false where they are embedded (for BM25: indexed) and search again."
     )
-    assert lines[conventions:] == [
-        "Conventions of coir, where nothing else was set:",
-        "  ties: document_id_descending",
-        "  missing_queries: leave_out",
-        "  queries_without_positives: count_as_zero",
-        "  self_hits: remove",
-        "  title: left_out",
-        "  relevance_levels: relevant from grade 1 on",
-        "  'mine': with_title True, query_prompt 'query: '",
+    assert [line.split(maxsplit=1) for line in lines[conventions + 1 :]] == [
+        ["ties", "document_id_descending"],
+        ["missing_queries", "leave_out"],
+        ["queries_without_positives", "count_as_zero"],
+        ["self_hits", "remove"],
+        ["title", "left_out"],
+        ["relevance_levels", "relevant from grade 1 on"],
+        ["'mine'", "with_title True, query_prompt 'query: '"],
     ]
 
 
