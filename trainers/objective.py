@@ -5,8 +5,8 @@ The loop calls ``collate`` on rows of a stored batch, ``forward`` on the result,
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast
 
@@ -32,6 +32,7 @@ from trainers.validation.settings import EvaluationSettings
 
 Batch = TypeVar("Batch")
 Value = TypeVar("Value")
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -262,16 +263,17 @@ def build_objective(
 
 def to_device(value: Value, device: torch.device) -> Value:
     """``value`` (any nest of dataclasses, mappings, tuples and lists) with its tensors on ``device``."""
-    return cast(Value, _moved(value, device))
+    return cast(Value, map_nest(value, Tensor, lambda tensor: tensor.to(device, non_blocking=True)))
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+def map_nest(value: Any, kind: type[Part], change: Callable[[Part], Any]) -> Any:
+    """``value``, a nest of dataclasses, mappings, tuples and lists, with every outermost ``kind`` in it changed."""
+    if isinstance(value, kind):
+        return change(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{field.name: _moved(getattr(value, field.name), device) for field in fields(value)})
+        return replace(value, **{f.name: map_nest(getattr(value, f.name), kind, change) for f in fields(value)})
     if isinstance(value, Mapping):
-        return {key: _moved(item, device) for key, item in value.items()}
+        return {key: map_nest(item, kind, change) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_moved(item, device) for item in value)
+        return type(value)(map_nest(item, kind, change) for item in value)
     return value

@@ -217,7 +217,7 @@ def _ledger(
             " one."
         )
     reader = Reader(batches, objective, training.seed, training.hard_negatives)
-    ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), training.precision)
+    ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), training)
     require_negatives(ledger, batches.uri)
     return ledger.to_json()
 

@@ -111,6 +111,7 @@ def training_points(steps: int, generator: np.random.Generator) -> list[dict[str
             "loss": 2 - step / (steps - 1) + 0.02 * float(generator.normal()),
             "gradient_norm": 3.0,
             "examples": 8,
+            "tokens": 200,
             "accuracy": 0.5,
             "seconds": 0.5,
             "waiting_seconds": 0.125,
@@ -119,14 +120,23 @@ def training_points(steps: int, generator: np.random.Generator) -> list[dict[str
     ]
 
 
+LEDGER = {
+    "steps": 90, "batches_per_step": 2, "ranks": 1, "slices_per_batch": 1, "dropped_batches": [0], "sampled_batches": 2,
+    "comparisons": {"queries": 4, "documents": 8, "positives": 1, "in_batch": 6, "hard": 1, "masked": 0.5},
+    "cross_batch": 0, "cross_rank": 0, "tokens": {}, "trainable_parameters": 10, "parameters": 10,
+    "learning_rate": 1e-5, "precision": "float32",
+}  # fmt: skip
+
+
 def make_model(folder: Path, batches: str) -> str:
-    """A model artifact with nothing but its curve."""
+    """A model artifact with nothing but its curve and ledger."""
     points = training_points(60, np.random.default_rng(0))
     without_times = [{key: value for key, value in point.items() if "seconds" not in key} for point in points]
     lines = "".join(json.dumps(point) + "\n" for point in without_times)
-    facts = {"steps": len(points), "encoder": {"dimension": 8, "pooling": "mean"}}
+    facts = {"steps": len(points), "criteria": [], "encoder": {"dimension": 8, "pooling": "mean"}}
     inputs = {"batches": Artifact(batches).fingerprint}
-    uri = make_artifact(folder / "model", "model", inputs, facts, {"training.jsonl": lines}, 60 * 8)
+    files = {"training.jsonl": lines, "ledger.json": json.dumps(LEDGER)}
+    uri = make_artifact(folder / "model", "model", inputs, facts, files, 60 * 8)
     _write_lines(Path(uri) / "log.jsonl", points)
     return uri
 

@@ -8,10 +8,10 @@ A unit communicates in every forward and backward pass, so all ranks must make e
 ``equal_passes`` sees to that, elsewhere ``whole_weights`` takes the communication out.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from dataclasses import replace
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from raytriever.errors import UserError
 from retrieval.encoders.structure import ShardedUnit, transformer_blocks
 from trainers.engine import collectives
 from trainers.engine.gradient_cache import Chunks
+from trainers.objective import map_nest
 
 Batch = TypeVar("Batch")
 
@@ -131,26 +132,14 @@ def equal_passes(batch: Batch, device: torch.device) -> Batch:
         found.append(len(chunks.chunks))
         return chunks
 
-    _map_chunks(batch, count)
+    map_nest(batch, Chunks, count)
     counts = torch.tensor(found, dtype=torch.int64, device=device)
     if found:
         dist.all_reduce(counts, dist.ReduceOp.MAX)
     wanted = iter(counts.tolist())
-    return cast(Batch, _map_chunks(batch, lambda chunks: _with_passes(chunks, next(wanted))))
+    return cast(Batch, map_nest(batch, Chunks, lambda chunks: _with_passes(chunks, next(wanted))))
 
 
 def _with_passes(chunks: Chunks, count: int) -> Chunks:
     shortest = {name: tensor[-1:] for name, tensor in chunks.chunks[-1].items()}
     return replace(chunks, chunks=chunks.chunks + (shortest,) * (count - len(chunks.chunks)))
-
-
-def _map_chunks(value: Any, change: Callable[[Chunks], Chunks]) -> Any:
-    if isinstance(value, Chunks):
-        return change(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _map_chunks(getattr(value, f.name), change) for f in fields(value)})
-    if isinstance(value, dict):
-        return {key: _map_chunks(item, change) for key, item in value.items()}
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return type(value)(_map_chunks(item, change) for item in value)
-    return value

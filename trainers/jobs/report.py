@@ -86,15 +86,8 @@ _KINDS = {
     "evaluation": EVALUATION,
 }
 
-# which others must come from each
-_USERS = {
-    "collection": ("pairs", "vectors", "batches", "candidates", "evaluation"),
-    "pairs": ("clusters", "packing", "batches"),
-    "clusters": ("packing",),
-    "packing": ("batches",),
-    "candidates": ("batches",),
-    "batches": ("model",),
-}
+# those of them that others are made from
+_SOURCES = ("collection", "pairs", "clusters", "packing", "candidates", "batches")
 
 # what the rows of some of them are, for the line below the title
 _COUNTED = {
@@ -141,12 +134,7 @@ class Report(Stage[ReportConfig]):
 
     def plan(self) -> list[Shard]:
         """One shard; refuses artifacts that don't come from one another."""
-        found = self._artifacts()
-        for name, users in _USERS.items():
-            related = [found[key] for key in (name, *users) if key in found and not _is_free(found, key, name)]
-            if len(related) > 1:
-                require_same_origin(name, *related)
-        _check_chunks(found)
+        _check_origins(self._artifacts())
         return [Shard("all")]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
@@ -191,43 +179,23 @@ class Report(Stage[ReportConfig]):
         return [REPORT]
 
 
-def _is_free(found: Mapping[str, Artifact], key: str, name: str) -> bool:
-    """Whether this artifact need not come from the one called ``name``."""
-    if key != "batches" or name == "batches":
-        return False
-    batches = found["batches"]
-    if batches.manifest["stage"] == "mix":  # of several sources; what they don't share it can't name
-        return origin(batches, name) is None
-    layout = batches.manifest["facts"]["layout"]
-    if name == "collection":
-        return bool(layout == "chunks" and "chunks" in found)  # they come from these
-    return bool(layout != ("candidates" if name == "candidates" else "pairs"))
+def _check_origins(found: Mapping[str, Artifact]) -> None:
+    """Raises ``UserError`` where one says that it was made from another artifact than the one that is given.
 
-
-def _check_chunks(found: Mapping[str, Artifact]) -> None:
-    """Raises ``UserError`` where chunks, and batches of chunks, and the collection have nothing to do with another."""
-    chunks, collection, batches = found.get("chunks"), found.get("collection"), found.get("batches")
-    if chunks is None:
-        return
-    if "words_per_chunk" not in chunks.manifest["facts"]:
+    Batches of chunks are made from the chunks, as their collection.
+    """
+    chunks, batches = found.get("chunks"), found.get("batches")
+    if chunks is not None and "words_per_chunk" not in chunks.manifest["facts"]:
         raise UserError(
             f"chunks is {chunks.uri}, a collection that `raytriever {chunks.manifest['stage']}` made. Name the one that"
             " `raytriever chunk` made, or leave it out."
         )
-    if collection is not None:
-        pair = (collection, chunks), (chunks, collection)
-        if all(made.manifest["inputs"].get("collection") != source.fingerprint for source, made in pair):
-            raise UserError(
-                f"{chunks.uri} are no chunks of {collection.uri}, nor was that made from them. Name the collection that"
-                " was cut, or one that queries were made for out of the chunks."
-            )
-    if batches is not None and batches.manifest["facts"].get("layout") == "chunks":
-        source = origin(batches, "collection")
-        if source is not None and source != chunks.fingerprint:
-            raise UserError(
-                f"{batches.uri} has chunks of another collection ({source[:12]}), not those of {chunks.uri}"
-                f" ({chunks.fingerprint[:12]}). Name the collection that the batches were made from."
-            )
+    are_of_chunks = chunks is not None and batches is not None and batches.manifest["facts"]["layout"] == "chunks"
+    for name in _SOURCES:
+        for key, artifact in found.items():
+            source = chunks if name == "collection" and key == "batches" and are_of_chunks else found.get(name)
+            if source is not None and key not in (name, "chunks") and origin(artifact, name) is not None:
+                require_same_origin(name, source, artifact)
 
 
 def _subtitle(found: Mapping[str, Artifact]) -> str:

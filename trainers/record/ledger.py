@@ -4,7 +4,7 @@ It is computed before the first step from a few stored batches, printed and stor
 negatives a setting gives on so many ranks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
@@ -16,9 +16,11 @@ from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from trainers.engine.order import Order, Piece
 from trainers.engine.reading import BatchSource, Reader
-from trainers.objective import Comparisons, Objective
+from trainers.engine.settings import TrainingSettings
+from trainers.objective import Comparisons, Objective, map_nest
 
 _SAMPLED_BATCHES = 8
+_COUNTS = ("queries", "documents", "offered")
 _SAMPLED_ROWS = 16_384  # enough for means; batches this large are not read eight times
 
 
@@ -41,8 +43,8 @@ class Ledger:
 
     ``cross_batch``: documents of the step's other batches that each query is compared with, among them those that are
     left out there because they answer it; ``cross_rank``: how many of all the documents it is compared with another
-    rank encodes. ``tokens``: by the name that the collated batch has for
-    the texts. ``dropped_batches``: of each epoch, after its last whole step.
+    rank encodes. ``tokens``: by the name that the collated batch has for the texts. ``learning_rate``: at its peak.
+    ``dropped_batches``: of each epoch, after its last whole step.
     """
 
     steps: int
@@ -57,6 +59,7 @@ class Ledger:
     tokens: dict[str, TokenLengths]
     trainable_parameters: int
     parameters: int
+    learning_rate: float
     precision: str
 
     def to_json(self) -> dict[str, Any]:
@@ -78,33 +81,21 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
 
 
 def ledger_rows(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A stored ledger in words: (name, value)."""
-    compared, batches, ranks = ledger["comparisons"], ledger["batches_per_step"], ledger["ranks"]
-    queries, slices = compared["queries"], ledger["slices_per_batch"]
-    share = f"each {_batches(batches // ranks)}" if slices == 1 else f"each a slice of a batch ({slices} slices)"
-    shared = "1 rank" if ranks == 1 else f"{ranks} ranks, {share}"
-    trained, total = ledger["trainable_parameters"], ledger["parameters"]
-    shown = f"{total:,}, all trained"
-    if trained != total:
-        shown = f"{trained:,} of {total:,} trained ({trained / max(total, 1):.2%})"
-    dropped = ledger["dropped_batches"]
-    left_out = "no batch"
-    if any(dropped):
-        counts = ", ".join(map(str, dropped[:8])) + (", …" if len(dropped) > 8 else "")
-        each = f" in {len(dropped):,} epochs ({counts})" if len(dropped) > 1 else ""
-        left_out = f"{_batches(sum(dropped))}{each}, behind the last whole step"
+    """A stored ledger as a table: (name, value)."""
+    compared, per_step = ledger["comparisons"], ledger["batches_per_step"]
+    sliced = f", {ledger['slices_per_batch']} slices a batch" if ledger["slices_per_batch"] > 1 else ""
+    steps = f"{ledger['steps']:,} of {_batches(per_step)}, on {counted(ledger['ranks'], 'rank')}{sliced}"
+    dropped = ", ".join(f"{count:,}" for count in ledger["dropped_batches"][:8])
     return [
-        (
-            "steps",
-            f"{ledger['steps']:,} of {_batches(batches)}, on {shared}",
-        ),
-        ("queries", f"{queries * batches:,} a step, {queries:,} a batch"),
+        ("steps", steps),
+        ("queries", f"{compared['queries'] * per_step:,} a step, {compared['queries']:,} a batch"),
         *_compared_with(ledger),
-        ("documents", f"{compared['documents'] * batches:,} a step"),
+        ("documents", f"{compared['documents'] * per_step:,} a step"),
         *((f"tokens of {name}", _in_words(lengths)) for name, lengths in ledger["tokens"].items()),
-        ("parameters", shown),
+        ("trained parameters", f"{ledger['trainable_parameters']:,} of {ledger['parameters']:,}"),
+        ("learning rate", f"{ledger['learning_rate']:g} at its peak"),
         ("precision", ledger["precision"]),
-        ("left out", left_out),
+        ("batches left out", f"{dropped}{', …' if len(ledger['dropped_batches']) > 8 else ''} (of each epoch)"),
         ("measured on", f"{_batches(ledger['sampled_batches'])} of the first epoch"),
     ]
 
@@ -114,29 +105,22 @@ def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
     compared = ledger["comparisons"]
     if not compared["positives"]:
         return [("compared with", f"{_number(compared['in_batch'])} others of its batch, none marked as its answer")]
-    negatives = negatives_per_query(ledger)
-    parts = [f"{_number(compared['in_batch'])} of its batch", f"{_number(compared['hard'])} hard"]
-    if ledger["cross_batch"]:
-        parts.insert(1, f"{_number(ledger['cross_batch'])} of the step's other batches")
-    if compared["masked"]:
-        parts.append(f"less {_number(compared['masked'])} masked")
-    all_queries = compared["queries"] * ledger["batches_per_step"]
-    most = "at most " if ledger["cross_batch"] else ""
-    rows = [
-        ("positives", f"{_number(compared['positives'])} a query"),
-        ("negatives", f"{most}{_number(negatives)} a query: {', '.join(parts)}"),
-        ("", f"{most}{negatives * all_queries:,.0f} a step, {compared['masked'] * all_queries:,.0f} masked"),
-    ]
-    if most:  # by their texts, known when the step is made
-        rows.append(("", "less those of other batches that answer the query too, which are not counted here"))
-    if ledger["cross_rank"]:
-        rows.append(("", f"{_number(ledger['cross_rank'])} of a query's documents are encoded by other ranks"))
-    return rows
+    shared = ledger["cross_batch"]  # without those that answer the query too, which are known when the step is made
+    counts = {
+        "of its batch": compared["in_batch"],
+        "of the step's other batches": shared,
+        "hard": compared["hard"],
+        "masked": compared["masked"],
+        "encoded by other ranks": ledger["cross_rank"],
+    }
+    parts = ", ".join(f"{_number(count)} {what}" for what, count in counts.items() if count)
+    negatives = f"{'at most ' if shared else ''}{_number(negatives_per_query(ledger))} a query: {parts}"
+    return [("positives", f"{_number(compared['positives'])} a query"), ("negatives", negatives)]
 
 
 def _in_words(lengths: Mapping[str, Any]) -> str:
-    words = f"mean {lengths['mean']:.1f}, longest {lengths['longest']:,}"
-    return words + f" ({lengths['share_of_longest']:.1%} are as long)" if lengths["texts"] > 1 else words
+    share = lengths["share_of_longest"]
+    return f"mean {lengths['mean']:.1f}, longest {lengths['longest']:,} ({share:.1%} are as long)"
 
 
 def _number(value: float) -> str:
@@ -164,7 +148,12 @@ def require_negatives(ledger: Ledger, batches: str) -> None:
 
 
 def measure_ledger(
-    objective: Objective[Any], batches: BatchSource, reader: Reader, order: Order, ranks: int, precision: str
+    objective: Objective[Any],
+    batches: BatchSource,
+    reader: Reader,
+    order: Order,
+    ranks: int,
+    training: TrainingSettings,
 ) -> Ledger:
     """The ledger of a run; ``reader`` reads for ``objective`` from ``batches``, ``ranks`` share the steps of ``order``.
 
@@ -198,53 +187,46 @@ def measure_ledger(
         tokens={name: _token_lengths(np.concatenate(parts)) for name, parts in lengths.items()},
         trainable_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         parameters=sum(parameter.numel() for parameter in parameters),
-        precision=precision,
+        learning_rate=training.optimizer.learning_rate,
+        precision=training.precision,
     )
 
 
 def _mean(found: Sequence[Comparisons]) -> Comparisons:
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(compared, name) for compared in found]))
-
-    return Comparisons(
-        queries=round(mean("queries")),
-        documents=round(mean("documents")),
-        positives=mean("positives"),
-        in_batch=mean("in_batch"),
-        hard=mean("hard"),
-        masked=mean("masked"),
-        offered=None if found[0].offered is None else round(mean("offered")),
-    )
+    known = [field.name for field in fields(Comparisons) if getattr(found[0], field.name) is not None]
+    means: dict[str, Any] = {name: float(np.mean([getattr(compared, name) for compared in found])) for name in known}
+    return Comparisons(**means | {name: round(means[name]) for name in _COUNTS if name in means})
 
 
 def text_lengths(collated: Any) -> dict[str, NDArray[np.int64]]:
     """Tokens of every text of a collated batch: int64 (texts,) by the name of the field that holds them.
 
-    Any nest of dataclasses, mappings and sequences with ``attention_mask`` tensors (texts, length) in it; what is no
-    dataclass has no such name, and its texts are "texts".
+    Any nest with mappings that have an ``attention_mask`` (texts, length) in it; what is no dataclass has no such name,
+    and its texts are "texts".
     """
-    found: dict[str, list[NDArray[np.int64]]] = {}
-    if is_dataclass(collated) and not isinstance(collated, type):
-        for field in fields(collated):
-            masks = list(_attention_masks(getattr(collated, field.name)))
-            if masks:
-                found[field.name.replace("_", " ")] = [mask.sum(dim=-1).reshape(-1).numpy() for mask in masks]
-    else:
-        found["texts"] = [mask.sum(dim=-1).reshape(-1).numpy() for mask in _attention_masks(collated)]
-    return {key: np.concatenate(parts).astype(np.int64) for key, parts in found.items() if parts}
+    named = {"texts": collated}
+    if is_dataclass(collated):
+        named = {field.name.replace("_", " "): getattr(collated, field.name) for field in fields(collated)}
+    found: dict[str, NDArray[np.int64]] = {}
+    for name, value in named.items():
+        masks = _attention_masks(value)
+        if masks:
+            lengths = [mask.sum(dim=-1).reshape(-1).numpy() for mask in masks]
+            found[name] = np.concatenate(lengths).astype(np.int64)
+    return found
 
 
-def _attention_masks(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Mapping):
-        if isinstance(value.get("attention_mask"), Tensor):
-            yield value["attention_mask"]
-            return
-        value = list(value.values())
-    elif is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, field.name) for field in fields(value)]
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _attention_masks(item)
+def _attention_masks(value: Any) -> list[Tensor]:
+    masks: list[Tensor] = []
+
+    def find(values: dict[str, Any]) -> None:
+        if "attention_mask" in values:
+            masks.append(values["attention_mask"])
+        else:
+            map_nest(list(values.values()), dict, find)
+
+    map_nest(value, dict, find)
+    return masks
 
 
 def _token_lengths(lengths: NDArray[np.int64]) -> TokenLengths:

@@ -105,24 +105,24 @@ _TARGETS = ("target_min", "target_mean", "target_max")  # Fig. 6 of Gienapp et a
 _SHARE = re.compile(r"won_by_(\w+)_(\d+)")  # §4.2.2 of Xie & Lukasiewicz 2025
 
 
-def training_section_of(model: Artifact) -> Section | None:
-    """The section of a model artifact; what an older one lacks is left out.
+def training_section_of(model: Artifact) -> Section:
+    """The section of a model artifact.
 
-    Read are training.jsonl, evaluations.jsonl, ledger.json and, for times, the log, whose lines are points (with a
-    ``loss``) and evaluations (with ``measures``). The manifest's fact ``criteria`` says which measure decided.
+    Read are training.jsonl, ledger.json, evaluations.jsonl where it was validated, and, for times, the log, whose lines
+    are points (with a ``loss``) and evaluations (with ``measures``). The manifest's fact ``criteria`` says which
+    measure decided.
     """
     files = model.folder.files()
     points = _lines(model.folder.read_bytes(TRAINING))
     log = _lines(model.folder.read_bytes(LOG)) if LOG in files else []
     stored = _lines(model.folder.read_bytes(EVALUATIONS)) if EVALUATIONS in files else []
-    seconds = {line["step"]: line.get("seconds", 0.0) for line in log if "measures" in line}
+    seconds = {line["step"]: line["seconds"] for line in log if "measures" in line}
     return training_section(
         points,
         [line for line in log if "loss" in line],
-        model.config,
-        evaluations=[Evaluation(line["step"], line["measures"], seconds.get(line["step"], 0.0)) for line in stored],
-        criteria=[Criterion(**criterion) for criterion in model.manifest["facts"].get("criteria", [])],
-        ledger=json.loads(model.folder.read_bytes(LEDGER)) if LEDGER in files else None,
+        json.loads(model.folder.read_bytes(LEDGER)),
+        [Evaluation(line["step"], line["measures"], seconds.get(line["step"], 0.0)) for line in stored],
+        [Criterion(**criterion) for criterion in model.manifest["facts"]["criteria"]],
     )
 
 
@@ -133,18 +133,14 @@ def _lines(data: bytes) -> list[dict[str, Any]]:
 def training_section(
     points: Points,
     log: Points,
-    config: Mapping[str, Any],
-    *,
+    ledger: Mapping[str, Any],
     evaluations: Sequence[Evaluation] = (),
     criteria: Sequence[Criterion] = (),
-    ledger: Mapping[str, Any] | None = None,
-) -> Section | None:
-    """``points``: a model's training.jsonl, one mapping a step; ``log``: with times, or empty. None: no step.
+) -> Section:
+    """``points``: a model's training.jsonl, one mapping a step; ``log``: with times, or empty.
 
     ``evaluations``: in order, none where nothing was validated; ``criteria``: by which the best of them was found.
     """
-    if not points:
-        return None
     metrics = _metrics(points)
     svg = curve_panels(_panels(points, metrics), "Training curves", _epoch_ends(points))
     caption = (
@@ -152,20 +148,18 @@ def training_section(
     )
     if len({point["epoch"] for point in points}) > 1:
         caption += " Dotted: an epoch ends."
-    blocks: list[Block] = [Plot(svg, caption), _table(points, log, config, metrics)]
+    blocks: list[Block] = [Plot(svg, caption), _table(points, log, metrics)]
     lead = f"{len(points):,} steps over {sum(int(point['examples']) for point in points):,} examples."
     if evaluations:
-        steps, planned = int(points[-1]["step"]), int(ledger["steps"]) if ledger else 0
+        steps, planned = int(points[-1]["step"]), int(ledger["steps"])
         if steps < planned:
             count = evaluations_without_improvement(evaluations, criteria)
             lead += (
                 f" Stopped early, at step {steps:,} of {planned:,}: {counted(count, 'evaluation')} without improvement."
             )
         blocks = [*validation_blocks(evaluations, criteria, points, log), *blocks]
-    if ledger is not None:
-        caption = "The run's ledger: what its queries are compared with, what a step encodes and what is trained."
-        header = ["ledger", "as planned before the first step"]
-        blocks.append(Table(header, ledger_rows(ledger), caption, text_columns=2))
+    caption = "The run's ledger: what its queries are compared with, what a step encodes and what is trained."
+    blocks.append(Table(["ledger", "as planned before the first step"], ledger_rows(ledger), caption, text_columns=2))
     return Section("Training", lead, blocks)
 
 
@@ -212,26 +206,20 @@ def _epoch_ends(points: Points) -> list[float]:
     ]
 
 
-def _table(points: Points, log: Points, config: Mapping[str, Any], metrics: Sequence[str]) -> Table:
+def _table(points: Points, log: Points, metrics: Sequence[str]) -> Table:
     window = max(1, len(points) // 10)
     rows = [
         [_label(name), *(f"{_values(part, name).mean():.4f}" for part in (points[:window], points[-window:]))]
         for name in ("loss", *metrics, "gradient_norm")
     ]
-    settings = config.get("training", {})
-    objective = config.get("objective", {}).get("kind")
-    parts = [f"objective {objective}"] if objective else []
-    if "batches_per_step" in settings:
-        parts.append(f"batches a step: {settings['batches_per_step']}")
-    if "bf16" in settings:
-        parts.append("bfloat16 autocast" if settings["bf16"] is True else "float32")
+    caption = f"Means over {counted(window, 'step')}."
     seconds = sum(float(point["seconds"]) for point in log)
     if seconds > 0:
-        totals = {name: sum(point.get(name, 0) for point in log) for name in ("examples", "tokens", "waiting_seconds")}
-        parts += [f"{seconds / len(log):.2f} s a step", f"{totals['examples'] / seconds:,.1f} examples/s"]
-        if totals["tokens"]:
-            parts.append(f"{totals['tokens'] / seconds:,.0f} tokens/s")
-        parts.append(f"{totals['waiting_seconds'] / seconds:.1%} of the time waiting for data")
-    caption = f"Means over {window:,} step{'s' if window > 1 else ''}"
-    caption += f" ({', '.join(parts)})." if parts else "."
+        examples, tokens, waiting = (
+            sum(point[name] for point in log) / seconds for name in ("examples", "tokens", "waiting_seconds")
+        )
+        caption += (
+            f" {seconds / len(log):.2f} s a step, {examples:,.1f} examples/s, {tokens:,.0f} tokens/s, {waiting:.1%} of"
+            " the time waiting for data."
+        )
     return Table(["mean of", "first tenth of the steps", "last tenth of the steps"], rows, caption)
