@@ -113,7 +113,8 @@ def _compared_with(ledger: Mapping[str, Any]) -> list[tuple[str, str]]:
         "masked": compared["masked"],
         "encoded by other ranks": ledger["cross_rank"],
     }
-    parts = ", ".join(f"{_number(count)} {what}" for what, count in counts.items() if count)
+    always = ("of its batch", "hard")  # that there are none is worth knowing
+    parts = ", ".join(f"{_number(count)} {what}" for what, count in counts.items() if count or what in always)
     negatives = f"{'at most ' if shared else ''}{_number(negatives_per_query(ledger))} a query: {parts}"
     return [("positives", f"{_number(compared['positives'])} a query"), ("negatives", negatives)]
 

@@ -65,7 +65,7 @@ def test_pairs_without_a_single_negative_are_refused(tmp_path: Path, tiny_encode
 
 def test_one_negative_is_enough(tmp_path: Path, tiny_encoder: Path) -> None:
     alone = store_pairs(tmp_path / "alone", [[pair(batch, hard_negatives=["other"])] for batch in range(4)])
-    assert negatives(ran(settings(tiny_encoder, alone), tmp_path / "out")) == "1 a query: 1 hard"
+    assert negatives(ran(settings(tiny_encoder, alone), tmp_path / "out")) == "1 a query: 0 of its batch, 1 hard"
     joined = store_pairs(tmp_path / "joined", [[pair(batch)] for batch in range(4)])
     shared = settings(
         tiny_encoder, joined, objective={"kind": "contrastive", "share_negatives": "step"},
