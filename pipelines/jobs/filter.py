@@ -18,7 +18,7 @@ from pipelines.jobs.filter_lookups import (
     NEGATIVES_SHARD,
     PAIRS_SHARD,
     SCORES_SHARD,
-    AskedNegatives,
+    check_negatives,
     check_scores,
     make_negatives,
     make_pairs,
@@ -189,12 +189,16 @@ class Filter(Stage[FilterConfig]):
     def _make_negatives(self, writer: ShardWriter) -> ShardRecord:
         config, collection = self.config, StoredCollection(self.config.collection)
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
-        number, too_few, scored = config.negatives_per_example, config.too_few_negatives, bool(config.teacher_scores)
-        asked = AskedNegatives(packing, pairs, collection, number, too_few, scored=scored)
-        if config.negatives:
-            return make_negatives(writer, mined_lists(StoredCandidates(config.negatives)), asked)
-        assert config.judged_negatives
-        return make_negatives(writer, judged_lists(collection, config.judged_negatives), asked)
+        lists = (
+            mined_lists(StoredCandidates(config.negatives))
+            if config.negatives
+            else judged_lists(collection, str(config.judged_negatives))
+        )
+        lengths = np.zeros(collection.count("queries"), dtype=np.int32)
+        make_negatives(writer, lists, lengths)
+        scored = bool(config.teacher_scores)
+        check_negatives(lengths, packing, pairs, config.negatives_per_example, config.too_few_negatives, scored=scored)
+        return writer.commit(0)
 
     def _make_batches(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """``epoch=<e>/batches-<n>.parquet`` and ``audits/<name>.json``."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from pipelines.jobs.lookups import add_array, earlier_file, map_array, map_pair_
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.mining.candidates import CANDIDATES, NegativesOfQueries, StoredCandidates
 from pipelines.mining.rules import text_keys
-from pipelines.pairs.pairs import judged_pairs
+from pipelines.pairs.pairs import judged_pairs, read_pairs
 from raytriever.artifacts.artifact import (
     Artifact,
     ShardRecord,
@@ -34,8 +35,7 @@ PAIRS_SHARD, NEGATIVES_SHARD = "pairs", "negatives"
 SCORES_SHARD = "teacher-scores"
 
 _SCORED_FILE, _SCORES_FILE = "lookup/teacher-keys.npy", "lookup/teacher-scores.npy"
-_LINES_AT_ONCE = 1 << 18
-_LINES = pa.schema([("query", pa.large_string()), ("document", pa.large_string()), ("score", pa.float32())])
+_LINES_AT_ONCE = 1 << 20
 _QUERIES_AT_ONCE = 1 << 14
 
 _KEYS_FILE = "lookup/known-positives.npy"
@@ -81,10 +81,9 @@ def open_pairs(output: str) -> Pairs:
     return Pairs(*map_pair_rows(output, PAIRS_SHARD), map_array(output, PAIRS_SHARD, _KEYS_FILE))
 
 
-def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], asked: "AskedNegatives") -> ShardRecord:
-    """The lists, and where each query's is; refused where pairs have too few."""
+def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], lengths: NDArray[np.int32]) -> None:
+    """Adds the lists and where each query's is; ``lengths`` (queries,) is filled with how long they are."""
     found: list[NDArray[np.int64]] = []
-    lengths = np.zeros(asked.queries, dtype=np.int32)
 
     def tables() -> Iterator[pa.Table]:
         for queries, of_queries in lists:
@@ -94,12 +93,10 @@ def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], ask
 
     write_mapped_rows(writer.path(_LISTS_FILE), _LISTS, tables())
     writer.add(_LISTS_FILE)
-    asked.check(lengths)
     queries = np.concatenate(found)
     places = np.argsort(queries, kind="stable")
     add_array(writer, _QUERIES_FILE, queries[places])
     add_array(writer, _PLACES_FILE, places)
-    return writer.commit(0)
 
 
 def open_negatives(output: str) -> NegativeLists:
@@ -109,67 +106,28 @@ def open_negatives(output: str) -> NegativeLists:
     return NegativeLists(lists, *arrays)
 
 
-class AskedNegatives:
-    """Whether the packed pairs have the hard negatives that are asked for; ``queries``: how many the collection has.
+def check_negatives(
+    lengths: NDArray[np.int32], packing: Artifact, pairs: Artifact, number: int, too_few: TooFew, *, scored: bool
+) -> None:
+    """Raises ``UserError`` where packed pairs have too few, by the ``lengths`` (queries,) of all queries' lists.
 
-    Of whole lists: which of their margins are in the bins that are kept shows when they are drawn from.
+    Whatever is to be done with few: where no pair has any, the negatives are of other queries. Of whole lists: which
+    of their margins are in the bins that are kept shows when they are drawn from.
     """
-
-    def __init__(
-        self,
-        packing: Artifact,
-        pairs: Artifact,
-        collection: StoredCollection,
-        number: int,
-        too_few: TooFew,
-        *,
-        scored: bool,
-    ) -> None:
-        self.queries = collection.count("queries")
-        self._packing = packing
-        self._pairs = ParquetRows(pairs, pairs.names("pairs/"))
-        self._number = number
-        self._too_few = too_few
-        self._scored = scored
-
-    def check(self, lengths: NDArray[np.int32]) -> None:
-        """Raises ``UserError`` where pairs have too few, by the ``lengths`` (queries,) of all queries' lists.
-
-        Whatever is to be done with few: where no pair has any, the negatives are of other queries.
-        """
-        packed = self._packed()
-        short = some = start = 0
-        first: str | None = None
-        for table in self._pairs.tables(["query_id", "query_row"]):
-            of_pairs = lengths[table["query_row"].to_numpy()]
-            here = packed[start : start + len(table)]
-            is_short = here & (of_pairs < self._number)
-            if is_short.any() and first is None:
-                place = int(np.argmax(is_short))
-                first = f"{table['query_id'][place].as_py()!r} ({of_pairs[place]})"
-            short, some, start = (
-                short + int(is_short.sum()),
-                some + int((here & (of_pairs > 0)).sum()),
-                start + len(table),
-            )
-        if not some:
-            raise UserError(
-                "No packed pair's query has a hard negative. Are they of the queries of these pairs' split?"
-            )
-        if short and self._too_few == "refuse":
-            raise UserError(
-                f"{short:,} of {int(packed.sum()):,} packed pairs have fewer than {self._number} hard negatives, the"
-                f" first of query {first}. Lower negatives_per_example, mine more, or set too_few_negatives to"
-                f" {allowed_instead(scored=self._scored)}."
-            )
-
-    def _packed(self) -> NDArray[np.bool_]:
-        """Of each pair whether it is in a batch of any epoch."""
-        packed = np.zeros(len(self._pairs), dtype=bool)
-        for record in self._packing.shards:
-            for table in ParquetRows(self._packing, [file.name for file in record.files]).tables(["pair"]):
-                packed[table["pair"].to_numpy()] = True
-        return packed
+    packed = np.zeros(pairs.rows, dtype=bool)
+    for table in ParquetRows(packing, packing.names("epoch=")).tables(["pair"]):
+        packed[table["pair"].to_numpy()] = True
+    of_packed = lengths[read_pairs(pairs, ["query_row"])["query_row"].to_numpy()[packed]]
+    if not of_packed.any():
+        raise UserError("No packed pair's query has a hard negative. Are they of the queries of these pairs' split?")
+    short = np.flatnonzero(of_packed < number)
+    if len(short) and too_few == "refuse":
+        query = read_pairs(pairs, ["query_id"])["query_id"][int(np.flatnonzero(packed)[short[0]])].as_py()
+        raise UserError(
+            f"{len(short):,} of {len(of_packed):,} packed pairs have fewer than {number} hard negatives, the first of"
+            f" query {query!r} ({of_packed[short[0]]}). Lower negatives_per_example, mine more, or set"
+            f" too_few_negatives to {allowed_instead(scored=scored)}."
+        )
 
 
 def scores_fingerprint(path: str) -> str:
@@ -202,7 +160,7 @@ def check_scores(path: str, collection: StoredCollection) -> None:
 def make_scores(writer: ShardWriter, path: str, collection: StoredCollection) -> ShardRecord:
     """Keys and scores of all pairs, as sorted arrays. Raises ``UserError`` for a pair with two scores.
 
-    Memory: 12 bytes a pair, a few times while they are sorted; of a run file also all ids, and as many lines of it.
+    Memory: 12 bytes a pair, a few times while they are sorted.
     """
     keys, scores = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
     for query_rows, document_rows, found in _scored_pairs(path, collection):
@@ -261,48 +219,18 @@ def _of_ranking(run: StoredRanking, collection: StoredCollection) -> Iterator[Sc
 
 
 def _of_run_file(path: Path, collection: StoredCollection) -> Iterator[ScoredPairs]:
-    """Pairs whose ids the collection has; a teacher may have scored more.
-
-    A look-up reads all ids, so it is for as many lines as there are ids, which take memory as these do.
-    """
-    for lines in _gathered(_blocks(path), max(collection.count("queries"), collection.count("documents"))):
-        query_rows = collection.find("queries", lines["query"])
-        document_rows = collection.find("documents", lines["document"])
+    """Pairs whose ids the collection has; a teacher may have scored more. A million lines take a pass over all ids."""
+    lines = ranking_lines(path)
+    while block := list(islice(lines, _LINES_AT_ONCE)):
+        numbers, query_ids, document_ids, values = zip(*block, strict=True)
+        scores = np.array([_number(value) for value in values], dtype=np.float32)
+        if not np.isfinite(scores).all():
+            wrong = int(np.argmin(np.isfinite(scores)))
+            raise wrong_value(path, numbers[wrong], TREC_COLUMNS, "score", values[wrong], "finite number")
+        query_rows = collection.find("queries", query_ids)
+        document_rows = collection.find("documents", document_ids)
         both = (query_rows >= 0) & (document_rows >= 0)
-        yield query_rows[both], document_rows[both], lines["score"].to_numpy()[both]
-
-
-def _gathered(blocks: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Consecutive blocks joined until they have so many rows; the last ones have what is left."""
-    waiting: list[pa.RecordBatch] = []
-    for block in blocks:
-        waiting.append(block)
-        if sum(map(len, waiting)) >= rows:
-            yield pa.Table.from_batches(waiting, _LINES)
-            waiting = []
-    yield pa.Table.from_batches(waiting, _LINES)
-
-
-def _blocks(path: Path) -> Iterator[pa.RecordBatch]:
-    queries: list[str] = []
-    documents: list[str] = []
-    scores: list[float] = []
-    for number, query, document, found in ranking_lines(path):
-        score = _number(found)
-        if not math.isfinite(score):
-            raise wrong_value(path, number, TREC_COLUMNS, "score", found, "finite number")
-        queries.append(query)
-        documents.append(document)
-        scores.append(score)
-        if len(queries) == _LINES_AT_ONCE:
-            yield _block(queries, documents, scores)
-            queries, documents, scores = [], [], []
-    yield _block(queries, documents, scores)
-
-
-def _block(*columns: list[str] | list[float]) -> pa.RecordBatch:
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, _LINES, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_LINES)
+        yield query_rows[both], document_rows[both], scores[both]
 
 
 def _number(text: bytes) -> float:

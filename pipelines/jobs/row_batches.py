@@ -15,7 +15,7 @@ from pydantic import Field
 from pipelines.batches import BATCHES, LAYOUTS, BatchFile, Layout
 from pipelines.grouping import GroupingSettings, Stretches, group_batches, single_rows
 from pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards, write_part
-from pipelines.mining.candidates import StoredCandidates, check_labelled
+from pipelines.mining.candidates import StoredCandidates
 from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
@@ -327,11 +327,10 @@ class Lists(RowBatches[ListsConfig]):
         return GroupingSettings(batch_size=self.config.batch_size, documents_per_batch=1, order="random")
 
     def tables(self, files: list[str]) -> Iterator[pa.Table]:
-        """The lists with their queries' texts. Raises ``UserError`` for a list without a positive or with repeats."""
+        """The lists with their queries' texts."""
         candidates, collection = self._inputs()
         queries = collection.rows_of("queries")
         for table in ParquetRows(candidates, files).tables(_LIST_COLUMNS):
-            check_labelled(table, candidates)
             of_queries = queries.take(table["query_row"].to_numpy(), ["text", "domain"])
             yield pa.table(
                 {

@@ -137,14 +137,10 @@ NegativesOfQueries = tuple[NDArray[np.int64], pa.ListArray]
 
 
 def mined_lists(candidates: StoredCandidates) -> Iterator[NegativesOfQueries]:
-    """Of each query its candidates that are no positives, in their order.
-
-    Raises ``UserError`` where a list has a document twice.
-    """
-    for table in candidates.tables(["query_id", "query_row", "document_rows", "relevance"]):
+    """Of each query its candidates that are no positives, in their order."""
+    for table in candidates.tables(["query_row", "document_rows", "relevance"]):
         lists = table["document_rows"].combine_chunks()
         owners, rows = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists).to_numpy()
-        _refuse_repeats(candidates, table["query_id"], owners, rows)
         relevance = pc.list_flatten(table["relevance"].combine_chunks())
         negative = pc.less(relevance, candidates.minimum_relevance).fill_null(True).to_numpy(zero_copy_only=False)
         yield table["query_row"].to_numpy(), _as_lists(owners[negative], rows[negative], len(table))
@@ -170,31 +166,3 @@ def _as_lists(owners: NDArray[np.int64], rows: NDArray[np.int64], number: int) -
     """``rows`` (n,) as ``number`` lists; ``owners`` (n,), ascending, are the lists' places."""
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=number))])
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(rows))
-
-
-def check_labelled(table: pa.Table, candidates: StoredCandidates) -> None:
-    """Raises ``UserError`` naming a query whose list has no relevant document, or has one document twice.
-
-    ``table``: some rows of ``candidates``.
-    """
-    lists = table["document_rows"].combine_chunks()
-    owners = pc.list_parent_indices(lists).to_numpy()
-    relevance = pc.list_flatten(table["relevance"].combine_chunks()).fill_null(0).to_numpy()
-    positives = np.bincount(owners[relevance >= candidates.minimum_relevance], minlength=len(table))
-    if not positives.all():
-        query = table["query_id"][int(np.argmin(positives))].as_py()
-        raise UserError(
-            f"{candidates.uri} lists no document of relevance {candidates.minimum_relevance} or more for query"
-            f" {query!r}. Mine the candidates again."
-        )
-    _refuse_repeats(candidates, table["query_id"], owners, pc.list_flatten(lists).to_numpy())
-
-
-def _refuse_repeats(
-    candidates: StoredCandidates, query_ids: pa.ChunkedArray, owners: NDArray[np.int64], rows: NDArray[np.int64]
-) -> None:
-    order = np.lexsort((rows, owners))
-    again = (np.diff(owners[order]) == 0) & (np.diff(rows[order]) == 0)
-    if again.any():
-        query = query_ids[int(owners[order][int(np.argmax(again))])].as_py()
-        raise UserError(f"{candidates.uri} lists a document twice for query {query!r}. Mine the candidates again.")

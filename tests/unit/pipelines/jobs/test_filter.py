@@ -322,9 +322,6 @@ def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="hard negatives come from 'negatives' or from 'judged_negatives'"):
         run(world, tmp_path / "a", negatives=world.candidates, judged_negatives="judged")
     collection = world.inputs["collection"]
-    twice = make_candidates(tmp_path / "n", collection, {**world.lists, 3: [(5, None), (6, None), (5, 0)]})
-    with pytest.raises(UserError, match="lists a document twice for query 'q3'"):
-        run(world, tmp_path / "b", negatives=twice)
     zeros = np.zeros((QUERIES, 2, 4))
     several = make_vectors(tmp_path / "m", collection, zeros, np.zeros((DOCUMENTS_, 4)))
     with pytest.raises(UserError, match="several vectors for one of the queries"):

@@ -133,17 +133,6 @@ class Ids(StoredCollection):
         return SimpleNamespace(tables=lambda _: [self._ids[part]])
 
 
-def test_the_ids_are_read_once_for_many_lines_of_a_run_file(world: World, tmp_path: Path, monkeypatch) -> None:
-    """A look-up reads all ids, which for blocks of bounded size would be as often as the file is long."""
-    monkeypatch.setattr(filter_lookups, "_LINES_AT_ONCE", 7)
-    path, collection = run_file(world, tmp_path / "teacher.trec"), StoredCollection(world.inputs["collection"])
-    pairs = list(filter_lookups._of_run_file(Path(path), collection))
-    queries, documents, scores = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    assert len(queries) == QUERIES * DOCUMENTS_
-    np.testing.assert_array_equal(scores, world.scores[queries, documents])
-    assert len(pairs) <= QUERIES + 1  # a look-up for each 40 lines or more, where blocks are of 7
-
-
 def test_ids_of_more_than_two_gigabytes(tmp_path: Path) -> None:
     letters = [letter * (1 << 20) for letter in "abcdefgh"]
     others = pa.array([letter.upper() for letter in letters])
