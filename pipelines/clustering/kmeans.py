@@ -1,7 +1,7 @@
 """Asymmetric k-means over (document, query) pairs: which pairs make each other hard.
 
 Contextual Document Embeddings (Morris & Rush 2024, arXiv:2410.02525), section 4.1: groups of pairs with large
-similarity between every document and every query of the group (Eq. 2) are sought by k-means over pairs (Eq. 3). Three
+similarity between every document and every query of the group (Eq. 2) are sought by k-means over pairs (Eq. 3). Two
 readings of Eq. 3:
 
 ``midpoint`` (the default): the bound behind Eq. 3 holds where a centroid's document and query are the same vector a.
@@ -11,13 +11,10 @@ Then |d - a|² + |q - a|² = 2·|(d + q)/2 - a|² + |d - q|²/2: plain k-means o
 cluster being that of the unswapped one, as the authors' code has it. Where queries and documents lie apart, some
 clusters attract swapped vectors only; they are left out of the result.
 
-``swap``: the same with one vector a pair, in whichever orientation suits its centroid better. [q; d] in one and [d; q]
-in the other make the two pairs' d·q' large, which is what Eq. 2 asks for; no cluster holds swapped vectors only.
-
 ``sides: queries`` clusters the queries alone, for topic-aware sampling (Hofstätter et al. 2021, arXiv:2104.06967).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isqrt
@@ -29,13 +26,13 @@ from pydantic import Field, model_validator
 
 from pipelines.clustering.lloyd import SEEDING_SAMPLE, Solution, assign, lloyd, seed_centroids
 from pipelines.clustering.nearest_centroids import squared_distances
-from pipelines.clustering.pair_vectors import ArrayPairs, BothOrientations, PairVectors
-from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, Split, TiedPairs, cut
+from pipelines.clustering.pair_vectors import ArrayPairs, PairVectors, both_orientations
+from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, Split, cut
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
-Pairs = Literal["midpoint", "concat", "swap"]
-KINDS: dict[Pairs, type[Points]] = {"midpoint": MidPoints, "concat": ConcatenatedPairs, "swap": TiedPairs}
+Pairs = Literal["midpoint", "concat"]
+KINDS: dict[Pairs, type[Points]] = {"midpoint": MidPoints, "concat": ConcatenatedPairs}
 SAMPLE_PER_CELL = 256  # points that each cell's centroid is the mean of, about
 NEAR_CELLS = 8  # cells, its own among them, whose clusters a point may join
 REFINEMENTS = 2  # iterations across the borders, at most
@@ -70,11 +67,11 @@ class KMeansSettings(Settings):
 class Clustering:
     """A clustering of N pairs; every one of its clusters has a pair.
 
-    ``assignments``: (N,) int32. ``centroids``: (K, dimension) float32, or (K, 2·dimension) for ``concat`` and ``swap``,
-    the query's half first. ``objective``: the sum of the costs before the first iteration and after each: squared
-    distances of mid-points from centroids, or 1 - cosine of both orientations (``swap``: of the better one); it never
-    grows. ``refilled``: empty clusters that were given a point, over all iterations. ``left_out``: clusters asked for
-    that no pair fell into. ``zeros``: pairs with a vector of zeros on either side.
+    ``assignments``: (N,) int32. ``centroids``: (K, dimension) float32, or (K, 2·dimension) for ``concat``, the query's
+    half first. ``objective``: the sum of the costs before the first iteration and after each: squared distances of
+    mid-points from centroids, or 1 - cosine of both orientations; it never grows. ``refilled``: empty clusters that
+    were given a point, over all iterations. ``left_out``: clusters asked for that no pair fell into. ``zeros``: pairs
+    with a vector of zeros on either side.
     """
 
     assignments: NDArray[np.int32]
@@ -117,19 +114,25 @@ def cluster_pairs(
 
 
 def cluster_in_parts(
-    pairs: PairVectors, k: int, settings: KMeansSettings, seed: int, split: Split = LocalParts, device: str = "cpu"
+    pairs: PairVectors,
+    k: int,
+    settings: KMeansSettings,
+    seed: int,
+    split: Split = LocalParts,
+    device: str = "cpu",
+    name_of: Callable[[int], str] = "pair {} (counted from 0)".format,
 ) -> Clustering:
     """``cluster_pairs`` of pairs that are read where ``split`` puts their parts; only a sample is read here.
 
     The result does not depend on ``split`` and ``device``. Where ``settings.sides`` is queries, ``pairs`` must have
-    them on both sides.
+    them on both sides. ``name_of``: what errors call a pair.
     """
     if k < 1:
         raise UserError(f"{k} clusters were asked for; there must be at least 1.")
     k = min(k, len(pairs))
-    largest, zeros = _examine_all(pairs, split)
+    largest, zeros = _examine_all(pairs, split, name_of)
     kind = KINDS[settings.pairs]
-    oriented = BothOrientations(pairs) if settings.pairs == "concat" else pairs
+    oriented = both_orientations(pairs) if settings.pairs == "concat" else pairs
     two_levels = k > settings.two_level_above
     size = min(len(oriented), max(SMALLEST_SAMPLE, cell_sample(k) if two_levels else SEEDING_SAMPLE * k))
     chosen = np.sort(np.random.default_rng(seed).choice(len(oriented), size, replace=False))
@@ -259,7 +262,7 @@ def examine(points: Points) -> tuple[float, int, tuple[int, str] | None]:
     return largest, zeros, None
 
 
-def _examine_all(pairs: PairVectors, split: Split) -> tuple[float, int]:
+def _examine_all(pairs: PairVectors, split: Split, name_of: Callable[[int], str]) -> tuple[float, int]:
     """Raises ``UserError`` that names the first pair whose vectors can't be clustered."""
     parts = split(cut(MidPoints(pairs)))
     found: list[tuple[float, int, tuple[int, str] | None]] = [(0.0, 0, None)] * len(parts.points)
@@ -269,7 +272,7 @@ def _examine_all(pairs: PairVectors, split: Split) -> tuple[float, int]:
     for part, (_, _, bad) in zip(parts.points, found, strict=True):
         if bad is not None:
             raise UserError(
-                f"The {bad[1]} vector of {pairs.name(begin + bad[0])} holds a NaN, an infinity or a number beyond"
+                f"The {bad[1]} vector of {name_of(begin + bad[0])} holds a NaN, an infinity or a number beyond"
                 f" {LARGEST_COORDINATE:g}. Embed that text again, or leave the pair out."
             )
         begin += len(part)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from pipelines.clustering.nearest_centroids import inner_products, nearest_centroids
+from pipelines.clustering.nearest_centroids import CentroidSearch, inner_products, nearest_centroids
 from pipelines.clustering.points import BLOCK_ROWS, Parts, Points
 
 SEEDING_SAMPLE = 4  # points looked at for each seed
@@ -93,13 +93,14 @@ def assign_part(
     points: Points, centroids: NDArray[np.float32], task: PartTask
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]]:
     """The cluster of each point, int32 (n,), and the change of sums: which clusters', (m,), and float64 (m, width)."""
-    search = points.search(centroids if task.near is None else centroids[task.near])
+    open_clusters = centroids if task.near is None else centroids[task.near]
+    search = CentroidSearch(open_clusters, euclidean=not points.spherical, device=points.device)
     clusters = np.empty(len(points), dtype=np.int32)
     for part in points.blocks():
-        clusters[part] = points.choose(points.take(part), search)
+        clusters[part] = search.assign(points.take(part))
     if task.near is not None:
         clusters = task.near[clusters].astype(np.int32)
-    before = task.before if points.is_always_placed_alike else None
+    before = task.before
     moved = np.arange(len(points)) if before is None else np.flatnonzero(clusters != before)
     joined = clusters[moved]
     left = joined[:0] if before is None else before[moved]
@@ -107,7 +108,7 @@ def assign_part(
     changes = np.zeros((len(touched), centroids.shape[1]))
     for begin in range(0, len(moved), BLOCK_ROWS):
         part = slice(begin, begin + BLOCK_ROWS)
-        block = points.placed(points.take(moved[part]), centroids[joined[part]])
+        block = points.take(moved[part])
         changes += cluster_sums(block, rows[: len(moved)][part], len(touched))
         if before is not None:
             changes -= cluster_sums(block, rows[len(moved) :][part], len(touched))
@@ -125,10 +126,9 @@ def assign(
     ``before``: an assignment of the same points, used up: sums change by the points that move, which is quicker and,
     sums being exact, makes no difference.
     """
-    alike = parts.points[0].is_always_placed_alike
     clusters = [np.empty(0, dtype=np.int32)] * len(parts.points)
     counts = np.zeros(len(centroids), dtype=np.int64)
-    sums = np.zeros(centroids.shape) if before is None or not alike else before.sums
+    sums = np.zeros(centroids.shape) if before is None else before.sums
     tasks = [
         PartTask(None if near is None else near[number], None if before is None else before.clusters[number])
         for number in range(len(parts.points))
@@ -294,8 +294,7 @@ def costliest_of_part(
     for (donor, number), begin, end in zip(wanted.items(), first.tolist(), last.tolist(), strict=True):
         for row in costly[begin : min(end, begin + number)].tolist():
             place = int(members[row])
-            placed = points.placed(points.take(np.array([place])), centroids[[donor]])
-            found.append((donor, float(costs[row]), place, placed[0]))
+            found.append((donor, float(costs[row]), place, points.take(np.array([place]))[0]))
     return found
 
 

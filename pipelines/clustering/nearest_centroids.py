@@ -58,15 +58,6 @@ class CentroidSearch:
             self._assign_block(points[part], left[: part.stop - begin], assignments[part])
         return assignments
 
-    def costs(self, points: NDArray[np.float32], assignments: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Float64 (n,): squared distances from the assigned centroids, or the inner products, negated."""
-        costs = np.empty(len(points), dtype=np.float64)
-        cost = squared_distances if self._euclidean else _negated_products
-        for begin in range(0, len(points), PAIRS_AT_ONCE):
-            part = slice(begin, begin + PAIRS_AT_ONCE)
-            costs[part] = cost(points[part], self.centroids[assignments[part]])
-        return costs
-
     def _assign_block(self, points: NDArray[np.float32], left: torch.Tensor, assignments: NDArray[np.int32]) -> None:
         """Fills ``assignments``; ``left`` (n, dimension and more columns of ones) is room for the rounded points."""
         left[:, : points.shape[1]] = torch.from_numpy(points)
@@ -132,9 +123,8 @@ def nearest_centroids(
 
     ``points`` (n, dimension), ``centroids`` (K, dimension), finite. Returns (n,) int32 and (n,) float64.
     """
-    search = CentroidSearch(centroids, euclidean=True)
-    assignments = search.assign(points)
-    return assignments, search.costs(points, assignments)
+    assignments = CentroidSearch(centroids, euclidean=True).assign(points)
+    return assignments, squared_distances(points, centroids[assignments])
 
 
 def squared_distances(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """The vectors of pairs, row by row wherever they are kept: in memory, in mapped files, or in an artifact."""
 
-from collections.abc import Callable
+from copy import copy
 from functools import lru_cache
 from typing import Literal, Protocol, Self
 
@@ -31,13 +31,9 @@ class PairVectors(Protocol):
         """The pairs at ``places``, numbered anew from 0."""
         ...
 
-    def name(self, place: int) -> str:
-        """What to call a pair in a message."""
-        ...
-
 
 class ArrayPairs:
-    """Row i of two arrays (N, dimension) is pair i; float16 or float32, may be memory-mapped."""
+    """Row i of two arrays (N, dimension) is pair i, or row ``numbers[i]``; float16 or float32, may be memory-mapped."""
 
     def __init__(
         self,
@@ -45,32 +41,21 @@ class ArrayPairs:
         queries: NDArray[np.floating],
         numbers: NDArray[np.int64] | None = None,
     ) -> None:
-        self._documents, self._queries, self._numbers = documents, queries, numbers
-
-    @property
-    def dimension(self) -> int:
-        """Length of a vector."""
-        return int(self._documents.shape[1])
+        self._documents, self._queries = documents, queries
+        self._numbers = np.arange(len(documents)) if numbers is None else numbers
+        self.dimension = int(documents.shape[1])
 
     def __len__(self) -> int:
-        return len(self._documents if self._numbers is None else self._numbers)
+        return len(self._numbers)
 
     def take(self, places: Places) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
         """Rows of both arrays."""
-        rows = places if self._numbers is None else self._numbers[places]
+        rows = self._numbers[places]
         return self._documents[rows], self._queries[rows]
 
     def subset(self, places: Places) -> Self:
-        """Views where ``places`` is a slice of the whole; else row numbers, gathered when taken."""
-        if self._numbers is not None:
-            return type(self)(self._documents, self._queries, self._numbers[places])
-        if isinstance(places, slice):
-            return type(self)(self._documents[places], self._queries[places])
-        return type(self)(self._documents, self._queries, places)
-
-    def name(self, place: int) -> str:
-        """By number."""
-        return f"pair {place} (counted from 0)"
+        """Their row numbers; vectors are gathered when taken."""
+        return type(self)(self._documents, self._queries, self._numbers[places])
 
 
 class SwappedPairs:
@@ -78,65 +63,26 @@ class SwappedPairs:
 
     def __init__(self, pairs: PairVectors, swapped: NDArray[np.bool_]) -> None:
         self._pairs, self._swapped = pairs, swapped
-
-    @property
-    def dimension(self) -> int:
-        """Length of a vector."""
-        return self._pairs.dimension
+        self.dimension = pairs.dimension
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self._swapped)
 
     def take(self, places: Places) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
         """What stands for document and query."""
         documents, queries = self._pairs.take(places)
         swapped = self._swapped[places][:, None]
-        if not swapped.any():
-            return documents, queries
         return np.where(swapped, queries, documents), np.where(swapped, documents, queries)
 
     def subset(self, places: Places) -> "SwappedPairs":
         """Some of them."""
         return SwappedPairs(self._pairs.subset(places), self._swapped[places])
 
-    def name(self, place: int) -> str:
-        """As the pair is called."""
-        return self._pairs.name(place)
 
-
-class BothOrientations:
+def both_orientations(pairs: PairVectors) -> SwappedPairs:
     """All pairs as they are, then all with document and query exchanged: 2N of them, no vector copied."""
-
-    def __init__(self, pairs: PairVectors) -> None:
-        self._pairs = pairs
-
-    @property
-    def dimension(self) -> int:
-        """Length of a vector."""
-        return self._pairs.dimension
-
-    def __len__(self) -> int:
-        return 2 * len(self._pairs)
-
-    def take(self, places: Places) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-        """What stands for document and query."""
-        return self.subset(places).take(slice(None))
-
-    def subset(self, places: Places) -> SwappedPairs:
-        """Some of them."""
-        count = len(self._pairs)
-        if isinstance(places, slice):
-            begin, end, _ = places.indices(len(self))
-            if end <= count or begin >= count:
-                shift = count if begin >= count else 0
-                kept = slice(begin - shift, end - shift)
-                return SwappedPairs(self._pairs.subset(kept), np.full(end - begin, shift > 0))
-            places = np.arange(begin, end)
-        return SwappedPairs(self._pairs.subset(places % count), places >= count)
-
-    def name(self, place: int) -> str:
-        """As the pair is called."""
-        return self._pairs.name(place % len(self._pairs))
+    count = len(pairs)
+    return SwappedPairs(pairs.subset(np.tile(np.arange(count), 2)), np.repeat([False, True], count))
 
 
 Sides = Literal["both", "queries"]
@@ -146,8 +92,7 @@ class StoredPairs:
     """Pairs whose vectors are in an artifact, read through its memory maps wherever a part of them is needed.
 
     Pair i has the document and the query vector in these rows of a collection. ``sides`` queries: the query's vector
-    stands for both, documents need no vectors. ``name_of`` names pair i in messages; subsets, which travel to workers,
-    go without.
+    stands for both, documents need no vectors.
     """
 
     def __init__(
@@ -156,11 +101,9 @@ class StoredPairs:
         document_rows: NDArray[np.int64],
         query_rows: NDArray[np.int64],
         sides: Sides = "both",
-        name_of: Callable[[int], str] | None = None,
     ) -> None:
         self._uri, self._fingerprint = vectors.uri, vectors.fingerprint
         self._document_rows, self._query_rows, self._sides = document_rows, query_rows, sides
-        self._name_of = name_of
         self.dimension = vectors.part("queries").dimension
 
     def __len__(self) -> int:
@@ -175,17 +118,9 @@ class StoredPairs:
 
     def subset(self, places: Places) -> "StoredPairs":
         """The rows of some."""
-        part = StoredPairs.__new__(StoredPairs)
-        part.__dict__ = self.__dict__ | {
-            "_document_rows": self._document_rows[places],
-            "_query_rows": self._query_rows[places],
-            "_name_of": None,
-        }
+        part = copy(self)
+        part._document_rows, part._query_rows = self._document_rows[places], self._query_rows[places]
         return part
-
-    def name(self, place: int) -> str:
-        """By its ids where they are known."""
-        return self._name_of(place) if self._name_of else f"pair {place} (counted from 0)"
 
 
 @lru_cache(maxsize=4)

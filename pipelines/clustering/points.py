@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipelines.clustering.nearest_centroids import CentroidSearch, inner_products, squared_distances
+from pipelines.clustering.nearest_centroids import inner_products, squared_distances
 from pipelines.clustering.pair_vectors import PairVectors, Places
 
 BLOCK_ROWS = 4096
@@ -76,7 +76,6 @@ class Points:
 
     spherical: ClassVar[bool]  # centroids have unit length and costs are 1 - cosine, not squared distances
     converged_cost: ClassVar[float]  # a point of no more cost sits on its centroid
-    is_always_placed_alike: ClassVar[bool] = True  # while it stays in its cluster
 
     def __init__(self, pairs: PairVectors, frame: Frame | None = None, device: str = "cpu") -> None:
         self.pairs, self.frame, self.device = pairs, frame or Frame(), device
@@ -115,23 +114,9 @@ class Points:
         for begin in range(0, len(self), BLOCK_ROWS):
             yield slice(begin, min(begin + BLOCK_ROWS, len(self)))
 
-    def search(self, centroids: NDArray[np.float32]) -> CentroidSearch:
-        """``centroids`` made ready for ``choose``."""
-        return CentroidSearch(centroids, euclidean=not self.spherical, device=self.device)
-
-    def choose(self, points: NDArray[np.float32], search: CentroidSearch) -> NDArray[np.int32]:
-        """The cluster of each of these points, int32 (n,)."""
-        return search.assign(points)
-
-    def placed(self, points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG002
-        """These points as they count in the clusters with the centroids in their rows."""
-        return points
-
     def costs(self, points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.float64]:
         """The cost, float64 (n,), of each of these points in the cluster with the centroid in its row."""
-        if self.spherical:
-            return 1 - inner_products(self.placed(points, centroids), centroids)
-        return squared_distances(points, centroids)
+        return 1 - inner_products(points, centroids) if self.spherical else squared_distances(points, centroids)
 
     def squares(self) -> float:
         """The sum of squared lengths; of spherical points, their number."""
@@ -173,30 +158,6 @@ class ConcatenatedPairs(Points):
     def _make(self, places: Places) -> NDArray[np.float32]:
         documents, queries = self.pairs.take(places)
         return concatenated(queries, documents)
-
-
-class TiedPairs(ConcatenatedPairs):
-    """[q; d] or [d; q] of each pair, whichever is nearer to its centroid: every cluster holds both orientations."""
-
-    is_always_placed_alike = False
-
-    def choose(self, points: NDArray[np.float32], search: CentroidSearch) -> NDArray[np.int32]:
-        """The cluster of the better orientation, of [q; d] where they are equal."""
-        swapped = _swapped(points)
-        clusters, of_swapped = search.assign(points), search.assign(swapped)
-        is_better = search.costs(swapped, of_swapped) < search.costs(points, clusters)
-        return np.where(is_better, of_swapped, clusters)
-
-    def placed(self, points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.float32]:
-        """In the orientation nearer to the centroid."""
-        swapped = _swapped(points)
-        is_nearer = inner_products(swapped, centroids) > inner_products(points, centroids)
-        return np.where(is_nearer[:, None], swapped, points)
-
-
-def _swapped(points: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[d; q] of [q; d]."""
-    return np.roll(points, points.shape[1] // 2, axis=1)
 
 
 PART_POINTS = 1 << 15

@@ -155,7 +155,13 @@ class Cluster(Stage[ClusterConfig]):
         k = number_of_clusters(len(pairs), self.config.cluster_size)
         seed = self.config.seed ^ zlib.crc32(name.encode("utf-8", "surrogatepass"))  # of the domain, wherever it stands
         clustering = cluster_in_parts(
-            self._stored(shard, pairs), k, self.config.kmeans, seed, split=self._split, device=self._device
+            self._stored(shard),
+            k,
+            self.config.kmeans,
+            seed,
+            split=self._split,
+            device=self._device,
+            name_of=lambda place: self._name(int(pairs[place])),
         )
         base = f"domains/{number:05d}"
         table = pa.table({"pair": pairs, "cluster": clustering.assignments})
@@ -171,20 +177,13 @@ class Cluster(Stage[ClusterConfig]):
             facts={"domain": name, **_facts(clustering, k)},
         )
 
-    def _stored(self, shard: Shard, pairs: NDArray[np.int64]) -> StoredPairs:
-        artifact = Artifact(self.config.pairs, PAIRS)
+    def _stored(self, shard: Shard) -> StoredPairs:
+        documents, queries = (self._of_domain(shard, array) for array in ("document_rows", "query_rows"))
+        return StoredPairs(StoredVectors(self.config.vectors), documents, queries, self.config.kmeans.sides)
 
-        def name(place: int) -> str:
-            ids = read_pairs(artifact, ["query_id", "document_id"]).slice(int(pairs[place]), 1).to_pylist()[0]
-            return f"pair {pairs[place]} (query {ids['query_id']!r}, document {ids['document_id']!r})"
-
-        return StoredPairs(
-            StoredVectors(self.config.vectors),
-            self._of_domain(shard, "document_rows"),
-            self._of_domain(shard, "query_rows"),
-            self.config.kmeans.sides,
-            name,
-        )
+    def _name(self, pair: int) -> str:
+        ids = read_pairs(Artifact(self.config.pairs, PAIRS), ["query_id", "document_id"]).slice(pair, 1).to_pylist()[0]
+        return f"pair {pair} (query {ids['query_id']!r}, document {ids['document_id']!r})"
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """What was clustered, and over all domains how many clusters were asked for and what sizes they have."""

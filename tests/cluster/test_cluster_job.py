@@ -28,7 +28,6 @@ KINDS = {
     "flat": KMeansSettings(iterations=6, restarts=2),
     "in two levels": KMeansSettings(two_level_above=5),
     "concatenated": KMeansSettings(pairs="concat", iterations=3),
-    "tied": KMeansSettings(pairs="swap", iterations=3),
 }
 
 

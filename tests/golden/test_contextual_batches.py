@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pipelines.clustering.lloyd import lloyd
 from pipelines.clustering.nearest_centroids import CentroidSearch, nearest_centroids
-from pipelines.clustering.pair_vectors import ArrayPairs, BothOrientations
+from pipelines.clustering.pair_vectors import ArrayPairs, both_orientations
 from pipelines.clustering.points import ConcatenatedPairs, LocalParts, concatenated, midpoints
 from pipelines.filtering.false_negatives import score_mask
 from pipelines.packing.hardness import pair_similarity
@@ -52,7 +52,7 @@ def test_squared_eq3_is_similarity_of_concatenations(case: Case) -> None:
 
 
 def test_six_lloyd_steps_of_concatenated_pairs(case: Case) -> None:
-    points = ConcatenatedPairs(BothOrientations(ArrayPairs(case["i_D"], case["i_Q"])))
+    points = ConcatenatedPairs(both_orientations(ArrayPairs(case["i_D"], case["i_Q"])))
     found = lloyd(LocalParts([points]), case["i_lloyd_init"], iterations=6, tolerance=-1.0)
     np.testing.assert_allclose(found.centroids, case["i_lloyd_centroids"], atol=1e-5)
     np.testing.assert_array_equal(found.clusters[0][: len(case["i_D"])], case["i_lloyd_assign"])

@@ -15,15 +15,13 @@ from pipelines.clustering import lloyd as refilling
 from pipelines.clustering import points as parts_module
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.clustering.lloyd import assign, cluster_sums, lloyd
-from pipelines.clustering.pair_vectors import ArrayPairs, BothOrientations
+from pipelines.clustering.pair_vectors import ArrayPairs, both_orientations
 from pipelines.clustering.points import (
     ConcatenatedPairs,
     Frame,
     LocalParts,
     MidPoints,
     Points,
-    TiedPairs,
-    concatenated,
     cut,
     midpoints,
 )
@@ -59,7 +57,7 @@ def test_the_grid_is_finer_than_the_vectors() -> None:
     np.testing.assert_allclose(points, midpoints(documents, queries), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [MidPoints, ConcatenatedPairs, TiedPairs])
+@pytest.mark.parametrize("kind", [MidPoints, ConcatenatedPairs])
 def test_parts_make_no_difference(kind: type[Points], monkeypatch: pytest.MonkeyPatch) -> None:
     points = framed(kind, 500)
     seeds = points.take(slice(0, 12))
@@ -74,7 +72,7 @@ def test_parts_make_no_difference(kind: type[Points], monkeypatch: pytest.Monkey
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(found.objective))
 
 
-@pytest.mark.parametrize("kind", [MidPoints, ConcatenatedPairs, TiedPairs])
+@pytest.mark.parametrize("kind", [MidPoints, ConcatenatedPairs])
 def test_sums_changed_by_what_moved_are_sums(kind: type[Points]) -> None:
     points = framed(kind, 400)
     parts = LocalParts([points.subset(slice(0, 150)), points.subset(slice(150, 400))])
@@ -102,7 +100,7 @@ def test_cluster_sums_one_point_at_a_time(count: int, k: int, seed: int) -> None
 
 def test_both_ways_are_not_copies_but_read_like_them() -> None:
     documents, queries = unit_rows(2, 10, 3)
-    points = ConcatenatedPairs(BothOrientations(ArrayPairs(documents, queries)))
+    points = ConcatenatedPairs(both_orientations(ArrayPairs(documents, queries)))
     whole = points.take(np.arange(20))
     np.testing.assert_allclose(whole[:10, :3], queries / np.sqrt(2), atol=1e-6)
     np.testing.assert_array_equal(whole[10:], np.roll(whole[:10], 3, axis=1))
@@ -111,74 +109,20 @@ def test_both_ways_are_not_copies_but_read_like_them() -> None:
         np.testing.assert_array_equal(points.subset(part).take(slice(None)), whole[part])
     chosen = np.array([3, 13, 19, 0])
     np.testing.assert_array_equal(points.subset(chosen).take(np.array([1, 3])), whole[[13, 0]])
-    assert points.pairs.name(13) == "pair 3 (counted from 0)"
-
-
-def literal_tied(points: NDArray[Any], centroids: NDArray[Any], steps: int) -> tuple[list[int], NDArray[Any]]:
-    """Spherical k-means where a point may turn its halves, one point at a time."""
-    half = points.shape[1] // 2
-    for step in range(steps + 1):
-        placed, clusters = [], []
-        for x in points.astype(float):
-            ways = [x, np.concatenate((x[half:], x[:half]))]
-            scores = np.array([[way @ c for c in centroids.astype(float)] for way in ways])
-            way, cluster = np.unravel_index(scores.argmax(), scores.shape)
-            placed.append(ways[way])
-            clusters.append(int(cluster))
-        if step == steps:
-            return clusters, centroids
-        for k in range(len(centroids)):
-            total = sum(x for x, cluster in zip(placed, clusters, strict=True) if cluster == k)
-            centroids[k] = total / np.linalg.norm(total)
-    raise AssertionError
-
-
-def test_tied_orientations_equal_the_literal_loop() -> None:
-    documents, queries = unit_rows(2, 90, 4)
-    seeds = concatenated(queries, documents)[:5]
-    expected, centroids = literal_tied(concatenated(queries, documents), seeds.copy(), 5)
-    found = lloyd(LocalParts([TiedPairs(ArrayPairs(documents, queries))]), seeds, 5, -1.0)
-    assert found.clusters[0].tolist() == expected
-    np.testing.assert_allclose(found.centroids, centroids, atol=1e-6)
-
-
-def test_swapping_some_pairs_changes_no_tied_cluster() -> None:
-    documents, queries = unit_rows(2, 300, 6)
-    documents[:, 0] += 1
-    swapped = RANDOM.random(300) < 0.5
-    swapped[:100] = False  # seeds stay as they are
-    one, other = (ArrayPairs(documents, queries), ArrayPairs(*_exchange(documents, queries, swapped)))
-    seeds = concatenated(queries, documents)[:7]
-    found = [lloyd(LocalParts([TiedPairs(pairs)]), seeds, 10, -1.0) for pairs in (one, other)]
-    assert found[0].clusters[0].tolist() == found[1].clusters[0].tolist()
-    assert found[0].objective[-1] == pytest.approx(found[1].objective[-1])
-
-
-def _exchange(
-    documents: NDArray[np.float32], queries: NDArray[np.float32], swapped: NDArray[np.bool_]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    turned = swapped[:, None]
-    return np.where(turned, queries, documents), np.where(turned, documents, queries)
 
 
 def test_only_clusters_of_both_copies_stay_empty_where_sides_lie_apart() -> None:
     documents, queries = unit_rows(2, 400, 8)
     documents[:, 0] += 2
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)
-    left_out = {
-        pairs: cluster_pairs(documents, queries, 20, KMeansSettings(pairs=pairs), 0).left_out
-        for pairs in ("concat", "swap")
-    }
-    assert left_out["concat"] > 5
-    assert left_out["swap"] == 0
+    assert cluster_pairs(documents, queries, 20, KMeansSettings(pairs="concat"), 0).left_out > 5
 
 
-@pytest.mark.parametrize("pairs", ["concat", "swap"])
-def test_concatenations_are_never_held(pairs: Any) -> None:
+def test_concatenations_are_never_held() -> None:
     documents, queries = unit_rows(2, 60_000, 32)
     copies = 2 * 60_000 * 2 * 32 * 4
     tracemalloc.start()
-    cluster_pairs(documents, queries, 20, KMeansSettings(pairs=pairs, iterations=2), 0)
+    cluster_pairs(documents, queries, 20, KMeansSettings(pairs="concat", iterations=2), 0)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < copies / 2

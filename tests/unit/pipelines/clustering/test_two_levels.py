@@ -23,7 +23,7 @@ def test_two_levels_come_near_flat_clusters() -> None:
     assert spread == pytest.approx(found.objective[-1], rel=1e-4)
 
 
-@pytest.mark.parametrize("pairs", ["midpoint", "concat", "swap"])
+@pytest.mark.parametrize("pairs", ["midpoint", "concat"])
 def test_parts_make_no_difference(pairs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     documents, queries = topics(1500, 8, 30, offset=0.3)
     settings = KMeansSettings.model_validate({"pairs": pairs, "two_level_above": 10, "iterations": 6})
