@@ -6,24 +6,16 @@ the queries were asked; the model is ``raw`` (1: clicked) or, for head alone, ``
 The training package's ``triples.train.tsv`` and ``tuples.*.tsv`` are MS MARCO's forms: ``ms_marco`` reads them.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.formats.trec import (
-    marked_up_documents,
-    qrels_judgments,
-    topics,
-    tsv_documents,
-    tsv_queries,
-)
+from pipelines.formats.trec import TrecFiles, TrecFormat
 from raytriever.artifacts.storage import Folder
-from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Policies, QueryRecord
-from retrieval.collections.text_lines import find_file, find_files
+from retrieval.collections.records import Policies
+from retrieval.collections.text_lines import find_file
 
 MARKED_UP_DOCUMENTS = "documents/docs_grp_*.txt"
 TSV_DOCUMENTS = "documents/docs.tsv"
@@ -54,54 +46,15 @@ class TripClick(Policies):
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file is missing."""
-        return CheckedSource(TripClickFormat(self), self)
-
-
-class TripClickFormat(Format):
-    """Reads TripClick's benchmark. Queries are those of the groups and parts that are judged."""
-
-    def __init__(self, config: TripClick) -> None:
-        folder = Folder(config.path)
-        self._is_tsv = find_file(folder, TSV_DOCUMENTS) is not None
-        self._documents = _find_documents(folder, TSV_DOCUMENTS if self._is_tsv else MARKED_UP_DOCUMENTS)
-        ending = "tsv" if self._is_tsv else "txt"
-        self._judgments_of = [
-            (split, find_files(folder, [f"qrels/qrels.{name}.{ending}"], f"splits.{split}")[0])
-            for split, names in config.splits.items()
-            for name in names
-        ]
-        judged = [name.partition(".")[2] for names in config.splits.values() for name in names]
-        self._topics = find_files(folder, [f"topics/topics.{name}.{ending}" for name in judged], "splits")
-        qrels = [name for _, name in self._judgments_of]
-        super().__init__(folder, [*self._documents, *self._topics, *qrels])
-        self.documents_name = folder.describe(TSV_DOCUMENTS if self._is_tsv else MARKED_UP_DOCUMENTS)
-        self.queries_name = self.describe(self._topics)
-        self.judgments_name = self.describe(qrels)
-
-    def documents(self) -> Iterator[DocumentRecord]:
-        """The documents file after file; those of ``docs.tsv`` have no title of their own."""
-        for name in self._documents:
-            if self._is_tsv:
-                yield from tsv_documents(self.folder, name, ("id", "text"))
-            else:
-                yield from marked_up_documents(self.folder, name, ["TITLE"], ["TEXT"])
-
-    def queries(self) -> Iterator[QueryRecord]:
-        """The queries of each group and part that is judged."""
-        for name in self._topics:
-            yield from tsv_queries(self.folder, name) if self._is_tsv else topics(self.folder, name, "title")
-
-    def judgments(self) -> Iterator[JudgmentRecord]:
-        """The judgments split by split."""
-        for split, name in self._judgments_of:
-            yield from qrels_judgments(self.folder, name, split)
-
-
-def _find_documents(folder: Folder, name: str) -> list[str]:
-    try:
-        return find_files(folder, [name], "path")
-    except UserError as error:
-        raise UserError(
-            f"{folder.uri} is no TripClick benchmark: it has neither {MARKED_UP_DOCUMENTS} (benchmark.tar.gz)"
-            f" nor {TSV_DOCUMENTS} (benchmark_tsv.tar.gz). Is the path right?"
-        ) from error
+        is_tsv = find_file(Folder(self.path), TSV_DOCUMENTS) is not None
+        ending = "tsv" if is_tsv else "txt"
+        judged = [name.partition(".")[2] for names in self.splits.values() for name in names]
+        files = TrecFiles(
+            path=self.path,
+            documents=(TSV_DOCUMENTS if is_tsv else MARKED_UP_DOCUMENTS,),
+            queries=tuple(f"topics/topics.{name}.{ending}" for name in judged),
+            qrels={
+                split: tuple(f"qrels/qrels.{name}.{ending}" for name in names) for split, names in self.splits.items()
+            },
+        )
+        return CheckedSource(TrecFormat(files), self)

@@ -115,12 +115,12 @@ def test_files_that_tripclick_has_not_are_refused(name: str) -> None:
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     path = write_files(str(tmp_path / "c"), MARKED_UP)
-    with pytest.raises(UserError, match=r"splits\.test: .*/c/qrels/qrels\.raw\.tail\.test\.txt is not there"):
+    with pytest.raises(UserError, match=r"queries: .*/c/topics/topics\.tail\.test\.txt is not there"):
         opened(path, splits={"test": ["raw.tail.test"]})
     (tmp_path / "c/topics/topics.head.val.txt").unlink()
-    with pytest.raises(UserError, match=r"splits: .*/c/topics/topics\.head\.val\.txt is not there"):
+    with pytest.raises(UserError, match=r"queries: .*/c/topics/topics\.head\.val\.txt is not there"):
         opened(path)
-    with pytest.raises(UserError, match=r"/d is no TripClick benchmark: it has neither documents/docs_grp_\*\.txt"):
+    with pytest.raises(UserError, match=r"documents: .*/d/documents/docs_grp_\*\.txt is not there"):
         opened(str(tmp_path / "d"))
 
 
@@ -133,7 +133,7 @@ def test_wrong_records_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         read(opened(write_files(str(tmp_path / "d"), again)))
     unknown = {**MARKED_UP, "qrels/qrels.raw.tail.val.txt": "13 0 5 1\n"}
-    message = r"qrels\.raw\.tail\.val\.txt, line 1 names '5', which .*docs_grp_\*\.txt does not hold"
+    message = r"qrels\.raw\.tail\.val\.txt, line 1 names '5', which .*docs_grp_01\.txt does not hold"
     with pytest.raises(UserError, match=message):
         read(opened(write_files(str(tmp_path / "e"), unknown)))
 
