@@ -3,6 +3,7 @@
 import codecs
 import hashlib
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,7 @@ class SourceTreeFormat(Format):
 
     Id and title are the path below the folder, with ``/``; line ends become ``\\n``. What is no document is counted in
     ``left_out``. Links are not followed: what one inside the tree leads to is read under its own name. In memory are
-    one file and the names of the folders on the way to it.
+    one file and the names of all.
     """
 
     def __init__(self, config: SourceTree) -> None:
@@ -111,7 +112,8 @@ class SourceTreeFormat(Format):
 
     def _files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
         """Name and bytes of every file that is wanted, sorted folder by folder; counts the others."""
-        for name, size in self._local_files(skipped) if self.folder.is_local else self._stored_files(skipped):
+        listed = self._local_files(skipped) if self.folder.is_local else self._stored_files(skipped)
+        for name, size in sorted(listed, key=lambda file: file[0].split("/")):
             if any(matches(name, pattern) for pattern in self._config.exclude):
                 skipped["excluded_files"] += 1
             elif self._is_wanted(name):
@@ -125,7 +127,7 @@ class SourceTreeFormat(Format):
         return any(matches(name, pattern) for pattern in self._config.include)
 
     def _stored_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
-        for name, size in sorted(self.folder.files().items(), key=lambda file: file[0].split("/")):
+        for name, size in self.folder.files().items():
             reason = next(filter(None, map(_reason_of_name, name.split("/"))), "")
             if reason:
                 skipped[reason] += 1
@@ -133,25 +135,18 @@ class SourceTreeFormat(Format):
                 yield name, size
 
     def _local_files(self, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
-        root = os.path.realpath(Path(self._config.path).expanduser())
-        pending = [_entries(root)]
-        while pending:
-            entry = next(pending[-1], None)
-            if entry is None:
-                pending.pop()
-                continue
-            reason = _reason_of_name(entry.name) or _reason_of_kind(entry, root)
-            if reason:
-                skipped[reason] += 1
-            elif entry.is_dir():
-                pending.append(_entries(entry.path))
-            else:
-                yield Path(entry.path).relative_to(root).as_posix(), entry.stat().st_size
-
-
-def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return iter(sorted(entries, key=lambda entry: entry.name))
+        root = Path(self._config.path).expanduser().resolve()
+        for parent, folders, files in os.walk(root):
+            for name in (*folders, *files):
+                path = Path(parent, name)
+                status = path.lstat()
+                reason = _reason_of_name(name) or _reason_of_kind(status.st_mode)
+                if reason:
+                    skipped[reason] += 1
+                    if name in folders:
+                        folders.remove(name)  # which is then not gone into
+                elif stat.S_ISREG(status.st_mode):
+                    yield path.relative_to(root).as_posix(), status.st_size
 
 
 def _reason_of_name(name: str) -> str:
@@ -171,13 +166,8 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _reason_of_kind(entry: os.DirEntry[str], root: str) -> str:
-    """Why an entry is neither a folder nor a file of the tree; '' where it is one."""
-    if not entry.is_symlink():
-        return "" if entry.is_file() or entry.is_dir() else "special_files"
-    try:
-        target = os.path.realpath(entry.path, strict=True)
-    except OSError:  # its target is absent, or it leads to itself
-        return "broken_links"
-    inside = target == root or target.startswith(root.rstrip("/") + "/")
-    return "links_within_the_tree" if inside else "links_out_of_the_tree"
+def _reason_of_kind(mode: int) -> str:
+    """Why what has this mode is neither a folder nor a file of the tree; '' where it is one."""
+    if stat.S_ISLNK(mode):
+        return "links"
+    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "special_files"
