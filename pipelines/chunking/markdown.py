@@ -1,11 +1,10 @@
 """Markdown and posts: sentences between headings, items of lists and rows of tables, and blocks of code."""
 
-import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
+from markdown_it import MarkdownIt
 
 from pipelines.chunking.pieces import (
     Pieces,
@@ -18,80 +17,36 @@ from pipelines.chunking.pieces import (
 from pipelines.chunking.sentences import sentence_ends
 from retrieval.words import Offsets, TextWords
 
-_FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,}|<pre\b)")
-_HEADING = re.compile(r" {0,3}#{1,6}(?:\s|$)")
-_UNDERLINE = re.compile(r" {0,3}(?:={2,}|-{2,})\s*$")
-_ITEM = re.compile(r"\s*(?:[-*+]|[0-9]{1,9}[.)])\s")
-_TABLE_ROW = re.compile(r"\s*\|")
-_INDENTED = re.compile(r"(?: {4}|\t)")
+# CommonMark's blocks and tables, without what is inside of a line
+_PARSER = MarkdownIt("commonmark").enable("table").disable(["inline", "text_join"])
 
 
 class Block(NamedTuple):
-    """Rows from ``first`` up to ``stop``; an item may have any number of rows, as prose."""
+    """Rows from ``first`` up to ``stop``. Of a heading, ``level`` (from 1) and ``text``; an item may hold code."""
 
-    kind: Literal["prose", "item", "heading", "code"]
+    kind: Literal["item", "heading", "code"]
     first: int
     stop: int
+    level: int = 0
+    text: str = ""
 
 
-def blocks(lines: list[str]) -> Iterator[Block]:
-    """The blocks that the lines consist of, one after the other.
+def blocks(text: str) -> Iterator[Block]:
+    """Headings outside of lists and quotes, items of lists and rows of tables, and blocks of code, in order.
 
-    Code is what stands between fences or ``<pre>`` and ``</pre>``, or is indented by four after a blank line and
-    outside of lists. A fence that is never closed encloses the rest.
+    Code is what stands between fences or ``<pre>`` and ``</pre>``, or is indented, as CommonMark has it. A heading is
+    one line, which another may underline.
     """
-    row, in_list = 0, False
-    while row < len(lines):
-        line = lines[row]
-        after_blank = row == 0 or not lines[row - 1].strip()
-        if opening := _FENCE.match(line):
-            stop = _end_of_fence(lines, row, opening[1])
-            yield Block("code", row, stop)
-        elif _HEADING.match(line):
-            stop, in_list = row + 1, False
-            yield Block("heading", row, stop)
-        elif after_blank and line.strip() and row + 1 < len(lines) and _UNDERLINE.match(lines[row + 1]):
-            stop, in_list = row + 2, False
-            yield Block("heading", row, stop)
-        elif after_blank and not in_list and _is_indented(line):
-            stop = _end_of_indented(lines, row)
-            yield Block("code", row, stop)
-        elif _ITEM.match(line) or _TABLE_ROW.match(line):
-            stop, in_list = row + 1, in_list or bool(_ITEM.match(line))
-            yield Block("item", row, stop)
-        else:
-            if after_blank and line.strip() and not line[0].isspace():
-                in_list = False
-            stop = row + 1
-            yield Block("prose", row, stop)
-        row = stop
-
-
-def _is_indented(line: str) -> bool:
-    return bool(_INDENTED.match(line)) and not line.isspace()
-
-
-def _end_of_fence(lines: list[str], row: int, fence: str) -> int:
-    if fence == "<pre":
-        closed = re.compile(r".*</pre>", re.IGNORECASE)
-        if closed.match(lines[row]):
-            return row + 1
-    else:
-        closed = re.compile(rf"\s*{fence[0]}{{{len(fence)},}}\s*$")
-    for end in range(row + 1, len(lines)):
-        if closed.match(lines[end]):
-            return end + 1
-    return len(lines)
-
-
-def _end_of_indented(lines: list[str], row: int) -> int:
-    stop = row
-    for end in range(row, len(lines)):
-        if _is_indented(lines[end]):
-            stop = end + 1
-        elif lines[end].strip():
-            break
-    return stop
+    tokens = _PARSER.parse(text)
+    for place, token in enumerate(tokens):
+        first, stop = token.map or (0, 0)
+        is_pre = token.type == "html_block" and token.content.lstrip()[:4].lower() == "<pre"
+        if token.type in ("fence", "code_block") or is_pre:
+            yield Block("code", first, stop)
+        elif token.type in ("list_item_open", "tr_open"):
+            yield Block("item", first, stop)
+        elif token.type == "heading_open" and not token.level and "\n" not in tokens[place + 1].content:
+            yield Block("heading", first, stop, int(token.tag[1:]), tokens[place + 1].content)
 
 
 def markdown_pieces(text: str, words: TextWords, language: str, max_words: int) -> tuple[Pieces, int]:
@@ -101,7 +56,7 @@ def markdown_pieces(text: str, words: TextWords, language: str, max_words: int) 
     """
     rows = row_starts(text)
     bounds = [*rows.tolist(), len(text)]
-    found = list(blocks([text[start:stop] for start, stop in pairwise(bounds)]))
+    found = list(blocks(text))
     whole = [(bounds[block.first], bounds[block.stop]) for block in found if block.kind in ("heading", "code")]
     sentences, failures = sentence_ends(text, words, language)
     ends = _not_inside(sentences, whole)

@@ -48,7 +48,7 @@ class Chunk(Stage[ChunkConfig]):
     """A shard is a stretch of source documents."""
 
     command = "chunk"
-    algorithm_version = 2
+    algorithm_version = 3
     kind = COLLECTION
     config_class = ChunkConfig
     unit = "chunks"

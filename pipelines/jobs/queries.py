@@ -54,7 +54,7 @@ class Queries(Stage[QueriesConfig]):
 
     command = "queries"
     kind = COLLECTION
-    algorithm_version = 5
+    algorithm_version = 6
     config_class = QueriesConfig
     unit = "documents"
 

@@ -1,25 +1,19 @@
 """What an author called a text finds it: a heading its section, a title what stands below it."""
 
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, islice
+from itertools import islice
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from pipelines.chunking.markdown import blocks
+from pipelines.chunking.pieces import row_starts
 from pipelines.queries.sources import Example, MadeDocument, SourceDocument
 from raytriever.settings.configuration import Settings
 from retrieval.words import count_words
-
-_MARKED = re.compile(r"(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
-# as CommonMark has them (§4.5), but for fences in lists: what follows an opening fence is its info string, which holds
-# no backtick behind backticks; nothing follows a closing fence
-_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
-_CLOSING_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*$")
-_UNDERLINE = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}$")
 
 How = Literal["title and heading", "heading", "title and path"]
 
@@ -33,13 +27,6 @@ class Section(NamedTuple):
     path: tuple[str, ...]
     start: int
     end: int
-
-
-class _Heading(NamedTuple):
-    level: int
-    text: str
-    line: int  # where its first line starts
-    body: int  # where the line behind it starts
 
 
 class HeadingQueries(Settings):
@@ -61,16 +48,11 @@ class HeadingQueries(Settings):
     """Whether the title alone finds what stands before the first heading."""
     deepest_level: int = Field(default=6, ge=1, le=6)
     """Deeper headings are text of the section they are in."""
-    underlined: bool = False
-    """Whether a line of one character below another makes it a heading (reStructuredText, Setext)."""
-    blank_lines: bool = False
-    """Whether a heading counts only between blank lines: for code without fences, whose comments look like one."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
         """One example a section; ``dropped`` counts sections that are too short and introductions without a title."""
         number = 0
-        found = sections(source.text, self.deepest_level, underlined=self.underlined, blank_lines=self.blank_lines)
-        for place, section in enumerate(found):
+        for place, section in enumerate(sections(source.text, self.deepest_level)):
             words = count_words(source.text[section.start : section.end])
             if not section.path and not (self.introduction and words):
                 continue
@@ -111,53 +93,18 @@ def _pieces(source: SourceDocument, section: Section, minimum_words: int) -> lis
     return [source.text[start:end].strip() for start, end, _ in spans]
 
 
-def sections(
-    text: str, deepest_level: int = 6, *, underlined: bool = False, blank_lines: bool = False
-) -> list[Section]:
+def sections(text: str, deepest_level: int = 6) -> list[Section]:
     """The text cut at its headings, in order; together with the heading lines they tile it."""
     found: list[Section] = []
     path: list[tuple[int, str]] = []
-    start = 0
-    for heading in _headings(text, underlined=underlined, blank_lines=blank_lines):
-        if heading.level > deepest_level:
+    start, rows = 0, [*row_starts(text).tolist(), len(text)]
+    for block in blocks(text):
+        if block.kind != "heading" or not block.text or block.level > deepest_level:
             continue
-        found.append(Section(tuple(name for _, name in path), start, heading.line))
-        path = [(level, name) for level, name in path if level < heading.level] + [(heading.level, heading.text)]
-        start = heading.body
+        found.append(Section(tuple(name for _, name in path), start, rows[block.first]))
+        path = [(level, name) for level, name in path if level < block.level] + [(block.level, block.text)]
+        start = rows[block.stop]
     return [*found, Section(tuple(name for _, name in path), start, len(text))]
-
-
-def _headings(text: str, *, underlined: bool, blank_lines: bool) -> Iterator[_Heading]:
-    lines = text.split("\n")
-    starts = [0, *accumulate(len(line) + 1 for line in lines)]
-    starts[-1] = len(text)
-    blank = [not line.strip() for line in lines] + [True]  # the last is also what stands before the first
-    levels: dict[str, int] = {}  # of underlines, by their order of appearance
-    fence, used = "", -1  # the last line that is part of a heading or a fence
-    for number, line in enumerate(lines):
-        if fence:
-            if (mark := _CLOSING_FENCE.match(line)) and mark[1].startswith(fence):
-                fence, used = "", number
-        elif mark := _FENCE.match(line):
-            fence, used = mark[1], number
-        elif (heading := _MARKED.match(line.rstrip("\r"))) and heading[2]:
-            if not blank_lines or (blank[number - 1] and blank[number + 1]):
-                yield _Heading(len(heading[1]), heading[2], starts[number], starts[number + 1])
-                used = number
-        elif underlined and number - 1 > used and _is_underline(line, lines[number - 1]):
-            ruler = line.rstrip()
-            overlined = number - 2 > used and lines[number - 2].rstrip() == ruler
-            style = ruler[0] * (1 + overlined)
-            level = levels.setdefault(style, len(levels) + 1)
-            yield _Heading(level, lines[number - 1].strip(), starts[number - 1 - overlined], starts[number + 1])
-            used = number
-
-
-def _is_underline(line: str, title: str) -> bool:
-    """Whether a line of one character underlines the one above."""
-    title = title.rstrip()
-    is_ruler = _UNDERLINE.match(line.rstrip()) is not None
-    return is_ruler and bool(title) and not _UNDERLINE.match(title) and len(title) <= len(line.rstrip())
 
 
 class TitleQueries(Settings):

@@ -14,31 +14,29 @@ from tests.unit.pipelines.chunking.texts import cut, real_data, real_texts
 CODE = "```python\nfor x in y:\n\n    f(x)\n\n\n# no heading\n```\n"
 
 
-def kinds(text: str) -> list[tuple[str, int]]:
-    return [(block.kind, block.stop - block.first) for block in blocks(text.splitlines(keepends=True))]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("# A\ntext\n", [("heading", 1), ("prose", 1)]),
-        ("Title\n=====\n\ntext\n", [("heading", 2), ("prose", 1), ("prose", 1)]),
-        (CODE + "after\n", [("code", 8), ("prose", 1)]),
-        ("~~~~\n```\n~~~\n~~~~\nx\n", [("code", 4), ("prose", 1)]),
-        ("```\nnever closed\n\n# x\n", [("code", 4)]),
-        (
-            "a\n\n    code\n\n    more\n\nb\n",
-            [("prose", 1), ("prose", 1), ("code", 3), ("prose", 1), ("prose", 1)],
-        ),
-        ("text\n    lazy\n", [("prose", 1), ("prose", 1)]),
-        ("- item\n\n    of the item\n", [("item", 1), ("prose", 1), ("prose", 1)]),
-        ("<pre><code>a\n\nb</code></pre>\nc\n", [("code", 3), ("prose", 1)]),
-        ("| a | b |\n|---|---|\n1. x\n", [("item", 1), ("item", 1), ("item", 1)]),
-        ("#hashtag\n", [("prose", 1)]),
+        ("# A\ntext\n", [("heading", 0, 1, 1, "A")]),
+        ("text\n\nTitle\n-----\n\ntext\n", [("heading", 2, 4, 2, "Title")]),
+        ("two\nlines\n===\n", []),
+        ("> # quoted\n\n## B ##\n", [("heading", 2, 3, 2, "B")]),
+        (CODE + "after\n", [("code", 0, 8)]),
+        ("~~~~\n```\n~~~\n~~~~\nx\n", [("code", 0, 4)]),
+        ("```\nnever closed\n\n# x\n", [("code", 0, 4)]),
+        ("a\n\n    code\n\n    more\n\nb\n", [("code", 2, 5)]),
+        ("a\r\n\r\n    code\rb\n", [("code", 2, 3)]),
+        ("text\n    lazy\n", []),
+        ("- item\n\n    of the item\n", [("item", 0, 3)]),
+        ("- item\n\n      code\n- x\n", [("item", 0, 3), ("code", 2, 3), ("item", 3, 4)]),
+        ("<pre><code>a\n\nb</code></pre>\nc\n", [("code", 0, 3)]),
+        ("| a | b |\n|---|---|\n| c | d |\n\n1. x\n", [("item", 0, 1), ("item", 2, 3), ("item", 4, 5)]),
+        ("#hashtag\n", []),
+        ("", []),
     ],
 )
-def test_blocks(text: str, expected: list[tuple[str, int]]) -> None:
-    assert kinds(text) == expected
+def test_blocks(text: str, expected: list[tuple[str | int, ...]]) -> None:
+    assert list(blocks(text)) == [(*block, 0, "")[:5] for block in expected]
 
 
 def test_a_heading_begins_a_chunk_with_what_follows() -> None:

@@ -22,8 +22,8 @@ It lives in the sea.
 """
 
 
-def found(text: str, **options: bool) -> list[tuple[tuple[str, ...], str]]:
-    return [(section.path, text[section.start : section.end].strip()) for section in sections(text, **options)]
+def found(text: str) -> list[tuple[tuple[str, ...], str]]:
+    return [(section.path, text[section.start : section.end].strip()) for section in sections(text)]
 
 
 def test_sections_of_markdown() -> None:
@@ -65,33 +65,23 @@ def test_a_fence_is_closed_by_nothing_but_as_many_of_its_characters(opening: str
     assert [section.path for section in sections(f"# A\n{opening}\n{inside}\n# B\n")] == [(), ("A",)]
 
 
-def test_only_headings_between_blank_lines() -> None:
-    text = "\n# One\n\ntext\n# a comment\ncode\n\n# Two"
-    assert found(text, blank_lines=True) == [((), ""), (("One",), "text\n# a comment\ncode"), (("Two",), "")]
-
-
-def test_underlined_headings_get_levels_as_they_appear() -> None:
-    text = "=====\nTitle\n=====\n\nintro\n\nPart\n====\n\none\n\nSmall\n-----\ntwo\n\n"
-    text += "Part 2\n======\nthree\nno heading\n--"
-    assert found(text, underlined=True) == [
-        ((), ""),
-        (("Title",), "intro"),
-        (("Title", "Part"), "one"),
-        (("Title", "Part", "Small"), "two"),
-        (("Title", "Part 2"), "three\nno heading\n--"),
+def test_underlined_headings() -> None:
+    text = "intro\n\nPart\n====\n\none\n\nSmall\n-----\ntwo\n\nPart 2\n======\nthree\nlines\n--"
+    assert found(text) == [
+        ((), "intro"),
+        (("Part",), "one"),
+        (("Part", "Small"), "two"),
+        (("Part 2",), "three\nlines\n--"),
     ]
-    assert found(text) == [((), text)]
 
 
 @given(
     st.lists(st.sampled_from(["# a", "## b", "===", "---", "```", "text", "", "  ", "#", "# c #", "é", "\r"])).map(
         "\n".join
-    ),
-    st.booleans(),
-    st.booleans(),
+    )
 )
-def test_sections_and_heading_lines_tile_the_text(text: str, underlined: bool, blank_lines: bool) -> None:
-    cut = sections(text, underlined=underlined, blank_lines=blank_lines)
+def test_sections_and_heading_lines_tile_the_text(text: str) -> None:
+    cut = sections(text)
     assert cut[0].start == 0
     assert cut[-1].end == len(text)
     for before, after in pairwise(cut):
