@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipelines.chunking.chunks import chunk_text
 from pipelines.chunking.settings import ChunkingSettings
-from pipelines.chunking.sources import Place, SourceDocument, Stretch, documents_of, stretches
+from pipelines.chunking.stretches import Place, Stretch, stretches, tables_of
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
@@ -70,7 +70,7 @@ class Chunk(Stage[ChunkConfig]):
         name = f"documents/{shard.name}.parquet"
         options = {"compression": "zstd", "use_dictionary": ["title", "domain", "source_id"]}
         with pq.ParquetWriter(writer.path(name), CHUNKS, **options) as file:
-            for batch in record_batches(tally.rows(documents_of(collection, stretch)), CHUNKS):
+            for batch in record_batches(tally.rows(tables_of(collection, stretch, DOCUMENTS.names)), CHUNKS):
                 file.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
         writer.add(name)
         if shard.description["number"] == 0:
@@ -122,10 +122,10 @@ class _Tally:
         self.counts: Counter[str] = Counter(source_documents=0, words=0)
         self.dropped: dict[str, int] = {}
 
-    def rows(self, documents: Iterator[SourceDocument]) -> Iterator[tuple[Any, ...]]:
+    def rows(self, tables: Iterator[pa.Table]) -> Iterator[tuple[Any, ...]]:
         """Rows of ``CHUNKS``."""
-        for document in documents:
-            chunks = chunk_text(document.text, self._settings, document.id)
+        for source, title, text, domain in (row.values() for table in tables for row in table.to_pylist()):
+            chunks = chunk_text(text, self._settings, source)
             if not chunks.ends:
                 self.dropped[_WITHOUT_TEXT] = self.dropped.get(_WITHOUT_TEXT, 0) + 1
                 continue
@@ -135,6 +135,4 @@ class _Tally:
             short = sum(words < self._settings.min_words for words in chunks.words)
             self.counts.update(source_documents=1, words=sum(chunks.words), chunks_shorter_than_min_words=short)
             for number, (start, end) in enumerate(zip(chunks.starts, chunks.ends, strict=True)):
-                text = document.text[start:end]
-                id_ = f"{document.id}#{number}"
-                yield id_, document.title, text, document.domain, document.id, number, start, end
+                yield f"{source}#{number}", title, text[start:end], domain, source, number, start, end

@@ -15,7 +15,7 @@ from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import QUERIES, StoredCollection
-from tests.unit.pipelines.chunking.test_sources import passages, stored
+from tests.unit.pipelines.chunking.test_stretches import passages, stored
 from tests.unit.pipelines.chunking.texts import real_data
 from tests.unit.small_run import make
 

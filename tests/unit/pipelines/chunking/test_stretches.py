@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
-from pipelines.chunking.sources import documents_of, stretches
-from raytriever.errors import UserError
+from pipelines.chunking.stretches import stretches, tables_of
 from retrieval.collections.collection import DOCUMENTS, StoredCollection
 from tests.unit.small_run import make_artifact
 
@@ -39,23 +37,11 @@ def test_stretches_cover_all_row_groups_whatever_the_files(tmp_path: Path) -> No
     collection = stored(tmp_path, [rows[:5], [], rows[5:]])
     for size in (0.5, 100, 200, 1e9):
         parts = stretches(collection, size)
-        assert [document.id for part in parts for document in documents_of(collection, part)] == [*"0123456789"]
+        tables = [table for part in parts for table in tables_of(collection, part, ["id"])]
+        assert pa.concat_tables(tables)["id"].to_pylist() == [*"0123456789"]
         assert [part.stop for part in parts] == [*(part.first for part in parts[1:]), None]
     assert len(stretches(collection, 0.5)) == 6
     assert len(stretches(collection, 1e9)) == 1
-
-
-def test_text_that_is_no_utf8_is_refused_with_its_row(tmp_path: Path) -> None:
-    collection = stored(tmp_path, [passages(*"ABC")])
-    texts = pa.StringArray.from_buffers(
-        3, *[pa.array([b"good", b"good", b"b\xe9d"]).buffers()[place] for place in (1, 2)], pa.py_buffer(b"\x07")
-    )
-    columns = [pa.array([*"012"]), pa.array([*"ABC"]), texts, pa.array(["", "", ""])]
-    pq.write_table(
-        pa.Table.from_arrays(columns, schema=DOCUMENTS), tmp_path / "documents/00000.parquet", row_group_size=2
-    )
-    with pytest.raises(UserError, match=r"documents/00000\.parquet, row 3 is not UTF-8"):
-        list(documents_of(collection, stretches(collection, 1e9)[0]))
 
 
 def test_places_survive_json(tmp_path: Path) -> None:
