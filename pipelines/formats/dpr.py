@@ -4,7 +4,7 @@ import ast
 import csv
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Literal, Self
@@ -28,7 +28,6 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.collection import StoredCollection
 from retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, Record, text_id
 from retrieval.collections.text_lines import FileNames, find_files, json_records, numbered_lines, plain_name
 
@@ -166,20 +165,14 @@ def _answers(literal: str, place: Place) -> list[str]:
     return answers
 
 
-def write(
-    collection: StoredCollection,
-    split: str,
-    folder: Path,
-    hard_negatives: Mapping[str, Sequence[str]] | None = None,
-) -> list[str]:
+def write(examples: TrainingExamples, folder: Path) -> list[str]:
     """Writes ``<split>.json``, a list with one example a line; returns its name.
 
     ``positive_ctxs`` are the positives, the highest grade first, as DPR trains on the first; ``hard_negative_ctxs``
-    the judgments of 0, or ``hard_negatives`` in their place; ``negative_ctxs`` judgments below 0. A passage keeps its
-    id, as ``passage_id``; a question has none. Raises what ``TrainingExamples`` does.
+    the judgments of 0, or what was mined in their place; ``negative_ctxs`` judgments below 0. A passage keeps its
+    id, as ``passage_id``; a question has none.
     """
-    name = f"{split}.json"
-    examples = TrainingExamples(collection, split, hard_negatives, folder)
+    name = f"{examples.split}.json"
     with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
         opening = "[\n"
         for example in examples:

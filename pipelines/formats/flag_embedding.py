@@ -1,6 +1,6 @@
 """Training sets in FlagEmbedding's form (the BGE models): JSON lines with a query and lists of texts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,6 @@ from pipelines.formats.training_examples import (
 from raytriever.artifacts.storage import Folder
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.collection import StoredCollection
 from retrieval.collections.records import Policies, Record
 from retrieval.collections.text_lines import FileNames, json_objects, plain_name
 
@@ -75,20 +74,13 @@ class FlagEmbeddingFormat(ExampleFormat):
         return texts_example(record, query, texts, domain, split)
 
 
-def write(
-    collection: StoredCollection,
-    split: str,
-    folder: Path,
-    hard_negatives: Mapping[str, Sequence[str]] | None = None,
-) -> list[str]:
+def write(examples: TrainingExamples, folder: Path) -> list[str]:
     """Writes ``<split>.jsonl``, lines of {"query", "pos": […], "neg": […]}; returns its name.
 
-    A document is its title and text in one string. ``neg`` are the judgments of 0, or ``hard_negatives`` in their
-    place; it may be empty, but FlagEmbedding trains on examples with at least one. Raises what ``TrainingExamples``
-    does.
+    A document is its title and text in one string. ``neg`` are the judgments of 0, or what was mined in their
+    place; it may be empty, but FlagEmbedding trains on examples with at least one.
     """
-    name = f"{split}.jsonl"
-    examples = TrainingExamples(collection, split, hard_negatives, folder)
+    name = f"{examples.split}.jsonl"
     records = (
         _line(example.query, [*map(text_of, example.positives)], [*map(text_of, example.hard_negatives)])
         for example in examples

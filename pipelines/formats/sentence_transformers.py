@@ -1,6 +1,6 @@
 """Training examples and batches as sentence-transformers takes them: columns anchor, positive, negative_1 …"""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +12,21 @@ from pipelines.batches import Layout
 from pipelines.formats.batch_formats import Batch, Column, Published, data_files, masks_left_out
 from pipelines.formats.training_examples import TrainingExamples, text_of
 from raytriever.errors import UserError
-from retrieval.collections.collection import StoredCollection
 
 _ROWS_PER_GROUP = 1_000
 
 
-def write(
-    collection: StoredCollection,
-    split: str,
-    folder: Path,
-    hard_negatives: Mapping[str, Sequence[str]] | None = None,
-    *,
-    negatives: int | None = None,
-) -> list[str]:
+def write(examples: TrainingExamples, folder: Path, negatives: int | None = None) -> list[str]:
     """Writes ``<split>-00000-of-00001.parquet``, a row for each positive of a query; returns its name.
 
     Columns are ``anchor``, ``positive``, ``negative_1`` … ``negative_n``, all strings; a document is its title and
-    text in one string. Negatives are the judgments of 0, or ``hard_negatives`` in their place. Every row must have as
+    text in one string. Negatives are the judgments of 0, or what was mined in their place. Every row must have as
     many: ``negatives``, queries with fewer being left out, or else as many as the query with the fewest has. Of each
-    query the first are taken. Raises what ``TrainingExamples`` does, and ``UserError`` where some queries have hard
+    query the first are taken. Raises ``UserError`` where some queries have hard
     negatives, others none and ``negatives`` isn't said, or no query has that many.
     """
-    name = f"{split}-00000-of-00001.parquet"
-    examples = TrainingExamples(collection, split, hard_negatives, folder)
-    counts = examples.hard_negative_counts()
+    name = f"{examples.split}-00000-of-00001.parquet"
+    counts, split = examples.hard_negative_counts(), examples.split
     if negatives is None:
         negatives = int(counts.min())
         if not negatives and counts.any():

@@ -1,6 +1,6 @@
 """Training sets in both of Tevatron's forms: passages written out in each example, or ids into a corpus."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,6 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.collection import StoredCollection
 from retrieval.collections.records import DocumentRecord, Policies, QueryRecord, Record, checked_id
 from retrieval.collections.text_lines import FileNames, find_files, json_objects
 
@@ -150,25 +149,19 @@ def _ids(record: Record, key: str) -> list[str]:
     return [checked_id(id_, key, record.place) for id_ in value or []]
 
 
-def write(
-    collection: StoredCollection,
-    split: str,
-    folder: Path,
-    hard_negatives: Mapping[str, Sequence[str]] | None = None,
-) -> list[str]:
+def write(examples: TrainingExamples, folder: Path) -> list[str]:
     """Writes ``<split>.jsonl`` and ``corpus.jsonl``; returns their names.
 
     Examples are in the form with passages written out, which every version reads, the newest too: in the other one,
     with ids, training leaves titles out that encoding takes. ``negative_passages`` are the judgments of 0, or
-    ``hard_negatives`` in their place. The corpus holds all documents. Raises what ``TrainingExamples`` does.
+    what was mined in their place. The corpus holds all documents.
     """
-    name = f"{split}.jsonl"
-    examples = TrainingExamples(collection, split, hard_negatives, folder)
+    name = f"{examples.split}.jsonl"
     records = (
         _line(example.query_id, example.query, example.positives, example.hard_negatives) for example in examples
     )
     write_json_lines(folder / name, records)
-    documents = rows(collection, "documents", "id", "title", "text")
+    documents = rows(examples.collection, "documents", "id", "title", "text")
     write_json_lines(folder / _CORPUS, ({"docid": id_, "title": title, "text": text} for id_, title, text in documents))
     return [name, _CORPUS]
 

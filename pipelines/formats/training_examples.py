@@ -117,31 +117,23 @@ def first_of_each_id(records: Iterable[AnyRecord]) -> Iterator[AnyRecord]:
         yield from compress(chunk, seen.add([record.id for record in chunk]))
 
 
-class MinedNegatives(Mapping[str, list[str]]):
-    """Mined hard negatives: query id to the ids of its candidates in their order, without those judged relevant.
+def mined_negatives(candidates: StoredCandidates) -> pa.Table:
+    """Mined hard negatives as judgments of 0 (query_id, document_id, relevance), in their order.
 
-    In memory are the ids of all lists, as Arrow strings.
+    Those judged relevant are left out. In memory are the ids of all.
     """
-
-    def __init__(self, candidates: StoredCandidates) -> None:
-        columns = ["query_id", "document_ids", "relevance"]
-        table = pa.concat_tables(candidates.tables(columns)).combine_chunks()
-        self._documents, self._relevance = table["document_ids"], table["relevance"]
-        self.minimum_relevance = candidates.minimum_relevance
-        self._rows = {query: row for row, query in enumerate(table["query_id"].to_pylist())}
-
-    def __getitem__(self, query: str) -> list[str]:
-        row = self._rows[query]
-        relevance = self._relevance[row].values
-        kept = pc.fill_null(pc.less(relevance, self.minimum_relevance), True)  # null: not judged
-        documents: list[str] = self._documents[row].values.filter(kept).to_pylist()
-        return documents
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+    tables = []
+    for table in candidates.tables(["query_id", "document_ids", "relevance"]):
+        lists = table["document_ids"].combine_chunks()
+        relevance = pc.list_flatten(table["relevance"].combine_chunks())
+        kept = pc.fill_null(pc.less(relevance, candidates.minimum_relevance), True)  # null: not judged
+        columns = {
+            "query_id": table["query_id"].take(pc.list_parent_indices(lists)),
+            "document_id": pc.list_flatten(lists),
+            "relevance": pa.array(np.zeros(len(kept), dtype=np.int32)),
+        }
+        tables.append(pa.table(columns).filter(kept))
+    return pa.concat_tables(tables)
 
 
 def rows(collection: StoredCollection, part: Part, *columns: str) -> Iterator[tuple[Any, ...]]:
@@ -230,9 +222,10 @@ class TrainingExample(NamedTuple):
 class TrainingExamples:
     """The split's queries that have a positive, in the collection's order.
 
-    ``hard_negatives``: query id to ids of its hard negatives, in order; they replace all negatives that the split
-    judges, and a query that isn't there has none. Raises ``UserError`` where no query has a positive, where one of them
-    names a document that is not there, and where the split can't be a file's name.
+    ``hard_negatives``: judgments of 0 (query_id, document_id, relevance), in order; they replace all negatives that the
+    split judges, and a query that isn't there has none. ``minimum_relevance``: the grade from which on a document
+    answers its query. Raises ``UserError`` where no query has a positive, where one of them names a document that is
+    not there, and where the split can't be a file's name.
 
     In memory are ids and row numbers of what is judged, not the texts: iterating copies the documents that are needed
     to a temporary file in ``scratch``, in one pass over the collection, and maps it.
@@ -242,20 +235,21 @@ class TrainingExamples:
         self,
         collection: StoredCollection,
         split: str,
-        hard_negatives: Mapping[str, Sequence[str]] | None,
+        hard_negatives: pa.Table | None,
         scratch: Path,
+        minimum_relevance: int = 1,
     ) -> None:
-        self._collection = collection
+        self.collection = collection
+        self.split = split
         self._scratch = scratch
         require_name(split, collection)
-        judged = collection.judgments(split)
-        # candidates say from which grade on a document was no negative for them
-        minimum = getattr(hard_negatives, "minimum_relevance", 1)
-        positives = judged.filter(pc.greater_equal(judged["relevance"], minimum))
+        judged = collection.judgments(split).drop_columns("split")
+        positives = judged.filter(pc.greater_equal(judged["relevance"], minimum_relevance))
         if not len(positives):
             raise UserError(f"{collection.uri}: no query of split '{split}' has a positive, so there are no examples.")
         if hard_negatives is not None:
-            judged = _with_hard_negatives(positives.drop_columns("split"), hard_negatives)
+            chosen = hard_negatives.filter(pc.is_in(hard_negatives["query_id"], positives["query_id"]))
+            judged = pa.concat_tables([positives, chosen.cast(positives.schema)])
         relevance = judged["relevance"].to_numpy()
         query_rows = collection.require("queries", judged["query_id"])
         document_rows = collection.require("documents", judged["document_id"])
@@ -276,9 +270,9 @@ class TrainingExamples:
         return np.add.reduceat(self._relevance == 0, self._bounds[:-1], dtype=np.int64)
 
     def __iter__(self) -> Iterator[TrainingExample]:
-        queries = self._collection.rows_of("queries")
+        queries = self.collection.rows_of("queries")
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            documents = _MappedDocuments(self._collection, self._documents, Path(folder) / "documents.arrow")
+            documents = _MappedDocuments(self.collection, self._documents, Path(folder) / "documents.arrow")
             for first in range(0, len(self._queries), _QUERIES_AT_ONCE):
                 rows = self._queries[first : first + _QUERIES_AT_ONCE]
                 for number, query in enumerate(queries.take(rows, ["id", "text", "answers"]).to_pylist(), start=first):
@@ -312,21 +306,3 @@ class _MappedDocuments:
         block, place = divmod(number, _DOCUMENTS_AT_ONCE)
         columns = self._blocks[block].columns
         return {name: column[place].as_py() for name, column in zip(_DOCUMENT_COLUMNS, columns, strict=True)}
-
-
-def _with_hard_negatives(positives: pa.Table, hard_negatives: Mapping[str, Sequence[str]]) -> pa.Table:
-    """The positives, then the hard negatives of their queries as judgments of 0."""
-    tables = [positives]
-    queries = positives["query_id"].unique()
-    for first in range(0, len(queries), _QUERIES_AT_ONCE):
-        block = queries[first : first + _QUERIES_AT_ONCE]
-        lists = [hard_negatives.get(query, ()) for query in block.to_pylist()]
-        documents = pa.array(chain.from_iterable(lists), pa.string())
-        numbers = np.repeat(np.arange(len(lists)), [len(listed) for listed in lists])
-        columns = {
-            "query_id": block.take(pa.array(numbers)),
-            "document_id": documents,
-            "relevance": np.zeros(len(documents), dtype=np.int32),
-        }
-        tables.append(pa.table(columns, positives.schema))
-    return pa.concat_tables(tables)

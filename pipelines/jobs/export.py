@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Set
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -15,7 +15,7 @@ from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.formats import beir, dpr, flag_embedding, mteb, sentence_transformers, tevatron, trec
 from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
 from pipelines.formats.hugging_face import README, HuggingFace, card, require_lineage
-from pipelines.formats.training_examples import MinedNegatives
+from pipelines.formats.training_examples import TrainingExamples, mined_negatives
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EXPORT = "export"
 
 _COLLECTIONS = {"beir": beir.write, "mteb": mteb.write, "trec": trec.write}
-_EXAMPLES: dict[str, Callable[..., list[str]]] = {
+_EXAMPLES: dict[str, Callable[[TrainingExamples, Path], list[str]]] = {
     "dpr": dpr.write,
     "flag_embedding": flag_embedding.write,
     "sentence_transformers": sentence_transformers.write,
@@ -237,11 +237,14 @@ class Export(Stage[ExportConfig]):
         config, collection = self.config, StoredCollection(str(self.config.collection))
         if config.split is None:
             return _COLLECTIONS[config.format](collection, folder)
-        mined = MinedNegatives(StoredCandidates(config.candidates)) if config.candidates else None
-        write = _EXAMPLES[config.format]
+        examples = TrainingExamples(collection, config.split, None, folder)
+        if config.candidates is not None:
+            candidates = StoredCandidates(config.candidates)
+            mined = mined_negatives(candidates)
+            examples = TrainingExamples(collection, config.split, mined, folder, candidates.minimum_relevance)
         if config.format == "sentence_transformers":
-            write = partial(write, negatives=config.negatives)
-        return write(collection, config.split, folder, mined)
+            return sentence_transformers.write(examples, folder, config.negatives)
+        return _EXAMPLES[config.format](examples, folder)
 
     def _check_encoder(self, located: "LocatedModel") -> None:
         from retrieval.encoders.contextual.folder import is_contextual

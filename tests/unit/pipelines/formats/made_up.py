@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from pipelines.formats.training_examples import TrainingExamples
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, passage_text
 from tests.unit.small_run import make_artifact
 
@@ -51,3 +52,17 @@ def stored(folder: Path, documents: Rows, queries: Rows, judgments: Rows) -> Sto
         for number, some in enumerate((rows[:half], rows[half:])):
             files[f"{part}/{number:05d}.parquet"] = pa.Table.from_pylist(some, schema)
     return StoredCollection(make_artifact(folder, "collection", {}, {}, dict(sorted(files.items())), len(documents)))
+
+
+def made_examples(
+    collection: StoredCollection, folder: Path, hard_negatives: dict[str, list[str]] | None = None, split: str = "train"
+) -> TrainingExamples:
+    """The examples of a split, with these hard negatives, by query, in place of those judged."""
+    judged = [
+        {"query_id": query, "document_id": document, "relevance": 0}
+        for query, documents in (hard_negatives or {}).items()
+        for document in documents
+    ]
+    columns = pa.schema([field for field in JUDGMENTS if field.name != "split"])
+    negatives = None if hard_negatives is None else pa.Table.from_pylist(judged, columns)
+    return TrainingExamples(collection, split, negatives, folder)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats import training_examples
-from pipelines.formats.training_examples import TrainingExample, TrainingExamples
+from pipelines.formats.training_examples import TrainingExample
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
-from tests.unit.pipelines.formats.made_up import Rows, collections, stored
+from tests.unit.pipelines.formats.made_up import Rows, collections, made_examples, stored
 
 
 def expected(
@@ -55,7 +55,7 @@ def test_examples_are_those_of_plain_loops(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_examples, "_DOCUMENTS_AT_ONCE", at_once)
         patch.setattr(training_examples, "_QUERIES_AT_ONCE", at_once)
-        examples = TrainingExamples(stored(folder / "c", *rows), "train", hard_negatives, folder)
+        examples = made_examples(stored(folder / "c", *rows), folder, hard_negatives)
         read = list(examples)
     assert read == expected(documents, queries, judgments, hard_negatives)
     assert len(examples) == len(read)
@@ -88,11 +88,11 @@ def test_what_can_not_be_written_is_refused(
     small: StoredCollection, tmp_path: Path, split: str, hard_negatives: Any, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        TrainingExamples(small, split, hard_negatives, tmp_path)
+        made_examples(small, tmp_path, hard_negatives, split)
 
 
 def test_hard_negatives_of_other_queries_are_no_matter(small: StoredCollection, tmp_path: Path) -> None:
-    (example,) = TrainingExamples(small, "train", {"q0": ["d9"], "q2": ["d8"]}, tmp_path)
+    (example,) = made_examples(small, tmp_path, {"q0": ["d9"], "q2": ["d8"]})
     assert (example.query_id, example.hard_negatives) == ("q1", [])
 
 
@@ -103,7 +103,7 @@ def test_the_highest_grade_comes_first(tmp_path: Path) -> None:
         {"query_id": "q", "document_id": f"d{n}", "relevance": relevance, "split": "train"}
         for n, relevance in enumerate([1, -2, 3, 0, 3, -1])
     ]
-    (example,) = TrainingExamples(stored(tmp_path / "c", documents, queries, judgments), "train", None, tmp_path)
+    (example,) = made_examples(stored(tmp_path / "c", documents, queries, judgments), tmp_path)
     assert [document["id"] for document in example.positives] == ["d2", "d4", "d0"]
     assert [document["id"] for document in example.hard_negatives] == ["d3"]
     assert [document["id"] for document in example.other_negatives] == ["d5", "d1"]

@@ -17,7 +17,7 @@ from pipelines.formats.tevatron import Tevatron
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, passage_text
 from retrieval.collections.records import text_id
-from tests.unit.pipelines.formats.made_up import Rows, collections, stored
+from tests.unit.pipelines.formats.made_up import Rows, collections, made_examples, stored
 from tests.unit.retrieval.collections.contents import contents
 
 WRITERS = pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_tevatron_keeps_all_but_grades_and_what_is_below_0(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
 ) -> None:
     folder = tmp_path_factory.mktemp("tevatron")
-    assert tevatron.write(stored(folder / "c", *rows), "train", folder) == ["train.jsonl", "corpus.jsonl"]
+    assert tevatron.write(made_examples(stored(folder / "c", *rows), folder), folder) == ["train.jsonl", "corpus.jsonl"]
     read = contents(Tevatron(path=str(folder), examples={"train": "train.jsonl"}, corpus="corpus.jsonl").open())
     queries, judged = exported(rows)
     assert read.documents == [(row["id"], row["title"], row["text"], "") for row in rows[0]]
@@ -66,7 +66,7 @@ def test_dpr_keeps_passages_answers_and_signs(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
 ) -> None:
     folder = tmp_path_factory.mktemp("dpr")
-    assert dpr.write(stored(folder / "c", *rows), "train", folder) == ["train.json"]
+    assert dpr.write(made_examples(stored(folder / "c", *rows), folder), folder) == ["train.json"]
     json.loads((folder / "train.json").read_text(encoding="utf-8"))
     read = contents(Dpr(path=str(folder), examples={"train": "train.json"}).open())
     queries, judged = exported(rows)
@@ -87,7 +87,7 @@ def test_flag_embedding_keeps_texts_and_which_is_which(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
 ) -> None:
     folder = tmp_path_factory.mktemp("flag_embedding")
-    assert flag_embedding.write(stored(folder / "c", *rows), "train", folder) == ["train.jsonl"]
+    assert flag_embedding.write(made_examples(stored(folder / "c", *rows), folder), folder) == ["train.jsonl"]
     read = contents(FlagEmbedding(path=str(folder), examples={"train": "train.jsonl"}).open())
     queries, judged = exported(rows)
     text_of = {row["id"]: passage_text(row["title"], row["text"]) for row in rows[0]}
@@ -122,11 +122,13 @@ def test_sentence_transformers_has_a_row_for_each_positive(
     fewest = min(counts)
     if fewest < max(counts):
         with pytest.raises(UserError, match=rf"no query of split 'train' has more than {max(counts)}"):
-            sentence_transformers.write(stored(folder / "more", *rows), "train", folder, negatives=max(counts) + 1)
+            sentence_transformers.write(
+                made_examples(stored(folder / "more", *rows), folder), folder, negatives=max(counts) + 1
+            )
         fewest = max(counts)  # queries with fewer are left out
         lists = {query: chosen for query, chosen in lists.items() if len(chosen[1]) >= fewest}
         queries = [query for query in queries if query["id"] in lists]
-    (name,) = sentence_transformers.write(stored(folder / "c", *rows), "train", folder, negatives=fewest)
+    (name,) = sentence_transformers.write(made_examples(stored(folder / "c", *rows), folder), folder, negatives=fewest)
     assert name == "train-00000-of-00001.parquet"
     table = pq.read_table(folder / name)
     assert table.column_names == ["anchor", "positive", *(f"negative_{n + 1}" for n in range(fewest))]
@@ -153,13 +155,15 @@ def small(tmp_path: Path) -> StoredCollection:
 def test_sentence_transformers_asks_where_some_have_no_negative(small: StoredCollection, tmp_path: Path) -> None:
     some = {"q1": ["d7", "d8"], "q2": ["d6"]}
     with pytest.raises(UserError, match=r"2 of the 4 queries of split 'train' have no hard negative.* Set negatives"):
-        sentence_transformers.write(small, "train", tmp_path, some)
-    sentence_transformers.write(small, "train", tmp_path, some, negatives=1)
+        sentence_transformers.write(made_examples(small, tmp_path, some), tmp_path)
+    sentence_transformers.write(made_examples(small, tmp_path, some), tmp_path, negatives=1)
     assert pq.read_table(tmp_path / "train-00000-of-00001.parquet")["anchor"].to_pylist() == ["query 1", "query 2"]
-    sentence_transformers.write(small, "train", tmp_path, some, negatives=0)
+    sentence_transformers.write(made_examples(small, tmp_path, some), tmp_path, negatives=0)
     assert pq.read_table(tmp_path / "train-00000-of-00001.parquet").num_rows == 4
     (tmp_path / "even").mkdir()
-    sentence_transformers.write(small, "train", tmp_path / "even", {f"q{n}": ["d8", "d7"] for n in range(4)})
+    sentence_transformers.write(
+        made_examples(small, tmp_path / "even", {f"q{n}": ["d8", "d7"] for n in range(4)}), tmp_path / "even"
+    )
     assert len(pq.read_schema(tmp_path / "even" / "train-00000-of-00001.parquet")) == 4
 
 
@@ -168,21 +172,21 @@ def test_bytes_are_the_same_each_time(small: StoredCollection, tmp_path: Path, w
     written = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        names = write(small, "train", tmp_path / name, HARD_NEGATIVES)
+        names = write(made_examples(small, tmp_path / name, HARD_NEGATIVES), tmp_path / name)
         written.append({name_: (tmp_path / name / name_).read_bytes() for name_ in names})
         assert {path.name for path in (tmp_path / name).iterdir()} == set(names)
     assert written[0] == written[1]
 
 
 def test_given_hard_negatives_are_written_in_their_order(small: StoredCollection, tmp_path: Path) -> None:
-    tevatron.write(small, "train", tmp_path, HARD_NEGATIVES)
+    tevatron.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
     records = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [record["query_id"] for record in records] == ["q0", "q1", "q2", "q3"]  # the collection's order
     assert {
         record["query_id"]: [p["docid"] for p in record["negative_passages"]] for record in records
     } == HARD_NEGATIVES
     assert records[1]["negative_passages"][0] == {"docid": "d8", "title": "T8", "text": "text 8"}
-    dpr.write(small, "train", tmp_path, HARD_NEGATIVES)
+    dpr.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
     examples = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
     assert [len(example["hard_negative_ctxs"]) for example in examples] == [2, 3, 4, 5]
     assert [example["negative_ctxs"] for example in examples] == [[]] * 4
@@ -195,7 +199,7 @@ def test_datasets_loads_what_is_written(small: StoredCollection, tmp_path: Path)
     def load(kind: str, name: str) -> Any:
         return load_dataset(kind, data_files=str(tmp_path / name), split="train", cache_dir=str(tmp_path / "cache"))
 
-    sentence_transformers.write(small, "train", tmp_path, HARD_NEGATIVES)
+    sentence_transformers.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
     rows = load("parquet", "train-00000-of-00001.parquet")
     assert rows.column_names == ["anchor", "positive", "negative_1", "negative_2"]
     assert rows[1] == {
@@ -204,10 +208,10 @@ def test_datasets_loads_what_is_written(small: StoredCollection, tmp_path: Path)
         "negative_1": "T8 text 8",
         "negative_2": "T7 text 7",
     }
-    tevatron.write(small, "train", tmp_path, HARD_NEGATIVES)
+    tevatron.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
     assert load("json", "train.jsonl")[3]["positive_passages"] == [{"docid": "d3", "title": "T3", "text": "text 3"}]
     assert load("json", "corpus.jsonl")[8] == {"docid": "d8", "title": "T8", "text": "text 8"}
-    flag_embedding.write(small, "train", tmp_path, HARD_NEGATIVES)
+    flag_embedding.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
     assert load("json", "train.jsonl")[0] == {
         "query": "query 0",
         "pos": ["T0 text 0"],
@@ -224,7 +228,7 @@ def test_sentence_transformers_trains_on_it(small: StoredCollection, tmp_path: P
     )
     from sentence_transformers.losses import MultipleNegativesRankingLoss
 
-    (name,) = sentence_transformers.write(small, "train", tmp_path, HARD_NEGATIVES)
+    (name,) = sentence_transformers.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
     rows = datasets.Dataset.from_parquet(str(tmp_path / name), cache_dir=str(tmp_path / "cache"))
     model = SentenceTransformer(str(tiny_encoder), device="cpu")
     arguments = SentenceTransformerTrainingArguments(
@@ -239,7 +243,9 @@ def test_sentence_transformers_trains_on_it(small: StoredCollection, tmp_path: P
 
 def test_row_groups_hold_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentence_transformers, "_ROWS_PER_GROUP", 3)
-    sentence_transformers.write(stored(tmp_path / "c", DOCUMENTS, QUERIES, JUDGMENTS), "train", tmp_path)
+    sentence_transformers.write(
+        made_examples(stored(tmp_path / "c", DOCUMENTS, QUERIES, JUDGMENTS), tmp_path), tmp_path
+    )
     file = pq.ParquetFile(tmp_path / "train-00000-of-00001.parquet")
     assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [3, 1]
     assert file.read()["anchor"].to_pylist() == [row["text"] for row in QUERIES]

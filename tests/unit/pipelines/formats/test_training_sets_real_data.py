@@ -16,6 +16,7 @@ from pipelines.formats.tevatron import Tevatron
 from pipelines.jobs.collect import Collect, CollectConfig
 from retrieval.collections.collection import StoredCollection, passage_text
 from retrieval.collections.records import text_id
+from tests.unit.pipelines.formats.made_up import made_examples
 from tests.unit.retrieval.collections.contents import Contents, contents
 from tests.unit.small_run import make
 
@@ -67,7 +68,7 @@ def test_the_sample_in_dprs_form_is_the_collection(data: Path, squad: Contents) 
 def test_dprs_form_is_written_as_in_the_sample(data: Path, squad: Contents, tmp_path: Path) -> None:
     collection = collected(data, "squad_dpr", tmp_path)
     hard_negatives = mined(data, "train")
-    dpr.write(collection, "train", tmp_path, hard_negatives)
+    dpr.write(made_examples(collection, tmp_path, hard_negatives), tmp_path)
     written = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
     assert len(written) == 5417
     by_question = {(example["question"], *example["answers"]): example for example in written}
@@ -101,8 +102,8 @@ def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: 
     query_of = {id_: text for id_, text, *_ in source.queries}
 
     for written in (
-        tevatron.write(collection, "train", tmp_path),
-        sentence_transformers.write(collection, "train", tmp_path, negatives=0),  # some have none
+        tevatron.write(made_examples(collection, tmp_path), tmp_path),
+        sentence_transformers.write(made_examples(collection, tmp_path), tmp_path, negatives=0),  # some have none
     ):
         assert all((tmp_path / name).is_file() for name in written)
     read = contents(Tevatron(path=str(tmp_path), examples={"train": "train.jsonl"}, corpus="corpus.jsonl").open())
@@ -110,7 +111,7 @@ def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: 
     assert [row[0] for row in read.queries] == [row[0] for row in source.queries if row[0] in with_positive]
     assert {row[:3] for row in read.judgments} == wanted
 
-    flag_embedding.write(collection, "train", tmp_path)
+    flag_embedding.write(made_examples(collection, tmp_path), tmp_path)
     read = contents(FlagEmbedding(path=str(tmp_path), examples={"train": "train.jsonl"}).open())
     texts: dict[Any, str] = {row[0]: row[2] for row in read.documents} | {row[0]: row[1] for row in read.queries}
     positive = {(query_of[query], text_of[document]) for query, document, grade in wanted if grade}
@@ -120,7 +121,7 @@ def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: 
 
     pairs = pq.read_table(tmp_path / "train-00000-of-00001.parquet")
     assert {tuple(row.values()) for row in pairs.to_pylist()} == positive
-    sentence_transformers.write(collection, "train", tmp_path, negatives=1)
+    sentence_transformers.write(made_examples(collection, tmp_path), tmp_path, negatives=1)
     triples = [tuple(row.values()) for row in pq.read_table(tmp_path / "train-00000-of-00001.parquet").to_pylist()]
     assert {row[:2] for row in triples} < positive
     assert {(row[0], row[2]) for row in triples} <= negative
