@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +23,7 @@ class Figures:
 
     def add(self, batch: pa.Table, layout: Layout) -> None:
         """Counts one batch."""
-        self.counts.update({"batches": 1, "examples": len(batch), "bytes in memory": batch.nbytes})
+        self.counts.update({"batches": 1, "examples": len(batch)})
         self.counts.update(_COUNTED[layout](batch))
         domains = pc.value_counts(batch["domain"].combine_chunks())
         self.domains.update({item["values"]: item["counts"] for item in domains.to_pylist()})
@@ -117,23 +117,18 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """What was written: what a card is about. ``figures``: of all epochs, ``of_epochs`` of each."""
+    """What was written: what a card is about."""
 
     layout: Layout
     batch_size: int
     figures: Figures
-    of_epochs: tuple[Figures, ...]
+    epochs: int
 
     @property
-    def epochs(self) -> int:
-        """Number of epochs."""
-        return len(self.of_epochs)
-
-    @property
-    def configurations(self) -> dict[str, Figures]:
-        """By the names that the hub shows: ``default``, all epochs in order, and each one where there are several."""
-        alone = {f"epoch-{epoch:05d}": figures for epoch, figures in enumerate(self.of_epochs)}
-        return {"default": self.figures} | (alone if self.epochs > 1 else {})
+    def configurations(self) -> list[str]:
+        """The names that the hub shows: ``default``, all epochs in order, and each one where there are several."""
+        epochs = [f"epoch-{epoch:05d}" for epoch in range(self.epochs)]
+        return ["default", *(epochs if self.epochs > 1 else ())]
 
     @property
     def negatives(self) -> int:
@@ -141,44 +136,28 @@ class Published:
         return self.figures.counts["hard negatives"] // max(1, self.figures.counts["examples"])
 
 
-class BatchFormat(Protocol):
+class BatchFormat(ABC):
     """One tool's files. ``layouts``: those that it can hold; ``ending``: of its files' names."""
 
-    layouts: tuple[Layout, ...]
-    ending: str
+    layouts: tuple[Layout, ...] = ("pairs",)
+    ending = "parquet"
 
+    @abstractmethod
     def write(self, path: Path, batches: Iterable[Batch]) -> None:
         """Writes one file of consecutive batches of an epoch, in order; one batch is in memory."""
 
+    @abstractmethod
     def columns(self) -> list[Column]:
         """The columns, or keys, of the files."""
-        ...
 
-    def front_matter(self, published: Published) -> dict[str, Any]:
-        """What the hub reads at the head of the card, beside title, licence and tags."""
-        ...
-
+    @abstractmethod
     def usage(self, published: Published) -> str:
         """Markdown: how the tool reads the files in order, and what it can't express."""
-        ...
 
 
 def epoch_folder(epoch: int) -> str:
     """Folder of an epoch's files."""
     return f"data/epoch-{epoch:05d}"
-
-
-def data_files(published: Published, ending: str) -> list[dict[str, Any]]:
-    """The files of each configuration, as the hub reads them."""
-    return [
-        {
-            "config_name": name,
-            "data_files": [
-                {"split": "train", "path": f"data/{'epoch-*' if name == 'default' else name}/batches-*.{ending}"}
-            ],
-        }
-        for name in published.configurations
-    ]
 
 
 def masks_left_out(published: Published, tool: str, instead: str) -> str:
@@ -201,10 +180,9 @@ batches in turn. `--num_train_epochs 1` passes once through the files that are n
 MASKS_KEPT_IN = "Raytriever trains on the masks, and the format hugging_face keeps them."
 
 
-class JsonLines(ABC):
+class JsonLines(BatchFormat):
     """A file of lines a stretch of batches."""
 
-    layouts: tuple[Layout, ...] = ("pairs",)
     ending = "jsonl"
 
     def write(self, path: Path, batches: Iterable[Batch]) -> None:
@@ -214,7 +192,3 @@ class JsonLines(ABC):
     @abstractmethod
     def record(self, row: dict[str, Any]) -> dict[str, Any]:
         """What is written of one example of layout ``pairs``."""
-
-    def front_matter(self, published: Published) -> dict[str, Any]:
-        """Configurations of the files."""
-        return {"configs": data_files(published, self.ending)}

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.batches import Layout
-from pipelines.formats.batch_formats import Batch, Column, Published, data_files, masks_left_out
+from pipelines.formats.batch_formats import Batch, BatchFormat, Column, Published, masks_left_out
 from pipelines.formats.training_examples import TrainingExamples, text_of
 from raytriever.errors import UserError
 
@@ -66,11 +64,8 @@ def _table(rows: list[list[str]], schema: pa.Schema) -> pa.Table:
     return pa.table([pa.array(column, pa.string()) for column in zip(*rows, strict=True)], schema)
 
 
-class BatchFiles:
+class BatchFiles(BatchFormat):
     """Batches as parquet, in their order, with ``negatives`` hard negatives of every example, the first ones."""
-
-    layouts: tuple[Layout, ...] = ("pairs",)
-    ending = "parquet"
 
     def __init__(self, negatives: int) -> None:
         self.negatives = negatives
@@ -108,10 +103,6 @@ class BatchFiles:
             Column("positive", "string", "text of the document that answers it"),
             *negatives,
         ]
-
-    def front_matter(self, published: Published) -> dict[str, Any]:
-        """Configurations of the files."""
-        return {"configs": data_files(published, self.ending)}
 
     def usage(self, published: Published) -> str:
         """A trainer whose batch i is the stored batch i."""

@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from pipelines.batches import BatchReader, epoch_permutation
 from pipelines.formats import beir, dpr, flag_embedding, mteb, sentence_transformers, tevatron, trec
 from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
-from pipelines.formats.hugging_face import README, HuggingFace, card, require_lineage
+from pipelines.formats.card import README, card, require_lineage
+from pipelines.formats.hugging_face import HuggingFace
 from pipelines.formats.training_examples import TrainingExamples, mined_negatives
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, require_same_origin
@@ -131,6 +132,7 @@ class Export(Stage[ExportConfig]):
 
     command = "export"
     kind = EXPORT
+    algorithm_version = 2
     config_class = ExportConfig
 
     @cached_property
@@ -309,18 +311,17 @@ class Export(Stage[ExportConfig]):
         format_.write(writer.path(name), batches())
         writer.add(name)
         counts = dict(sorted(figures.counts.items()))
-        facts = {"epoch": epoch, "domains": dict(sorted(figures.domains.items()))}
+        facts = {"domains": dict(sorted(figures.domains.items()))}
         return writer.commit(counts["examples"], counts=counts, facts=facts)
 
     def _write_card(self, writer: ShardWriter) -> ShardRecord:
         reader, config = self._reader, self.config
-        figures, of_epochs = Figures(), tuple(Figures() for _ in range(reader.epochs))
+        figures = Figures()
         for file in self._files():
             record = ShardRecord.from_json(json.loads(writer.read(f"{RECORDS}{file.name}.json")))
-            for counted in (figures, of_epochs[record.facts["epoch"]]):
-                counted.counts.update(record.counts)
-                counted.domains.update(record.facts["domains"])
-        published = Published(reader.layout, reader.batch_size, figures, of_epochs)
+            figures.counts.update(record.counts)
+            figures.domains.update(record.facts["domains"])
+        published = Published(reader.layout, reader.batch_size, figures, reader.epochs)
         text = card(self._batch_format, published, reader.artifact, self._made_from(), config.title, config.license)
         writer.path(README).write_text(text, encoding="utf-8", newline="\n")
         writer.add(README)
