@@ -220,12 +220,11 @@ def _packed_hardness(
     centroids /= np.bincount(clusters)[:, None]
     packing = pack(
         clusters,
-        np.zeros(len(clusters), dtype=np.int64),
-        [centroids.astype(np.float32)],
+        centroids.astype(np.float32),
         PackingSettings(batch_size=arguments.batch_size, polish_sweeps=sweeps),
         seed=0,
         epoch=0,
-        vectors=(documents, queries) if sweeps else None,
+        vectors=(lambda items: (documents[items], queries[items])) if sweeps else None,
     )
     values = [batch_hardness(queries[batch], documents[batch]) for batch in packing.batches]
     return float(np.mean(values)), len(used)

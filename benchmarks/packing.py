@@ -86,7 +86,10 @@ def measure(queries: Vectors, documents: Vectors, size: int, cluster_size: int, 
     started = time.perf_counter()
     batches = {AUTHORS: authors_batches(queries, documents, size, cluster_size)}
     seconds = {AUTHORS: time.perf_counter() - started}
-    groups = np.zeros(len(queries), dtype=np.int64)
+
+    def vectors(items: NDArray[np.int64]) -> tuple[Vectors, Vectors]:
+        return documents[items], queries[items]
+
     started = time.perf_counter()
     k = number_of_clusters(len(queries), cluster_size)
     clustering = cluster_pairs(documents, queries, k, KMeansSettings(), 0)
@@ -99,7 +102,7 @@ def measure(queries: Vectors, documents: Vectors, size: int, cluster_size: int, 
         (POLISHED, clusters, clustering.centroids, PackingSettings(batch_size=size, polish_sweeps=sweeps)),
     ):
         started = time.perf_counter()
-        found = pack(assignments, groups, [centroids], settings, 0, 0, vectors=(documents, queries))
+        found = pack(assignments, centroids, settings, 0, 0, vectors=vectors)
         batches[name] = found.batches
         seconds[name] = time.perf_counter() - started + (clustered if name != "random" else 0)
     figures = {name: hardness(of_way, queries, documents) for name, of_way in batches.items()}

@@ -17,7 +17,7 @@ from pipelines.clustering.clusters import CLUSTERS, read_domain
 from pipelines.jobs.lookups import add_array, earlier_file, map_array, map_pair_rows, write_pair_rows
 from pipelines.packing.domain_groups import NO_CLUSTER, PackedTogether, clustered, groups_of, mixed, unclustered
 from pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
-from pipelines.packing.pack import PackingSettings, figures_of, pack_group, packing_facts
+from pipelines.packing.pack import PackingSettings, pack, packing_facts
 from pipelines.packing.polish import VectorsOf
 from pipelines.pairs.pairs import PAIRS, SmallDomains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin, to_json
@@ -180,7 +180,7 @@ class Pack(Stage[PackConfig]):
         rows = left_out = 0
         for number, domain in enumerate(self._domains(numbers), start=numbers.start if numbers else 0):
             clusters = np.zeros(len(domain.pairs), np.int32) if domain.clusters is None else domain.clusters
-            part = pack_group(
+            part = pack(
                 clusters,
                 domain.centroids,
                 config.packing,
@@ -189,13 +189,12 @@ class Pack(Stage[PackConfig]):
                 number,
                 vectors=_of_domain(read, domain.pairs) if read else None,
                 neighbours=self._stored_neighbours(number, domain),
-                names=domain.pairs,
             )
             chosen = part.batches.ravel()
             for start in range(0, len(chosen), _ROW_GROUP):
                 file.write_table(_table(domain, chosen[start : start + _ROW_GROUP]))
             rows, left_out = rows + part.batches.size, left_out + len(domain.pairs) - part.batches.size
-            figures.append(figures_of(part))
+            figures.append(part.figures)
         return PackedDomains(rows, left_out, figures)
 
     def _domains(self, numbers: range | None) -> Iterator[PackedTogether]:

@@ -6,7 +6,7 @@ joins small ones with near ones.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pipelines.packing.neighbours import EXACT_UP_TO, Neighbours, find_neighbours
-from pipelines.packing.polish import Polished, VectorsOf, polish_batches
+from pipelines.packing.polish import VectorsOf, polish_batches
 from pipelines.packing.tour import greedy_tour, tour_length
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
@@ -40,127 +40,69 @@ class PackingSettings(Settings):
 
 
 @dataclass(frozen=True)
-class TourFigures:
-    """Of a domain's tour: its length and that of a random order (Euclidean), and what its walk took."""
-
-    length: float
-    random_length: float
-    steps: int
-    dead_ends: int
-    rows_scanned: int
-
-
-@dataclass(frozen=True)
-class GroupPacking:
-    """One domain's batches of one epoch: ``batches`` int64 (batches, batch_size), numbers of its items from 0."""
-
-    batches: NDArray[np.int64]
-    tour: TourFigures | None
-    polished: Polished | None
-
-
-@dataclass(frozen=True)
 class Packing:
-    """One epoch's batches, group after group, along each group's tour.
+    """One domain's batches of one epoch: ``batches`` int64 (batches, batch_size), numbers of its items from 0.
 
-    ``batches`` int64 (batches, batch_size): item numbers; ``groups`` int64 (batches,): the domain of each;
-    ``left_out`` int64 (groups,): items of each domain in no batch of this epoch, fewer than ``batch_size``.
+    ``figures``: JSON values, each where it was done. ``tour``: its length and that of a random order (Euclidean), and
+    what its walk took; ``polish``: the sums that ``Polished`` has, and how many batches they are of.
     """
 
     batches: NDArray[np.int64]
-    groups: NDArray[np.int64]
-    left_out: NDArray[np.int64]
-    parts: tuple[GroupPacking, ...]
+    figures: dict[str, Any]
 
 
 def pack(
-    assignments: NDArray[np.int32],
-    groups: NDArray[np.int64],
-    centroids: Sequence[NDArray[np.float32]],
-    settings: PackingSettings,
-    seed: int,
-    epoch: int,
-    vectors: tuple[NDArray[np.floating], NDArray[np.floating]] | None = None,
-    neighbours: Sequence[Neighbours] | None = None,
-) -> Packing:
-    """Packs N items into batches, a function of its arguments alone.
-
-    ``assignments`` (N,): the cluster of each item within its group; ``groups`` (N,): the domain of each, an index into
-    ``centroids``, whose entries are (K, d), or -1 for items to leave alone. ``vectors``: documents and queries (N, d),
-    for the polish. ``neighbours``: what ``find_neighbours`` returned for each of ``centroids``, which serves all
-    epochs; made here where absent. In every group fewer than ``batch_size`` items are left out; over epochs these
-    rotate through all of them. Raises ``UserError`` for a group smaller than a batch, a cluster without a centroid or
-    a polish without vectors.
-    """
-    if not centroids or assignments.shape != groups.shape:
-        raise UserError(
-            f"There are {len(centroids)} domains, {len(assignments)} clusters of items and {len(groups)} domains of"
-            " items: at least one domain, and one cluster and one domain for every item are needed."
-        )
-    if groups.max(initial=-1) >= len(centroids):
-        raise UserError(f"An item's domain is {groups.max()}, but there are {len(centroids)} domains, counted from 0.")
-    by_group = np.argsort(groups, kind="stable")
-    bounds = np.searchsorted(groups[by_group], np.arange(len(centroids) + 1))
-    packed, parts = [], []
-    for group, points in enumerate(centroids):
-        items = by_group[bounds[group] : bounds[group + 1]]
-        read = None if vectors is None else _vectors_of(items, *vectors)
-        near = neighbours[group] if neighbours else None
-        parts.append(pack_group(assignments[items], points, settings, seed, epoch, group, read, near, items))
-        packed.append(items[parts[-1].batches])
-    sizes = np.diff(bounds)
-    numbers = np.repeat(np.arange(len(centroids)), sizes // settings.batch_size)
-    return Packing(np.concatenate(packed), numbers, sizes % settings.batch_size, tuple(parts))
-
-
-def _vectors_of(items: NDArray[np.int64], documents: NDArray[np.floating], queries: NDArray[np.floating]) -> VectorsOf:
-    return lambda numbers: (documents[items[numbers]], queries[items[numbers]])
-
-
-def pack_group(
     clusters: NDArray[np.int32],
     centroids: NDArray[np.float32],
     settings: PackingSettings,
     seed: int,
     epoch: int,
-    group: int,
+    domain: int = 0,
     vectors: VectorsOf | None = None,
     neighbours: Neighbours | None = None,
-    names: NDArray[np.int64] | None = None,
-) -> GroupPacking:
-    """Packs one domain, number ``group`` of all: ``clusters`` (n,) of its items, ``centroids`` (K, d), as ``pack``.
+) -> Packing:
+    """Packs the n items of one domain, number ``domain`` of all, into batches: a function of its arguments alone.
 
-    ``vectors`` reads those of the given items, for the polish. ``names``: what errors call the items.
+    ``clusters`` (n,): the cluster of each item; ``centroids`` (K, d). ``vectors`` reads document and query vectors of
+    the given items, for the polish. ``neighbours``: what ``find_neighbours`` returned for the centroids, which serves
+    all epochs; made here where absent. Fewer than ``batch_size`` items are left out; over epochs these rotate through
+    all of them. Raises ``UserError`` for fewer items than a batch, and for a polish without vectors.
     """
-    _check_group(clusters, len(centroids), settings, vectors, names)
-    generator = np.random.default_rng([seed, epoch, group])
+    if settings.polish_sweeps and vectors is None:
+        raise UserError(f"polish_sweeps is {settings.polish_sweeps}, which needs vectors. Give them, or set it to 0.")
+    if len(clusters) < settings.batch_size:
+        raise UserError(
+            f"A domain has {len(clusters)} pairs, fewer than the batch_size of {settings.batch_size}. Cluster again"
+            " with smallest_domain set to the batch size, or lower the batch size."
+        )
+    generator = np.random.default_rng([seed, epoch, domain])
     packed = np.ones(len(clusters), dtype=bool)
-    packed[_left_out(len(clusters), settings.batch_size, seed, epoch, group)] = False
-    items, figures = np.flatnonzero(packed), None
+    packed[_left_out(len(clusters), settings.batch_size, seed, epoch, domain)] = False
+    items, figures = np.flatnonzero(packed), dict[str, Any]()
     if settings.order == "topics":
         batches = topic_batches(clusters, items, settings.batch_size, generator)
     else:
         if settings.order == "tour":
             near = neighbours or find_neighbours(centroids, settings.exact_neighbours_up_to)
-            order, figures = _tour(near, generator, np.random.default_rng([seed, epoch, group, _RANDOM_ORDER]))
+            random_order = np.random.default_rng([seed, epoch, domain, _RANDOM_ORDER]).permutation(len(centroids))
+            tour = greedy_tour(near, int(generator.integers(len(centroids))))
+            order = tour.order
+            figures["tour"] = {
+                "length": tour_length(centroids, order),
+                "random_length": tour_length(centroids, random_order),
+                "steps": len(centroids) - 1,
+                "dead_ends": tour.dead_ends,
+                "rows_scanned": tour.rows_scanned,
+            }
         else:
             order = generator.permutation(len(centroids))
-        flat = items_in_order(items, clusters[items], order, generator)
-        batches = cut_into_batches(flat, settings.batch_size)
-    if not settings.polish_sweeps or vectors is None:
-        return GroupPacking(batches, figures, None)
-    polished = polish_batches(batches, vectors, settings.polish_sweeps)
-    return GroupPacking(polished.batches, figures, polished)
-
-
-def _tour(
-    neighbours: Neighbours, generator: np.random.Generator, other: np.random.Generator
-) -> tuple[NDArray[np.int64], TourFigures]:
-    centroids = neighbours.centroids
-    tour = greedy_tour(neighbours, int(generator.integers(len(centroids))))
-    random_length = tour_length(centroids, other.permutation(len(centroids)))
-    length = tour_length(centroids, tour.order)
-    return tour.order, TourFigures(length, random_length, len(centroids) - 1, tour.dead_ends, tour.rows_scanned)
+        batches = cut_into_batches(items_in_order(items, clusters[items], order, generator), settings.batch_size)
+    if settings.polish_sweeps and vectors is not None:
+        polished = polish_batches(batches, vectors, settings.polish_sweeps)
+        batches, swaps = polished.batches, list(polished.swaps)
+        sums = {"before": polished.before, "after": polished.after, "swaps": swaps}
+        figures["polish"] = {"batches": len(batches), **sums}
+    return Packing(batches, figures)
 
 
 def items_in_order(
@@ -210,49 +152,14 @@ def cut_into_batches(flat: NDArray[np.int64], batch_size: int) -> NDArray[np.int
     return flat[: count * batch_size].reshape(count, batch_size)
 
 
-def _left_out(count: int, batch_size: int, seed: int, epoch: int, group: int) -> NDArray[np.int64]:
+def _left_out(count: int, batch_size: int, seed: int, epoch: int, domain: int) -> NDArray[np.int64]:
     """The items beyond the last full batch: the next run of one fixed shuffle, so that each has its turn.
 
     Were it the end of the tour, which walks to what lies far from all else last, outliers would hardly be trained on.
     """
     remainder = count % batch_size
-    turn = np.random.default_rng([seed, group]).permutation(count)
+    turn = np.random.default_rng([seed, domain]).permutation(count)
     return turn[(epoch * remainder + np.arange(remainder)) % count]
-
-
-def _check_group(
-    clusters: NDArray[np.int32],
-    count: int,
-    settings: PackingSettings,
-    vectors: VectorsOf | None,
-    names: NDArray[np.int64] | None,
-) -> None:
-    if settings.polish_sweeps and vectors is None:
-        raise UserError(f"polish_sweeps is {settings.polish_sweeps}, which needs vectors. Give them, or set it to 0.")
-    if len(clusters) < settings.batch_size:
-        raise UserError(
-            f"A domain has {len(clusters)} pairs, fewer than the batch_size of {settings.batch_size}. Cluster again"
-            " with smallest_domain set to the batch size, or lower the batch size."
-        )
-    strange = (clusters < 0) | (clusters >= count)
-    if strange.any():
-        item = int(strange.argmax())
-        raise UserError(
-            f"Item {item if names is None else names[item]} is in cluster {clusters[item]} of a domain with {count}"
-            " clusters, counted from 0. The assignments and the centroids are not of one clustering."
-        )
-
-
-def figures_of(part: GroupPacking) -> dict[str, Any]:
-    """What a domain adds to its epoch's facts, as JSON values: those of its tour, and of its polished batches."""
-    figures: dict[str, Any] = {}
-    if part.tour:
-        figures["tour"] = asdict(part.tour)
-    if part.polished:
-        polished = part.polished
-        sums = {"before": polished.before, "after": polished.after, "swaps": list(polished.swaps)}
-        figures["polish"] = {"batches": len(polished.batches), **sums}
-    return figures
 
 
 def packing_facts(domains: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
