@@ -239,7 +239,7 @@ class BatchReader(BatchFiles):
         self.fingerprint = artifact.fingerprint
 
 
-class BatchFile:
+class BatchWriter:
     """Writes batches of one epoch to the one file of a shard, each as a row group.
 
     ``schema``: of the layout and the facts that the manifest will have. Use as a context; ``commit`` comes after it.

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from pipelines.batches import BATCHES, LAYOUTS, BatchFile
+from pipelines.batches import BATCHES, LAYOUTS, BatchWriter
 from pipelines.filtering.false_negatives import FalseNegativeSettings
 from pipelines.filtering.hard_negatives import BalancedMarginSettings, Choice, NegativeDraw, TooFew
 from pipelines.filtering.mask_audit import MaskAudit, mask_table, merge_audits
@@ -208,7 +208,7 @@ class Filter(Stage[FilterConfig]):
         packed = packing.take(np.arange(first * size, stop * size), ["pair", "cluster", "domain"])
         audit, counts = MaskAudit(), Counter[str]()
         schema = LAYOUTS["pairs"].schema(self.facts([]))
-        with BatchFile(writer, schema, epoch, shard.description["number"], size) as file:
+        with BatchWriter(writer, schema, epoch, shard.description["number"], size) as file:
             for batch, audited in self._batches(shard.description["parts"]).make(packed, epoch, first, size, counts):
                 file.write(batch)
                 audit.add(audited)

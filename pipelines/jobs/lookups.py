@@ -67,9 +67,13 @@ def map_array(output: str, shard: str, name: str) -> NDArray[Any]:
 
 def earlier_file(output: str, shard: str, name: str) -> Path:
     """A local path of a file that a shard of an earlier phase wrote: itself, or a copy where that is in a store."""
-    folder = Folder(output)
-    record = ShardRecord.from_json(json.loads(folder.read_bytes(f"{RECORDS}{shard}.json")))
-    return folder.local_path(name, next(file.sha256 for file in record.files if file.name == name))
+    record = earlier_record(output, shard)
+    return Folder(output).local_path(name, next(file.sha256 for file in record.files if file.name == name))
+
+
+def earlier_record(output: str, shard: str) -> ShardRecord:
+    """What a shard of an earlier phase committed."""
+    return ShardRecord.from_json(json.loads(Folder(output).read_bytes(f"{RECORDS}{shard}.json")))
 
 
 def _shard(what: str, number: int) -> str:

@@ -1,7 +1,7 @@
 """`raytriever mix`: batches of several artifacts to one, all of them or by ratio."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -10,9 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, model_validator
 
-from pipelines.batches import BATCHES, BatchFile, BatchReader
-from pipelines.jobs.lookups import add_array, map_array
-from pipelines.mapped_rows import MappedRows, write_mapped_rows
+from pipelines.batches import BATCHES, BatchReader, BatchWriter
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
@@ -44,7 +42,7 @@ class MixConfig(StageConfig):
 
 
 class Mix(Stage[MixConfig]):
-    """First each epoch's order, then runs of its batches, copied as they are."""
+    """Runs of an epoch's batches, copied as they are."""
 
     command = "mix"
     kind = BATCHES
@@ -68,61 +66,41 @@ class Mix(Stage[MixConfig]):
                     )
         return readers
 
-    def _epochs(self, readers: dict[str, BatchReader]) -> int:
-        return self.config.epochs or min(reader.epochs for reader in readers.values())
-
     def plan(self) -> list[Shard]:
-        """Two phases; refuses sources that don't fit together."""
-        readers = self._sources()
-        per_shard = self.config.batches_per_shard
+        """Runs of batches of every epoch; refuses sources that don't fit together."""
+        readers, per_shard = self._sources(), self.config.batches_per_shard
         shards = []
-        for epoch in range(self._epochs(readers)):
+        for epoch in range(self.config.epochs or min(reader.epochs for reader in readers.values())):
             counts = _counts(readers, epoch)
             used = shares(counts, self.config.ratios)
-            order = Shard(f"order-{epoch:05d}", {"make": "order", "epoch": epoch}, intermediate=True)
-            shards.append(order)
             total = sum(used.values())
             for number, first in enumerate(range(0, total, per_shard)):
-                description = {"make": "batches", "epoch": epoch, "number": number, "order": order.name}
+                description: dict[str, Any] = {"epoch": epoch, "number": number}
                 description |= {"first": first, "batches": min(per_shard, total - first)}
                 if not number:  # what an epoch leaves out is counted with its first shard
                     unused = {f"batches of {name} beyond its ratio": counts[name] - used[name] for name in used}
                     description["dropped"] = {reason: count for reason, count in unused.items() if count}
-                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=1))
+                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description))
         return shards
 
     def total_rows(self, shards: list[Shard]) -> int:
         """Examples of all batches."""
         size = next(iter(self._sources().values())).batch_size
-        batches: int = sum(shard.description.get("batches", 0) for shard in shards)
-        return batches * size
+        return sum(int(shard.description["batches"]) for shard in shards) * size
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """One of the shards that ``plan`` lists."""
-        readers, epoch = self._sources(), shard.description["epoch"]
-        if shard.description["make"] == "batches":
-            return self._make_batches(shard, readers, writer)
-        counts = _counts(readers, epoch)
-        used = shares(counts, self.config.ratios)
-        there, wanted = (np.array([of_sources[name] for name in readers]) for of_sources in (counts, used))
-        add_array(writer, _order_name(shard.name), mixed_order(there, wanted, self.config.seed, epoch))
-        return writer.commit(0)
-
-    def _make_batches(self, shard: Shard, readers: dict[str, BatchReader], writer: ShardWriter) -> ShardRecord:
-        """The batches are read source by source, file by file, and written in the mixed order."""
-        described, epoch = shard.description, shard.description["epoch"]
-        first = next(iter(readers.values()))
-        size = first.batch_size
-        order = map_array(self.config.output, described["order"], _order_name(described["order"]))
-        order = order[described["first"] : described["first"] + described["batches"]]
-        by_file = np.lexsort((order[:, 1], order[:, 0]))
-        scratch = writer.path("read.arrow")
-        write_mapped_rows(scratch, first.schema, _read(list(readers.values()), order[by_file], epoch))
-        rows, place_of = MappedRows([scratch]), np.argsort(by_file)
+        """One run of batches."""
+        described, epoch, readers = shard.description, shard.description["epoch"], self._sources()
+        of_sources = _counts(readers, epoch)
+        used = shares(of_sources, self.config.ratios)
+        there, wanted = (np.array([numbers[name] for name in readers]) for numbers in (of_sources, used))
+        order = mixed_order(there, wanted, self.config.seed, epoch)
         names, counts = list(readers), Counter[str]()
-        with BatchFile(writer, first.schema, epoch, described["number"], size) as file:
-            for source, place in zip(order[:, 0].tolist(), place_of.tolist(), strict=True):
-                batch = rows.take(np.arange(place * size, (place + 1) * size))
+        first = readers[names[0]]
+        with BatchWriter(writer, first.schema, epoch, described["number"], first.batch_size) as file:
+            for source, number in order[described["first"] :][: described["batches"]].tolist():
+                reader = readers[names[source]]
+                batch = reader.read(epoch % reader.epochs, number)
                 counts[_of_source(names[source])] += 1
                 if first.layout == "pairs":
                     counts.update(_masks(batch))
@@ -184,11 +162,6 @@ def _counts(readers: dict[str, BatchReader], epoch: int) -> dict[str, int]:
     return {name: reader.number_of_batches(epoch % reader.epochs) for name, reader in readers.items()}
 
 
-def _read(readers: list[BatchReader], wanted: NDArray[np.int64], epoch: int) -> Iterator[pa.Table]:
-    for source, number in wanted.tolist():
-        yield readers[source].read(epoch % readers[source].epochs, number)
-
-
 def _masks(batch: pa.Table) -> dict[str, int]:
     """Negatives and masked ones, counted as `raytriever filter` does; which rule masked one is not stored with it."""
     size = len(batch)
@@ -204,7 +177,3 @@ def _shared(mappings: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _of_source(name: str) -> str:
     return f"batches of {name}"
-
-
-def _order_name(shard: str) -> str:
-    return f"lookup/{shard}.npy"

@@ -1,8 +1,6 @@
 """`raytriever pack`: pairs to equal batches within one domain, a new packing for every epoch."""
 
-import json
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pipelines.clustering.clusters import CLUSTERS, read_domain
-from pipelines.jobs.lookups import add_array, earlier_file, map_array, map_pair_rows, write_pair_rows
+from pipelines.jobs.lookups import add_array, earlier_file, earlier_record, map_array, map_pair_rows, write_pair_rows
 from pipelines.packing.domain_groups import NO_CLUSTER, PackedTogether, clustered, groups_of, mixed, unclustered
 from pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
 from pipelines.packing.pack import PackingSettings, pack, packing_facts
 from pipelines.packing.polish import VectorsOf
 from pipelines.pairs.pairs import PAIRS, SmallDomains
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin, to_json
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
@@ -34,15 +32,6 @@ SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa
 _ROW_GROUP = 1 << 17
 _ROWS_SHARD = "pair-rows"
 _STORED_FROM = 2048  # clusters of a domain; the lists of fewer are made in less time than they are read
-
-
-@dataclass(frozen=True)
-class PackedDomains:
-    """What was packed: ``rows`` examples, pairs ``left_out`` of all batches, ``figures`` of each domain, in order."""
-
-    rows: int
-    left_out: int
-    figures: list[dict[str, Any]]
 
 
 class PackConfig(StageConfig):
@@ -147,40 +136,56 @@ class Pack(Stage[PackConfig]):
 
     def _make_part(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Some domains of one epoch."""
-        with _writer(writer.path(part_file(shard.name))) as file:
-            packed = self._pack(shard.description["epoch"], file, range(*shard.description["domains"]))
-        add_part(writer, shard.name, packed)
-        return writer.commit(0)
+        name = f"parts/{shard.name}.parquet"
+        with _writer(writer.path(name)) as file:
+            figures, left_out = self._pack(shard.description["epoch"], file, range(*shard.description["domains"]))
+        writer.add(name)
+        return writer.commit(0, facts={"figures": figures, "left_out": left_out})
 
     def _make_epoch(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch."""
-        epoch, config = shard.description["epoch"], self.config
+        epoch, size, parts = shard.description["epoch"], self.config.packing.batch_size, shard.description.get("parts")
         name = f"{shard.name}/packing.parquet"
         with _writer(writer.path(name)) as file:
-            parts = shard.description.get("parts")
-            packed = join_parts(config.output, parts, file) if parts else self._pack(epoch, file)
+            figures, left_out = self._join(parts, file) if parts else self._pack(epoch, file)
+        rows = pq.read_metadata(writer.path(name)).num_rows
         writer.add(name)
         return writer.commit(
-            packed.rows,
-            counts={"batches": packed.rows // config.packing.batch_size},
-            dropped=self._dropped(packed.left_out),
+            rows,
+            counts={"batches": rows // size},
+            dropped=self._dropped(left_out),
             facts={
                 "epoch": epoch,
-                "batch_size": config.packing.batch_size,
+                "batch_size": size,
                 "origins": {"pairs": self._pairs_fingerprint()},
-                **packing_facts(packed.figures, config.packing.batch_size),
+                **packing_facts(figures, size),
             },
         )
 
-    def _pack(self, epoch: int, file: pq.ParquetWriter, numbers: range | None = None) -> PackedDomains:
-        """Packs the domains of these ``numbers``, or all of them."""
+    def _join(self, parts: list[str], file: pq.ParquetWriter) -> tuple[list[dict[str, Any]], int]:
+        """Writes the examples of all parts, row group after row group: byte for byte what one task would write."""
+        figures: list[dict[str, Any]] = []
+        left_out = 0
+        for shard in parts:
+            record = earlier_record(self.config.output, shard)
+            with pq.ParquetFile(earlier_file(self.config.output, shard, record.files[0].name)) as part:
+                for group in range(part.num_row_groups):
+                    file.write_table(part.read_row_group(group))
+            figures += record.facts["figures"]
+            left_out += record.facts["left_out"]
+        return figures, left_out
+
+    def _pack(
+        self, epoch: int, file: pq.ParquetWriter, numbers: range | None = None
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Packs the domains of these ``numbers``, or all of them: figures of each, and how many pairs are left out."""
         config = self.config
         read = self._vectors() if config.packing.polish_sweeps else None
         figures: list[dict[str, Any]] = []
-        rows = left_out = 0
+        left_out = 0
         for number, domain in enumerate(self._domains(numbers), start=numbers.start if numbers else 0):
             clusters = np.zeros(len(domain.pairs), np.int32) if domain.clusters is None else domain.clusters
-            part = pack(
+            packed = pack(
                 clusters,
                 domain.centroids,
                 config.packing,
@@ -190,12 +195,12 @@ class Pack(Stage[PackConfig]):
                 vectors=_of_domain(read, domain.pairs) if read else None,
                 neighbours=self._stored_neighbours(number, domain),
             )
-            chosen = part.batches.ravel()
+            chosen = packed.batches.ravel()
             for start in range(0, len(chosen), _ROW_GROUP):
                 file.write_table(_table(domain, chosen[start : start + _ROW_GROUP]))
-            rows, left_out = rows + part.batches.size, left_out + len(domain.pairs) - part.batches.size
-            figures.append(part.figures)
-        return PackedDomains(rows, left_out, figures)
+            figures.append(packed.figures)
+            left_out += len(domain.pairs) - packed.batches.size
+        return figures, left_out
 
     def _domains(self, numbers: range | None) -> Iterator[PackedTogether]:
         config = self.config
@@ -328,35 +333,3 @@ def parts_of(pairs_of_domains: Sequence[int]) -> list[tuple[int, int]]:
     if pairs:
         bounds.append(len(pairs_of_domains))
     return list(pairwise(bounds))
-
-
-def part_file(shard: str) -> str:
-    """The file with a part's examples."""
-    return f"parts/{shard}.parquet"
-
-
-def add_part(writer: ShardWriter, shard: str, packed: PackedDomains) -> None:
-    """Adds a part, whose examples are written already, to its shard."""
-    writer.path(_figures_file(shard)).write_bytes(to_json(asdict(packed)))
-    writer.add(part_file(shard))
-    writer.add(_figures_file(shard))
-
-
-def join_parts(output: str, shards: Sequence[str], file: pq.ParquetWriter) -> PackedDomains:
-    """Writes the examples of all parts, row group after row group, and sums up their figures.
-
-    What is written is byte for byte what one task would have written.
-    """
-    rows = left_out = 0
-    figures: list[dict[str, Any]] = []
-    for shard in shards:
-        with pq.ParquetFile(earlier_file(output, shard, part_file(shard))) as part:
-            for group in range(part.num_row_groups):
-                file.write_table(part.read_row_group(group))
-        found = json.loads(earlier_file(output, shard, _figures_file(shard)).read_bytes())
-        rows, left_out, figures = rows + found["rows"], left_out + found["left_out"], figures + found["figures"]
-    return PackedDomains(rows, left_out, figures)
-
-
-def _figures_file(shard: str) -> str:
-    return f"parts/{shard}.json"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pipelines.batches import BATCHES, LAYOUTS, BatchFile, Layout
+from pipelines.batches import BATCHES, LAYOUTS, BatchWriter, Layout
 from pipelines.grouping import GroupingSettings, Stretches, group_batches, single_rows
 from pipelines.jobs.lookups import add_array, map_array, open_parts, part_shards, write_part
 from pipelines.mining.candidates import StoredCandidates
@@ -167,7 +167,7 @@ class RowBatches(Stage[Config]):
         at_once = max(1, _ROWS_AT_ONCE // size)
         counts = Counter[str]()
         schema = LAYOUTS[self.layout].schema()
-        with BatchFile(writer, schema, described["epoch"], described["number"], size) as file:
+        with BatchWriter(writer, schema, described["epoch"], described["number"], size) as file:
             for start in range(0, len(order), at_once):
                 block = rows.take(order[start : start + at_once].ravel())
                 for begin in range(0, len(block), size):

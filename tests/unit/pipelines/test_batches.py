@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.batch_description import describe_batch
-from pipelines.batches import LAYOUTS, BatchFile, BatchLayout, BatchReader, Layout
+from pipelines.batches import LAYOUTS, BatchLayout, BatchReader, BatchWriter, Layout
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
@@ -66,7 +66,7 @@ def make(uri: str, layout: Layout = "pairs", facts: dict[str, Any] | None = None
         for number, batches in enumerate(shards):
             with writer.folder.scratch() as scratch:
                 shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
-                with BatchFile(shard, LAYOUTS[layout].schema(), epoch, number, ROWS) as file:
+                with BatchWriter(shard, LAYOUTS[layout].schema(), epoch, number, ROWS) as file:
                     for index in range(first, first + batches):
                         table = batch(epoch, index, layout)
                         file.write(table.select(table.column_names[::-1]))
@@ -119,7 +119,7 @@ def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
 
 def test_only_whole_batches_of_the_layout_are_written(tmp_path: Path) -> None:
     shard = ShardWriter(ArtifactWriter(str(tmp_path), Derivation("batches", "", 1, {}, {})).folder, "s", tmp_path)
-    with BatchFile(shard, LAYOUTS["pairs"].schema(), 0, 0, ROWS) as file:
+    with BatchWriter(shard, LAYOUTS["pairs"].schema(), 0, 0, ROWS) as file:
         with pytest.raises(ValueError, match="a batch of 2 rows among batches of 3"):
             file.write(batch(0, 0).slice(1))
         with pytest.raises(KeyError, match="query_id"):
@@ -182,7 +182,7 @@ def test_stored_bytes_tell_long_batches_from_short_ones(tmp_path: Path) -> None:
     for number, of_batches in enumerate(words):
         with writer.folder.scratch() as scratch:
             shard = ShardWriter(writer.folder, f"0-{number}", scratch)
-            with BatchFile(shard, LAYOUTS["pairs"].schema(), 0, number, ROWS) as file:
+            with BatchWriter(shard, LAYOUTS["pairs"].schema(), 0, number, ROWS) as file:
                 for count in of_batches:
                     rows = [row_of("pairs", 0, 0, row) for row in range(ROWS)]
                     texts = (" ".join(str(row * count + word) for word in range(count)) for row in range(ROWS))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.batches import LAYOUTS, BatchFile
+from pipelines.batches import LAYOUTS, BatchWriter
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from tests.unit.batch_tables import batch_table
@@ -31,7 +31,7 @@ def store_pairs(folder: Path, batches: Sequence[Sequence[dict[str, Any]]], input
     writer.begin()
     with writer.folder.scratch() as scratch:
         shard = ShardWriter(writer.folder, "0", scratch)
-        with BatchFile(shard, LAYOUTS["pairs"].schema(), 0, 0, len(batches[0])) as file:
+        with BatchWriter(shard, LAYOUTS["pairs"].schema(), 0, 0, len(batches[0])) as file:
             for rows in batches:
                 file.write(batch_table("pairs", rows))
         record = file.commit()

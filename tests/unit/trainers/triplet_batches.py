@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.batches import LAYOUTS, BatchFile
+from pipelines.batches import LAYOUTS, BatchWriter
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 from tests.unit.batch_tables import batch_table
@@ -57,7 +57,7 @@ def store_triplets(folder: Path, doubled: Collection[tuple[int, int]], counts: S
     with writer.folder.scratch() as scratch:
         for epoch, count in enumerate(counts):
             shard = ShardWriter(writer.folder, f"{epoch}", scratch)
-            with BatchFile(shard, LAYOUTS["pairs"].schema(), epoch, 0, size) as file:
+            with BatchWriter(shard, LAYOUTS["pairs"].schema(), epoch, 0, size) as file:
                 for number in range(count):
                     rows = triplet_batch(1000 * epoch + number, size).to_pylist()
                     for row, made in enumerate(rows):

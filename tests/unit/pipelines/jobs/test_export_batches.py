@@ -15,7 +15,7 @@ import pytest
 import yaml
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
-from pipelines.batches import LAYOUTS, BatchFile, BatchReader, Layout, epoch_permutation
+from pipelines.batches import LAYOUTS, BatchReader, BatchWriter, Layout, epoch_permutation
 from pipelines.jobs.export import Export, ExportConfig
 from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
@@ -69,7 +69,7 @@ def stored(folder: Path, layout: Layout = "pairs", inputs: dict[str, str] | None
         for number, indices in enumerate((range(2), range(2, batches))):
             with writer.folder.scratch() as scratch:
                 shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
-                with BatchFile(shard, LAYOUTS[layout].schema(), epoch, number, SIZE) as file:
+                with BatchWriter(shard, LAYOUTS[layout].schema(), epoch, number, SIZE) as file:
                     for index in indices:
                         rows = [row | changes for row in batch(layout, epoch, index).to_pylist()]
                         file.write(batch_table(layout, rows))

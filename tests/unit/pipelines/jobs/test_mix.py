@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.batches import LAYOUTS, BatchFile, BatchReader, Layout
+from pipelines.batches import LAYOUTS, BatchReader, BatchWriter, Layout
 from pipelines.jobs.mix import Mix, MixConfig
 from raytriever.artifacts.artifact import Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
@@ -47,7 +47,7 @@ def source(
         for number, batches in enumerate(shards):
             with writer.folder.scratch() as scratch:
                 shard = ShardWriter(writer.folder, f"{epoch}-{number}", scratch)
-                with BatchFile(shard, LAYOUTS[layout].schema(), epoch, number, size) as file:
+                with BatchWriter(shard, LAYOUTS[layout].schema(), epoch, number, size) as file:
                     for index in range(first, first + batches):
                         file.write(batch(name, layout, epoch, index, size))
                 records.append(file.commit())
