@@ -215,7 +215,7 @@ def _from_hub(model: str, revision: str | None, with_code: bool) -> tuple[Path |
     try:
         cached = Path(snapshot_download(model, revision=revision, allow_patterns=patterns, local_files_only=True))
         weights = any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in cached.glob(pattern))
-        if weights and not (with_code and _lacks_code(cached)):
+        if weights and (not with_code or any(cached.glob(_CODE))):  # cached when no code was wanted, it has none
             return cached, ""
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass
@@ -225,18 +225,6 @@ def _from_hub(model: str, revision: str | None, with_code: bool) -> tuple[Path |
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
     except (OSError, ValueError, RuntimeError) as error:
         return None, f"{type(error).__name__}: {error}"
-
-
-def _lacks_code(path: Path) -> bool:
-    """Whether settings there name a file of code that isn't there: the cache may be of a time when none was wanted."""
-    for settings in (file for name in ("config.json", "tokenizer_config.json") for file in path.rglob(name)):
-        named = json.loads(settings.read_bytes()).get("auto_map") or {}
-        for value in named.values():
-            for name in value if isinstance(value, list) else [value]:
-                # 'org/name--module.Class' is code of another model, which transformers fetches itself
-                if name and "--" not in name and not (settings.parent / f"{name.split('.')[0]}.py").exists():
-                    return True
-    return False
 
 
 def _from_package(model: str, packaged: PackagedModel) -> Path:

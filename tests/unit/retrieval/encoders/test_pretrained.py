@@ -207,7 +207,8 @@ def test_a_models_own_code_is_fetched_where_it_is_trusted_and_nowhere_else(hub: 
     assert located.fingerprint == locate_model(str(hub.hub / "org--mine")).fingerprint
     (located.path / "modeling_mine.py").write_text(CODE["modeling_mine.py"] + "# changed")
     assert locate_named(trusting).fingerprint != located.fingerprint
-    (located.path / "modeling_mine.py").unlink()
+    for name in CODE:
+        (located.path / name).unlink()
     assert locate_named(trusting) == located
     assert hub.asked == 3
 
