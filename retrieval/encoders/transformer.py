@@ -4,8 +4,6 @@ And what training may do to its blocks: compute their activations again in the b
 """
 
 import functools
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -258,15 +256,8 @@ def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
     """Compiles every block for any number of texts of any length, in place: at the first pass, within a minute or two.
 
     Blocks, not the whole: hooks on a block stay outside what is compiled, equal blocks share one compilation, and names
-    of weights stay. Call it before ``checkpoint_activations``. Dropout then draws other numbers than without it. Raises
-    ``UserError`` where there is no C++ compiler.
+    of weights stay. Call it before ``checkpoint_activations``. Dropout then draws other numbers than without it.
     """
-    compilers = (os.environ.get("CXX"), "g++", "clang++", "c++")
-    if backend == "inductor" and not any(name and shutil.which(name) for name in compilers):
-        raise UserError(
-            "compile needs a C++ compiler, and this machine has none (CXX, g++, clang++, c++). Install one (on Debian:"
-            " apt-get install g++), or set compile to false."
-        )
     for block in transformer_blocks(transformer):
         _replace_forward(block, torch.compile(block.forward, dynamic=True, backend=backend))
 
