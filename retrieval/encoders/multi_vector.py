@@ -33,38 +33,25 @@ class LayerStates:
 
     def __init__(self, transformer: nn.Module, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
-        self._mask: Tensor | None = None
-        self._pooling: Pooling = "cls"
         self._found: dict[int, Tensor] | None = None  # None: idle
         found = numbered_blocks(transformer)
         for layer in self.layers[:-1]:
             found[layer - 1].register_forward_hook(partial(self._keep, layer))
 
     def __call__(self, transformer: nn.Module, features: Mapping[str, Tensor], pooling: Pooling) -> Tensor:
-        """Float32 (n, m, hidden). With reentrant checkpointing of blocks, a ``RuntimeError``: it has no gradients."""
-        mask = features["attention_mask"]
-        self._mask, self._pooling, self._found = mask, pooling, {}
+        """Float32 (n, m, hidden)."""
+        self._found = {}
         try:
             last = transformer(**features).last_hidden_state
-            found = self._found
+            states = [*(self._found[layer] for layer in self.layers[:-1]), last]
         finally:
-            self._mask = self._found = None
-        if torch.is_grad_enabled() and any(state.ndim == 2 for state in found.values()):
-            raise RuntimeError("states of layers have no gradient under reentrant checkpointing: use_reentrant=False")
-        states = [found[layer] for layer in self.layers[:-1]]
-        pooled = [state if state.ndim == 2 else pool(state, mask, pooling) for state in (*states, last)]
-        return torch.stack(pooled, dim=1)
+            self._found = None
+        return torch.stack([pool(state, features["attention_mask"], pooling) for state in states], dim=1)
 
     def _keep(self, layer: int, _block: nn.Module, _inputs: Any, output: Any) -> None:
-        """Pools at once where no gradient is wanted.
-
-        With gradients the block's output is kept as it is: the backward pass needs it anyway, and a block that is
-        computed again must save the same tensors both times, so nothing may be computed here.
-        """
-        if self._found is None or self._mask is None:
-            return
-        state = output[0] if isinstance(output, tuple) else output
-        self._found[layer] = state if torch.is_grad_enabled() else pool(state, self._mask, self._pooling)
+        """Nothing is computed here: a block that is computed again must save the same tensors both times."""
+        if self._found is not None:
+            self._found[layer] = output[0] if isinstance(output, tuple) else output
 
 
 class MultiVectorEncoder(TextEncoder):

@@ -1,7 +1,6 @@
 """States of chosen layers are those of transformers' ``output_hidden_states``, with gradients, however blocks run."""
 
 import copy
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -66,7 +65,7 @@ def test_states_and_gradients_equal_those_of_transformers(bases: dict[str, Path]
         expected = of_transformers(encoder, features)
         states = layers(encoder.transformer, features, pooling)
         torch.testing.assert_close(states, expected, atol=0, rtol=0)
-        with torch.inference_mode():  # another path: pooled inside the pass
+        with torch.inference_mode():
             torch.testing.assert_close(layers(encoder.transformer, features, pooling), states.detach())
     assert_gradients_equal(gradients(encoder, states), gradients(encoder, expected))
 
@@ -84,21 +83,6 @@ def test_the_last_state_alone_is_normed(bases: dict[str, Path]) -> None:
     torch.testing.assert_close(states[:, 0], blocks[0][:, 0])
     torch.testing.assert_close(states[:, 1], normed)
     assert (states[:, 1] - blocks[1][:, 0]).abs().max() > 0.1
-
-
-def test_no_layer_outlives_the_pass_without_gradients(bases: dict[str, Path]) -> None:
-    encoder = load_tiny(bases["modernbert"], pooling="cls")
-    blocks = encoder.transformer.layers
-    layers = LayerStates(encoder.transformer, (1, 2, 4))
-    outputs: list[weakref.ref[Tensor]] = []
-    alive: list[bool] = []
-    blocks[0].register_forward_hook(lambda _block, _inputs, output: outputs.append(weakref.ref(output)))
-    blocks[3].register_forward_pre_hook(lambda _block, _inputs: alive.append(outputs[-1]() is not None))
-    with torch.inference_mode():
-        layers(encoder.transformer, encoder.tokenize(TEXTS, "document"), "cls")
-    assert alive == [False]
-    layers(encoder.transformer, encoder.tokenize(TEXTS, "document"), "cls")
-    assert alive == [False, True]  # the check can tell: with gradients the backward pass holds it
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "modernbert", "qwen2"])
@@ -136,28 +120,6 @@ def test_the_gradient_cache_encodes_again(bases: dict[str, Path]) -> None:
     states = checkpoint(layers, encoder.transformer, features, "cls", use_reentrant=False)
     torch.testing.assert_close(states, expected)
     assert_gradients_equal(gradients(encoder, states), gradients(encoder, expected))
-
-
-class Reentrant(nn.Module):
-    """Runs a block under the older kind of checkpointing."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, states: Tensor, *others: Any, **more: Any) -> Any:
-        return checkpoint(lambda each: self.block(each, *others, **more), states, use_reentrant=True)
-
-
-def test_reentrant_checkpointing_is_refused(bases: dict[str, Path]) -> None:
-    """It runs blocks without gradients at first, so a layer's state would have none."""
-    encoder = load_tiny(bases["bert"], pooling="cls")
-    features = encoder.tokenize(TEXTS, "document")
-    layers = LayerStates(encoder.transformer, (1, 2))
-    blocks = encoder.transformer.encoder.layer
-    blocks[0] = Reentrant(blocks[0])
-    with pytest.raises(RuntimeError, match="use_reentrant=False"):
-        layers(encoder.transformer, features, "cls")
 
 
 def test_lora_is_trained_through_every_layer(bases: dict[str, Path]) -> None:
