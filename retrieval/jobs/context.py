@@ -14,7 +14,7 @@ from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.collections.collection import StoredCollection
-from retrieval.encoders.contextual.contexts import CONTEXT, CorpusContext, count_documents, draw_documents
+from retrieval.encoders.contextual.contexts import CONTEXT, CorpusContext, draw_documents, rows_of_domains
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual
 from retrieval.encoders.specification import EncoderSettings
@@ -68,7 +68,8 @@ class Context(ModelStage[ContextConfig]):
     def plan(self) -> list[Shard]:
         """One shard; refuses unknown domains, and more documents than there are."""
         collection, wanted = StoredCollection(self.config.collection), self.config.documents
-        total = count_documents(collection, self.config.domains)
+        domains = self.config.domains
+        total = collection.count("documents") if domains is None else len(rows_of_domains(collection, domains))
         if wanted is not None and wanted > total:
             raise UserError(
                 f"documents is {wanted}, but {collection.uri} has only {total}{self._of_domains()}. Lower it, or leave"

@@ -6,7 +6,6 @@ long after.
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from typing import Self
 
@@ -15,12 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from raytriever.artifacts.artifact import Artifact, ShardWriter, to_json
 from raytriever.errors import UserError
-from raytriever.reports.table import counted
-from raytriever.settings.configuration import Settings
+from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
 from retrieval.encoders.contextual.context_reader import drawn_rows
 
@@ -28,7 +25,6 @@ CONTEXT = "context"
 _DESCRIPTION, _VECTORS, _DOCUMENTS = (
     f"context/{name}" for name in ("context.json", "vectors.npy", "documents.parquet")
 )
-_LISTED_DOMAINS = 10
 
 
 class ContextDescription(Settings):
@@ -77,49 +73,19 @@ class ContextDescription(Settings):
             )
 
 
-def count_documents(collection: StoredCollection, domains: Sequence[str] | None = None) -> int:
-    """How many documents are of these domains; None: of any.
+def rows_of_domains(collection: StoredCollection, domains: Sequence[str]) -> NDArray[np.int64]:
+    """Rows of the documents of these domains, ascending; one column is in memory.
 
-    Raises ``UserError`` with the domains that there are where one of them has no document.
+    Raises ``UserError`` with the domains that there are where one of them has no document ('' stands for none).
     """
-    if domains is None:
-        return collection.count("documents")
-    counts: Counter[str] = Counter()
-    for table in collection.rows_of("documents").tables(["domain"]):
-        found = pc.value_counts(table["domain"])
-        names, numbers = found.field("values").to_pylist(), found.field("counts").to_pylist()
-        counts.update(dict(zip(names, numbers, strict=True)))
-    unknown = next((name for name in domains if name not in counts), None)
-    if unknown is None:
-        return sum(counts[name] for name in set(domains))
-    listed = sorted(counts, key=lambda name: (-counts[name], name))
-    shown = ", ".join(f"{name!r} ({counts[name]:,})" for name in listed[:_LISTED_DOMAINS])
-    if len(listed) > _LISTED_DOMAINS:
-        shown += f" and {counted(len(listed) - _LISTED_DOMAINS, 'other domain')}"
-    if "" in counts:
-        shown += " ('' stands for no domain)"
-    raise UserError(
-        f"domains names {unknown!r}, but {collection.uri} has no document of it. Its domains, with their documents:"
-        f" {shown}. Name some of them, or leave domains out."
-    )
-
-
-def _rows_in_domains(
-    collection: StoredCollection, domains: Sequence[str], places: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """The collection's rows of the documents that have these ``places`` among those of ``domains``, in their order.
-
-    One row group of the one column is in memory at a time.
-    """
-    rows = np.empty(len(places), dtype=np.int64)
-    start, seen = 0, 0
-    for table in collection.rows_of("documents").tables(["domain"]):
-        is_in = pc.is_in(table["domain"], value_set=pa.array(domains, pa.string()))
-        found = start + np.flatnonzero(is_in.to_numpy())
-        here = (places >= seen) & (places < seen + len(found))
-        rows[here] = found[places[here] - seen]
-        start, seen = start + len(table), seen + len(found)
-    return rows
+    column = collection.rows_of("documents").read(["domain"])["domain"]
+    there = sorted(pc.unique(column).to_pylist())
+    for name in domains:
+        if name not in there:
+            raise UserError(
+                f"domains names {name!r}, but {collection.uri} has no document of it.{did_you_mean(name, there)}"
+            )
+    return np.flatnonzero(pc.is_in(column, value_set=pa.array(domains, pa.string())).to_numpy())
 
 
 def draw_documents(
@@ -136,9 +102,11 @@ def draw_documents(
     ``count``) are empty. A function of the collection, ``count``, ``seed`` and ``domains``. Raises ``UserError`` where
     all that were drawn are empty, and for a domain without documents.
     """
-    drawn = drawn_rows(count_documents(collection, domains), count, seed)
-    if domains is not None:
-        drawn = _rows_in_domains(collection, domains, drawn)
+    if domains is None:
+        drawn = drawn_rows(collection.count("documents"), count, seed)
+    else:
+        rows = rows_of_domains(collection, domains)
+        drawn = rows[drawn_rows(len(rows), count, seed)]
     table = collection.rows_of("documents").take(drawn, text_columns("documents"))
     texts = texts_of(table, "documents", with_title=with_title)
     kept = [(row, text) for row, text in zip(drawn.tolist(), texts, strict=True) if text.strip()][:count]
@@ -197,12 +165,7 @@ class CorpusContext:
         """The one in ``artifact``, None where there is none."""
         if not artifact.names(_DESCRIPTION):
             return None
-        try:
-            description = ContextDescription.model_validate(artifact.read_json(_DESCRIPTION))
-        except ValidationError as error:
-            raise UserError(
-                f"{artifact.uri}/{_DESCRIPTION} describes no context: {error.errors()[0]['msg']}."
-            ) from error
+        description = ContextDescription.model_validate(artifact.read_json(_DESCRIPTION))
         vectors = np.load(artifact.path(_VECTORS), allow_pickle=False)
         return cls(description, vectors, pq.read_table(artifact.path(_DOCUMENTS)))
 
