@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
-from retrieval.encoders.modules import SCORING_FILE, load_weights, read_form, write_json
+from retrieval.encoders.modules import SCORING_FILE, load_weights, read_json, reading, write_json
 from retrieval.encoders.pooling import at_least_float32
 
 _WEIGHTS = "scoring.safetensors"
@@ -166,14 +166,7 @@ def load_list_scorer(folder: Path) -> ListScorer:
             " out to rank by inner products, or train with objective.scoring.kind 'transformer'."
         )
     scorer = ListScorer(found.form, found.dimension)
-    weights = dict(scorer.named_parameters())
-    load_weights(
-        weights,
-        folder / _WEIGHTS,
-        "The scoring module's weights",
-        SCORING_FILE,
-        f"{scorer.form}, vectors of {scorer.dimension} numbers",
-    )
+    load_weights(scorer, dict(scorer.named_parameters()).keys(), folder / _WEIGHTS)
     return scorer
 
 
@@ -194,4 +187,5 @@ def _read_stored_form(folder: Path) -> _StoredForm | None:
     path = folder / SCORING_FILE
     if not path.exists():
         return None
-    return read_form(path, _StoredForm, "scoring module")
+    with reading("The scoring module's form", path):
+        return _StoredForm.model_validate(read_json(path))

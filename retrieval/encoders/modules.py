@@ -7,14 +7,12 @@ the folder, no pickle and no code in it is read here.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
@@ -38,7 +36,6 @@ POOLING_MODES: dict[str, Pooling] = {  # by their names in sentence-transformers
     "weightedmean": "weighted_mean",
     "lasttoken": "last_token",
 }
-Form = TypeVar("Form", bound=BaseModel)
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _TASK = "feature-extraction"
 _TRANSFORMER_SETTINGS = {
@@ -106,7 +103,7 @@ def _read_chain(path: Path, role: Role) -> list[tuple[str, Path]]:
     listing = path / "modules.json"
     if not listing.exists():
         return []
-    with _reading("The list of modules", listing):
+    with reading("The list of modules", listing):
         found = [(_kind(module["type"]), _inside(path, module["path"])) for module in read_json(listing)]
     chain = [each for kind, folder in found for each in _routed(kind, folder, role)]
     if (path / FORM_FILE).exists():  # which says what the module does
@@ -128,7 +125,7 @@ def _routed(kind: str, folder: Path, role: Role) -> list[tuple[str, Path]]:
         return [(kind, folder)]
     listing = folder / "router_config.json"
     listing = listing if listing.exists() else folder / "config.json"
-    with _reading("The list of routes", listing):
+    with reading("The list of routes", listing):
         config = read_json(listing)
         types, routes, mappings = config["types"], config["structure"], config["parameters"].get("route_mappings")
         if role in routes and not mappings:
@@ -150,7 +147,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def _reading(what: str, path: Path) -> Iterator[None]:
+def reading(what: str, path: Path) -> Iterator[None]:
     """Names ``what`` and its ``path`` to the user where sentence-transformers or we can't read it."""
     from safetensors import SafetensorError
 
@@ -170,7 +167,7 @@ def read_text_settings(modules: Modules) -> TextSettings:
 
     config, transformer = read_json(modules.folder / "config_sentence_transformers.json"), modules.transformer
     prompts: dict[str, str] = config.get("prompts") or {}
-    with _reading("The settings of the transformer in", transformer):
+    with reading("The settings of the transformer in", transformer):
         settings = Transformer.load_config(str(transformer), local_files_only=True)
     if set(settings.get("modality_config") or ["text"]) != {"text"}:
         raise UserError(
@@ -220,7 +217,7 @@ def pools_prompt(folder: Path | None) -> bool:
 def _pooling_config(folder: Path) -> dict[str, Any]:
     from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 
-    with _reading("The pooling in", folder):
+    with reading("The pooling in", folder):
         config: dict[str, Any] = PoolingModule.load_config(str(folder), local_files_only=True)
     return config
 
@@ -251,7 +248,7 @@ def load_dense(folder: Path) -> DenseLayer:
     from sentence_transformers.base.modules import Dense
 
     require_safetensors(folder)
-    with _reading("The Dense layer in", folder):
+    with reading("The Dense layer in", folder):
         # without code of its own sentence-transformers would put a tanh in the place of an activation
         activation = Dense.load_config(str(folder), local_files_only=True).get("activation_function", "torch.")
         layer = Dense.load(str(folder), local_files_only=True)
@@ -272,33 +269,25 @@ def require_safetensors(folder: Path) -> None:
             " Where you trust its origin, load it yourself and save it as safetensors (save_pretrained does)."
         )
     listing = folder / "model.safetensors.index.json"
-    with _reading("The list of weights", listing):
+    with reading("The list of weights", listing):
         names = sorted(set(read_json(listing).get("weight_map", {}).values()))
     for name in names:
         if not name.endswith(".safetensors") or Path(name).name != name:
             raise UserError(f"{listing} names {name!r}; weights are read from safetensors files beside it alone.")
 
 
-def load_weights(weights: Mapping[str, Tensor], path: Path, what: str, listing: str, form: str) -> None:
-    """Reads the safetensors file ``path`` into ``weights``, in place.
+def load_weights(module: nn.Module, names: Set[str], path: Path) -> None:
+    """Reads the safetensors file ``path`` into the parameters ``names`` of ``module``, which it holds and no others.
 
-    ``what``: the file's contents, for the user; ``listing``: the file beside it that has the ``form`` they are of.
     Raises ``UserError`` where it can't be read, or holds others.
     """
     from safetensors.torch import load_file
 
-    with _reading(what, path):
+    with reading("The weights", path):
         found = load_file(path)
-    shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    if shapes != {name: tuple(value.shape) for name, value in found.items()}:
-        raise UserError(
-            f"{path} holds {', '.join(sorted(found)) or 'nothing'}, but the form in {listing} beside it asks for"
-            f" {', '.join(sorted(weights))}: by name or by shape, other weights than the form's ({form}). Do the files"
-            " belong together?"
-        )
-    with torch.no_grad():
-        for name, value in weights.items():
-            value.copy_(found[name])
+        if differing := sorted(names ^ found.keys()):
+            raise ValueError(f"either it or the form beside it has no {', '.join(differing)}")
+        module.load_state_dict(found, strict=False)
 
 
 def read_json(path: Path) -> Any:
@@ -317,18 +306,10 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_form(path: Path, form: type[Form], what: str) -> Form:
-    """The ``form`` that a file beside the modules holds, of ``what``. Raises ``UserError`` where it doesn't."""
-    try:
-        return form.model_validate(read_json(path))
-    except ValidationError as error:
-        raise UserError(f"{path} describes no {what}: {' '.join(str(error).split())}") from error
-
-
 def read_document_model(path: Path) -> str | None:
     """Of an encoder of queries alone, the ``fingerprint`` of the contract of its documents' encoder; else None."""
     listing = path / DOCUMENT_MODEL_FILE
     if not listing.exists():
         return None
-    with _reading("The encoder of documents that is named in", listing):
+    with reading("The encoder of documents that is named in", listing):
         return str(read_json(listing)["document_model"])

@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from pydantic import ValidationError
 from torch import nn
 
-from raytriever.errors import UserError
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual, load_contextual
-from retrieval.encoders.modules import FORM_FILE, has_two_towers, read_json
+from retrieval.encoders.modules import FORM_FILE, has_two_towers, read_json, reading
 from retrieval.encoders.multi_vector import MultiVectorEncoder
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role, VectorForm
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
@@ -73,12 +70,8 @@ def resolve_form(wanted: VectorForm | None, path: Path) -> tuple[VectorForm, Seq
     Raises ``UserError`` where the folder's form can't be read.
     """
     listing = path / FORM_FILE
-    values = read_json(listing)
-    try:
+    with reading("The form of vectors", listing):
+        values = read_json(listing)
         alpha = values.pop("alpha", None)
         stored = VectorForm.model_validate(values)
-        if alpha is not None and len(torch.tensor(alpha, dtype=torch.float32)) != stored.vectors:
-            raise ValueError(f"{len(alpha)} alphas for {stored.vectors} vectors")
-    except (ValidationError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{listing} describes no form of vectors: {' '.join(str(error).split())}") from error
     return (stored, alpha) if wanted in (None, stored) else (wanted or stored, None)

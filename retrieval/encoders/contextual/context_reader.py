@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from raytriever.errors import UserError
 from retrieval.encoders.contextual.families import backbone_of
 from retrieval.encoders.contextual.second_stage import (
     Prefix,
-    PrefixAttends,
     read_prefix,
     read_texts,
     unplaced,
@@ -27,23 +26,6 @@ _EMPTY_ALLOWANCE = 2  # times as many documents are drawn as are wanted
 _NULL_DEVIATION = 0.02  # of fresh vectors, where the model's configuration names none
 
 
-class PrefixForm(Protocol):
-    """What ``ContextualForm`` says, whatever holds it."""
-
-    @property
-    def vectors(self) -> int: ...
-    @property
-    def prompts(self) -> int: ...
-    @property
-    def residual_head(self) -> bool: ...
-    @property
-    def text_positions(self) -> Literal["from_zero", "behind_prefix"]: ...
-    @property
-    def pooled(self) -> Literal["text", "all"]: ...
-    @property
-    def prefix_attends(self) -> PrefixAttends: ...
-
-
 class ContextReader(nn.Module):
     """Reads texts behind a context: what a module with a ``transformer``, the second stage's, mixes in.
 
@@ -51,15 +33,15 @@ class ContextReader(nn.Module):
     """
 
     transformer: nn.Module
-    contextual_form: PrefixForm
+    contextual_form: Any
     null: nn.Parameter
     prompts: nn.Sequential | None
     head: nn.Sequential | None
     context_vectors: Tensor | None
     context_mode: Literal["unset", "vectors", "null", "none"]
 
-    def add_prefix(self, form: PrefixForm, fresh_seed: int = 0) -> None:
-        """Makes the weights that ``form`` asks for, fresh by ``fresh_seed``.
+    def add_prefix(self, form: Any, fresh_seed: int = 0) -> None:
+        """Makes the weights that ``form``, a ``ContextualForm`` or the like, asks for, fresh by ``fresh_seed``.
 
         Raises ``UserError`` for a family without a way in for vectors.
         """

@@ -65,8 +65,7 @@ class ContextualTransformer(ContextReader):
         self.pooling: Pooling = next(mode for key, mode in _POOLINGS.items() if pooling.get(key))
         self.max_seq_length: int = lengths["max_seq_length"]
         vectors = form["context_documents"] * form["vectors_per_document"]
-        prefix_form: Any = SimpleNamespace(vectors=vectors, **form)
-        self.add_prefix(prefix_form)
+        self.add_prefix(SimpleNamespace(vectors=vectors, **form))
         self.context_description: dict[str, Any] | None = None
 
     @classmethod

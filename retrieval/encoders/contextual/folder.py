@@ -25,8 +25,8 @@ from retrieval.encoders.modules import (
     FIRST_STAGE,
     DenseLayer,
     load_weights,
-    read_form,
     read_json,
+    reading,
     write_json,
 )
 from retrieval.encoders.specification import EncoderSettings
@@ -101,10 +101,10 @@ def load_contextual(
     second = load_encoder(settings, path, fingerprint, dropout, fresh_seed=fresh_seed)
     own = EncoderSettings(model=str(path / FIRST_STAGE), trust_remote_code=settings.trust_remote_code)
     first = load_encoder(own, path / FIRST_STAGE, fingerprint, dropout)
-    form = read_form(path / CONTEXTUAL_FILE, ContextualForm, "contextual encoder")
+    with reading("The contextual encoder's form", path / CONTEXTUAL_FILE):
+        form = ContextualForm.model_validate(read_json(path / CONTEXTUAL_FILE))
     encoder = ContextualEncoder(*second.parts(), first, form)
-    what = "The contextual encoder's own weights"
-    load_weights(own_weights(encoder), path / WEIGHTS, what, CONTEXTUAL_FILE, str(form))
+    load_weights(encoder, own_weights(encoder).keys(), path / WEIGHTS)
     return encoder
 
 
