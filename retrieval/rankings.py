@@ -8,12 +8,13 @@ TREC calls a ranking) holds that file and the same ranking as arrays for the nex
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import Field
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder
@@ -22,6 +23,8 @@ from retrieval.collections.text_lines import open_decompressed
 from retrieval.indexes.top_k import Ranking
 
 RANKING = "run"
+Tag = Annotated[str, Field(pattern=r"^\S+$")]
+"""Names a system in a TREC file, whose columns white space separates."""
 TREC_COLUMNS = "query Q0 document rank score tag"
 _MS_MARCO_COLUMNS = "query document rank"
 
@@ -38,8 +41,8 @@ def write_trec(
 ) -> None:
     """Writes the lines of a ranking, ranks from 1.
 
-    ``query_ids`` name the lines of ``ranking``, ``document_ids`` its row numbers; see ``require_names`` and
-    ``require_tag`` for what the form can't hold. Scores are written so that reading them gives the same float32.
+    ``query_ids`` name the lines of ``ranking``, ``document_ids`` its row numbers; see ``require_names`` for
+    what the form can't hold. Scores are written so that reading them gives the same float32.
     """
     for query, rows, scores in zip(query_ids, ranking.rows, ranking.scores, strict=True):
         found = zip(rows.tolist(), scores.tolist(), strict=True)
@@ -157,12 +160,6 @@ def require_names(blocks: Iterable[pa.ChunkedArray | pa.Array], what: str) -> No
                 f"{what} is {block.filter(wrong)[0].as_py()!r}, which can't be written: a TREC file separates columns"
                 " by whitespace, so an id must hold none and not be empty. Rename it in the collection."
             )
-
-
-def require_tag(tag: str) -> None:
-    """Raises ``UserError`` for a tag that a TREC file can't hold."""
-    if tag.split() != [tag]:
-        raise UserError(f"tag is {tag!r}; a run file separates columns by whitespace, so it has none.")
 
 
 def write_stored_ranking(

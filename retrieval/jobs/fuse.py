@@ -7,9 +7,9 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
+from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.fusion import reciprocal_rank_fusion
-from retrieval.rankings import RANKING, StoredRanking, require_tag, write_stored_ranking
+from retrieval.rankings import RANKING, StoredRanking, Tag, write_stored_ranking
 
 
 class FuseConfig(StageConfig):
@@ -21,7 +21,7 @@ class FuseConfig(StageConfig):
     """k in 1 / (k + rank)."""
     depth: int = Field(default=200, gt=0)
     """Results read of each ranking, and kept of the fusion."""
-    tag: str = "rrf"
+    tag: Tag = "rrf"
     """Names the system in the TREC file."""
 
 
@@ -32,10 +32,6 @@ class Fuse(Stage[FuseConfig]):
     kind = RANKING
     config_class = FuseConfig
     unit = "queries"
-
-    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
-        """A tag that a run file can't hold."""
-        require_tag(self.config.tag)
 
     def plan(self) -> list[Shard]:
         """One shard; refuses runs over different collections or queries."""

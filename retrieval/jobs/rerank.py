@@ -9,13 +9,13 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, input_paths
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
+from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
 from retrieval.encoders.pretrained import LocatedModel, locate_model
 from retrieval.indexes.top_k import Ranking
 from retrieval.jobs.search import read_ranking, write_ranking
-from retrieval.rankings import RANKING, StoredRanking, require_tag, write_stored_ranking
+from retrieval.rankings import RANKING, StoredRanking, Tag, write_stored_ranking
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 
@@ -39,7 +39,7 @@ class RerankConfig(StageConfig):
     """How many of them are kept; None: all."""
     queries_per_shard: int = Field(default=1024, gt=0)
     """Queries that are scored in one task."""
-    tag: str = "reranked"
+    tag: Tag = "reranked"
     """Names the system in the TREC file."""
 
 
@@ -60,10 +60,6 @@ class Rerank(Stage[RerankConfig]):
         found = {key: path for key, path in input_paths(self.config).items() if key != "scoring"}
         fingerprints = {key: Artifact(path).fingerprint for key, path in found.items()}
         return fingerprints | ({"scoring": self._scoring.fingerprint} if self._scoring else {})
-
-    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
-        """A tag that a run file can't hold."""
-        require_tag(self.config.tag)
 
     def plan(self) -> list[Shard]:
         """Blocks of queries, then one run; refuses a run or vectors of another collection."""

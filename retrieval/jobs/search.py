@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterator, Set
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,14 @@ from pydantic import Field
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
+from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.specification import EncoderContract
 from retrieval.indexes.top_k import Ranking, merge_rankings
 from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
 from retrieval.jobs.index import INDEX, id_blocks, index_ids, lexical_folder
 from retrieval.lexical import LexicalIndex
-from retrieval.rankings import RANKING, require_names, require_tag, write_stored_ranking
+from retrieval.rankings import RANKING, Tag, require_names, write_stored_ranking
 from retrieval.vectors import StoredVectors
 
 
@@ -44,7 +43,7 @@ class SearchConfig(StageConfig):
     """As FAISS writes them: nprobe=64, efSearch=128."""
     queries_per_shard: int = Field(default=8192, gt=0)
     """Queries that are searched in one task."""
-    tag: str = "raytriever"
+    tag: Tag = "raytriever"
     """Names the system in the TREC file."""
 
 
@@ -57,18 +56,10 @@ class Search(Stage[SearchConfig]):
     config_class = SearchConfig
     unit = "queries"
 
-    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
-        """A tag that a run file can't hold."""
-        require_tag(self.config.tag)
-
     def check_inputs(self, there: Set[str]) -> None:
-        """Ids that a run can't name, and a split that is not judged."""
-        if "index" in there:
-            index = Artifact(self.config.index, INDEX)
-            _require_document_names(index.uri, index.fingerprint, "ids/")
-        elif "collection" in there:
-            collection = StoredCollection(self.config.collection)
-            _require_document_names(collection.uri, collection.fingerprint, "documents/")
+        """Ids that a ranking can't name, and a split that is not judged."""
+        if "collection" in there:
+            require_names(id_blocks(StoredCollection(self.config.collection), "documents/"), "A document id")
         if ("queries" if self.config.queries else "collection") in there:
             asked = self._asked()
             require_names([_ids_of(asked, searched_queries(asked, self.config.split))], "A query id")
@@ -172,12 +163,6 @@ class Search(Stage[SearchConfig]):
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The run file."""
         return ["run.trec"]
-
-
-@cache
-def _require_document_names(uri: str, fingerprint: str, prefix: str) -> None:  # noqa: ARG001
-    """Once for all searches of a run: it reads every id, those of files whose names begin with ``prefix``."""
-    require_names(id_blocks(Artifact(uri), prefix), "A document id")
 
 
 def searched_queries(collection: StoredCollection, split: str | None) -> NDArray[np.int64]:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from pydantic import TypeAdapter, ValidationError
 
 from raytriever.errors import UserError
 from retrieval.indexes.top_k import Ranking
-from retrieval.rankings import read_ms_marco, read_trec, require_names, require_tag, score_columns, write_trec
+from retrieval.rankings import Tag, read_ms_marco, read_trec, require_names, score_columns, write_trec
 
 name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
 
@@ -152,9 +153,10 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["a b", "", "a\tb", "a\u2003b", " a"])
 def test_a_tag_holds_no_whitespace(wrong: str) -> None:
-    require_tag("bm25")
-    with pytest.raises(UserError, match="a run file separates columns by whitespace"):
-        require_tag(wrong)
+    tags = TypeAdapter(Tag)
+    assert tags.validate_python("bm25") == "bm25"
+    with pytest.raises(ValidationError):
+        tags.validate_python(wrong)
 
 
 def test_ids_with_whitespace_are_refused() -> None:

@@ -11,12 +11,9 @@ import pytest
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
-from raytriever.stages.stage import Stage
 from retrieval.collections.collection import StoredCollection
 from retrieval.jobs import index as index_job
-from retrieval.jobs.fuse import Fuse, FuseConfig
 from retrieval.jobs.index import Index, IndexConfig, LexicalIndexSettings, VectorIndexSettings
-from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
 from retrieval.rankings import StoredRanking
 from tests.unit.small_run import make, make_artifact
@@ -64,16 +61,9 @@ def test_documents_that_no_run_can_name_are_refused_before_they_are_indexed(
     documents, queries = ["a", "b", "c", "my file.py", "d"], ["q"]
     collection = collected(tmp_path, documents, queries, queries)
     vectors = embedded(tmp_path / "vectors", collection, documents, queries)
-    with monkeypatch.context() as unchecked:
-        unchecked.setattr(index_job, "require_names", lambda *_: None)
-        made = [make(index) for index in indexes(tmp_path / "before", collection, vectors)]
     for index in indexes(tmp_path, collection, vectors):
         with pytest.raises(UserError, match=r"A document id is 'my file\.py', which can't be written"):
             index.check_inputs({"index"})
-    for uri, asked in zip(made, ({}, {"vectors": vectors}), strict=True):  # of an earlier version
-        search = Search(SearchConfig(index=uri, collection=collection, output=str(tmp_path / "run"), **asked))
-        with pytest.raises(UserError, match=r"A document id is 'my file\.py', which can't be written"):
-            search.check_inputs({"index"})
 
 
 def test_documents_in_an_object_store_are_looked_at_there(
@@ -97,23 +87,3 @@ def test_queries_that_no_run_can_name_are_refused_where_they_are_searched(tmp_pa
     with pytest.raises(UserError, match=r"A query id is 'q\\u20032', which can't be written"):
         search(None).check_inputs({"collection"})
     assert StoredRanking(make(search("test"))).query_ids() == ["q1", "q3"]  # of the others nothing is written
-
-
-def test_tags_are_refused_before_anything_is_ranked(tmp_path: Path) -> None:
-    collection = collected(tmp_path, ["a", "b"], ["q"], ["q"])
-    vectors = embedded(tmp_path / "vectors", collection, ["a", "b"], ["q"])
-    lexical, dense = (make(index) for index in indexes(tmp_path, collection, vectors))
-    runs = {
-        "bm25": make(Search(SearchConfig(index=lexical, collection=collection, output=str(tmp_path / "bm25")))),
-        "dense": make(
-            Search(SearchConfig(index=dense, collection=collection, vectors=vectors, output=str(tmp_path / "dense")))
-        ),
-    }
-    output = str(tmp_path / "made")
-    stages: list[Stage[Any]] = [
-        Rerank(RerankConfig(run=runs["bm25"], vectors=vectors, collection=collection, tag="my run", output=output)),
-        Fuse(FuseConfig(runs=runs, tag="my run", output=output)),
-    ]
-    for stage in stages:
-        with pytest.raises(UserError, match="tag is 'my run'; a run file separates columns"):
-            stage.check_settings({})

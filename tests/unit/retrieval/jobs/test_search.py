@@ -164,11 +164,6 @@ def test_as_many_shards_as_asked_for(tmp_path: Path, vectors: str, shards: int) 
     assert max(rows) - min(rows) <= 1
 
 
-def test_a_tag_that_breaks_run_files_is_refused_at_once(tmp_path: Path, collection: str, vectors: str) -> None:
-    with pytest.raises(UserError, match="tag is 'my run'"):
-        search(tmp_path, index=make_index(tmp_path, vectors), collection=collection, vectors=vectors, tag="my run")
-
-
 def test_a_damaged_or_missing_shard_is_named(tmp_path: Path, collection: str, vectors: str) -> None:
     index = make_index(tmp_path, vectors, shards=3)
     shard = Path(index) / "shards" / "00001.faiss"
