@@ -8,7 +8,6 @@ comes with a query is part of its text, as MTEB joins them.
 """
 
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,27 +59,28 @@ class RaytrieverEncoder:
         dtype = resolve_dtype(chosen.dtype, gpu=place.type == "cuda")
         located = locate_named(chosen)
         self._towers = load_towers(chosen.model_copy(update={"dtype": dtype}), located.path, located.fingerprint).eval()
-        if not self._towers.document.form.reduced:
+        document = self._towers.document
+        if not document.form.reduced or isinstance(document, ContextualEncoder):
+            what = "reads some of the corpus before a text" if document.form.reduced else f"has {document.form}"
             raise UserError(
-                f"{model_name} gives a document several vectors ({self._towers.document.form}), and MTEB's own search"
-                " takes one. Take a form with a reduction, or evaluate by a recipe (collect with source.kind=mteb, then"
-                " embed, index, search and evaluate with like=mteb)."
+                f"{model_name} {what}, which MTEB's own search doesn't know. Take a form with a reduction, or evaluate"
+                " by a recipe: collect with source.kind=mteb, then context, embed, index, search and evaluate with"
+                " like=mteb."
             )
         self.mteb_model_meta = _model_meta(self._towers, name or _result_name(model_name))
         self._towers.to(device=place, dtype=getattr(torch, dtype))
         query = self._towers.query
         self._without_prompts = copy.copy(query)  # of the same weights
         self._without_prompts.contract = query.contract.model_copy(update={"query_prompt": "", "document_prompt": ""})
-        self._fitted_to = ""
         self._token_budget = token_budget or (TOKENS_ON_CPU if place.type == "cpu" else TOKENS_ON_GPU)
 
     def encode(
         self,
         inputs: Any,
         *,
-        task_metadata: Any,
+        task_metadata: Any,  # noqa: ARG002
         hf_split: str,  # noqa: ARG002
-        hf_subset: str,
+        hf_subset: str,  # noqa: ARG002
         prompt_type: Any = None,
         **encode_kwargs: Any,
     ) -> NDArray[np.float32]:
@@ -93,24 +93,7 @@ class RaytrieverEncoder:
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role = "document" if prompt_type is not None and prompt_type.value == "document" else "query"
         encoder = self._without_prompts if prompt_type is None else self._towers.of(role)
-        if isinstance(encoder, ContextualEncoder):
-            self._fit_context(encoder, texts, f"{task_metadata.name} {hf_subset}", alone=prompt_type is None)
         return encode_texts(encoder, texts, role, token_budget=self._token_budget)
-
-    def _fit_context(self, encoder: ContextualEncoder, texts: Sequence[str], task: str, *, alone: bool) -> None:
-        """The context of texts that are neither queries nor documents is of themselves: a task's first ones."""
-        if not alone:
-            raise UserError(
-                "The encoder reads some of the corpus before a query or document, and MTEB's own search doesn't say"
-                " which corpus. Evaluate such tasks by a recipe: collect with source.kind=mteb, then context, embed,"
-                " index, search and evaluate with like=mteb."
-            )
-        if task != self._fitted_to:
-            count = encoder.contextual_form.context_documents
-            distinct = [text for text in dict.fromkeys(texts) if text.strip()]
-            drawn = np.random.default_rng(0).permutation(len(distinct))[:count]
-            encoder.use_context(encoder.embed_context([distinct[place] for place in drawn]))
-            self._fitted_to = task
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Inner products (n, m) float32, by which our indexes compare as well."""

@@ -13,8 +13,6 @@ import torch
 from datasets import Dataset
 
 from raytriever.errors import UserError
-from retrieval.embedding import encode_texts
-from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.mteb_encoder import RaytrieverEncoder, _result_name
 from tests.unit.retrieval.encoders.contextual.made_up import contextual
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
@@ -177,18 +175,7 @@ def test_without_mteb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         RaytrieverEncoder("org/name")
 
 
-def test_a_contextual_encoder_is_refused_for_retrieval_and_reads_other_tasks_texts_as_context(tmp_path: Path) -> None:
+def test_a_contextual_encoder_is_refused(tmp_path: Path) -> None:
     contextual(dtype=torch.float32, context_documents=8, query_prompt="flight ").save(tmp_path / "contextual")
-    model = RaytrieverEncoder(str(tmp_path / "contextual"), device="cpu", dtype="float32")
-    with pytest.raises(UserError, match=r"Evaluate such tasks by a recipe: collect with source\.kind=mteb"):
-        evaluate(model, Flight())
-    texts = [f"wing number {number}" for number in range(20)]
-    task: Any = type("Task", (), {"metadata": type("Metadata", (), {"name": "Similar"})})
-    found = model.encode([{"text": texts}], task_metadata=task.metadata, hf_split="test", hf_subset="default")
-    own = model._without_prompts
-    assert isinstance(own, ContextualEncoder)
-    drawn = [texts[place] for place in np.random.default_rng(0).permutation(20)[:8]]
-    own.use_context(own.embed_context(drawn))
-    np.testing.assert_allclose(found, encode_texts(own, texts, "query"), atol=1e-6)
-    later = model.encode([{"text": texts[:2]}], task_metadata=task.metadata, hf_split="train", hf_subset="default")
-    np.testing.assert_allclose(later, found[:2], atol=1e-5)
+    with pytest.raises(UserError, match=r"reads some of the corpus before a text.* collect with source\.kind=mteb"):
+        RaytrieverEncoder(str(tmp_path / "contextual"), device="cpu", dtype="float32")
