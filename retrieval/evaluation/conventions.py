@@ -13,38 +13,23 @@ Title = Literal["used", "left_out", "either"]
 
 
 class Conventions(Settings):
-    """How a run becomes a number.
+    """How a ranking becomes a number; in settings single switches laid over those of ``like``, null leaves them.
 
     All four tools agree on the rest: gains are the grades themselves, discounts log2, a grade from 1 on is relevant,
     scores are compared as float32. (MTEB's reciprocal rank alone compares float64, and BEIR's keeps the order in
     which equal scores came; neither shows where scores are float32 without ties.)
     """
 
-    ties: Ties
-    """The order of equal scores; ``run_order``: as the run's file has them."""
-    missing_queries: Counting
-    """Judged queries that the run does not have. One that was searched and found nothing counts 0 in either case."""
-    queries_without_positives: Counting
-    """Judged queries without a grade above 0."""
-    self_hits: SelfHits
-    """Results whose document id is the query's own id. (BEIR searches one document deeper to make up for them.)"""
-    title: Title
-    """Whether documents are read with their titles: a property of the run, which can only be checked here."""
-
-
-class ConventionOverrides(Settings):
-    """Single switches laid over those of ``like``; what is left out stays."""
-
     ties: Ties | None = None
-    """The order of equal scores."""
+    """The order of equal scores; ``run_order``: as the run's file has them."""
     missing_queries: Counting | None = None
-    """Judged queries that the ranking does not have."""
+    """Judged queries that the run does not have. One that was searched and found nothing counts 0 in either case."""
     queries_without_positives: Counting | None = None
     """Judged queries without a grade above 0."""
     self_hits: SelfHits | None = None
-    """Results whose document id is the query's own id."""
+    """Results whose document id is the query's own id. (BEIR searches one document deeper to make up for them.)"""
     title: Title | None = None
-    """Whether documents are read with their titles."""
+    """Whether documents are read with their titles: a property of the run, which can only be checked here."""
 
 
 CONVENTIONS: Mapping[Like, Conventions] = {
@@ -91,7 +76,7 @@ _MADE_WITH = (
 )  # fmt: skip
 
 
-def resolve(like: Like, overrides: ConventionOverrides) -> Conventions:
+def resolve(like: Like, overrides: Conventions) -> Conventions:
     """The tool's conventions with single switches changed."""
     return CONVENTIONS[like].model_copy(update=overrides.model_dump(exclude_none=True))
 
@@ -102,7 +87,7 @@ def describe_system(system: Mapping[str, Any]) -> str:
     return ", ".join(known) or "title and prompts unknown, the run does not say"
 
 
-def title_warning(name: str, system: Mapping[str, Any], title: Title, like: str) -> str | None:
+def title_warning(name: str, system: Mapping[str, Any], title: Title | None, like: str) -> str | None:
     """What to do where run ``name`` was made with the title and the conventions leave it out, or the other way round.
 
     None where they agree or nothing is known.

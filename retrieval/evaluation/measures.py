@@ -167,7 +167,7 @@ def distinct_scores(query: str, scores: Mapping[str, float], conventions: Conven
     return {document: float(-rank) for rank, document in enumerate(ranked, 1)}
 
 
-def _in_order_of_ties(documents: Mapping[str, float], ties: Ties) -> list[str]:
+def _in_order_of_ties(documents: Mapping[str, float], ties: Ties | None) -> list[str]:
     if ties == "run_order":
         return list(documents)
     return sorted(documents, reverse=ties == "document_id_descending")

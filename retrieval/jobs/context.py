@@ -1,7 +1,7 @@
 """`raytriever context`: the documents of a corpus that a contextual encoder reads before any text, as its vectors."""
 
 from collections.abc import Set
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -47,10 +47,6 @@ class Context(ModelStage[ContextConfig]):
     config_class = ContextConfig
     unit = "documents"
 
-    def __init__(self, config: ContextConfig) -> None:
-        super().__init__(config)
-        self._encoder: ContextualEncoder | None = None
-
     def input_fingerprints(self) -> dict[str, str]:
         """The collection's and the encoder's."""
         collection = StoredCollection(self.config.collection).fingerprint
@@ -91,15 +87,11 @@ class Context(ModelStage[ContextConfig]):
         placement, located = self.placement(), self.located
         towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
         towers.to(**placement)
-        if not isinstance(towers.document, ContextualEncoder):
-            raise RuntimeError("plan() refuses plain encoders")
-        self._encoder = towers.document
+        self._encoder = cast(ContextualEncoder, towers.document)  # others were refused before the run
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """Draws the documents and reads them by the first stage."""
         config, encoder = self.config, self._encoder
-        if encoder is None:
-            raise RuntimeError("load() comes before make()")
         collection = StoredCollection(config.collection)
         wanted = config.documents or encoder.contextual_form.context_documents
         rows, texts = draw_documents(

@@ -22,7 +22,7 @@ from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual
 from retrieval.encoders.modules import read_document_model
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
-from retrieval.encoders.towers import Towers, load_towers, resolve_form
+from retrieval.encoders.towers import load_towers, resolve_form
 from retrieval.jobs.model_stage import ModelStage
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import ROW, VECTORS
@@ -80,7 +80,6 @@ class Embed(ModelStage[EmbedConfig]):
         suitable = ON_GPU if config.resources.gpus_per_worker else ON_CPU
         sizes = {name: getattr(config, name) or size for name, size in suitable.items()}
         super().__init__(config.model_copy(update=sizes))
-        self._towers: Towers | None = None
         self._chosen_rows: dict[TextPart, NDArray[np.int64]] = {}
 
     def input_fingerprints(self) -> dict[str, str]:
@@ -206,10 +205,7 @@ class Embed(ModelStage[EmbedConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Encodes one range of rows."""
-        towers = self._towers
-        if towers is None:
-            raise RuntimeError("load() comes before make()")
-        part = shard.description["part"]
+        towers, part = self._towers, shard.description["part"]
         rows = self._chosen(part)[slice(*shard.description["rows"])]
         table = self._rows[part].take(rows, ["id", *text_columns(part)])
         texts = texts_of(table, part, with_title=self.config.with_title)

@@ -25,7 +25,7 @@ from raytriever.settings.configuration import Input, InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.answers import Match
-from retrieval.evaluation.conventions import ConventionOverrides, Conventions, Like, resolve
+from retrieval.evaluation.conventions import Conventions, Like, resolve
 from retrieval.evaluation.judging import Judgments, collection_judgments, file_judgments, judge_rankings, made_with
 from retrieval.evaluation.measures import DEFAULT_MEASURES, at_levels
 from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, overview_lines
@@ -66,7 +66,7 @@ class EvaluateConfig(StageConfig):
     """Lowest relevant grades by name, {lenient: 1, strict: 2}; binary measures are taken at each."""
     like: Like = "trec"
     """The tool whose number is wanted."""
-    conventions: ConventionOverrides = ConventionOverrides()
+    conventions: Conventions = Conventions()
     """Single conventions laid over those of ``like``."""
     answer_match: Match = "string"
     """How Accuracy@k looks for an answer."""

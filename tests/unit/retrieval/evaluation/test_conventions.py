@@ -11,7 +11,7 @@ import pytest
 
 from retrieval.evaluation.conventions import (
     CONVENTIONS,
-    ConventionOverrides,
+    Conventions,
     Like,
     describe_system,
     resolve,
@@ -165,9 +165,9 @@ def test_conventions_spelled_out(qrels: Grades, like: Like) -> None:
 
 
 def test_single_switches_are_laid_over_a_tools() -> None:
-    changed = resolve("beir", ConventionOverrides(self_hits="keep"))
+    changed = resolve("beir", Conventions(self_hits="keep"))
     assert changed == CONVENTIONS["beir"].model_copy(update={"self_hits": "keep"})
-    assert resolve("mteb", ConventionOverrides()) == CONVENTIONS["mteb"]
+    assert resolve("mteb", Conventions()) == CONVENTIONS["mteb"]
     assert {c.ties for c in CONVENTIONS.values()} == {"document_id_descending"}
 
 

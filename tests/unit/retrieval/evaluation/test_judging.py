@@ -8,7 +8,7 @@ import pytest
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation import judging
-from retrieval.evaluation.conventions import CONVENTIONS, ConventionOverrides, resolve
+from retrieval.evaluation.conventions import CONVENTIONS, Conventions, resolve
 from retrieval.evaluation.judging import (
     collection_judgments,
     file_judgments,
@@ -89,7 +89,7 @@ def test_accuracy_looks_for_answers(collection: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["all"].values["Accuracy@3"], [1, 1, nan, 1, 0, nan])
     assert found["all"].mean("Accuracy@3") == 0.75
     np.testing.assert_array_equal(found["fewer"].values["Accuracy@3"], [1, 0, nan, 0, 0, nan])
-    left_out = resolve("trec", ConventionOverrides(missing_queries="leave_out"))
+    left_out = resolve("trec", Conventions(missing_queries="leave_out"))
     found = judge_rankings(paths, judgments, measures, left_out)
     np.testing.assert_array_equal(found["fewer"].values["Accuracy@3"], [1, nan, nan, nan, 0, nan])
 

@@ -10,7 +10,7 @@ import pytest
 
 from raytriever.errors import UserError
 from retrieval.evaluation import measures
-from retrieval.evaluation.conventions import CONVENTIONS, ConventionOverrides, Ties, resolve
+from retrieval.evaluation.conventions import CONVENTIONS, Conventions, Ties, resolve
 from retrieval.evaluation.measures import Measure, PerQuery, at_levels, evaluate, parse_measure
 
 Grades = dict[str, int]
@@ -124,14 +124,14 @@ def test_queries_are_counted_not_dropped_in_silence() -> None:
     assert result.mean("RR@10") == pytest.approx(1.5 / 5)
     assert (result.self_hits, result.depth) == (0, 2)
 
-    left_out = resolve("trec", ConventionOverrides(missing_queries="leave_out"))
+    left_out = resolve("trec", Conventions(missing_queries="leave_out"))
     result = evaluate(qrels, run, names, left_out)
     assert result.query_ids == ("a", "b", "lacking", "none", "unanswered")
     np.testing.assert_array_equal(result.values["RR"], [1.0, 0.5, np.nan, 0.0, 0.0])
     assert result.mean("RR@10") == pytest.approx(1.5 / 4)
     assert result.missing_queries == 1
 
-    left_out = resolve("trec", ConventionOverrides(queries_without_positives="leave_out"))
+    left_out = resolve("trec", Conventions(queries_without_positives="leave_out"))
     result = evaluate(qrels, run, names, left_out)
     assert result.query_ids == ("a", "b", "lacking", "unanswered")
     assert result.mean("RR@10") == pytest.approx(1.5 / 4)
@@ -143,7 +143,7 @@ def test_queries_are_counted_not_dropped_in_silence() -> None:
 )
 def test_equal_scores_are_ordered_as_the_conventions_say(ties: Ties, rank: int) -> None:
     run = {"q": {"top": 2.0, "b": 1.0, "a": 1.0, "z": 1.0}}
-    conventions = resolve("trec", ConventionOverrides(ties=ties))
+    conventions = resolve("trec", Conventions(ties=ties))
     result = evaluate({"q": {"a": 1}}, run, ["RR", "RR@10", "nDCG@10"], conventions)
     assert result.values["RR"][0] == result.values["RR@10"][0] == 1 / rank
     assert result.values["nDCG@10"][0] == pytest.approx(1 / math.log2(rank + 1))

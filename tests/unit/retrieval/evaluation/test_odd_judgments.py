@@ -8,7 +8,7 @@ import pytest
 
 from raytriever.errors import UserError
 from retrieval.evaluation import measures
-from retrieval.evaluation.conventions import ConventionOverrides, resolve
+from retrieval.evaluation.conventions import Conventions, resolve
 from retrieval.evaluation.measures import evaluate
 
 NAMES = ["nDCG@10", "nDCG", "RR@10", "RR(rel=2)", "AP", "R@5", "P@1", "Success(rel=2)@5", "Rprec", "Judged@2"]
@@ -43,7 +43,7 @@ def test_a_run_whose_queries_found_nothing_counts_zero() -> None:
     result = evaluate(qrels, {"1": {}, "2": {}, "3": {}}, ["RR", "nDCG@10"])
     assert result.values["RR"].tolist() == result.values["nDCG@10"].tolist() == [0.0, 0.0]
     assert (result.missing_queries, result.unjudged_queries, result.depth) == (0, 1, 0)
-    left_out = resolve("trec", ConventionOverrides(missing_queries="leave_out"))
+    left_out = resolve("trec", Conventions(missing_queries="leave_out"))
     assert evaluate(qrels, {"1": {}}, ["RR"], left_out).mean("RR") == 0.0
     with pytest.raises(UserError, match=r"The run \(1 queries, such as '3'\) has none of the 2 judged queries"):
         evaluate(qrels, {"3": {}}, ["RR"])
