@@ -16,7 +16,7 @@ from pipelines.filtering.pair_batches import TEXT_ROWS, Pairs
 from pipelines.jobs.lookups import add_array, earlier_file, map_array, map_pair_rows, write_pair_rows
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.mining.candidates import CANDIDATES, NegativesOfQueries, StoredCandidates
-from pipelines.mining.rules import text_keys
+from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.pairs import judged_pairs, read_pairs
 from raytriever.artifacts.artifact import (
     Artifact,
@@ -52,7 +52,7 @@ def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Itera
     """Ids, texts and text keys of queries or documents, in row order."""
     for table in rows.tables(["id", *text_columns(part)]):
         texts = texts_of(table, part, with_title=with_title)
-        yield pa.table([table["id"], pa.array(texts, pa.string()), text_keys(texts)], schema=TEXT_ROWS)
+        yield pa.table([table["id"], pa.array(texts, pa.string()), folded_text_keys(texts)], schema=TEXT_ROWS)
 
 
 def make_pairs(writer: ShardWriter, pairs: Artifact, collection: StoredCollection) -> ShardRecord:

@@ -1,24 +1,17 @@
 """`raytriever mine`: the documents that a run ranks for a split's queries, as hard negatives or labelled lists."""
 
-import io
 import json
 from collections.abc import Set
 from typing import Any, Literal, Self
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
+from pipelines.jobs.lookups import add_array, map_array
 from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
 from pipelines.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
-from pipelines.mining.inputs import (
-    MiningInputs,
-    document_text_keys,
-    judged_table,
-    query_table,
-)
+from pipelines.mining.inputs import ROWS, MiningInputs, document_text_keys, rows_of_ids
 from pipelines.mining.rules import KEPT, MiningRules, apply_rules, choose, sampling_keys
 from raytriever.artifacts.artifact import (
     Artifact,
@@ -52,8 +45,6 @@ class MineConfig(StageConfig):
     """Whose judgments say what is a positive."""
     form: Form = "hard_negatives"
     """hard_negatives, or labelled_lists, which have the positives too."""
-    positives: Literal["first", "in_place"] = "first"
-    """Where labelled lists have them."""
     rules: MiningRules = MiningRules()
     """Which candidates are fit to train against."""
     number: int | None = Field(default=None, gt=0)
@@ -115,8 +106,8 @@ class Mine(Stage[MineConfig]):
             Shard(f"{number:05d}", {"make": "lists", "start": start, "queries": starts.step}, phase=1)
             for number, start in enumerate(starts)
         ]
-        judged = Shard("judged", {"make": "judged"}, intermediate=True)
-        return [judged, *keys, *blocks, Shard("audit", {"make": "audit"}, phase=2)]
+        rows = Shard("rows", {"make": "rows"}, intermediate=True)
+        return [rows, *keys, *blocks, Shard("audit", {"make": "audit"}, phase=2)]
 
     def _check_ranks(self, run: StoredRanking) -> None:
         rules, number, ranks = self.config.rules, self.config.number, self._width(run)
@@ -149,42 +140,35 @@ class Mine(Stage[MineConfig]):
         """One of the shards that ``plan`` lists."""
         collection, run = StoredCollection(self.config.collection), StoredRanking(self.config.run)
         match shard.description["make"]:
-            case "judged":
-                return self._make_judged(collection, run, writer)
+            case "rows":
+                for name, array in rows_of_ids(collection, run, self.config.split).items():
+                    add_array(writer, _lookup(name), array)
+                return writer.commit(0)
             case "keys":
                 return self._make_keys(collection, shard.description["start"], writer)
             case "lists":
-                return self._make_lists(self._open_inputs(collection, run, writer), shard, writer)
+                return self._make_lists(self._open_inputs(collection, run), shard, writer)
         audits = [json.loads(writer.read(f"audits/{number:05d}.json")) for number in range(len(self._blocks(run)))]
         writer.path("audit.json").write_bytes(to_json(merge_audits(audits)))
         writer.add("audit.json")
         return writer.commit(0)
 
-    def _make_judged(self, collection: StoredCollection, run: StoredRanking, writer: ShardWriter) -> ShardRecord:
-        tables = {
-            "lookup/queries.parquet": query_table(collection, run),
-            "lookup/judged.parquet": judged_table(collection, run, self.config.split),
-        }
-        for name, table in tables.items():
-            pq.write_table(table, writer.path(name))
-            writer.add(name)
-        return writer.commit(0)
-
     def _make_keys(self, collection: StoredCollection, start: int, writer: ShardWriter) -> ShardRecord:
-        documents, name = collection.rows_of("documents"), f"lookup/keys-{start}.npy"
+        documents = collection.rows_of("documents")
         stop = min(start + _DOCUMENTS_OF_A_KEYS_SHARD, len(documents))
         keys = document_text_keys(documents, start, stop, with_title=self.config.rules.with_title)
-        np.save(writer.path(name), keys)
-        writer.add(name)
+        add_array(writer, _lookup(f"keys-{start}"), keys)
         return writer.commit(0)
 
-    def _open_inputs(self, collection: StoredCollection, run: StoredRanking, writer: ShardWriter) -> MiningInputs:
-        queries, judged = (
-            pq.read_table(pa.BufferReader(writer.read(f"lookup/{name}.parquet"))) for name in ("queries", "judged")
-        )
-        keys = [np.load(io.BytesIO(writer.read(f"lookup/keys-{start}.npy"))) for start in _parts(collection)]
+    def _open_inputs(self, collection: StoredCollection, run: StoredRanking) -> MiningInputs:
+        output = self.config.output
+        rows = {name: map_array(output, "rows", _lookup(name)) for name in ROWS}
+        keys = [
+            map_array(output, f"keys-{number:05d}", _lookup(f"keys-{start}"))
+            for number, start in enumerate(_parts(collection))
+        ]
         vectors = StoredVectors(self.config.vectors) if self.config.vectors else None
-        return MiningInputs(self.config.rules, collection, run, vectors, queries, judged, np.concatenate(keys))
+        return MiningInputs(self.config.rules, collection, run, vectors, rows, np.concatenate(keys))
 
     def _make_lists(self, inputs: MiningInputs, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """``candidates/<name>.parquet`` and ``audits/<name>.json`` of one block of queries."""
@@ -198,7 +182,7 @@ class Mine(Stage[MineConfig]):
         chosen = choose(rule_of == KEPT, self.config.number, priorities)
         lists = negative_lists(chosen, block.rows, block.scores, block.relevance)
         if self.config.form == "labelled_lists":
-            lists = labelled_lists(lists, block.positives, self.config.positives)
+            lists = labelled_lists(lists, block.positives)
         names = f"candidates/{shard.name}.parquet", f"audits/{shard.name}.json"
         write_lists(writer.path(names[0]), queries.query_ids, queries.query_rows, lists, inputs.documents)
         audit = block_audit(rules, queries, rule_of, chosen, self.config.number, inputs.describe)
@@ -230,3 +214,7 @@ class Mine(Stage[MineConfig]):
 def _parts(collection: StoredCollection) -> range:
     """The first document of each shard of keys."""
     return range(0, collection.count("documents"), _DOCUMENTS_OF_A_KEYS_SHARD)
+
+
+def _lookup(name: str) -> str:
+    return f"lookup/{name}.npy"

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pipelines.mining.rules import text_keys
+from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.duplicates import (
     PARTS,
     DuplicateSettings,
@@ -121,7 +121,7 @@ class Pairs(Stage[PairsConfig]):
         settings = self.config.duplicates
         keys = [np.empty((0, self._columns()), dtype=np.uint64)]
         for texts in text_blocks(collection.rows_of(part), part, used):
-            columns = [text_keys(texts)[:, None]]
+            columns = [folded_text_keys(texts)[:, None]]
             if settings.near != "off":
                 columns.append(band_keys(*shingle_hashes(texts, settings.words(part)), settings.similarity))
             keys.append(np.concatenate(columns, axis=1))

@@ -73,7 +73,7 @@ def _counts(
     number: int | None,
 ) -> dict[str, int]:
     found, block = chosen.sum(axis=1), queries.candidates
-    reference = reference_scores(len(found), block.positives, rules.margin_reference)
+    reference = reference_scores(len(found), block.positives)
     return {
         "queries": len(found),
         "queries_without_positive": queries.left_out,

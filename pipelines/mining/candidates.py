@@ -62,25 +62,17 @@ def negative_lists(
     return CandidateLists(_offsets(lengths), rows[chosen], scores[chosen], ranks, relevance[chosen])
 
 
-def labelled_lists(
-    negatives: CandidateLists, positives: Positives, place: Literal["first", "in_place"]
-) -> CandidateLists:
-    """The lists with every positive of the query in them.
-
-    "first" puts all positives before the others, most relevant first; "in_place" puts those that were retrieved where
-    their rank is, and the others, most relevant first, at the end.
-    """
+def labelled_lists(negatives: CandidateLists, positives: Positives) -> CandidateLists:
+    """The lists with every positive of the query before the others, most relevant first."""
     queries = len(negatives.offsets) - 1
     owners = np.concatenate([np.repeat(np.arange(queries), np.diff(negatives.offsets)), positives.pairs.queries])
     rows = np.concatenate([negatives.rows, positives.pairs.rows])
     ranks = np.concatenate([negatives.ranks, positives.ranks])
     relevance = np.concatenate([negatives.relevance, positives.pairs.relevance])
-    is_positive = np.arange(len(rows)) >= len(negatives.rows)
-    by_relevance = is_positive if place == "first" else ranks == 0
-    group = ~is_positive if place == "first" else by_relevance
-    within = np.where(by_relevance, -relevance.astype(np.int64), ranks)
-    order = np.lexsort((within, group, owners))  # stable: equally relevant ones stay in row order
     scores = np.concatenate([negatives.scores, positives.scores])
+    is_negative = np.arange(len(rows)) < len(negatives.rows)
+    within = np.where(is_negative, ranks, -relevance.astype(np.int64))
+    order = np.lexsort((within, is_negative, owners))  # stable: equally relevant ones stay in row order
     lengths = np.bincount(owners, minlength=queries)
     return CandidateLists(_offsets(lengths), rows[order], scores[order], ranks[order], relevance[order])
 

@@ -1,7 +1,8 @@
 """What mining reads, block of queries by block of queries: a run, the judgments, texts and vectors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,8 @@ from pipelines.mining.rules import (
     MiningRules,
     Positives,
     exact_scores,
+    folded_text_keys,
     match_judgments,
-    text_keys,
 )
 from raytriever.artifacts.long_columns import places_among
 from retrieval.collections.collection import ParquetRows, StoredCollection, text_columns, texts_of
@@ -24,32 +25,33 @@ from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 
 _DOCUMENTS_AT_ONCE = 8192
+ROWS = ("query_rows", "own_rows", "judged_queries", "judged_rows", "judged_relevance")
 
 
-def query_table(collection: StoredCollection, run: StoredRanking) -> pa.Table:
-    """Of each query of the run, in its order: its ``row`` in the collection and the ``own_row`` of the document that
-    has the same id (-1: none), both int64."""
-    ids = run.query_ids()
-    return pa.table({"row": collection.require("queries", ids), "own_row": collection.find("documents", ids)})
+def rows_of_ids(collection: StoredCollection, run: StoredRanking, split: str) -> dict[str, NDArray[Any]]:
+    """Ids looked up once for all blocks. Of each query of the run, in its order: ``query_rows`` in the collection and
+    ``own_rows``, the document that has the same id (-1: none), int64 (queries,).
 
-
-def judged_table(collection: StoredCollection, run: StoredRanking, split: str) -> pa.Table:
-    """The split's judgments of the run's queries: ``query`` (its number in the run) and document ``row``, by which
-    they are sorted, and ``relevance``."""
-    judgments = collection.judgments(split)
+    Of the split's judgments of these queries, by query and document: ``judged_queries``, numbers in the run,
+    ``judged_rows`` of documents, int64, and ``judged_relevance`` int32, (pairs,) each.
+    """
+    ids, judgments = run.query_ids(), collection.judgments(split)
     queries = places_among(judgments["query_id"], pq.read_table(run.path("queries.parquet"))["id"])
     rows = collection.find("documents", judgments["document_id"])
-    table = pa.table({"query": queries, "row": rows, "relevance": judgments["relevance"]})
-    return table.filter((queries >= 0) & (rows >= 0)).sort_by([("query", "ascending"), ("row", "ascending")])
+    order = np.lexsort((rows, queries))
+    order = order[(queries[order] >= 0) & (rows[order] >= 0)]
+    of_queries = collection.require("queries", ids), collection.find("documents", ids)
+    of_judged = queries[order], rows[order], judgments["relevance"].to_numpy()[order]
+    return dict(zip(ROWS, (*of_queries, *of_judged), strict=True))
 
 
 def document_text_keys(documents: ParquetRows, start: int, stop: int, *, with_title: bool) -> NDArray[np.uint64]:
-    """``text_keys`` of the documents of rows ``start`` to ``stop``, read a few thousand at a time."""
+    """``folded_text_keys`` of the documents of rows ``start`` to ``stop``, read a few thousand at a time."""
     keys = np.empty(stop - start, dtype=np.uint64)
     for first in range(start, stop, _DOCUMENTS_AT_ONCE):
         rows = np.arange(first, min(first + _DOCUMENTS_AT_ONCE, stop))
         texts = texts_of(documents.take(rows, text_columns("documents")), "documents", with_title=with_title)
-        keys[rows - start] = text_keys(texts)
+        keys[rows - start] = folded_text_keys(texts)
     return keys
 
 
@@ -65,7 +67,7 @@ class QueryBlock:
 
 
 class MiningInputs:
-    """Opens what mining reads. ``queries``, ``judged`` and ``keys`` are from the functions above."""
+    """Opens what mining reads. ``rows`` and ``keys`` are from the functions above."""
 
     def __init__(
         self,
@@ -73,8 +75,7 @@ class MiningInputs:
         collection: StoredCollection,
         run: StoredRanking,
         vectors: StoredVectors | None,
-        queries: pa.Table,
-        judged: pa.Table,
+        rows: Mapping[str, NDArray[Any]],
         keys: NDArray[np.uint64],
     ) -> None:
         self.documents = collection.rows_of("documents")
@@ -83,8 +84,8 @@ class MiningInputs:
         self._run_ids = pq.read_table(run.path("queries.parquet"))["id"]
         self._ranking = run.ranking()  # memory-mapped
         self._vectors = (vectors.part("queries"), vectors.part("documents")) if vectors else None
-        self._query_rows, self._own_rows = (queries[name].to_numpy() for name in ("row", "own_row"))
-        self._judged = JudgedPairs(*(judged[name].to_numpy() for name in ("query", "row", "relevance")))
+        self._query_rows, self._own_rows = rows["query_rows"], rows["own_rows"]
+        self._judged = JudgedPairs(rows["judged_queries"], rows["judged_rows"], rows["judged_relevance"])
         self._keys = keys
 
     def block(self, start: int, stop: int) -> QueryBlock:
@@ -123,7 +124,7 @@ class MiningInputs:
             relevance=relevance,
             text_keys=np.where(rows >= 0, self._keys[rows], np.uint64(0)),
             own_rows=self._own_rows[numbers],
-            query_text_keys=text_keys(query_texts),
+            query_text_keys=folded_text_keys(query_texts),
             positives=Positives(pairs, positive_scores, ranks[is_positive], self._keys[pairs.rows]),
         )
 

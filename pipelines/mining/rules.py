@@ -33,15 +33,13 @@ UNJUDGED = int(np.iinfo(np.int32).min)  # stands where a relevance would
 _PAIRS_AT_ONCE = 8192  # of one vector a document; of several, fewer
 _NUMBER_OF_RULE = {name: number for number, name in enumerate(RULES)}
 
-Floats = NDArray[np.float32] | NDArray[np.float64]
-
 
 class MiningRules(Settings):
     """What is dropped. Positives, the query itself and repeated texts always are.
 
-    A margin is that of the candidate's score to the query's lowest- or highest-scored positive. Scores are inner
-    products of the vectors where vectors are given; else they are the run's, a positive that was not retrieved has
-    none, and of a query without any the margins drop all candidates or none (``without_positive_score``).
+    A margin is that of the candidate's score to the query's lowest-scored positive. Scores are inner products of the
+    vectors where vectors are given; else they are the run's, a positive that was not retrieved has none, and of a query
+    without any the margins drop all candidates.
     """
 
     minimum_relevance: int = Field(default=1, gt=0)
@@ -58,10 +56,6 @@ class MiningRules(Settings):
     """How far below the positive's score a candidate's must be."""
     relative_margin: FiniteFloat | None = None
     """The same as a share of the positive's score."""
-    margin_reference: Literal["lowest", "highest"] = "lowest"
-    """Which of a query's positives margins are to."""
-    without_positive_score: Literal["drop", "keep"] = "drop"
-    """What margins do to the candidates of a query without a scored positive."""
     answers: Literal["string", "regex", "ignore"] = "string"
     """How answers are looked for in candidates."""
     with_title: bool = True
@@ -145,18 +139,17 @@ def apply_rules(
             rule_of[(rule_of == KEPT) & ~rule()] = _NUMBER_OF_RULE[name]
 
     minimum, scores = rules.minimum_relevance, block.scores
-    reference = reference_scores(len(scores), block.positives, rules.margin_reference)
-    keep_unknown = rules.without_positive_score == "keep"
+    reference = reference_scores(len(scores), block.positives)
     ask("positive", lambda: block.relevance < minimum)
     ask("self", lambda: is_not_query(block))
     ask("judged_negative", lambda: (block.relevance == UNJUDGED) | (block.relevance >= minimum))
     ask("duplicate", lambda: is_first_of_text(block))
     ask("rank", lambda: np.broadcast_to(np.arange(scores.shape[1]) >= rules.skip_first, scores.shape))
     ask("maximum_score", lambda: scores <= (rules.maximum_score or 0.0))
-    ask("absolute_margin", lambda: is_at_most(scores, reference - (rules.absolute_margin or 0.0), keep_unknown))
+    ask("absolute_margin", lambda: scores <= (reference - (rules.absolute_margin or 0.0))[:, None])
     share = rules.relative_margin or 0.0
     # of its size, so that a margin below a negative score is below it too
-    ask("relative_margin", lambda: is_at_most(scores, reference - share * np.abs(reference), keep_unknown))
+    ask("relative_margin", lambda: scores <= (reference - share * np.abs(reference))[:, None])
     ask("answer", lambda: ~contain_answer(np.where(rule_of == KEPT, block.rows, -1)))
     return rule_of
 
@@ -182,20 +175,11 @@ def is_first_of_text(block: Block) -> NDArray[np.bool_]:
     return is_first[len(positives.text_keys) :].reshape(queries, k)
 
 
-def is_at_most(scores: Floats, limits: NDArray[np.float64], keep_unknown: bool) -> NDArray[np.bool_]:
-    """Whether scores (queries, k) are at most each query's limit (queries,); NaN there: ``keep_unknown`` says."""
-    unknown = np.isnan(limits)[:, None]
-    return np.where(unknown, keep_unknown, scores <= limits[:, None])
-
-
-def reference_scores(
-    queries: int, positives: Positives, reference: Literal["lowest", "highest"]
-) -> NDArray[np.float64]:
-    """The lowest or highest known score of each query's positives, (queries,); NaN where none is known."""
+def reference_scores(queries: int, positives: Positives) -> NDArray[np.float64]:
+    """The lowest known score of each query's positives, (queries,); NaN where none is known."""
     known = ~np.isnan(positives.scores)
-    found = np.full(queries, np.inf if reference == "lowest" else -np.inf)
-    best = np.minimum if reference == "lowest" else np.maximum
-    best.at(found, positives.pairs.queries[known], positives.scores[known].astype(np.float64))
+    found = np.full(queries, np.inf)
+    np.minimum.at(found, positives.pairs.queries[known], positives.scores[known].astype(np.float64))
     found[np.isinf(found)] = np.nan
     return found
 
@@ -262,6 +246,10 @@ def sampling_keys(seed: int, query_ids: Iterable[str]) -> NDArray[np.uint64]:
     return string_hashes(f"{seed}\0{query_id}" for query_id in query_ids)
 
 
-def text_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """A hash of each text, equal for texts that differ only in case and white space; (texts,)."""
+def folded_text_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """A hash of each text, equal for texts that differ only in case and white space; (texts,).
+
+    By these, texts are compared in mining and within a batch. Across the batches of a step, training compares them
+    exactly (``trainers.engine.draws.text_keys``).
+    """
     return string_hashes(" ".join(text.casefold().split()) for text in texts)

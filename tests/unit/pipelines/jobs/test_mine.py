@@ -144,7 +144,7 @@ class LiteralQuery:
         if self.config.vectors:
             self.scores = {name: float(self.world.products[self.number, row]) for name, row in self.rows.items()}
         known = [self.scores[document] for document in self.positives if document in self.scores]
-        self.reference = (min if self.config.rules.margin_reference == "lowest" else max)(known, default=None)
+        self.reference = min(known, default=None)
         self.seen = {self.key(document) for document in self.positives}
 
     def text(self, document: str) -> str:
@@ -168,7 +168,7 @@ class LiteralQuery:
         if rules.maximum_score is not None and score > rules.maximum_score:
             return "maximum_score"
         for name, margin in (("absolute_margin", rules.absolute_margin), ("relative_margin", rules.relative_margin)):
-            if margin is None or (self.reference is None and rules.without_positive_score == "keep"):
+            if margin is None:
                 continue
             unit = abs(self.reference or 0) if name == "relative_margin" else 1
             if self.reference is None or score > self.reference - margin * unit:
@@ -195,25 +195,21 @@ class LiteralQuery:
 
     def with_positives(self, chosen: list[str]) -> list[str]:
         by_grade = sorted(self.positives, key=lambda document: (-self.grades[document], self.rows[document]))
-        if self.config.positives == "first":
-            return by_grade + chosen
-        in_run = [document for document in by_grade if document in self.ranks]
-        missing = [document for document in by_grade if document not in self.ranks]
-        return sorted(chosen + in_run, key=self.ranks.__getitem__) + missing
+        return by_grade + chosen
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "some": {"number": 3, "rules": {"judged_negatives": "drop", "skip_first": 2, "depth": 12}},
-    "margins": {"rules": {"absolute_margin": 0.2, "relative_margin": 0.1, "margin_reference": "highest"}},
-    "unknown kept": {"rules": {"relative_margin": 0.5, "without_positive_score": "keep", "minimum_relevance": 3}},
+    "margins": {"rules": {"absolute_margin": 0.2, "relative_margin": 0.1}},
+    "unknown": {"rules": {"relative_margin": 0.5, "minimum_relevance": 3}},
     "score": {"rules": {"maximum_score": 0.5, "answers": "ignore", "with_title": False}},
     "texts alone": {"rules": {"with_title": False}},
     "regex": {"rules": {"answers": "regex"}},
     "vectors": {"vectors": True, "rules": {"absolute_margin": 0.1, "maximum_score": 3.0, "depth": 10}},
     "lists": {"form": "labelled_lists", "number": 5},
-    "lists in place": {"form": "labelled_lists", "positives": "in_place", "rules": {"judged_negatives": "drop"}},
-    "lists by vectors": {"form": "labelled_lists", "positives": "in_place", "vectors": True},
+    "lists without judged negatives": {"form": "labelled_lists", "rules": {"judged_negatives": "drop"}},
+    "lists by vectors": {"form": "labelled_lists", "vectors": True},
 }
 
 

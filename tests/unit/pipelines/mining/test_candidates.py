@@ -36,8 +36,8 @@ def entries(lists: CandidateLists) -> list[list[Entry]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=st.data(), place=st.sampled_from(["first", "in_place"]))
-def test_lists_are_put_together_as_by_a_loop(data: st.DataObject, place: str) -> None:
+@given(data=st.data())
+def test_lists_are_put_together_as_by_a_loop(data: st.DataObject) -> None:
     queries, k = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 6))
     rows, chosen, relevance = (np.zeros((queries, k), dtype) for dtype in (np.int64, bool, np.int32))
     negatives: list[list[Entry]] = []
@@ -66,15 +66,11 @@ def test_lists_are_put_together_as_by_a_loop(data: st.DataObject, place: str) ->
     pairs = JudgedPairs(columns[0], columns[1], columns[3].astype(np.int32))
     known = np.where(columns[2] > 0, 1 / np.maximum(columns[2], 1), np.nan).astype(np.float32)
     given_positives = Positives(pairs, known, columns[2].astype(np.int32), columns[1].astype(np.uint64))
-    labelled = labelled_lists(found, given_positives, place)
+    labelled = labelled_lists(found, given_positives)
     expected = []
     for of_query, extra in zip(negatives, positives, strict=True):
         most_relevant_first = sorted(extra, key=lambda entry: (-entry[2], entry[0]))
-        if place == "first":
-            expected.append(most_relevant_first + of_query)
-        else:
-            in_run = sorted([*of_query, *(entry for entry in extra if entry[1])], key=lambda entry: entry[1])
-            expected.append(in_run + [entry for entry in most_relevant_first if not entry[1]])
+        expected.append(most_relevant_first + of_query)
     assert entries(labelled) == expected
     with np.errstate(divide="ignore"):
         expected_scores = np.where(labelled.ranks > 0, (1 / labelled.ranks).astype(np.float32), np.nan)

@@ -21,10 +21,10 @@ from pipelines.mining.rules import (
     apply_rules,
     choose,
     exact_scores,
+    folded_text_keys,
     match_judgments,
     reference_scores,
     sampling_keys,
-    text_keys,
 )
 from raytriever.hashes import numbers_at
 
@@ -83,8 +83,6 @@ def rule_sets(draw: st.DrawFn) -> MiningRules:
         maximum_score=draw(st.none() | SCORES),
         absolute_margin=draw(margins),
         relative_margin=draw(margins),
-        margin_reference=draw(st.sampled_from(["lowest", "highest"])),
-        without_positive_score=draw(st.sampled_from(["drop", "keep"])),
         answers=draw(st.sampled_from(["string", "regex", "ignore"])),
     )
 
@@ -143,14 +141,13 @@ def literal_rule(rules: MiningRules, case: Case, query: int, place: int) -> str 
     if rules.maximum_score is not None and score > rules.maximum_score:
         return "maximum_score"
     known = [case.positive_scores[query][document] for document in positives if document in case.positive_scores[query]]
-    reference = (min if rules.margin_reference == "lowest" else max)(known, default=None)
+    reference = min(known, default=None)
     for name, margin in (("absolute_margin", rules.absolute_margin), ("relative_margin", rules.relative_margin)):
         if margin is None:
             continue
         if reference is None:
-            if rules.without_positive_score == "drop":
-                return name
-        elif score > reference - margin * (1 if name == "absolute_margin" else abs(reference)):
+            return name
+        if score > reference - margin * (1 if name == "absolute_margin" else abs(reference)):
             return name
     if rules.answers != "ignore" and (query, row) in case.with_answer:
         return "answer"
@@ -210,7 +207,6 @@ def test_judgments_are_looked_up_both_ways(case: Case) -> None:
         ({"absolute_margin": 0.0, "relative_margin": 4.0}, 0.25, [-1.0]),
         ({"maximum_score": 0.5}, None, [0.5, 0.0, -1.0]),
         ({"relative_margin": 0.0}, None, []),
-        ({"relative_margin": 0.0, "without_positive_score": "keep"}, None, [2.0, 1.0, 0.5, 0.0, -1.0]),
     ],
 )
 def test_margins(margins: dict[str, Any], positive: float | None, kept: list[float]) -> None:
@@ -224,8 +220,7 @@ def test_reference_of_several_positives() -> None:
     pairs = JudgedPairs(np.array([0, 0, 2, 2]), np.array([1, 2, 1, 3]), np.ones(4, np.int32))
     known = np.array([0.5, -1.0, np.nan, 3.0], np.float32)
     positives = Positives(pairs, known, np.zeros(4, np.int32), np.zeros(4, np.uint64))
-    np.testing.assert_array_equal(reference_scores(3, positives, "lowest"), [-1.0, np.nan, 3.0])
-    np.testing.assert_array_equal(reference_scores(3, positives, "highest"), [0.5, np.nan, 3.0])
+    np.testing.assert_array_equal(reference_scores(3, positives), [-1.0, np.nan, 3.0])
 
 
 @settings(max_examples=200, deadline=None)
@@ -279,7 +274,7 @@ def test_a_sample_is_uniform() -> None:
 
 
 def test_texts_are_compared_without_case_and_white_space() -> None:
-    one, two, three, four, five = text_keys(["A  stra\u00dfe\n", "a STRASSE", "a strass", "", "\ud800"]).tolist()
+    one, two, three, four, five = folded_text_keys(["A  stra\u00dfe\n", "a STRASSE", "a strass", "", "\ud800"]).tolist()
     assert one == two
     assert len({one, three, four, five}) == 4
 
@@ -334,7 +329,6 @@ def test_as_many_vectors_are_gathered_at_once_however_many_a_document_has(monkey
         {"depth": 0},
         {"maximum_score": float("nan")},
         {"relative_margin": float("inf")},
-        {"margin_reference": "mean"},
         {"answers": "exact"},
     ],
 )
