@@ -122,43 +122,32 @@ def test_a_hostile_model_is_not_sent(hub: Hub, model: Path) -> None:
     assert hub.asked == []
 
 
-@pytest.mark.parametrize(
-    ("where", "status", "remedy"),
-    [
-        ("/api/", 401, "Log in again"),
-        ("/api/", 403, "right to write to org"),
-        ("/commit/", 403, "right to write to org"),
-        ("/commit/", 500, "Try again later"),
-    ],
-)
-def test_what_the_hub_refuses_is_said(hub: Hub, model: Path, where: str, status: int, remedy: str) -> None:
+@pytest.mark.parametrize(("where", "status"), [("/api/", 401), ("/api/", 403), ("/commit/", 403), ("/commit/", 500)])
+def test_what_the_hub_refuses_is_said(hub: Hub, model: Path, where: str, status: int) -> None:
     hub.refuses = (where, status, "these are the hub's words")
-    with pytest.raises(UserError, match=rf"push to org/name \(status {status}.*{remedy}") as caught:
+    with pytest.raises(
+        UserError, match=rf"was not pushed to 'org/name': .*{status}.*hf auth login.*HF_TOKEN"
+    ) as caught:
         push_to_hub(str(model), "org/name")
     assert "hub's words" in str(caught.value)
     assert TOKEN not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["name", "a/b/c", "org/na me", "org/-x", "org/" + "n" * 97, ""])
+@pytest.mark.parametrize("name", ["a/b/c", "org/na me", "org/-x", "org/" + "n" * 97, ""])
 def test_a_bad_name_is_refused(hub: Hub, model: Path, name: str) -> None:
-    with pytest.raises(UserError, match=r"can't be the name of a repository.*Give org/name"):
+    with pytest.raises(UserError, match=f"was not pushed to '{name}': .*The name is org/name"):
         push_to_hub(str(model), name)
     assert hub.asked == []
 
 
-def test_offline_without_login_and_without_network(hub: Hub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_and_without_network(hub: Hub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
-            push_to_hub(str(model), "org/name")
-    with monkeypatch.context() as patch:
-        patch.delenv("HF_TOKEN")
-        patch.setattr(constants, "HF_TOKEN_PATH", str(model / "absent"))
-        with pytest.raises(UserError, match="hf auth login"):
+        with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
             push_to_hub(str(model), "org/name")
     with monkeypatch.context() as patch:
         patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-        with pytest.raises(UserError, match=r"can't be reached \(ConnectError\)"):
+        with pytest.raises(UserError, match=r"was not pushed .*refused.* when the hub is in reach"):
             push_to_hub(str(model), "org/name")
     assert hub.asked == []
 
