@@ -138,10 +138,6 @@ class ObjectiveSettings(Settings):
         cache = {"gradient_cache": False} if "gradient_cache" in type(self).model_fields else {}
         return without_inputs(self) | cache
 
-    def notes(self, rows: int) -> list[str]:  # noqa: ARG002
-        """What a user should know before a run whose batches have ``rows`` rows begins; a sentence or more each."""
-        return []
-
     def prepare(self, towers: Towers, run: Run, models: Mapping[str, LocatedModel]) -> Towers:  # noqa: ARG002
         """The encoders as the objective trains them, before LoRA and the like; ``models``: by the run's dotted keys."""
         return towers
@@ -182,13 +178,12 @@ class Objective(nn.Module, ABC, Generic[Batch]):
         return 0 if self.batch_group is None else collectives.rank(self.batch_group)
 
     @abstractmethod
-    def collate(self, rows: pa.Table, first_row: int = 0) -> Batch:
+    def collate(self, rows: pa.Table) -> Batch:
         """Text to tensors, on the CPU, in a background thread; draws nothing at random.
 
-        ``first_row``: the number that the first of ``rows`` has in its stored batch, of which they may be a slice. It
-        is passed in, as ``slice_number`` is another during an evaluation, while batches to train on are collated.
-        Returns any nest of dataclasses, dicts, tuples and lists whose tensors ``to_device`` can move; other values
-        stay as they are.
+        ``rows`` may be a slice of a stored batch; which one, ``slice_number`` says in ``forward`` alone: it is another
+        during an evaluation, while batches to train on are collated. Returns any nest of dataclasses, dicts, tuples and
+        lists whose tensors ``to_device`` can move; other values stay as they are.
         """
 
     @abstractmethod

@@ -77,15 +77,14 @@ class RunSettings(Settings):
                     f"encoder.form is '{self.encoder.form}', but documents have an encoder of their own, whose form"
                     " alone counts. Set document_encoder.form to it, and leave encoder.form out."
                 )
-            if isinstance(self.validation, BatchValidationSettings) and absolute(self.validation.batches) == absolute(
-                self.batches
-            ):
-                raise UserError(
-                    f"validation.batches is {self.validation.batches}, the very batches that are trained on: how well"
-                    " they are learnt says nothing of other queries. Make batches of a split that is held out, or"
-                    " validate by retrieval (validation.kind: retrieval)."
-                )
             self.objective.check_run(self)
+            validated = self.validation.batches if isinstance(self.validation, BatchValidationSettings) else None
+            if validated is not None and absolute(validated) == absolute(self.batches):
+                raise UserError(
+                    f"validation.batches is {validated}, the very batches that are trained on: how well they are learnt"
+                    " says nothing of other queries. Make batches of a split that is held out, or validate by retrieval"
+                    " (validation.kind: retrieval)."
+                )
             require_evaluations(self.training.schedule, evaluated=self.validation is not None)
             if self.training.max_steps is not None:  # a run may be shorter than that, never longer
                 require_room_for_warmup(self.training.schedule, self.training.max_steps)
@@ -179,8 +178,7 @@ def run_training(
             shard(objective)
         objective.check_batches(batches)
         order = run_order(objective, batches, training)
-        for line in check_ranks_agree(objective, batches.fingerprint, order.total_steps):
-            log.info(line)
+        check_ranks_agree(objective, batches.fingerprint, order.total_steps)
         with failing_together(device):
             if collectives.rank() == 0:
                 ledger = _ledger(objective, batches, order, training)

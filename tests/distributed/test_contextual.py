@@ -39,7 +39,7 @@ def gradients(
         objective.batch_group = dist.group.WORLD if ranks > 1 else None
         rows: pa.Table = rows_of(8)
         each = len(rows) // ranks
-        batch = objective.collate(rows.slice(rank * each, each), rank * each)
+        batch = objective.collate(rows.slice(rank * each, each))
         outcome = objective(batch)
         (outcome.loss / ranks).backward()
         collectives.sum_gradients(objective.parameters())
@@ -138,7 +138,7 @@ def trained_and_exported(rank: int, ranks: int, folder: str, exported: str, vari
     optimizer = torch.optim.SGD(objective.parameters(), lr=0.01)
     each = 8 // ranks
     for epoch in range(2):
-        batch = objective.collate(rows_of(8, epoch).slice(rank * each, each), rank * each)
+        batch = objective.collate(rows_of(8, epoch).slice(rank * each, each))
         (objective(equal_passes(batch, torch.device("cpu")) if ranks > 1 else batch).loss / ranks).backward()
         collectives.sum_gradients(objective.parameters())
         optimizer.step()

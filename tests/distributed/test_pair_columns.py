@@ -28,7 +28,7 @@ def step(rank: int, ranks: int, name: str, batches: int, share: str):
         rows = as_one_batch(rows).drop_columns("batch")
     objective.batch_group = dist.group.WORLD if ranks > 1 else None
     each = len(rows) // ranks
-    outcome = objective(objective.collate(rows.slice(rank * each, each), rank * each))
+    outcome = objective(objective.collate(rows.slice(rank * each, each)))
     (outcome.loss / ranks).backward()
     collectives.sum_gradients(objective.parameters())
     told = collectives.sum_across_ranks(torch.stack([outcome.loss, *outcome.metrics.values()])) / ranks

@@ -25,13 +25,13 @@ from raytriever.errors import StorageError, UserError
 from trainers.engine.optimization import trainable_parameters
 
 _BUCKET_BYTES = 64 << 20
+_RANKS_NAMED = 8
 _MUST_AGREE = {
     "batches": "Give all machines the same batches: one folder that they share, or copies with one fingerprint.",
     "steps": "Give all ranks the same settings.",
     "trainable parameters": "Give all machines the same model and settings.",
     "torch": "Install one version of torch on all machines.",
 }
-_MAY_DIFFER = ("threads", "device")
 
 
 def is_distributed() -> bool:
@@ -194,12 +194,11 @@ def barrier() -> None:
         dist.barrier()
 
 
-def check_ranks_agree(module: nn.Module, batches: str, steps: int) -> list[str]:
-    """A warning for each of threads and device in which ranks differ; all ranks call it and get the same lines.
+def check_ranks_agree(module: nn.Module, batches: str, steps: int) -> None:
+    """Raises ``UserError`` on every rank where ranks differ in what a training needs alike, naming who has what.
 
-    It asks before the first step, while a difference still has a name. ``batches``: their fingerprint, ``steps``: of
-    the whole run. Raises ``UserError`` on every rank where these, the trainable parameters or the version of torch
-    differ, naming who has what.
+    It asks before the first step, while a difference still has a name; all ranks call it. ``batches``: their
+    fingerprint, ``steps``: of the whole run; the trainable parameters and the version of torch are asked for too.
     """
     named = trainable_parameters(module)
     device = next(iter(named.values())).device
@@ -209,20 +208,13 @@ def check_ranks_agree(module: nn.Module, batches: str, steps: int) -> list[str]:
         "steps": f"{steps:,}",
         "trainable parameters": f"{size:,} in {len(named):,} tensors",
         "torch": torch.__version__,
-        "threads": str(torch.get_num_threads()),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
     of_ranks: list[dict[str, str]] = [json.loads(line) for line in gather_lines(json.dumps(facts), device)]
     for name, remedy in _MUST_AGREE.items():
         values = [of_rank[name] for of_rank in of_ranks]
         if len(set(values)) > 1:
-            raise UserError(f"The ranks differ in {name}: {_who_has_what(values)}. {remedy}")
-    return [
-        f"The ranks differ in {name}: {_who_has_what(values)}. The slowest sets the pace of all, and the same weights"
-        " to the last bit need equal machines."
-        for name in _MAY_DIFFER
-        if len(set(values := [of_rank[name] for of_rank in of_ranks])) > 1
-    ]
+            said = "; ".join(f"{value} on rank {rank}" for rank, value in list(enumerate(values))[:_RANKS_NAMED])
+            raise UserError(f"The ranks differ in {name}: {said}. {remedy}")
 
 
 def raise_together(problems: Sequence[str], device: torch.device) -> None:
@@ -256,15 +248,3 @@ def gather_lines(line: str, device: torch.device) -> list[str]:
     encoded = f"{line}\n".encode(errors="backslashreplace")
     sent = torch.tensor(list(encoded), dtype=torch.uint8, device=device)
     return bytes(gather(sent).tolist()).decode().split("\n")[:-1]
-
-
-def _who_has_what(values: Sequence[str]) -> str:
-    ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    return "; ".join(f"{value} on {_named(of_value)}" for value, of_value in ranks.items())
-
-
-def _named(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"

@@ -50,8 +50,7 @@ def draw_hard_negatives(rows: pa.Table, count: int, seed: int, epoch: int) -> pa
 
     ``rows``: a whole stored batch. Whatever columns it has for each hard negative are drawn with ``hard_negatives``;
     ``masked``, whose columns are the batch's documents and then all rows' hard negatives in row order, is
-    remapped and loses the hard negatives that were not drawn. Raises ``UserError`` where a column is missing, or
-    ``masked`` names a column that the batch doesn't have.
+    remapped and loses the hard negatives that were not drawn. Raises ``UserError`` where a column is missing.
     """
     missing = [name for name in _READ if name not in rows.column_names]
     if missing:
@@ -89,16 +88,10 @@ def _remapped(masked: pa.ChunkedArray, drawn: NDArray[np.bool_]) -> tuple[NDArra
     row = np.repeat(np.arange(len(lengths)), lengths)
     columns = pc.list_flatten(masked).to_numpy().astype(np.int64)
     documents = len(lengths)
-    if columns.max(initial=-1) >= documents + len(drawn):
-        raise UserError(
-            f"A row leaves out column {columns.max()}, but its batch has only {documents + len(drawn)} columns"
-            f" ({documents} documents and {len(drawn)} hard negatives). Make the batches again."
-        )
     is_left = np.concatenate([np.ones(documents, dtype=bool), drawn])
     number = np.cumsum(is_left) - 1
-    left = (columns < 0) | is_left[columns]
-    renumbered = np.where(columns < 0, columns, number[columns])[left]
-    return renumbered, np.bincount(row[left], minlength=documents)
+    left = is_left[columns]
+    return number[columns][left], np.bincount(row[left], minlength=documents)
 
 
 def _with_lists(rows: pa.Table, name: str, lengths: NDArray[np.int64], values: pa.ChunkedArray) -> pa.Table:

@@ -97,7 +97,7 @@ class Reader:
     def _collated(self, epoch: int, piece: Piece) -> Any:
         rows = self.read_piece(epoch, piece)
         try:
-            return self._objective.collate(rows, piece.part * len(rows))
+            return self._objective.collate(rows)
         except UserError as error:
             numbers = ", ".join(map(str, piece.batches))
             problem = f"Batch {numbers} of epoch {epoch} in {self._batches.uri}: {error}"

@@ -117,8 +117,6 @@ class Train(Stage[TrainConfig]):
         if isinstance(config.validation, RetrievalValidationSettings):
             for warning in training_set_warnings(config.validation, batches):
                 log.warning(f"  Warning: {warning}")
-        for note in config.objective.notes(batches.batch_size):
-            log.info(f"  {note}")
         origin = self._located().query.origin
         log.info(f"  encoder: {config.encoder.model} from {origin}; {config.training.precision}")
         return [Shard("run")]

@@ -15,7 +15,9 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 
+from pipelines.batches import BatchReader
 from raytriever.errors import UserError
+from raytriever.reports.log import log
 from retrieval.encoders.contextual.encoder import RELEASED, ContextualEncoder, ContextualForm
 from retrieval.encoders.contextual.folder import contextual_from, is_contextual
 from retrieval.encoders.contextual.second_stage import Prefix
@@ -96,17 +98,6 @@ class ContextualSettings(PairSettings):
                 "the objective contextual trains one encoder with one vector a text for queries and documents: leave"
                 " out document_encoder and encoder.form"
             )
-
-    def notes(self, rows: int) -> list[str]:
-        """Where most pairs would be marked by what is missing from their context."""
-        whole = self.share_negatives == "step"  # a context is then drawn from more rows than a batch has
-        if whole or self.own_documents_in_context or self.context_documents <= rows * _MOST_OF_A_BATCH:
-            return []
-        return [
-            f"objective.context_documents is {self.context_documents} of batches of {rows}, and a pair's own document"
-            " is left out of its context: most pairs can be told by what they lack, which lowers the loss and not the"
-            f" ranking. Set context_documents to {max(rows // 4, 1)} or fewer, or own_documents_in_context to true."
-        ]
 
     def prepare(self, towers: Towers, run: Run, models: Mapping[str, LocatedModel]) -> Towers:
         """The encoder as the second stage of a contextual one."""
@@ -234,6 +225,19 @@ class Contextual(PairObjective[ContextualSettings]):
         """A context's documents."""
         return self.settings.context_documents
 
+    def check_batches(self, batches: BatchReader) -> None:
+        """Says where most pairs would be marked by what is missing from their context."""
+        settings, rows = self.settings, batches.batch_size
+        whole = self.joins_step  # a context is then drawn from more rows than a batch has
+        if whole or settings.own_documents_in_context or settings.context_documents <= rows * _MOST_OF_A_BATCH:
+            return
+        log.info(
+            f"  objective.context_documents is {settings.context_documents} of batches of {rows}, and a pair's own"
+            " document is left out of its context: most pairs can be told by what they lack, which lowers the loss and"
+            f" not the ranking. Set context_documents to {max(rows // 4, 1)} or fewer, or own_documents_in_context to"
+            " true."
+        )
+
     def read_corpus(self, documents: Sequence[str]) -> None:
         """Makes ``documents`` the context of what is embedded from now on."""
         self.contextual.use_context(self.contextual.embed_context(documents))
@@ -243,12 +247,12 @@ class Contextual(PairObjective[ContextualSettings]):
         self.contextual.forget_context()
         super().export(folder)
 
-    def collate(self, rows: pa.Table, first_row: int = 0) -> ContextualBatch:
+    def collate(self, rows: pa.Table) -> ContextualBatch:
         """Tokenises each distinct text once, and once more those that may be drawn as context.
 
         ``tokens`` are those of the pairs: which candidates are drawn, and so encoded, the ranks find out together.
         """
-        pairs = super().collate(rows, first_row)
+        pairs = super().collate(rows)
         documents = rows["document"].to_pylist() + pc.list_flatten(rows["hard_negatives"]).to_pylist()
         return ContextualBatch(**vars(pairs), candidates=self._candidates(documents, rows["epoch"][0].as_py()))
 

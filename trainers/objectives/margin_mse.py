@@ -91,16 +91,17 @@ class MarginMse(TripletObjective[MarginMseSettings]):
         super().__init__(encoder, settings)
         self.similarity = settings.similarity
 
-    def collate(self, rows: pa.Table, first_row: int = 0) -> ScoredTriplets:
+    def collate(self, rows: pa.Table) -> ScoredTriplets:
         """Tokenises each distinct text once. Raises ``UserError`` where a row lacks its hard negative or a score."""
-        triplets = super().collate(rows, first_row)
+        triplets = super().collate(rows)
         positive = rows["positive_score"].to_numpy()
         negative = pc.list_flatten(rows["hard_negative_scores"]).to_numpy()
         unknown = ~(np.isfinite(positive) & np.isfinite(negative))
         if unknown.any():
+            query = rows["query"][int(np.argmax(unknown))].as_py()
             raise UserError(
-                f"Row {first_row + int(np.argmax(unknown))} has a teacher score that is no finite number. Make the"
-                " batches again with scores of the teacher for every packed document and its hard negatives."
+                f"Query {query[:60]!r} has a teacher score that is no finite number. Make the batches again with scores"
+                " of the teacher for every packed document and its hard negatives."
             )
         return ScoredTriplets(
             **vars(triplets), positive_scores=torch.tensor(positive), negative_scores=torch.tensor(negative)

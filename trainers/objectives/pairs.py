@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -27,8 +26,6 @@ from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
 
 Gather = Callable[[Tensor], Tensor]
-
-_MAY_BE_LEFT_OUT = "A row may mask documents and hard negatives other than its positive; make the batches again."
 
 
 class PairSettings(ObjectiveSettings):
@@ -124,14 +121,13 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         """Whether negatives are shared over the step."""
         return self.settings.share_negatives == "step"
 
-    def collate(self, rows: pa.Table, first_row: int = 0) -> PairBatch:
-        """Tokenises each distinct text once. Raises ``UserError`` where a row leaves out its own positive."""
+    def collate(self, rows: pa.Table) -> PairBatch:
+        """Tokenises each distinct text once."""
         count = len(rows)
         queries, documents = rows["query"].to_pylist(), rows["document"].to_pylist()
         documents += pc.list_flatten(rows["hard_negatives"]).to_pylist()
         masked_rows = np.repeat(np.arange(count), pc.list_value_length(rows["masked"]).to_numpy())
         masked_columns = pc.list_flatten(rows["masked"]).to_numpy().astype(np.int64)
-        _check_masks(masked_rows, masked_columns, None if self.joins_step else first_row)
         query_chunks, document_chunks = self._cut(queries, "query"), self._cut(documents, "document")
         chunks = (*query_chunks.chunks, *document_chunks.chunks)
         return PairBatch(
@@ -231,9 +227,9 @@ class TripletObjective(PairObjective[SettingsOfPairs]):
 
     columns: ClassVar[tuple[str, ...]] = ("query", "document", "hard_negatives")
 
-    def collate(self, rows: pa.Table, first_row: int = 0) -> PairBatch:
+    def collate(self, rows: pa.Table) -> PairBatch:
         """Tokenises each distinct text of a role once. Raises ``UserError`` where a row has not one hard negative."""
-        _require_one_negative(rows, first_row)
+        _require_one_negative(rows)
         settings, encoder = self.settings, self.query_encoder
         place_of: dict[tuple[Role, str], int] = {}
         asked = rows["query"].to_pylist()
@@ -267,13 +263,13 @@ def require_drawn_negative(hard_negatives: int | None) -> None:
         )
 
 
-def _require_one_negative(rows: pa.Table, first_row: int) -> None:
+def _require_one_negative(rows: pa.Table) -> None:
     lengths = pc.list_value_length(rows["hard_negatives"]).to_numpy()
     wrong = (lengths != 1).nonzero()[0]
     if not len(wrong):
         return
     row = int(wrong[0])
-    what = f"Row {first_row + row} (query {rows['query'][row].as_py()[:60]!r}) has {lengths[row]} hard negatives"
+    what = f"Query {rows['query'][row].as_py()[:60]!r} has {lengths[row]} hard negatives"
     if lengths[row]:
         remedy = "Set training.hard_negatives to 1, which draws one of them anew in each epoch"
     else:
@@ -294,18 +290,6 @@ def unit_vectors(vectors: Tensor) -> Tensor:
     return torch.where(is_zero, 0.0, vectors / torch.where(is_zero, 1.0, lengths))
 
 
-def _check_masks(rows: NDArray[np.int64], columns: NDArray[np.int64], first_positive: int | None) -> None:
-    wrong = columns < 0
-    if first_positive is not None:
-        wrong |= columns == rows + first_positive
-    if wrong.any():
-        row, column = rows[wrong][0], columns[wrong][0]
-        raise UserError(
-            f"The mask of row {row} holds {column}, which is {'its own positive' if column >= 0 else 'no document'}."
-            f" {_MAY_BE_LEFT_OUT}"
-        )
-
-
 def _int64(column: pa.ChunkedArray) -> Tensor:
     return torch.from_numpy(column.to_numpy().astype(np.int64))
 
@@ -315,8 +299,7 @@ def score_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Column
 
     ``gather`` joins the ranks' rows; ``slice_number`` is this one's place. Stored masks are about a row's own batch.
     Across batches nothing is stored, so a document is masked only where its text is that of a positive of the same
-    query in this step (``positives_in_step``); other false negatives stay negatives there. Raises ``UserError`` where
-    a row masks its own positive, or a document that its batch doesn't have.
+    query in this step (``positives_in_step``); other false negatives stay negatives there.
     """
     count, texts = len(batch), len(batch.text_keys)
     # One table for all that ranks exchange: is it a hard negative; batch; pool's size; keys of text and query
@@ -341,29 +324,12 @@ def score_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Column
             first_document[own] + column,
             rows + first_hard_negative[own] + column - documents[own],
         )
-        _check_places(batch, placed == positives[batch.masked_rows], documents[own], hard_negatives[own])
         mask[batch.masked_rows, placed] = True
     if len(documents) > 1:
         of_columns = torch.cat([batch_of, torch.repeat_interleave(batch_of, pool_sizes[:rows])])
         answers = positives_in_step(query_keys[positives], query_keys[:rows], keys)
         mask |= answers & (batch_of[positives, None] != of_columns)
     return Columns(mask, positives, order)
-
-
-def _check_places(batch: PairBatch, is_own: Tensor, documents: Tensor, hard_negatives: Tensor) -> None:
-    """Of every masked column: ``is_own``, whether it is its row's positive, and how many texts its stored batch has."""
-    wrong = is_own | (batch.masked_columns >= documents + hard_negatives)
-    if not bool(wrong.any()):
-        return
-    place = int(wrong.nonzero()[0])
-    row, column = int(batch.masked_rows[place]), int(batch.masked_columns[place])
-    if bool(is_own[place]):
-        raise UserError(f"The mask of row {row} holds {column}, which is its own positive. {_MAY_BE_LEFT_OUT}")
-    there, pool = int(documents[place]), int(hard_negatives[place])
-    raise UserError(
-        f"The mask of a row holds {column}, but its batch has only {there + pool} documents ({there} positives and"
-        f" {pool} hard negatives). Make the batches again."
-    )
 
 
 def positives_in_step(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Tensor:

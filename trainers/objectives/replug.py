@@ -224,7 +224,7 @@ class Replug(ChunkObjective[ReplugBatch, ReplugSettings]):
         super().check_batches(batches)
         self._scores.require_batches(batches)
 
-    def collate(self, rows: pa.Table, first_row: int = 0) -> ReplugBatch:  # noqa: ARG002
+    def collate(self, rows: pa.Table) -> ReplugBatch:
         """Tokenises the chunks and fetches their scores."""
         epoch, batch = rows["epoch"][0].as_py(), rows["batch"][0].as_py()
         scores = self._scores.read(epoch, batch, mean=self.settings.token_reduction == "mean")

@@ -92,14 +92,7 @@ def select(settings: RetrievalValidationSettings, collection: StoredCollection) 
     if settings.run is not None:
         return _of_run(settings, StoredRanking(settings.run), collection, qrels, notes)
     rows, ids = _in_row_order(collection, list(qrels))
-    total = collection.count("documents")
-    documents = np.arange(total, dtype=np.int64)
-    if settings.documents is not None and settings.documents < total:
-        documents = _sampled_documents(collection, qrels, settings.documents, settings.seed)
-        notes.append(
-            f"{len(documents):,} of {total:,} documents are searched, all judged ones among them: the numbers are"
-            " higher than on the whole collection, and are for comparing this run's steps alone"
-        )
+    documents = np.arange(collection.count("documents"), dtype=np.int64)
     return Selection(ids, rows, documents, qrels, None, tuple(notes))
 
 
@@ -144,18 +137,6 @@ def _sampled_queries(qrels: Mapping[str, dict[str, int]], count: int, seed: int)
     names = sorted(qrels)
     chosen = np.random.default_rng([seed, 0]).choice(len(names), count, replace=False)
     return {names[place]: qrels[names[place]] for place in np.sort(chosen)}
-
-
-def _sampled_documents(
-    collection: StoredCollection, qrels: Mapping[str, Mapping[str, int]], count: int, seed: int
-) -> NDArray[np.int64]:
-    """Rows of all documents that ``qrels`` judge, filled up to ``count`` with others."""
-    judged_ids = {document for grades in qrels.values() for document in grades}
-    judged = np.sort(collection.require("documents", sorted(judged_ids)))
-    others = np.setdiff1d(np.arange(collection.count("documents")), judged)
-    more = min(max(0, count - len(judged)), len(others))
-    drawn = np.random.default_rng([seed, 1]).choice(others, more, replace=False)
-    return np.sort(np.concatenate([judged, drawn]))
 
 
 class RetrievalValidation:
@@ -227,17 +208,9 @@ class RetrievalValidation:
 
     def _stored_vectors(self, objective: Objective[Any]) -> StoredVectors | None:
         """The documents' vectors, where the objective doesn't train what makes them; all ranks refuse them alike."""
-        of_objective, named = objective.document_vectors, self._settings.document_vectors
-        if of_objective is None:
-            if named is not None:
-                raise UserError(
-                    "validation.document_vectors are of documents that don't change, but this objective trains what"
-                    " embeds them. Leave it out."
-                )
-            return None
-        vectors = of_objective if named is None else StoredVectors(named)
-        require_same_origin("collection", self._collection, vectors)
-        of_objective.contract.require_same(vectors.contract, of_objective.uri, vectors.uri)
+        vectors = objective.document_vectors
+        if vectors is not None:
+            require_same_origin("collection", self._collection, vectors)
         return vectors
 
     def _shared_texts(self, encoder: TextEncoder, part: TextPart) -> SharedTexts:

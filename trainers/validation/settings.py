@@ -45,9 +45,9 @@ class EvaluationSettings(Settings):
 
 
 class RetrievalValidationSettings(EvaluationSettings):
-    """A split of a collection, searched whole or in part, or a run of its queries ranked anew.
+    """A split of a collection, searched exactly, or a run of its queries ranked anew.
 
-    On the whole collection the numbers are those of the stages embed, search (or rerank) and evaluate.
+    The numbers are those of the stages embed, search (or rerank) and evaluate.
     """
 
     kind: Literal["retrieval"] = "retrieval"
@@ -63,8 +63,6 @@ class RetrievalValidationSettings(EvaluationSettings):
     """Whose conventions measures follow, as in evaluate."""
     with_title: bool = True
     """Documents are read with their titles, as in embed."""
-    document_vectors: InputPath | None = None
-    """Vectors of this collection, where an objective's fixed ones are of another."""
     top_k: int | None = Field(default=None, ge=1)
     """Documents found for a query; None: 100, or as many as a measure looks at."""
     run: InputPath | None = None
@@ -73,10 +71,8 @@ class RetrievalValidationSettings(EvaluationSettings):
     """The first so many of each query of the run; None: all."""
     queries: int | None = Field(default=None, ge=1)
     """A sample of so many; None: all."""
-    documents: int | None = Field(default=None, ge=1)
-    """A sample of so many with all judged ones in it; None: all."""
     seed: int = Field(default=0, ge=0)
-    """Of both samples."""
+    """Of the sample."""
     query_max_length: int | None = Field(default=None, ge=1)
     """Tokens of a query; None: as the exported encoder reads."""
     document_max_length: int | None = Field(default=None, ge=1)
@@ -101,9 +97,8 @@ class RetrievalValidationSettings(EvaluationSettings):
                 raise ValueError("candidates are those of a run: name the 'run', or leave candidates out")
             if self.top_k is not None and self.top_k < self._deepest():
                 raise ValueError(f"top_k is {self.top_k}, but a measure looks at {self._deepest()} documents: raise it")
-        elif self.documents is not None or self.top_k is not None:
-            name = "documents" if self.documents is not None else "top_k"
-            raise ValueError(f"'{name}' is for a search, but a run is ranked anew: leave one of the two out")
+        elif self.top_k is not None:
+            raise ValueError("'top_k' is for a search, but a run is ranked anew: leave one of the two out")
         return self
 
     def _deepest(self) -> int:
@@ -117,7 +112,7 @@ class RetrievalValidationSettings(EvaluationSettings):
     @property
     def is_complete(self) -> bool:
         """Whether all queries search all documents, texts cut as in use: the numbers may be told without saying how."""
-        limits = (self.run, self.queries, self.documents, self.query_max_length, self.document_max_length)
+        limits = (self.run, self.queries, self.query_max_length, self.document_max_length)
         return all(limit is None for limit in limits)
 
     @property

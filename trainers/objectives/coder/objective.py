@@ -236,7 +236,7 @@ class Coder(Objective[CoderBatch]):
         """Lists and vectors are of one collection."""
         require_same_origin("collection", batches.artifact, self._vectors)
 
-    def collate(self, rows: pa.Table, first_row: int = 0) -> CoderBatch:  # noqa: ARG002
+    def collate(self, rows: pa.Table) -> CoderBatch:
         """Tokenises the queries and fetches the candidates' vectors.
 
         Raises ``UserError`` where a list names a document that has no vector.

@@ -149,7 +149,7 @@ class Revela(ChunkObjective[RevelaBatch, RevelaSettings]):
         if settings.learn_temperature:
             self.log_temperature = nn.Parameter(torch.tensor(log(settings.similarity_temperature)))
 
-    def collate(self, rows: pa.Table, first_row: int = 0) -> RevelaBatch:  # noqa: ARG002
+    def collate(self, rows: pa.Table) -> RevelaBatch:
         """Tokenises the chunks for both models. Raises ``UserError`` where none has two tokens."""
         texts = rows["document"].to_pylist()
         limit = self.settings.language_model.max_length

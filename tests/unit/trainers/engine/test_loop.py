@@ -297,7 +297,7 @@ class Poisoned(Objective[bool]):
         self.weight = torch.nn.Parameter(torch.ones(()))
         self.text, self.poison = text, poison
 
-    def collate(self, rows, first_row=0):  # noqa: ARG002
+    def collate(self, rows):
         return rows["query"][0].as_py() == self.text
 
     def forward(self, batch):

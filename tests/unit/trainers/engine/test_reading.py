@@ -1,7 +1,6 @@
 import threading
 import time
 
-import pyarrow as pa
 import pytest
 
 from raytriever.errors import UserError
@@ -66,27 +65,6 @@ def test_slices_are_consecutive_rows_of_the_wanted_columns():
     assert [text for table in rows for text in table["query"].to_pylist()] == whole["query"].to_pylist()
 
 
-def test_a_slice_is_collated_alike_while_a_whole_batch_is_validated():
-    """Row 3 leaves out column 0, which would be its own positive if it were row 0."""
-
-    class Masked(TinyBatches):
-        column = 0
-
-        def read(self, epoch: int, index: int) -> pa.Table:
-            table = super().read(epoch, index)
-            masked = pa.array([[], [], [], [self.column], [], []], pa.list_(pa.int32()))
-            return table.set_column(table.column_names.index("masked"), "masked", masked)
-
-    objective, batches = tiny_objective(), Masked()
-    step = Step(0, 0, 0, (0,), (Piece((0,), 1, 2),), (1,))
-    assert objective.batch_group is None  # as an evaluation sets it meanwhile
-    (batch,) = Reader(batches, objective).read_step(step)
-    assert batch.masked_rows.tolist() == batch.masked_columns.tolist() == [0]
-    batches.column = 3
-    with pytest.raises(UserError, match=r"Batch 0 of epoch 0 in tiny/batches: The mask of row 0 holds 3.*own positive"):
-        Reader(batches, objective).read_step(step)
-
-
 def test_a_piece_of_several_batches_tells_them_apart():
     rows = reader("query", "batch").read_piece(1, Piece((3, 0)))
     queries = random_batch(1003)["query"].to_pylist() + random_batch(1000)["query"].to_pylist()
@@ -119,11 +97,12 @@ def test_a_missing_column_is_named():
 
 
 def test_what_is_wrong_with_a_batch_comes_with_its_number():
-    class Masked(TinyBatches):
-        def read(self, epoch, index):
-            rows = super().read(epoch, index)
-            return rows.set_column(rows.column_names.index("masked"), "masked", [[[0]] * len(rows)])
+    class Refusing:
+        columns = ("query",)
+
+        def collate(self, rows):
+            raise UserError(f"{len(rows)} rows are wrong")
 
     step = Step(0, 1, 0, (5,), (Piece((5,)),), (0,))
-    with pytest.raises(UserError, match="Batch 5 of epoch 1 in tiny/batches: The mask of row 0 holds 0"):
-        Reader(Masked(), tiny_objective()).read_step(step)
+    with pytest.raises(UserError, match="Batch 5 of epoch 1 in tiny/batches: 6 rows are wrong"):
+        Reader(TinyBatches(), Refusing()).read_step(step)

@@ -224,8 +224,8 @@ def test_max_lengths_reach_the_tokenizer():
 @pytest.mark.parametrize(
     ("negatives", "message"),
     [
-        (["w1", "w2"], r"Row 1 \(query 'w4 w5'\) has 2 hard negatives.* Set training.hard_negatives to 1"),
-        ([], r"Row 1 .* has 0 hard negatives; .* is 0, set it to 1; else make batches with .*negatives_per_example: 1"),
+        (["w1", "w2"], r"Query 'w4 w5' has 2 hard negatives.* Set training.hard_negatives to 1"),
+        ([], r"Query 'w4 w5' has 0 hard negatives; .* is 0, set it to 1; else make .*negatives_per_example: 1"),
     ],
 )
 def test_a_row_without_exactly_one_hard_negative_is_refused(negatives, message):

@@ -7,7 +7,6 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from raytriever.errors import UserError
 from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
 from trainers.objective import to_device
 from trainers.objectives.contrastive import (
@@ -158,20 +157,6 @@ def test_collating_a_slice_of_a_table_sees_only_its_rows():
     assert len(batch.documents.order) == 4
     assert batch.masked_rows.tolist() == [0, 1, 1]
     assert batch.masked_columns.tolist() == [3, 0, 4]
-
-
-def test_a_masked_positive_is_refused():
-    with pytest.raises(UserError, match="The mask of row 1 holds 1, which is its own positive"):
-        tiny_objective().collate(batch_of(["w1", "w2"], masked=[[1], [1]]))
-
-
-@pytest.mark.parametrize(
-    ("column", "message"), [(3, "holds 3, but its batch has only 3"), (-1, "holds -1, which is no")]
-)
-def test_a_masked_column_that_is_not_there_is_refused(column, message):
-    objective = tiny_objective()
-    with pytest.raises(UserError, match=message):
-        objective(objective.collate(batch_of(["w1", "w2"], [["w3"], []], [[column], []])))
 
 
 def test_neither_chunks_nor_the_gradient_cache_change_a_gradient():

@@ -65,7 +65,8 @@ def test_a_score_that_is_no_number_is_refused(score):
     scores = [0.0, 0.0, score, 0.0, 0.0, 0.0]
     column = rows.schema.get_field_index("positive_score")
     rows = rows.set_column(column, "positive_score", pa.array(scores, pa.float32()))
-    with pytest.raises(UserError, match="Row 2 has a teacher score that is no finite number"):
+    query = rows["query"][2].as_py()
+    with pytest.raises(UserError, match=f"Query {query!r} has a teacher score that is no finite number"):
         tiny_objective().collate(rows)
 
 

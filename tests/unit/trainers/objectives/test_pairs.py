@@ -3,7 +3,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from raytriever.errors import UserError
 from tests.unit.trainers.several_batches import as_one_batch, several_batches
 from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
 from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
@@ -88,21 +87,6 @@ def renumbered(rows: pa.Table, order: np.ndarray) -> pa.Table:
     masked = [sorted(moved[column] for column in columns) for columns in rows["masked"].to_pylist()]
     index = rows.column_names.index("masked")
     return rows.set_column(index, "masked", pa.array(masked, pa.list_(pa.int32()))).take(order)
-
-
-def test_several_batches_are_checked_one_by_one():
-    rows = several_batches(2)
-    objective = tiny_objective(share_negatives="step")
-    columns = 6 + sum(map(len, rows["hard_negatives"].to_pylist()[6:]))
-    for column, message in (
-        (1, "The mask of row 7 holds 1, which is its own positive"),
-        (columns, f"holds {columns}, but its batch has only {columns} documents"),
-    ):
-        masked = rows["masked"].to_pylist()
-        masked[7] = [column]
-        broken = rows.set_column(rows.column_names.index("masked"), "masked", pa.array(masked, pa.list_(pa.int32())))
-        with pytest.raises(UserError, match=message):
-            objective(objective.collate(broken))
 
 
 def test_comparisons_count_what_a_loss_is_over():

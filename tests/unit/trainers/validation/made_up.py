@@ -107,7 +107,7 @@ class PairObjective(Objective[dict[str, Any]]):
         ids, mask = features["input_ids"], features["attention_mask"]
         self.encoded += [tuple(row[: int(n)].tolist()) for row, n in zip(ids, mask.sum(dim=1), strict=True)]
 
-    def collate(self, rows: pa.Table, first_row: int = 0) -> dict[str, Any]:  # noqa: ARG002
+    def collate(self, rows: pa.Table) -> dict[str, Any]:
         queries: Sequence[str] = rows["query"].to_pylist()
         if queries[0] == self.refused:
             raise UserError("Row 0 is refused.")

@@ -236,25 +236,14 @@ def test_accuracy_looks_for_answers(tmp_path, objective):
     assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_samples_are_the_same_every_time_and_keep_what_is_judged(collection, objective):
-    validation = opened(collection, queries=3, documents=20)
-    assert [validation._selected.query_ids, validation._selected.document_rows.tolist()] == [
-        opened(collection, queries=3, documents=20)._selected.query_ids,
-        opened(collection, queries=3, documents=20)._selected.document_rows.tolist(),
-    ]
-    others = [opened(collection, queries=3, documents=20, seed=seed)._selected for seed in range(1, 5)]
+def test_samples_are_the_same_every_time(collection):
+    validation = opened(collection, queries=3)
+    assert validation._selected.query_ids == opened(collection, queries=3)._selected.query_ids
+    others = [opened(collection, queries=3, seed=seed)._selected for seed in range(1, 5)]
     assert len({tuple(selected.query_ids) for selected in others}) > 1
-    for selected in others:
-        judged = {int(name[1:]) for grades in selected.qrels.values() for name in grades}
-        assert len(selected.qrels) == 3
-        assert judged <= set(selected.document_rows.tolist())
-        assert len(selected.document_rows) == 20
-    found = validation.measure(objective)
-    assert found["nDCG@10"] >= opened(collection, queries=3).measure(objective)["nDCG@10"]
+    assert all(len(selected.qrels) == 3 for selected in others)
     assert "3 of the 6 queries of split 'dev' are a sample" in validation.notes
-    assert "higher than on the whole collection" in validation.notes[-1]
-    assert len(opened(collection, queries=3, documents=2)._selected.document_rows) > 2
-    assert len(opened(collection, queries=600, documents=2000).notes) == 1
+    assert len(opened(collection, queries=600).notes) == 1
 
 
 def test_the_first_evaluation_of_a_better_encoder_is_better(collection, objective):

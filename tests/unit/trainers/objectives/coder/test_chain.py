@@ -174,8 +174,6 @@ def test_a_run_from_settings_resumes_and_refuses_other_collections(base, collect
     made = embedded(other, encoder_settings(base), tmp_path / "of-other")
     with pytest.raises(UserError, match="don't come from the same collection"):
         validation(other).measure(coder(base, vectors))
-    found = validation(other, document_vectors=made).measure(coder(base, vectors))
-    assert 0 < found["AP"] < 1
     vectors = made
     with pytest.raises(UserError, match="don't come from the same collection"):
         run(tmp_path / "refused")

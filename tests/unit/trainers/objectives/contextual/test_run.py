@@ -1,6 +1,7 @@
 """Contextual runs from their settings: validated in the corpus's own context, resumed, exported; what is refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -184,13 +185,14 @@ def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp
     assert towers.contract.context is None
 
 
-def test_a_context_that_marks_most_pairs_is_said_before_a_run() -> None:
-    def notes(**settings: Any) -> list[str]:
-        return ContextualSettings(**settings).notes(64)
+def test_a_context_that_marks_most_pairs_is_said_before_a_run(tiny_encoder: Path, logged: list[str]) -> None:
+    def check(**settings: Any) -> None:
+        objective_of(tiny_encoder, **settings).check_batches(SimpleNamespace(batch_size=64))
 
-    assert notes(context_documents=32) == []
-    assert notes(context_documents=64, own_documents_in_context=True) == []
-    assert notes(context_documents=64, share_negatives="step") == []
-    (note,) = notes(context_documents=33)
-    assert "context_documents is 33 of batches of 64" in note
-    assert "context_documents to 16" in note
+    check(context_documents=32)
+    check(context_documents=64, own_documents_in_context=True)
+    check(context_documents=64, share_negatives="step")
+    assert logged == []
+    check(context_documents=33)
+    assert "context_documents is 33 of batches of 64" in logged[0]
+    assert "context_documents to 16" in logged[0]
