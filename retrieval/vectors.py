@@ -103,15 +103,15 @@ class VectorRows:
                 pieces += column.slice(max(0, start - first), min(stop, after) - max(start, first)).chunks
         return pa.concat_arrays(pieces)
 
-    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The given rows, float32 (n, dimension) or (n, m, dimension), in the given order.
+    def gather(self, rows: NDArray[np.int64], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The given rows, float32 (n, dimension) or (n, m, dimension), in the given order; or written to ``out``.
 
         Raises ``UserError`` for a row that was not embedded.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if self._chosen is not None:
             rows = self._places(rows, self._chosen)
-        result = np.empty((len(rows), *self._shape), dtype=np.float32)
+        result = np.empty((len(rows), *self._shape), dtype=np.float32) if out is None else out
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shard_of).tolist():
             chosen = np.flatnonzero(shard_of == shard)

@@ -14,9 +14,9 @@ from trainers.objectives.coder.objective import Coder, CoderSettings
 
 CASES = [
     {},
-    {"similarity": "cosine", "temperature": 0.3, "learn_temperature": True},
+    {"similarity": "cosine", "temperature": 0.3},
     {"loss": "max_margin"},
-    {"loss": "info_nce", "chunk_size": 2, "gradient_cache": True, "on_device": True},
+    {"loss": "info_nce", "chunk_size": 2, "gradient_cache": True},
     {"negatives": "corpus", "candidates": 8},
 ]
 ROWS = (4, 5)  # of each rank, whose lists are of other lengths too

@@ -1,26 +1,23 @@
 """The candidates that each query of a batch is trained with, and their vectors.
 
-A list has a query's positives, and negatives of one kind. Its documents are frozen: float16 vectors, memory-mapped or
-resident on a device, fetched by row.
+A list has a query's positives, and negatives of one kind. Its documents are frozen: memory-mapped float16 vectors,
+fetched by row.
 """
 
 import hashlib
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from raytriever.errors import UserError
-from retrieval.vectors import ROW, StoredVectors
+from retrieval.vectors import StoredVectors
 
 Negatives = Literal["retrieved", "in_batch", "corpus"]
 
@@ -116,27 +113,21 @@ class Pool:
 class DocumentVectors:
     """The documents' vectors of an artifact under the collection's row numbers, or one of ``shares`` equal parts.
 
-    A share opens the files with its own rows alone, [``first``, ``last``). Memory: what is asked for, and on a device
-    what ``load`` puts there. Raises ``UserError`` where documents have several vectors, or not all were embedded.
+    A share has the rows [``first``, ``last``) and opens files only for those. Raises ``UserError`` where documents have
+    several vectors, or not all were embedded.
     """
 
     def __init__(self, vectors: StoredVectors, share: int = 0, shares: int = 1) -> None:
         self.uri = vectors.uri
-        self.dimension = vectors.contract.dimension
-        files = list(_files(vectors))
-        starts = np.cumsum([0, *(count for _, count in files)])
-        self.total = int(starts[-1])
+        self._stored = vectors.part("documents")
+        self._stored.require_all()
+        if self._stored.vectors_per_text > 1:
+            raise UserError(
+                f"{vectors.uri} has {self._stored.vectors_per_text} vectors of each document; lists are trained on with"
+                " one of each. Embed with an encoder of one vector a document."
+            )
+        self.total = len(self._stored)
         self.first, self.last = (self.total * end // shares for end in (share, share + 1))
-        self._maps: list[Tensor] = []
-        begins = [self.first]
-        for (name, _), start, end in zip(files, starts[:-1], starts[1:], strict=True):
-            if start < self.last and end > self.first:
-                wanted = slice(max(self.first - start, 0), min(self.last, end) - start)
-                self._maps.append(_mapped(vectors, name, self.dimension)[wanted])
-                begins.append(int(min(self.last, end)))
-        self._begins = torch.tensor(begins)
-        self._resident: Tensor | None = None
-        self._buffers: list[Tensor] = []  # that nobody reads any more
 
     def pool(self, rows: Tensor) -> Pool:
         """Which of these documents the lists name: ``rows`` int64 (B, N), ``ABSENT`` where a list is shorter.
@@ -155,69 +146,13 @@ class DocumentVectors:
         places[here] = inverse
         return Pool(torch.from_numpy(distinct), torch.from_numpy(places))
 
-    def load(self, device: torch.device) -> None:
-        """Keeps the share's vectors in the memory of ``device`` from now on: 2 bytes a number."""
-        if self._resident is None or self._resident.device != device:
-            parts = self._maps or [torch.empty(0, self.dimension, dtype=torch.float16)]
-            self._resident = torch.cat([*(part.to(device) for part in parts), _zeros(self.dimension).to(device)])
-
     def gather(self, rows: Tensor) -> Tensor:
-        """The vectors of ``rows`` (M,), ascending, and a last one of zeros: float16 (M + 1, d).
+        """The vectors of ``rows`` int64 (M,), and a last one of zeros: float16 (M + 1, d), pinned where there is a GPU.
 
-        The files are read forwards, each by one call, into one buffer: pinned where there is a GPU, else one that is
-        used again when the result is no more (views of it must not outlive it).
+        The allocator keeps the memory of earlier ones: fresh pages would take as long as filling them.
         """
-        if self._resident is not None:
-            local = torch.cat([rows - self.first, rows.new_tensor([self.last - self.first])])
-            return self._resident.index_select(0, local.to(self._resident.device))
-        result = self._buffer(len(rows) + 1)
+        shape = len(rows) + 1, self._stored.dimension
+        result = torch.empty(shape, dtype=torch.float16, pin_memory=torch.cuda.is_available())
         result[-1] = 0
-        ends = torch.searchsorted(rows, self._begins).tolist()
-        for vectors, (start, end), begin in zip(self._maps, pairwise(ends), self._begins.tolist(), strict=False):
-            if start < end:
-                torch.index_select(vectors, 0, rows[start:end] - begin, out=result[start:end])
+        self._stored.gather(rows.numpy(), out=result[:-1].numpy())
         return result
-
-    def _buffer(self, rows: int) -> Tensor:
-        """Memory of its own for each result that lives; fresh pages would take as long as filling them."""
-        if torch.cuda.is_available():  # whose allocator keeps pinned memory, and knows which copies are under way
-            return torch.empty(rows, self.dimension, dtype=torch.float16, pin_memory=True)
-        buffer = self._buffers.pop() if self._buffers else torch.empty(0, self.dimension, dtype=torch.float16)
-        if len(buffer) < rows:
-            buffer = torch.empty(rows, self.dimension, dtype=torch.float16)
-        result = buffer[:rows]
-        weakref.finalize(result, self._buffers.append, buffer).atexit = False
-        return result
-
-
-def _files(vectors: StoredVectors) -> Iterator[tuple[str, int]]:
-    """Each file of documents' vectors with its number of rows, mostly from the manifest, without opening it."""
-    for shard in vectors.shards:
-        names = [f.name for f in shard.files if f.name.startswith("documents/") and f.name.endswith(".npy")]
-        for name in names:
-            known = shard.counts.get("documents") if len(names) == 1 else None
-            yield name, len(np.load(vectors.path(name), mmap_mode="r")) if known is None else known
-    if not vectors.names("documents/", ".npy"):
-        raise UserError(f"{vectors.uri} holds no vectors of documents. Embed with parts including 'documents'.")
-
-
-def _mapped(vectors: StoredVectors, name: str, dimension: int) -> Tensor:
-    ids = pq.read_schema(vectors.path(name.removesuffix(".npy") + ".ids.parquet"))
-    if ROW in ids.names:
-        raise UserError(
-            f"{vectors.uri} holds vectors of a run's documents alone. Embed the whole collection for this: leave the"
-            " embed job's 'run' out."
-        )
-    mapped = np.load(vectors.path(name), mmap_mode="c")  # as 'r', but for torch's warning; nothing is ever written
-    if mapped.ndim != 2:
-        raise UserError(
-            f"{vectors.uri} has {mapped.shape[1]} vectors of each document; lists are trained on with one of each."
-            " Embed with an encoder of one vector a document."
-        )
-    if mapped.shape[1] != dimension or mapped.dtype != np.float16:
-        raise UserError(f"{vectors.path(name)} holds {mapped.dtype} {mapped.shape}, not float16 (n, {dimension}).")
-    return torch.from_numpy(mapped)
-
-
-def _zeros(dimension: int) -> Tensor:
-    return torch.zeros(1, dimension, dtype=torch.float16)

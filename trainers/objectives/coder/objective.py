@@ -105,8 +105,6 @@ class CoderSettings(ObjectiveSettings):
     """Of queries and documents."""
     temperature: float = Field(default=1.0, gt=0)
     """Divides the scores."""
-    learn_temperature: bool = False
-    """Trains the temperature too."""
     relevance_level: float = Field(default=1.0, ge=0)
     """Grades below count as no label: 1 lenient, 2 strict (TREC); 0 takes what is judged irrelevant into the target."""
     binary_labels: bool = False
@@ -123,8 +121,6 @@ class CoderSettings(ObjectiveSettings):
     """Of negatives that are drawn, and of fresh weights."""
     distribution: Literal["gathered", "sharded"] = "gathered"
     """Every rank reads what its lists name, or has a share of the documents and is sent the queries."""
-    on_device: bool = False
-    """Keeps the vectors in the device's memory."""
     query_max_length: int | None = Field(default=None, ge=1)
     """Tokens of a query; None: as the encoder says."""
     chunk_size: int | None = Field(default=None, ge=1)
@@ -181,8 +177,7 @@ class CoderBatch:
     """B queries with N candidates each.
 
     ``rows``: int64 (B, N), in the collection, ``ABSENT`` behind a list's end; ``labels``: float32 (B, N), -inf for
-    none. ``pool``: which documents this rank looks up, and ``documents``: their vectors, where that is known and done
-    before the queries are encoded.
+    none. ``pool``: the distinct documents, and ``documents``: their vectors; None where ranks share the documents.
     """
 
     queries: Chunks
@@ -213,8 +208,6 @@ class Coder(Objective[CoderBatch]):
         self._is_frozen = settings.scoring.query_encoder == "frozen"
         if self._is_frozen:
             self.query_encoder.requires_grad_(False)
-        if settings.learn_temperature:
-            self.log_temperature = nn.Parameter(torch.tensor(float(np.log(settings.temperature))))
 
     @property
     def document_vectors(self) -> StoredVectors:
@@ -248,10 +241,9 @@ class Coder(Objective[CoderBatch]):
         labels, pool, documents = at_level(labels, settings.relevance_level), None, None
         if settings.distribution == "gathered":
             pool = self._documents.pool(places)
-            documents = None if settings.on_device else self._documents.gather(pool.rows)
-        if self._smoother and pool is not None:
-            vectors = self._documents.gather(pool.rows).cpu() if documents is None else documents
-            labels = self._smoother.smoothed(rows["query_id"].to_pylist(), labels, pool.places, vectors)
+            documents = self._documents.gather(pool.rows)
+            if self._smoother is not None:
+                labels = self._smoother.smoothed(rows["query_id"].to_pylist(), labels, pool.places, documents)
         return CoderBatch(
             queries=cut_by_length(features, settings.chunk_size),
             rows=places,
@@ -281,24 +273,16 @@ class Coder(Objective[CoderBatch]):
     def forward(self, batch: CoderBatch) -> Outcome:
         """The mean loss of the queries that have a label."""
         queries = encode_chunks(self.query_encoder, batch.queries, cached=self.settings.gradient_cache)
-        if self.settings.on_device:
-            self._documents.load(queries.device)
         scores = self._scores(queries, batch)
         present = batch.rows != ABSENT
-        losses = self._losses(scores / self._temperature(), batch.labels, present)
+        losses = self._losses(scores / self.settings.temperature, batch.labels, present)
         loss = mean_over_labelled(losses, batch.labels, present)
-        metrics = list_metrics(scores, batch.labels, present)
-        if self.settings.learn_temperature:
-            metrics["temperature"] = self.log_temperature.detach().exp()
-        return Outcome(loss, metrics, len(queries), batch.tokens)
-
-    def _temperature(self) -> Tensor | float:
-        return self.log_temperature.exp() if self.settings.learn_temperature else self.settings.temperature
+        return Outcome(loss, list_metrics(scores, batch.labels, present), len(queries), batch.tokens)
 
     def _scores(self, queries: Tensor, batch: CoderBatch) -> Tensor:
-        if batch.pool is None:
+        documents = batch.documents
+        if batch.pool is None or documents is None:
             return self._joined_similarities(queries, batch.rows)
-        documents = self._documents.gather(batch.pool.rows) if batch.documents is None else batch.documents
         if self._list_scorer is not None:
             scores: Tensor = self._list_scorer(queries, documents, batch.pool.places)
             return scores

@@ -6,13 +6,12 @@ text has a label.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log
 from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from raytriever.errors import UserError
@@ -68,8 +67,6 @@ class RevelaSettings(ChunkSettings):
     """What predicts the tokens of the chunks."""
     similarity_temperature: float = Field(default=1e-4, gt=0)
     """Divides the cosines; 0.0001 is the paper's."""
-    learn_temperature: bool = False
-    """Trains the temperature too."""
     similarity_precision: Precision = "float32"
     """Of the cosines; in 'bfloat16', as released, most rows have one chunk or an exact tie at 0.0001."""
     value_normalization: bool = True
@@ -87,7 +84,7 @@ class RevelaSettings(ChunkSettings):
 
 
 def in_batch_similarity(
-    query_vectors: Tensor, passage_vectors: Tensor, temperature: float | Tensor, precision: Precision = "float32"
+    query_vectors: Tensor, passage_vectors: Tensor, temperature: float, precision: Precision = "float32"
 ) -> Tensor:
     """Sim, (B, B): row i says how much of each other document j the prediction of document i reads.
 
@@ -146,8 +143,6 @@ class Revela(ChunkObjective[RevelaBatch, RevelaSettings]):
         super().__init__(retriever, settings)
         self.language_model = language_model
         self._tokenizer = tokenizer
-        if settings.learn_temperature:
-            self.log_temperature = nn.Parameter(torch.tensor(log(settings.similarity_temperature)))
 
     def collate(self, rows: pa.Table) -> RevelaBatch:
         """Tokenises the chunks for both models. Raises ``UserError`` where none has two tokens."""
@@ -162,19 +157,15 @@ class Revela(ChunkObjective[RevelaBatch, RevelaSettings]):
     def forward(self, batch: RevelaBatch) -> Outcome:
         """The loss of one stored batch: the mean over all tokens of its chunks that have one before them."""
         queries, passages = self.encode_sides(batch.chunks)
-        weights = in_batch_similarity(queries, passages, self._temperature(), self.settings.similarity_precision)
+        settings = self.settings
+        weights = in_batch_similarity(queries, passages, settings.similarity_temperature, settings.similarity_precision)
         loss, tokens = self.language_model(**batch.language_model, similarity=weights)
         metrics = {
             "row_entropy": row_entropy(weights),
             "live_row_share": live_row_share(weights),
             "same_source_share": same_source_share(weights, batch.chunks.sources),
         }
-        if self.settings.learn_temperature:
-            metrics["temperature"] = self.log_temperature.detach().exp()
         return Outcome(loss, metrics, len(weights), batch.chunks.tokens + tokens)
-
-    def _temperature(self) -> Tensor | float:
-        return self.log_temperature.exp() if self.settings.learn_temperature else self.settings.similarity_temperature
 
 
 def load_revela(retriever: TextEncoder, settings: RevelaSettings, located: LocatedModel, seed: int) -> Revela:

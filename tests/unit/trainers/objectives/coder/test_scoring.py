@@ -47,7 +47,7 @@ def coder_with_scorer(stored, seed=5, **settings):
     return objective
 
 
-@pytest.mark.parametrize("cut", [{}, {"chunk_size": 2, "gradient_cache": True}, {"on_device": True}], ids=str)
+@pytest.mark.parametrize("cut", [{}, {"chunk_size": 2, "gradient_cache": True}], ids=str)
 def test_the_loss_is_that_of_the_modules_scores(stored, cut):
     rows, documents = candidate_batch(5), torch.from_numpy(document_values()).double()
     objective = coder_with_scorer(stored, temperature=0.7, **cut)

@@ -107,13 +107,6 @@ def test_only_the_listed_domains_are_halved(retriever_folder: Path, language_mod
     assert (all_halved < whole).all()
 
 
-def test_a_trained_temperature(retriever_folder: Path, language_model: LocatedModel) -> None:
-    objective = revela(retriever_folder, language_model, learn_temperature=True)
-    _, found = gradients(objective)
-    assert found["log_temperature"].abs() > 0
-    assert objective(objective.collate(chunk_table())).metrics["temperature"] == pytest.approx(WARM)
-
-
 def test_batches_too_small_to_learn_from(retriever_folder: Path, language_model: LocatedModel, tmp_path: Path) -> None:
     objective = revela(retriever_folder, language_model)
     objective.check_batches(BatchReader(store_chunk_batches(tmp_path / "b", size=3)))
