@@ -152,8 +152,7 @@ class Pairs(Stage[PairsConfig]):
         if settings.near != "off":
             near: dict[TextPart, NearTexts] = {}
             for part in PARTS:
-                scratch = writer.path(f"{part}.shingles")
-                near[part] = near_texts(collection.rows_of(part), part, used[part], keys[part], settings, scratch)
+                near[part] = near_texts(collection.rows_of(part), part, used[part], keys[part], settings)
                 counts[f"{part} with nearly the text of an earlier one"] = near[part].repeats
             similar = near_repeats({part: texts[part][kept] for part in PARTS}, near, settings)
             repeats = similar != np.arange(len(similar))

@@ -1,7 +1,7 @@
 """Pairs that repeat an earlier pair: with the same two texts, or with two that are nearly the same."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -151,50 +151,16 @@ def candidate_pairs(keys: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
     return np.stack([found >> 32, found & (2**32 - 1)], axis=1)
 
 
-class ShingleSets:
-    """The set of shingles of some texts, one after the other in ascending order; for exact similarities.
-
-    ``rows`` (texts,): the numbers by which texts are asked for, ascending; ``values``: all shingles, may be a memory
-    map; ``bounds`` (texts + 1,).
-    """
-
-    def __init__(self, rows: NDArray[np.int64], values: NDArray[np.uint64], bounds: NDArray[np.int64]) -> None:
-        self._rows, self._values, self._bounds = rows, values, bounds
-
-    def similarities(self, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Jaccard similarity |A ∩ B| / |A ∪ B| of each pair of texts (pairs, 2); 1 for two texts without any."""
-        places = np.searchsorted(self._rows, pairs)
-        scores = np.empty(len(pairs))
-        for number, (left, right) in enumerate(places.tolist()):
-            a, b = self._of(left), self._of(right)
-            common = _common(a, b)
-            scores[number] = common / (len(a) + len(b) - common) if len(a) or len(b) else 1.0
-        return scores
-
-    def _of(self, place: int) -> NDArray[np.uint64]:
-        return self._values[self._bounds[place] : self._bounds[place + 1]]
-
-
-def _common(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> int:
-    """How many values two sorted sets share."""
-    if len(a) > len(b):
-        a, b = b, a
-    if not len(a):
-        return 0
-    places = np.minimum(np.searchsorted(b, a), len(b) - 1)
-    return int((b[places] == a).sum())
-
-
-def distinct_shingles(texts: Sequence[str], words: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """``shingle_hashes`` without repeats, each text's in ascending order, and their bounds."""
+def shingle_sets(texts: Sequence[str], words: int) -> list[NDArray[np.uint64]]:
+    """The distinct shingles of each text, ascending."""
     hashes, bounds = shingle_hashes(texts, words)
-    owner = np.repeat(np.arange(len(texts)), np.diff(bounds))
-    order = np.lexsort((hashes, owner))
-    hashes, owner = hashes[order], owner[order]
-    new = np.ones(len(hashes), dtype=bool)
-    new[1:] = (hashes[1:] != hashes[:-1]) | (owner[1:] != owner[:-1])
-    counts = np.bincount(owner[new], minlength=len(texts))
-    return hashes[new], np.concatenate([[0], np.cumsum(counts)])
+    return [np.unique(hashes[start:end]) for start, end in pairwise(bounds)]
+
+
+def similarity(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> float:
+    """Jaccard similarity |A ∩ B| / |A ∪ B| of two sets; 1 where both are empty."""
+    common = len(np.intersect1d(a, b, assume_unique=True))
+    return common / (len(a) + len(b) - common) if len(a) or len(b) else 1.0
 
 
 def classes_of(number: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -257,12 +223,12 @@ class NearTexts(NamedTuple):
     """Which texts of one part are nearly the same.
 
     ``same`` (texts,): the first text that is equal; ``near`` (texts,): the first that a chain of similar ones leads to;
-    ``sets``: the shingles of those that were compared.
+    ``sets``: the shingles of those that were compared, by number.
     """
 
     same: NDArray[np.int64]
     near: NDArray[np.int64]
-    sets: ShingleSets
+    sets: dict[int, NDArray[np.uint64]]
 
     @property
     def repeats(self) -> int:
@@ -271,12 +237,9 @@ class NearTexts(NamedTuple):
         return int(((self.same == numbers) & (self.near != numbers)).sum())
 
     def similarities(self, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Jaccard similarity of each pair of texts (pairs, 2) of one chain."""
-        first = self.same[pairs]
-        scores = np.ones(len(pairs))
-        different = first[:, 0] != first[:, 1]
-        scores[different] = self.sets.similarities(first[different])
-        return scores
+        """Similarity of each pair of texts (pairs, 2) of one chain, or of one that was compared."""
+        of_pairs = (1.0 if a == b else similarity(self.sets[a], self.sets[b]) for a, b in self.same[pairs].tolist())
+        return np.fromiter(of_pairs, np.float64, len(pairs))
 
 
 def text_blocks(rows: ParquetRows, part: TextPart, wanted: NDArray[np.int64]) -> Iterator[list[str]]:
@@ -301,32 +264,21 @@ def near_texts(
     used: NDArray[np.int64],
     keys: NDArray[np.uint64],
     settings: DuplicateSettings,
-    scratch: Path,
 ) -> NearTexts:
     """Finds similar texts among the rows ``used`` (texts,) of a collection's ``part``.
 
-    ``keys`` (1 + bands, texts): a hash of the text, then its buckets; may be a memory map. ``scratch``: a file for the
-    shingles of what is compared.
+    ``keys`` (1 + bands, texts): a hash of the text, then its buckets; may be a memory map. In memory are the shingles
+    of the texts that share a bucket.
     """
     same = first_of_equal(keys[0])
     distinct = np.flatnonzero(same == np.arange(len(same)))
     candidates = distinct[candidate_pairs(keys[band][distinct] for band in range(1, len(keys)))]
     compared = np.unique(candidates)
-    sets = _shingle_sets(text_blocks(rows, part, used[compared]), compared, settings.words(part), scratch)
-    similar = candidates[sets.similarities(candidates) >= settings.threshold(part)]
-    return NearTexts(same, classes_of(len(same), similar)[same], sets)
-
-
-def _shingle_sets(blocks: Iterator[list[str]], numbers: NDArray[np.int64], words: int, scratch: Path) -> ShingleSets:
-    lengths = [np.zeros(1, dtype=np.int64)]
-    with scratch.open("wb") as file:
-        for texts in blocks:
-            values, bounds = distinct_shingles(texts, words)
-            values.tofile(file)
-            lengths.append(np.diff(bounds))
-    total = np.cumsum(np.concatenate(lengths))
-    values = np.memmap(scratch, dtype=np.uint64, mode="r") if total[-1] else np.empty(0, dtype=np.uint64)
-    return ShingleSets(numbers, values, total)
+    blocks = text_blocks(rows, part, used[compared])
+    sets = chain.from_iterable(shingle_sets(texts, settings.words(part)) for texts in blocks)
+    found = NearTexts(same, same, dict(zip(compared.tolist(), sets, strict=True)))
+    similar = candidates[found.similarities(candidates) >= settings.threshold(part)]
+    return found._replace(near=classes_of(len(same), similar)[same])
 
 
 def near_repeats(

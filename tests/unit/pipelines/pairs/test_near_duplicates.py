@@ -5,17 +5,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from pipelines.pairs.duplicates import (
     NearDuplicateSettings,
-    ShingleSets,
     band_keys,
     candidate_pairs,
     classes_of,
-    distinct_shingles,
     first_of_equal,
     lower_words,
     shingle_hashes,
+    shingle_sets,
+    similarity,
     split_at_white_space,
 )
 
@@ -34,8 +35,9 @@ def literal_similarity(a: set[tuple[str, ...]], b: set[tuple[str, ...]]) -> floa
     return len(a & b) / len(a | b) if a or b else 1.0
 
 
-def sets_of(texts: list[str], words: int) -> ShingleSets:
-    return ShingleSets(np.arange(len(texts)), *distinct_shingles(texts, words))
+def similarities(texts: list[str], words: int, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
+    sets = shingle_sets(texts, words)
+    return np.array([similarity(sets[a], sets[b]) for a, b in pairs])
 
 
 def variant(generator: np.random.Generator, words: list[str], changes: int) -> str:
@@ -53,7 +55,7 @@ def test_similarities_are_those_of_the_sets_of_ngrams(texts: list[str], words: i
     expected = [
         literal_similarity(literal_shingles(texts[a], words), literal_shingles(texts[b], words)) for a, b in pairs
     ]
-    assert sets_of(texts, words).similarities(pairs).tolist() == expected
+    assert similarities(texts, words, pairs).tolist() == expected
 
 
 def test_shingles_do_not_depend_on_what_else_is_in_the_block() -> None:
@@ -99,9 +101,8 @@ def test_near_duplicates_are_found_and_others_are_not() -> None:
     generator = np.random.default_rng(1)
     families = [[f"{family}.{generator.integers(1 << 40)}" for _ in range(100)] for family in range(40)]
     texts = [variant(generator, words, changes) for words in families for changes in (0, 1, 2, 2, 30)]
-    sets = sets_of(texts, 3)
     candidates = candidate_pairs(band_keys(*shingle_hashes(texts, 3), SETTINGS).T)
-    similar = candidates[sets.similarities(candidates) >= 0.8]
+    similar = candidates[similarities(texts, 3, candidates) >= 0.8]
     classes = classes_of(len(texts), similar)
     for family in range(40):
         first = 5 * family
@@ -117,7 +118,7 @@ def test_a_thousand_alike_texts_are_no_quadratic_work() -> None:
     texts = [variant(generator, words, 1) for _ in range(2_000)]
     candidates = candidate_pairs(band_keys(*shingle_hashes(texts, 3), SETTINGS).T)
     assert len(candidates) <= 2 * SETTINGS.bands * len(texts)
-    classes = classes_of(len(texts), candidates[sets_of(texts, 3).similarities(candidates) >= 0.8])
+    classes = classes_of(len(texts), candidates[similarities(texts, 3, candidates) >= 0.8])
     assert (classes == 0).all()
 
 
