@@ -59,7 +59,7 @@ class Tevatron(Policies):
 class TevatronFormat(ExampleFormat):
     """Reads Tevatron's JSON lines; positives have relevance 1, negatives 0. An id may be an integer.
 
-    Which of the two forms it is, the keys of the first example say; all others must be of the same.
+    Which of the two forms an example has, its keys say.
     """
 
     def __init__(self, config: Tevatron) -> None:
@@ -67,10 +67,8 @@ class TevatronFormat(ExampleFormat):
         self._corpus = find_files(folder, config.corpus, "corpus")
         super().__init__(folder, files_of_splits(folder, config.examples, "examples"), self._corpus)
         self._differing_texts = config.differing_texts
-        self._keys = self._find_keys()
         if self._corpus:
-            corpus = self.describe(self._corpus)
-            self.documents_name = corpus if self._keys == _BY_ID else f"{corpus}, {self.documents_name}"
+            self.documents_name = f"{self.describe(self._corpus)}, {self.documents_name}"
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The corpus, then the documents of every example."""
@@ -92,11 +90,16 @@ class TevatronFormat(ExampleFormat):
 
     def example(self, record: Record, split: str, name: str) -> Example:  # noqa: ARG002
         """The query with its documents, or their ids."""
-        query_key, *keys = self._keys
-        self._check_form(record)
+        query_key, *keys = _BY_ID if _BY_ID[1] in record.values else _WRITTEN_OUT
+        record.required(keys[0])
         query = QueryRecord(record.place, record.id("query_id"), record.string(query_key))
         relevance_of = dict(zip(keys, (POSITIVE, HARD_NEGATIVE), strict=True))
-        if self._keys == _BY_ID:
+        if query_key == _BY_ID[0]:
+            if not self._corpus:
+                raise UserError(
+                    f'{record.place} names documents by id ("{_BY_ID[1]}"), but no file with their texts is given. Set'
+                    ' corpus to the JSON lines with "docid" and "text".'
+                )
             judged = [(id_, relevance) for key, relevance in relevance_of.items() for id_ in _ids(record, key)]
             return Example(query, split, (), judged)
         documents = [
@@ -105,33 +108,6 @@ class TevatronFormat(ExampleFormat):
             for passage in record.objects(key)
         ]
         return example_of(query, split, documents)
-
-    def _find_keys(self) -> tuple[str, str, str]:
-        names = chain.from_iterable(self.example_files.values())
-        first = next(chain.from_iterable(map(self.records, names)), None)
-        if first is None:
-            raise UserError(f"{self.judgments_name} holds no examples. Is it the right file, is it complete?")
-        if _BY_ID[1] in first.values and not self._corpus:
-            raise UserError(
-                f'{first.place} names documents by id ("{_BY_ID[1]}"), but no file with their texts is given. Set'
-                ' corpus to the JSON lines with "docid" and "text".'
-            )
-        return _BY_ID if _BY_ID[1] in first.values else _WRITTEN_OUT
-
-    def _check_form(self, record: Record) -> None:
-        positives = self._keys[1]
-        if positives in record.values:
-            return
-        other = (_WRITTEN_OUT if self._keys == _BY_ID else _BY_ID)[1]
-        if other in record.values:
-            raise UserError(
-                f'{record.place} has "{other}", the examples before it have "{positives}". Read files of the two forms'
-                " as two collections."
-            )
-        raise UserError(
-            f"{record.place} is no example of Tevatron's, its keys are {sorted(record.values)}. It must have"
-            f' "{_WRITTEN_OUT[1]}", or "{_BY_ID[1]}" and a corpus.'
-        )
 
 
 def _has_old_key(record: Record) -> bool:

@@ -72,10 +72,9 @@ def test_splits_and_queries_of_several_files(tmp_path: Path) -> None:
     assert read_.judgments == [("7", "2", 1, "dev"), *EXPECTED.judgments]
 
 
-@pytest.mark.parametrize(("first", "second"), [(WRITTEN_OUT, BY_ID), (BY_ID, WRITTEN_OUT)])
-def test_two_forms_in_one_are_refused(tmp_path: Path, first: list[Any], second: list[Any]) -> None:
-    files = {"t.jsonl": lines(first[0], second[1]), "c.jsonl": lines(ONE, TWO)}
-    refused(tmp_path, files, r't\.jsonl, line 2 has "positive_.*", the examples before it have', corpus="c.jsonl")
+def test_examples_of_both_forms(tmp_path: Path) -> None:
+    write_files(str(tmp_path), {"t.jsonl": lines(WRITTEN_OUT[0], BY_ID[1]), "c.jsonl": lines(ONE, TWO)})
+    assert read(str(tmp_path), corpus="c.jsonl") == EXPECTED
 
 
 def test_one_id_for_two_texts_is_refused_unless_the_first_is_asked_for(tmp_path: Path) -> None:
@@ -89,14 +88,14 @@ def test_one_id_for_two_texts_is_refused_unless_the_first_is_asked_for(tmp_path:
 
 def test_ids_that_the_corpus_lacks_are_refused_or_left_out(tmp_path: Path) -> None:
     files = {"t.jsonl": lines(*BY_ID), "c.jsonl": lines(ONE)}
-    refused(tmp_path, files, "line 2 names '2', which .*c.jsonl does not hold", corpus="c.jsonl")
+    refused(tmp_path, files, "line 2 names '2', which .*c.jsonl, .*t.jsonl does not hold", corpus="c.jsonl")
     assert read(str(tmp_path), corpus="c.jsonl", unknown_ids="drop").judgments == EXPECTED.judgments[:1]
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"query_id": "q", "query": "w"}, r"line 1 is no example of Tevatron's, its keys are \['query', 'query_id'\]"),
+        ({"query_id": "q", "query": "w"}, r"line 1 has no \"positive_passages\"; its keys are \['query', 'query_id'\]"),
         (BY_ID[0], "line 1 names documents by id .*Set corpus"),
         (WRITTEN_OUT[0] | {"query_id": None}, 'line 1: "query_id" is None'),
         (WRITTEN_OUT[0] | {"query": 3}, 'line 1: "query" is 3'),
@@ -116,7 +115,7 @@ def test_wrong_examples_are_named(tmp_path: Path, record: dict[str, Any], messag
     [
         (BY_ID[0] | {"positive_document_ids": "d1"}, "line 1: \"positive_document_ids\" is 'd1'. It must be a list of"),
         (BY_ID[0] | {"negative_document_ids": [None]}, 'line 1: "negative_document_ids" is None'),
-        ({"query_id": "q", "query_text": "w"}, "line 1 is no example"),
+        ({"query_id": "q", "query_text": "w"}, 'line 1 has no "positive_passages"'),
     ],
 )
 def test_wrong_examples_by_id_are_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
@@ -124,7 +123,7 @@ def test_wrong_examples_by_id_are_named(tmp_path: Path, record: dict[str, Any], 
 
 
 def test_files_without_examples_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path, {"t.jsonl": "\n"}, r"t\.jsonl holds no examples")
+    refused(tmp_path, {"t.jsonl": "\n"}, r"t\.jsonl holds no documents with a text")
     refused(tmp_path, {}, r"examples\.dev: .*x\.jsonl is not there", examples={"dev": "x.jsonl"})
     refused(tmp_path, {"t.jsonl": lines(*BY_ID)}, r"corpus: .*c\.jsonl is not there", corpus="c.jsonl")
 
