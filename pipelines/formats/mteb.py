@@ -84,7 +84,7 @@ def _described_layout(folder: Folder) -> Layout:
         description = yaml.safe_load(found[1]) or {}
         configurations = description.get("configs") or []
         return {
-            _name(item["config_name"], "config_name", where): _described_splits(item["data_files"], where)
+            str(item["config_name"]): _described_splits(item["data_files"])
             for item in configurations
             if item.get("data_files")  # one that names a data_dir, say, is none of MTEB's
         }
@@ -96,7 +96,7 @@ def _described_layout(folder: Folder) -> Layout:
         ) from error
 
 
-def _described_splits(data_files: Any, where: str) -> dict[str, tuple[str, ...]]:
+def _described_splits(data_files: Any) -> dict[str, tuple[str, ...]]:
     if isinstance(data_files, Mapping):
         pairs = list(data_files.items())
     else:
@@ -104,23 +104,9 @@ def _described_splits(data_files: Any, where: str) -> dict[str, tuple[str, ...]]
         pairs = [("train", entry) if isinstance(entry, str) else (entry["split"], entry["path"]) for entry in entries]
     splits: dict[str, tuple[str, ...]] = {}
     for name, path in pairs:
-        split = _name(name, "split", where)
         paths = (path,) if isinstance(path, str) else tuple(map(str, path))
-        splits[split] = (*splits.get(split, ()), *paths)
+        splits[str(name)] = (*splits.get(str(name), ()), *paths)
     return splits
-
-
-def _name(value: Any, key: str, where: str) -> str:
-    """A configuration's or a split's name, which YAML may take for a number: ``2020``.
-
-    Raises ``UserError`` where the word is lost: YAML reads ``no``, ``off``, ``yes`` and the like as booleans.
-    """
-    if isinstance(value, bool | list | dict) or value in (None, ""):
-        raise UserError(
-            f"{where}: YAML reads a {key} of configs as {value!r}, which is no name: {key} must be a word or a number."
-            f" Put one such as no, off, yes or null in quotes ({key}: 'no')."
-        )
-    return str(value)
 
 
 def _conventional_layout(folder: Folder) -> Layout:

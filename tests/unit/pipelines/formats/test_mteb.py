@@ -149,12 +149,6 @@ def test_queries_of_each_split_are_joined_but_corpora_are_not(tmp_path: Path) ->
             "---\nconfigs: [{data_files: corpus.jsonl}]\n---\n",
             r"README\.md: the YAML at its head can't be understood \(KeyErr",
         ),
-        (
-            "---\nconfigs: [{config_name: no, data_files: x}]\n---\n",
-            r"reads a config_name of configs as False, which is",
-        ),
-        ("---\nconfigs: [{config_name: , data_files: x}]\n---\n", r"reads a config_name of configs as None"),
-        ("---\nconfigs: [{config_name: a, data_files: {on: x}}]\n---\n", r"a split of configs as True.*in quotes"),
         ("---\nconfigs: [{config_name: a, data_files: 2020-13-45}]\n---\n", r"can't be understood \(ValueError"),
         ("---\nconfigs: [{config_name: corpus, data_files: [{split: x}]}]\n---\n", r"KeyError: 'path'"),
         ("---\nconfigs: {a: 1}\n---\n", r"must be a list of entries with config_name and data_files"),
