@@ -146,7 +146,7 @@ def _blocks(folder: Folder, name: str, tag: str) -> Iterator[tuple[Place, str]]:
         if not start and not text.startswith(opening):
             raise UserError(
                 f"{place} is {text!r:.60}, which stands outside {opening}…{closing}. Is it a file of"
-                " another format? A table separated by tabs is named .tsv, or by the setting of its format."
+                " another format? A table separated by tabs is named .tsv."
             )
         if start and text.startswith(opening):
             raise UserError(f"{start}: {opening} has no {closing} before the next one in line {place.line}.")
@@ -161,16 +161,13 @@ def _blocks(folder: Folder, name: str, tag: str) -> Iterator[tuple[Place, str]]:
         raise UserError(f"{start}: {opening} has no {closing}. Is the file complete?")
 
 
-_DEFAULT_TITLE_KEY = "title"
-
-
 class DocumentKeys(Settings):
     """Where documents in JSON lines have their id, title and text."""
 
     id: str = "id"
     """Key of the id."""
-    title: str = _DEFAULT_TITLE_KEY
-    """Key of the title; may be absent from a document."""
+    title: str = "title"
+    """Key of the title; only one called so may be absent from a document."""
     text: str = "text"
     """Key of the text."""
 
@@ -192,10 +189,6 @@ class TrecFiles(Policies):
     """Files of queries."""
     qrels: dict[str, FileNames] = Field(default={})
     """Each split's files of judgments."""
-    documents_format: Literal["tsv", "jsonl", "markup"] | None = None
-    """Format of the documents; None: by the ending of the name."""
-    queries_format: Literal["tsv", "topics"] | None = None
-    """Format of the queries; None: by the ending of the name."""
     document_columns: DocumentColumns = ("id", "text")
     """Columns of .tsv: [id, -, title, text] for MS MARCO's documents."""
     document_keys: DocumentKeys = DocumentKeys()
@@ -237,31 +230,23 @@ class TrecFormat(Format):
             yield from self._documents_of(name)
 
     def _documents_of(self, name: str) -> Iterator[DocumentRecord]:
-        form = self._config.documents_format or _form(name, {".tsv": "tsv", ".jsonl": "jsonl"}, "markup")
-        if form == "tsv":
+        if plain_name(name).endswith(".tsv"):
             yield from tsv_documents(self.folder, name, self._config.document_columns)
-        elif form == "jsonl":
-            yield from self._json_documents(name)
+        elif plain_name(name).endswith(".jsonl"):
+            keys = self._config.document_keys
+            for record in json_objects(self.folder, name):
+                if keys.title != "title":  # a wrong name would read no titles
+                    record.required(keys.title)
+                id_ = column_id(record.id(keys.id), record.place)
+                yield DocumentRecord(record.place, id_, record.text(keys.title), record.string(keys.text))
         else:
             for record in marked_up_documents(self.folder, name, self._config.title_tags, self._config.text_tags):
                 yield record._replace(title=without_markup(record.title), text=without_markup(record.text))
 
-    def _json_documents(self, name: str) -> Iterator[DocumentRecord]:
-        keys, any_title = self._config.document_keys, False
-        for record in json_objects(self.folder, name):
-            any_title = any_title or keys.title in record.values
-            id_ = column_id(record.id(keys.id), record.place)
-            yield DocumentRecord(record.place, id_, record.text(keys.title), record.string(keys.text))
-        if not any_title and keys.title != _DEFAULT_TITLE_KEY:
-            raise UserError(
-                f"document_keys.title is {keys.title!r}, but no document of {self.folder.describe(name)} has it."
-                " Correct the setting."
-            )
-
     def queries(self) -> Iterator[QueryRecord]:
         """The queries file after file."""
         for name in self._queries:
-            if (self._config.queries_format or _form(name, {".tsv": "tsv"}, "topics")) == "tsv":
+            if plain_name(name).endswith(".tsv"):
                 yield from tsv_queries(self.folder, name)
             else:
                 yield from topics(self.folder, name, self._config.topic_field)
@@ -273,10 +258,6 @@ class TrecFormat(Format):
     def _judgments(self) -> Iterator[JudgmentRecord]:
         for split, name in self._qrels:
             yield from qrels_judgments(self.folder, name, split)
-
-
-def _form(name: str, endings: dict[str, str], other: str) -> str:
-    return next((form for ending, form in endings.items() if plain_name(name).endswith(ending)), other)
 
 
 DOCUMENTS_FILE = "documents.tsv"

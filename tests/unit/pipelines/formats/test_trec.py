@@ -76,22 +76,21 @@ def test_documents_queries_and_judgments(place: str, ending: str) -> None:
     assert [file["name"] for file in source.fingerprint()["files"]] == [f"{name}{ending}" for name in named]
 
 
-def test_formats_and_fields_may_be_named(tmp_path: Path) -> None:
+def test_fields_may_be_named(tmp_path: Path) -> None:
     files = {
-        "passages.gz.part": '{"pid": "p1", "headline": null, "passage": "x"}\n',
-        "t.txt": "q1\tfirst\n",
+        "passages.part.jsonl": '{"pid": "p1", "headline": null, "passage": "x"}\n',
+        "t.tsv": "q1\tfirst\n",
         "a.txt": "q1 0 p1 1\n",
         "b.txt": "q1 0 p1 1\n",
     }
     path = write_files(str(tmp_path / "c"), files)
-    settings: dict[str, Any] = {"documents": "passages.*", "queries": "t.txt", "qrels": {"x": ["a.txt"], "y": "b.txt"}}
-    settings |= {"documents_format": "jsonl", "queries_format": "tsv"}
+    settings: dict[str, Any] = {"documents": "passages.*", "queries": "t.tsv", "qrels": {"x": ["a.txt"], "y": "b.txt"}}
     keys = {"id": "pid", "title": "headline", "text": "passage"}
     found = read(opened(path, **settings, document_keys=keys))
     assert found == ([("p1", "", "x")], [("q1", "first")], [("q1", "p1", 1, "x"), ("q1", "p1", 1, "y")])
-    message = "document_keys.title is 'heading', but no document of .*passages.gz.part has it"
+    message = r'passages\.part\.jsonl, line 1 has no "heading"; its keys are'
     refused(path, message, **settings, document_keys={**keys, "title": "heading"})
-    refused(path, r'passages\.gz\.part, line 1 has no "id"; its keys are', **settings)
+    refused(path, r'passages\.part\.jsonl, line 1 has no "id"; its keys are', **settings)
     refused(
         path,
         "b.txt, line 1 judges .* as .*a.txt, line 1 does",
@@ -125,9 +124,6 @@ def test_tags_of_titles_and_texts_may_be_named(tmp_path: Path) -> None:
             {"document_columns": ["id", "title", "text"]},
             r"docs\.tsv, line 1 has 2 tab-separated fields.*id, title, text",
         ),
-        ({"documents_format": "tsv"}, r"docs\.jsonl, line 1 has 1 tab-separated fields"),
-        ({"documents": "docs.trec", "documents_format": "jsonl"}, r"docs\.trec, line 1 is not valid JSON"),
-        ({"queries_format": "topics"}, r"queries\.tsv, line 1 is 'q1\\tfirst', which stands outside <top>"),
         ({"queries": []}, r"The empty setting 'queries' holds no queries"),
         (
             {"documents": "docs.tsv"},
