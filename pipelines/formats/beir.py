@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pipelines.formats.columns import Columns, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
+from pipelines.formats.tables import FileTables, chosen
 from pipelines.formats.training_examples import (
     judgments_of,
     require_judgments,
@@ -24,8 +26,8 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Policies, QueryRecord, Record
-from retrieval.collections.text_lines import HEADER, find_file, json_objects, plain_name, read_qrels
+from retrieval.collections.records import Policies
+from retrieval.collections.text_lines import HEADER, FileNames, find_file, json_objects, plain_name
 
 CORPUS_FILE = "corpus.jsonl"
 QUERIES_FILE = "queries.jsonl"
@@ -36,7 +38,7 @@ _DEFAULT_ANSWERS_KEY = "answers"
 
 
 class BeirFolder(Policies):
-    """Settings of a collection in a BEIR folder, local or in an object store."""
+    """Settings of a collection in a BEIR folder, local or in an object store. An ``_id`` may be an integer."""
 
     kind: Literal["beir"] = "beir"
     """The format."""
@@ -51,68 +53,33 @@ class BeirFolder(Policies):
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a file or a split is missing."""
-        return CheckedSource(BeirFormat(self), self)
-
-
-class BeirFormat(Format):
-    """Reads a BEIR folder. An ``_id`` may be an integer: it becomes its decimal string, as in the TSV files."""
-
-    def __init__(self, config: BeirFolder) -> None:
-        folder = Folder(config.path)
-        self._config = config
-        self._splits = _find_splits(folder, config.splits)
-        self._corpus = find_file(folder, CORPUS_FILE) or CORPUS_FILE
-        self._queries = find_file(folder, QUERIES_FILE) or QUERIES_FILE
-        super().__init__(folder, [self._corpus, self._queries, *self._splits.values()])
-        self.documents_name = folder.describe(self._corpus)
-        self.queries_name = folder.describe(self._queries)
-        self.judgments_name = self.describe(self._splits.values())
-
-    def documents(self) -> Iterator[DocumentRecord]:
-        """The documents in the order of ``corpus.jsonl``."""
-        any_domain = False
-        for record in json_objects(self.folder, self._corpus):
-            domain = _metadata(record).text(self._config.domain_key)
-            any_domain = any_domain or bool(domain)
-            yield DocumentRecord(record.place, record.id("_id"), record.text("title"), record.string("text"), domain)
-        if not any_domain and self._config.domain_key != _DEFAULT_DOMAIN_KEY:
-            raise UserError(
-                f"domain_key is {self._config.domain_key!r}, but no document of {self.documents_name} has that key in"
-                ' its "metadata". Correct the setting, or leave it out for a collection without domains.'
-            )
-
-    def queries(self) -> Iterator[QueryRecord]:
-        """The queries in the order of ``queries.jsonl``."""
-        key, any_answers = self._config.answers_key, False
-        for record in json_objects(self.folder, self._queries):
-            metadata = _metadata(record)
-            any_answers = any_answers or key in metadata.values
-            domain = metadata.text(self._config.domain_key)
-            answers = metadata.strings(key, otherwise="; set answers_key to '' where it holds something else")
-            yield QueryRecord(record.place, record.id("_id"), record.string("text"), domain, tuple(answers))
-        if not any_answers and key not in (_DEFAULT_ANSWERS_KEY, ""):
-            raise UserError(
-                f'answers_key is {key!r}, but no query of {self.queries_name} has that key in its "metadata". Correct'
-                " the setting, or leave it out for a collection without answers."
-            )
-
-    def judgments(self) -> Iterator[JudgmentRecord]:
-        """The judgments by split, then in the order of its file."""
-        for split, name in self._splits.items():
-            for place, query, document, score in read_qrels(self.folder, name):
-                yield JudgmentRecord(place, query, document, score, split)
-
-
-def _metadata(record: Record) -> Record:
-    metadata = record.values.get("metadata")
-    return Record(record.place, metadata if isinstance(metadata, dict) else {})
+        folder = Folder(self.path)
+        splits = _find_splits(folder, self.splits)
+        corpus, queries = (str(find_file(folder, name)) for name in (CORPUS_FILE, QUERIES_FILE))
+        domain = f"metadata.{self.domain_key}"
+        # a key that the settings name must be in some document; queries may be without
+        asked = self.domain_key == _DEFAULT_DOMAIN_KEY or any(
+            chosen(record.values, [domain]) for record in json_objects(folder, queries)
+        )
+        columns = Columns(
+            documents=DocumentTable(table=(corpus,), id="_id", title="title", domain=domain),
+            queries=QueryTable(
+                table=(queries,),
+                id="_id",
+                domain=domain if asked else None,
+                answers=f"metadata.{self.answers_key}" if self.answers_key else None,
+            ),
+            judgments=JudgmentTables(splits=splits, query_id="query-id", document_id="corpus-id", relevance="score"),
+        )
+        may_lack = ["title", f"metadata.{_DEFAULT_DOMAIN_KEY}", f"metadata.{_DEFAULT_ANSWERS_KEY}"]
+        return CheckedSource(ColumnsFormat(columns, FileTables(folder, quotes=False, may_lack=may_lack)), self)
 
 
 def _qrels_file(split: str) -> str:
     return f"{QRELS_FOLDER}/{split}.tsv"
 
 
-def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, str]:
+def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, FileNames]:
     """Each split to read and its file, sorted. Raises ``UserError`` where one of them or a file is missing."""
     missing = [name for name in (CORPUS_FILE, QUERIES_FILE) if not find_file(folder, name)]
     files = [name for name in (folder / QRELS_FOLDER).files() if "/" not in name and not name.startswith(".")]
@@ -134,7 +101,7 @@ def _find_splits(folder: Folder, wanted: Collection[str] | None) -> dict[str, st
             f"splits: {folder.uri} has no {', '.join(map(_qrels_file, absent))}. The splits there are"
             f" {', '.join(present)}."
         )
-    return {split: name for split, name in sorted(present.items()) if wanted is None or split in wanted}
+    return {split: (name,) for split, name in sorted(present.items()) if wanted is None or split in wanted}
 
 
 def write(collection: StoredCollection, folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.records import Place, Record, describe_files
-from retrieval.collections.text_lines import json_records, numbered_lines, plain_name
+from retrieval.collections.text_lines import json_objects, json_records, numbered_lines, plain_name
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _ENDINGS = (*JSON_ENDINGS, ".csv", ".tsv", ".parquet")
@@ -50,7 +50,7 @@ class FileTable:
         if name.endswith(".parquet"):
             return _parquet_columns(folder, name)
         if plain_name(name).endswith(JSON_ENDINGS):
-            records = islice(json_records(folder, name), _RECORDS_LOOKED_AT)
+            records = islice(_json_records(folder, name), _RECORDS_LOOKED_AT)
             return list(dict.fromkeys(key for record in records for key in record.values))
         return next((fields for _, fields in _separated(folder, name, self._quotes)), [])
 
@@ -64,7 +64,7 @@ class FileTable:
         named = [*required, *filter(None, optional)]
         unseen, is_empty = set(filter(None, optional)) - self._may_lack, True
         for place, values in chain.from_iterable(self._records(name, named) for name in self._files):
-            found = _chosen(values, named)
+            found = chosen(values, named)
             if absent := [column for column in required if column not in found]:
                 raise _no_column(str(place), absent[0], values)
             unseen -= found.keys()
@@ -89,7 +89,7 @@ class FileTable:
         if name.endswith(".parquet"):
             return _parquet_records(self._folder, name, columns, self._may_lack)
         if plain_name(name).endswith(JSON_ENDINGS):
-            return json_records(self._folder, name)
+            return _json_records(self._folder, name)
         return _separated_records(self._folder, name, columns, self._quotes, self._may_lack)
 
 
@@ -167,7 +167,7 @@ def _parts_match(name: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(name) and fnmatchcase(name[0], pattern[0]) and _parts_match(name[1:], pattern[1:])
 
 
-def _chosen(values: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+def chosen(values: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     """The values of those columns that are there; ``a.b`` is key ``b`` in ``a``, unless a column is called so."""
     found = {column: _value_of(values, column) for column in columns}
     return {column: value for column, value in found.items() if value is not _ABSENT}
@@ -209,6 +209,10 @@ def _stored_columns(
 def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
     there = ", ".join(map(repr, columns)) or "none"
     return UserError(f"{where} has no column {column!r}. Columns there: {there}. Name the one that is meant.")
+
+
+def _json_records(folder: Folder, name: str) -> Iterator[Record]:
+    return (json_records if plain_name(name).endswith(".json") else json_objects)(folder, name)
 
 
 def _separated_records(

@@ -240,8 +240,8 @@ class TrecFormat(Format):
                 id_ = column_id(record.id(keys.id), record.place)
                 yield DocumentRecord(record.place, id_, record.text(keys.title), record.string(keys.text))
         else:
-            for record in marked_up_documents(self.folder, name, self._config.title_tags, self._config.text_tags):
-                yield record._replace(title=without_markup(record.title), text=without_markup(record.text))
+            for document in marked_up_documents(self.folder, name, self._config.title_tags, self._config.text_tags):
+                yield document._replace(title=without_markup(document.title), text=without_markup(document.text))
 
     def queries(self) -> Iterator[QueryRecord]:
         """The queries file after file."""
