@@ -186,9 +186,9 @@ class ColumnsFormat(Format):
 
     def __init__(self, columns: Columns, tables: FileTables) -> None:
         assert columns.documents is not None
+        super().__init__(tables.folder, tables.opened)
         self.repeats = columns.documents.id is None
         self._columns = columns
-        self._tables = tables
         self._document_columns = columns.documents
         self._documents = tables.open(columns.documents.table)
         self._queries = tables.open(columns.queries.table) if columns.queries else None
@@ -197,10 +197,6 @@ class ColumnsFormat(Format):
         self.documents_name = self._documents.name
         self.queries_name = self._queries.name if self._queries else ""
         self.judgments_name = ", ".join(table.name for _, table in self._judgments)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What the tables say of themselves."""
-        return self._tables.fingerprint()
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents in their table's order."""
@@ -254,16 +250,12 @@ class PairsFormat(Format):
     repeats = True
 
     def __init__(self, columns: PairTables, tables: FileTables, domain: str = "") -> None:
+        super().__init__(tables.folder, tables.opened)
         self._columns = columns
         self._domain = domain  # of rows without one
-        self._tables = tables
         self._splits = [(split, tables.open(names)) for split, names in columns.tables()]
         self.judgments_name = ", ".join(table.name for _, table in self._splits)
         self.documents_name = self.queries_name = self.judgments_name
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What the tables say of themselves."""
-        return self._tables.fingerprint()
 
     def documents(self) -> Iterator[DocumentRecord]:
         """Each row's document, then its negatives."""

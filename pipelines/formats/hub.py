@@ -1,7 +1,7 @@
 """Collections in the files of data sets on the Hugging Face hub, read from there at one pinned commit."""
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -63,7 +63,7 @@ class HubDataset(Columns):
         is_mteb = self.layout == "mteb"
         try:
             folder = hub_folder(self.dataset, self.revision)
-            tables = HubTables(folder, quotes=True if is_mteb else None, may_lack=WHERE_THERE if is_mteb else ())
+            tables = FileTables(folder, quotes=True if is_mteb else None, may_lack=WHERE_THERE if is_mteb else ())
             columns: Columns = self
             if is_mteb:
                 found = find_columns(read_layout(folder), tables, folder.uri, self.subset, self.splits)
@@ -81,11 +81,3 @@ class HubDataset(Columns):
 def hub_folder(dataset: str, revision: str) -> Folder:
     """The repository of a data set at a commit."""
     return Folder(f"hf://datasets/{dataset}@{revision}")
-
-
-class HubTables(FileTables):
-    """Tables of a repository at a commit, whose content never changes: nothing is read for the fingerprint."""
-
-    def fingerprint(self) -> dict[str, Any]:
-        """The repository with its commit, and the files that were opened."""
-        return {"repository": self.folder.uri, "tables": sorted(self.opened)}

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.records import Place, Record, describe_files
+from retrieval.collections.records import Place, Record
 from retrieval.collections.text_lines import json_objects, json_records, numbered_lines, plain_name
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
@@ -32,7 +32,7 @@ class FileTable:
     """One or several files of a folder as one table with named columns, in the given order.
 
     ``a.b`` names what is under ``b`` in a column ``a`` of structs. ``may_lack``: optional columns that are read where
-    they are there. Files of parquet must have the same columns.
+    they are there.
     """
 
     def __init__(
@@ -60,7 +60,6 @@ class FileTable:
         Raises ``UserError`` where a required column is absent, in JSON from any record, or where an optional one is
         absent from the whole table and not one that it may lack. A file, or a record of JSON, may lack an optional one.
         """
-        self._require_same_columns()
         named = [*required, *filter(None, optional)]
         unseen, is_empty = set(filter(None, optional)) - self._may_lack, True
         for place, values in chain.from_iterable(self._records(name, named) for name in self._files):
@@ -72,18 +71,6 @@ class FileTable:
             yield Record(place, found)
         if unseen and not is_empty:
             raise _no_column(self.name, min(unseen), self.columns())
-
-    def _require_same_columns(self) -> None:
-        names = [name for name in self._files if name.endswith(".parquet")]
-        columns = [sorted(_parquet_columns(self._folder, name)) for name in names] if len(names) > 1 else []
-        for name, other in zip(names, columns, strict=False):
-            if other != columns[0]:
-                raise UserError(
-                    f"{self._folder.describe(name)} has the columns {', '.join(other)}, but"
-                    f" {self._folder.describe(names[0])} has {', '.join(columns[0])}. Files of one table must have the"
-                    " same columns. Name only those that belong together (a glob such as corpus-*.parquet), or write"
-                    " the file again."
-                )
 
     def _records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
         if name.endswith(".parquet"):
@@ -97,7 +84,7 @@ class FileTables:
     """Tables made of files below a folder.
 
     A name is a file, a folder (all tables below it) or a glob (``*``, ``**``, ``?``, ``[…]``). ``may_lack``: as of
-    ``FileTable``.
+    ``FileTable``. ``opened``: the names of all files of tables that were opened.
     """
 
     def __init__(self, folder: Folder, *, quotes: bool | None = None, may_lack: Collection[str] = ()) -> None:
@@ -114,10 +101,6 @@ class FileTables:
         files = dict.fromkeys(chain.from_iterable(table_files(self.folder, name) for name in names))
         self.opened |= files
         return FileTable(self.folder, list(files), quotes=self._quotes, may_lack=self._may_lack)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Name, bytes and SHA-256 of each file that was opened."""
-        return describe_files(self.folder, self.opened)
 
 
 def is_table(name: str) -> bool:

@@ -7,7 +7,7 @@ formats have in common is in ``checked_source``.
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from json.encoder import encode_basestring
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -23,6 +23,7 @@ Policy = Literal["refuse", "drop"]
 _BLOCK_BYTES = 8 << 20
 _RECORDS_AT_ONCE = 4096
 _CHARACTERS_AT_ONCE = 4 << 20
+_COMMIT = re.compile(r"hf://.+@[0-9a-f]{40}")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
 _INT32 = range(-(2**31), 2**31)
 
@@ -107,15 +108,12 @@ class Record(NamedTuple):
         """The string under the key; '' where there is none or null, and without a key."""
         return "" if key is None or self.values.get(key) is None else self.string(key)
 
-    def strings(self, key: str | None, *, or_one: bool = False, otherwise: str = "") -> list[str]:
-        """The list of strings under the key, or a string alone where it may be one; none where there is null.
-
-        ``otherwise``: what to do where something else is there, for the message.
-        """
+    def strings(self, key: str | None, *, or_one: bool = False) -> list[str]:
+        """The list of strings under the key, or a string alone where it may be one; none where there is null."""
         value = None if key is None else self.values.get(key)
         values = [value] if or_one and isinstance(value, str) else value
         if values is not None and not (isinstance(values, list) and all(isinstance(item, str) for item in values)):
-            raise self._error(key, f"{'a string or ' if or_one else ''}a list of strings{otherwise}")
+            raise self._error(key, f"{'a string or ' if or_one else ''}a list of strings")
         return values or []
 
     def objects(self, key: str) -> list["Record"]:
@@ -200,7 +198,7 @@ class Format(ABC):
     judgments_name = ""
     left_out: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, folder: Folder, files: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Folder, files: Collection[str] = ()) -> None:
         """``files``: the names of those in the folder that are read, in the order of the fingerprint."""
         self.folder = folder
         self.files = files
@@ -241,7 +239,12 @@ def in_chunks(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
 
 
 def describe_files(folder: Folder, names: Iterable[str]) -> dict[str, Any]:
-    """Name, bytes and SHA-256 of each file: the fingerprint of formats made of files."""
+    """Name, bytes and SHA-256 of each file: the fingerprint of formats made of files.
+
+    Of a repository of the hub at a commit, whose content never changes, the names alone: nothing is read.
+    """
+    if _COMMIT.fullmatch(folder.uri):
+        return {"repository": folder.uri, "files": list(names)}
     return {"files": [_describe_file(folder, name) for name in names]}
 
 

@@ -14,7 +14,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import text_id
+from retrieval.collections.records import describe_files, text_id
 from tests.unit.retrieval.collections.contents import contents
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -55,19 +55,23 @@ def source(**settings: Any) -> CheckedSource:
     return validate(HubDataset, values, "Source").open()
 
 
-def test_the_layout_of_mteb(dataset: Path) -> None:
+@pytest.mark.usefixtures("dataset")
+def test_the_layout_of_mteb() -> None:
     opened = source(layout="mteb", splits=["test"])
     assert contents(opened) == (
         [("d0", "", "text 0", ""), ("d1", "Cats", "text 1", "")],
         [("q1", "what", "", [])],
         [("q1", "d1", 2, "test"), ("q1", "d0", 0, "test")],
     )
-    assert opened.fingerprint() == {
-        "repository": str(dataset),
-        "tables": ["judged/test.parquet", "texts/c-0.parquet", "texts/c-1.parquet", "texts/q.parquet"],
-    }
+    names = ["texts/c-0.parquet", "texts/c-1.parquet", "texts/q.parquet", "judged/test.parquet"]
+    assert [file["name"] for file in opened.fingerprint()["files"]] == names
     with pytest.raises(UserError, match=r"snapshot has no judgments of dev"):
         source(layout="mteb", splits=["dev"])
+
+
+def test_a_commit_is_not_read_for_its_fingerprint() -> None:
+    uri = f"hf://datasets/org/data@{COMMIT}"
+    assert describe_files(Folder(uri), ["b", "a"]) == {"repository": uri, "files": ["b", "a"]}
 
 
 @pytest.mark.usefixtures("dataset")
