@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.mining.rules import sampling_keys
 from raytriever.artifacts.artifact import Artifact
-from raytriever.artifacts.long_columns import places_among, take_texts
+from raytriever.artifacts.long_columns import take_texts
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 
@@ -30,28 +30,15 @@ SCHEMA = pa.schema(
 
 def judged_pairs(collection: StoredCollection, splits: Iterable[str], minimum_relevance: int) -> pa.Table:
     """``pairs_from_judgments`` of these splits of a collection. Raises ``UserError`` for a split that isn't there."""
-    documents = collection.rows_of("documents").read(["id", "domain"])
-    return pairs_from_judgments(
-        pa.concat_tables(collection.judgments(split) for split in splits),
-        collection.rows_of("queries").read(["id"])["id"],
-        documents["id"],
-        documents["domain"],
-        minimum_relevance,
-    )
+    judgments = pa.concat_tables(collection.judgments(split) for split in splits)
+    return pairs_from_judgments(collection, judgments, minimum_relevance)
 
 
-def pairs_from_judgments(
-    judgments: pa.Table,
-    query_ids: pa.ChunkedArray,
-    document_ids: pa.ChunkedArray,
-    domains: pa.ChunkedArray,
-    minimum_relevance: int,
-) -> pa.Table:
+def pairs_from_judgments(collection: StoredCollection, judgments: pa.Table, minimum_relevance: int) -> pa.Table:
     """One pair for every judgment of at least ``minimum_relevance``, in (query row, document row) order.
 
-    ``judgments``: columns query_id, document_id, relevance. ``query_ids``, ``document_ids``: the collection's ids in
-    row order; ``domains``: the domain of each document. Raises ``UserError`` where no judgment is relevant enough or
-    one names an unknown id.
+    ``judgments``: columns query_id, document_id, relevance; a pair's domain is its document's. Raises ``UserError``
+    where no judgment is relevant enough or one names an unknown id.
     """
     relevant = judgments.filter(pc.greater_equal(judgments["relevance"], minimum_relevance))
     if not len(relevant):
@@ -59,28 +46,17 @@ def pairs_from_judgments(
             f"No judgment has a relevance of {minimum_relevance} or more, so there are no pairs. Lower"
             " minimum_relevance or choose another split."
         )
-    query_rows = _rows_of(relevant["query_id"], query_ids, "query")
-    document_rows = _rows_of(relevant["document_id"], document_ids, "document")
+    query_rows = collection.require("queries", relevant["query_id"])
+    document_rows = collection.require("documents", relevant["document_id"])
     order = np.lexsort((document_rows, query_rows))
     columns = [
         take_texts(relevant["query_id"], order),
         take_texts(relevant["document_id"], order),
-        take_texts(domains, document_rows[order]),
+        take_texts(collection.rows_of("documents").read(["domain"])["domain"], document_rows[order]),
         query_rows[order],
         document_rows[order],
     ]
     return pa.table(columns, schema=SCHEMA)
-
-
-def _rows_of(ids: pa.ChunkedArray, known: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
-    rows = places_among(ids, known)
-    unknown = np.flatnonzero(rows < 0)
-    if len(unknown):
-        raise UserError(
-            f"{len(unknown)} judgments name a {what} that the collection lacks, the first"
-            f" {ids[int(unknown[0])].as_py()!r}."
-        )
-    return rows
 
 
 def some_of_each_query(pairs: pa.Table, number: int) -> NDArray[np.bool_]:

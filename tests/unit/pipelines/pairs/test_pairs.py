@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from pipelines.pairs.pairs import SCHEMA, pairs_from_judgments, read_pairs, some_of_each_query
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from tests.unit.pipelines.formats.made_up import stored
 from tests.unit.small_run import make_artifact
 
 QUERIES = [f"q{number}" for number in (2, 0, 1)]
@@ -24,10 +26,11 @@ def judgments(rows: list[tuple[str, str, int]]) -> pa.Table:
     )
 
 
-def pairs(rows: list[tuple[str, str, int]], minimum_relevance: int = 1) -> pa.Table:
-    names = (QUERIES, DOCUMENTS, [f"domain of {document}" for document in DOCUMENTS])
-    columns = (pa.chunked_array([values[:2], values[2:]]) for values in names)
-    return pairs_from_judgments(judgments(rows), *columns, minimum_relevance)
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> StoredCollection:
+    documents = [{"id": name, "title": "", "text": "x", "domain": f"domain of {name}"} for name in DOCUMENTS]
+    queries = [{"id": name, "text": "x", "domain": "", "answers": []} for name in QUERIES]
+    return stored(tmp_path_factory.mktemp("collection") / "c", documents, queries, [])
 
 
 @settings(max_examples=50)
@@ -38,13 +41,15 @@ def pairs(rows: list[tuple[str, str, int]], minimum_relevance: int = 1) -> pa.Ta
     ),
     minimum_relevance=st.integers(0, 3),
 )
-def test_every_relevant_judgment_is_a_pair(rows: list[tuple[str, str, int]], minimum_relevance: int) -> None:
+def test_every_relevant_judgment_is_a_pair(
+    collection: StoredCollection, rows: list[tuple[str, str, int]], minimum_relevance: int
+) -> None:
     relevant = [row for row in rows if row[2] >= minimum_relevance]
     if not relevant:
         with pytest.raises(UserError, match=f"relevance of {minimum_relevance} or more"):
-            pairs(rows, minimum_relevance)
+            pairs_from_judgments(collection, judgments(rows), minimum_relevance)
         return
-    table = pairs(rows, minimum_relevance)
+    table = pairs_from_judgments(collection, judgments(rows), minimum_relevance)
     assert table.schema == SCHEMA
     expected = sorted((QUERIES.index(query), DOCUMENTS.index(document)) for query, document, _ in relevant)
     assert table.to_pylist() == [
@@ -59,31 +64,21 @@ def test_every_relevant_judgment_is_a_pair(rows: list[tuple[str, str, int]], min
     ]
 
 
-def test_the_order_of_judgments_does_not_matter() -> None:
+def test_the_order_of_judgments_does_not_matter(collection: StoredCollection) -> None:
     rows = [("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1), ("q0", "d3", 1)]
-    assert pairs(rows).equals(pairs(rows[::-1]))
+    one, other = (pairs_from_judgments(collection, judgments(listed), 1) for listed in (rows, rows[::-1]))
+    assert one.equals(other)
 
 
-def test_names_of_more_than_two_gigabytes() -> None:
-    domains = pa.chunked_array([pa.array([name * (1 << 20) for name in "abcdefgh"])] * 300)  # of which 8 MiB are there
-    documents = pa.chunked_array([[str(number) for number in range(len(domains))]])
-    queries = pa.chunked_array([pa.array([f"{number:0100000}" for number in range(80)])] * 300)
-    rows = [(queries[0].as_py(), "2399", 1), (queries[79].as_py(), "0", 1), (queries[79].as_py(), "1201", 1)]
-    table = pairs_from_judgments(judgments(rows), queries, documents, domains, 1)
-    assert table["query_row"].to_pylist() == [0, 79, 79]
-    assert table["document_row"].to_pylist() == [2399, 0, 1201]
-    assert [domain[0] for domain in table["domain"].to_pylist()] == ["h", "a", "b"]
+def test_unknown_ids_are_named(collection: StoredCollection) -> None:
+    with pytest.raises(UserError, match=r"2 of 3 documents are not in .*, such as 'd8'"):
+        pairs_from_judgments(collection, judgments([("q0", "d1", 1), ("q0", "d8", 1), ("q1", "d9", 1)]), 1)
+    with pytest.raises(UserError, match=r"1 of 1 queries are not in .*, such as 'q9'"):
+        pairs_from_judgments(collection, judgments([("q9", "d1", 1), ("q0", "d8", 0)]), 1)
 
 
-def test_unknown_ids_are_named() -> None:
-    with pytest.raises(UserError, match="2 judgments name a document that the collection lacks, the first 'd8'"):
-        pairs([("q0", "d1", 1), ("q0", "d8", 1), ("q1", "d9", 1)])
-    with pytest.raises(UserError, match="1 judgments name a query that the collection lacks, the first 'q9'"):
-        pairs([("q9", "d1", 1), ("q0", "d8", 0)])
-
-
-def test_stored_pairs_are_read_in_order(tmp_path: Path) -> None:
-    table = pairs([("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1)])
+def test_stored_pairs_are_read_in_order(tmp_path: Path, collection: StoredCollection) -> None:
+    table = pairs_from_judgments(collection, judgments([("q0", "d1", 1), ("q2", "d2", 2), ("q1", "d0", 1)]), 1)
     files = {"pairs/00000.parquet": table.slice(0, 2), "pairs/00001.parquet": table.slice(2)}
     uri = make_artifact(tmp_path / "domain=other", "pairs", {}, {}, files, 3)  # what looks like a partition is none
     assert (
