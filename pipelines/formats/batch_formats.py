@@ -36,7 +36,7 @@ def _count_pairs(batch: pa.Table) -> Mapping[str, int]:
         "hard negatives": hard_negatives,
         "examples without a hard negative": _sum(pc.equal(lengths, 0)),
         "negatives": len(batch) * (len(batch) - 1 + hard_negatives),  # of all rows: the other documents of the batch
-        "masked": _sum(pc.list_value_length(batch["masked"])),
+        "masked negatives": _sum(pc.list_value_length(batch["masked"])),
         "query characters": _sum(pc.utf8_length(batch["query"])),
         "document characters": _sum(pc.utf8_length(batch["document"])),
     }
@@ -63,40 +63,6 @@ def _sum(values: pa.ChunkedArray) -> int:
 
 
 _COUNTED = {"pairs": _count_pairs, "chunks": _count_chunks, "candidates": _count_candidates}
-
-
-def figure_rows(figures: Figures, epochs: int, batch_size: int) -> list[tuple[str, str]]:
-    """Names and values for a person, what doesn't apply left out."""
-    counts = figures.counts
-    examples = max(1, counts["examples"])
-    rows = [
-        ("epochs", f"{epochs:,}"),
-        ("batches", f"{counts['batches']:,}"),
-        ("examples of a batch", f"{batch_size:,}"),
-        ("examples", f"{counts['examples']:,}"),
-    ]
-    if counts["negatives"]:
-        rows += [
-            ("hard negatives of an example", f"{counts['hard negatives'] / examples:.2f} on average"),
-            ("negatives masked as false", f"{counts['masked']:,} of {counts['negatives']:,}, {_share(counts)}"),
-        ]
-    if counts["sources of batches"]:
-        rows.append(
-            ("sources in a batch", f"{counts['sources of batches'] / max(1, counts['batches']):.2f} on average")
-        )
-    if counts["candidates"]:
-        rows += [
-            ("candidates of a query", f"{counts['candidates'] / examples:.2f} on average"),
-            ("of which relevant", f"{counts['relevant candidates'] / examples:.2f} on average"),
-        ]
-    for name in ("query", "document"):
-        if counts[f"{name} characters"]:
-            rows.append((f"characters of a {name}", f"{counts[f'{name} characters'] / examples:.0f} on average"))
-    return rows
-
-
-def _share(counts: Mapping[str, int]) -> str:
-    return f"{counts['masked'] / counts['negatives']:.2%}"
 
 
 class Batch(NamedTuple):
@@ -163,11 +129,12 @@ def epoch_folder(epoch: int) -> str:
 def masks_left_out(published: Published, tool: str, instead: str) -> str:
     """A paragraph on the masks that the format has no place for; '' where nothing was masked."""
     counts = published.figures.counts
-    if not counts["masked"]:
+    masked = counts["masked negatives"]
+    if not masked:
         return ""
     return (
-        f"\n{tool} has no place for masks: {counts['masked']:,} negatives that the batches mask as false"
-        f" ({counts['masked'] / counts['negatives']:.2%}) are trained on as negatives here. No example was left out for"
+        f"\n{tool} has no place for masks: {masked:,} negatives that the batches mask as false"
+        f" ({masked / counts['negatives']:.2%}) are trained on as negatives here. No example was left out for"
         f" it. {instead}\n"
     )
 

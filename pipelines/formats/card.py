@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from pipelines.batches import LAYOUTS
-from pipelines.formats.batch_formats import BatchFormat, Published, figure_rows
+from pipelines.formats.batch_formats import BatchFormat, Published
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 
@@ -36,7 +36,6 @@ def card(
     ]
     front = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
     columns = [(f"`{name}`", type_, meaning) for name, type_, meaning in format_.columns()]
-    figures = figure_rows(published.figures, published.epochs, published.batch_size)
     return "\n".join(
         [
             f"---\n{front}---\n",
@@ -44,7 +43,7 @@ def card(
             f"Training batches for retrieval, stored: which examples share a batch was chosen when they were made, not"
             f" by a sampler. {LAYOUTS[published.layout].meaning}\n",
             "## Figures\n",
-            _table(("", ""), figures),
+            _table(("", ""), _figures(published)),
             _table(("domain", "examples"), _domains(published)),
             "## Columns\n",
             _table(("name", "type", ""), columns),
@@ -54,6 +53,16 @@ def card(
             *(_made(name, artifact) for name, artifact in {**made_from, "batches": batches}.items()),
         ]
     )
+
+
+def _figures(published: Published) -> list[tuple[str, str]]:
+    """Names and values, what doesn't apply left out."""
+    counts = published.figures.counts
+    rows = [("epochs", f"{published.epochs:,}"), ("examples of a batch", f"{published.batch_size:,}")]
+    for name, count in (+counts).items():
+        mean = "" if name in ("batches", "examples") else f", {count / counts['examples']:.2f} an example"
+        rows.append((name, f"{count:,}{mean}"))
+    return rows
 
 
 def _domains(published: Published) -> list[tuple[str, str]]:

@@ -201,8 +201,9 @@ def test_the_card_says_what_and_how(tmp_path: Path) -> None:
     cells = 8 * SIZE * (SIZE - 1 + 6)
     for row in (
         "| batches | 8 |", "| examples of a batch | 4 |", "| examples | 32 |",
-        "| hard negatives of an example | 1.50 on average |",
-        f"| negatives masked as false | 16 of {cells}, {16 / cells:.2%} |",
+        "| hard negatives | 48, 1.50 an example |",
+        f"| negatives | {cells:,}, {cells / 32:.2f} an example |",
+        "| masked negatives | 16, 0.50 an example |",
         "| (none) | 20 |",
     ):  # fmt: skip
         assert row in text
