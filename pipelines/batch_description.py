@@ -52,29 +52,18 @@ def _pairs(rows: list[Row]) -> Iterator[str]:
 
 
 def _chunks(rows: list[Row]) -> Iterator[str]:
-    """Of each source which of its chunks are here; then each chunk, those of a source together, in their order."""
+    """Of each source how many chunks are here, from which to which; then each chunk, in that order."""
     numbered = sorted(enumerate(rows), key=lambda item: (item[1]["source_id"], item[1]["number"]))
     sources: dict[str, list[int]] = {}
     for _, row in numbered:
         sources.setdefault(row["source_id"], []).append(row["number"])
     yield f"sources: {len(sources)}"
     for source, numbers in sources.items():
-        yield f"    {source}: {len(numbers)} chunks, {_ranges(numbers)}"
+        yield f"    {source}: {len(numbers)} chunks, {numbers[0]} to {numbers[-1]}"
     for place, row in numbered:
         yield ""
         yield f"[{place}] {row['source_id']}, chunk {row['number']}"
         yield _shorten("", row["document"], 4)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Ascending numbers in words: 3 to 9, 14."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)
 
 
 def _candidates(rows: list[Row]) -> Iterator[str]:

@@ -9,7 +9,7 @@ hard negatives carry along follow from it: a new column is a line there, what fi
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -133,10 +133,10 @@ _OPEN_FILES = 8
 class BatchFiles:
     """The files of an artifact with one row group a batch, read by (epoch, number) in any order.
 
-    Stored batches are one, and so is what is derived from them batch by batch. ``columns``: what every file must have.
+    Stored batches are one, and so is what is derived from them batch by batch.
     """
 
-    def __init__(self, artifact: Artifact, columns: Sequence[str]) -> None:
+    def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
         self._names: dict[int, list[str]] = {}  # of each epoch's files, in order
         self._firsts: dict[int, list[int]] = {}  # the first batch of each
@@ -148,7 +148,7 @@ class BatchFiles:
             self._names.setdefault(epoch, []).append(shard.files[0].name)
             self._firsts.setdefault(epoch, []).append(self._counts.get(epoch, 0))
             self._counts[epoch] = self._firsts[epoch][-1] + batches
-        self._file = lru_cache(_OPEN_FILES)(partial(_opened, artifact, tuple(columns)))
+        self._file = lru_cache(_OPEN_FILES)(lambda name: pq.ParquetFile(artifact.path(name)))
         self._bytes: dict[str, NDArray[np.int64]] = {}
 
     @property
@@ -203,40 +203,21 @@ class BatchFiles:
         return self._firsts[epoch][file], self._names[epoch][file]
 
 
-def _opened(artifact: Artifact, columns: Sequence[str], name: str) -> pq.ParquetFile:
-    """One of the artifact's files. Raises ``UserError`` where one of the columns is not there."""
-    file = pq.ParquetFile(artifact.path(name))
-    missing = [column for column in columns if column not in file.schema_arrow.names]
-    if missing:
-        raise UserError(
-            f"The batches in {artifact.uri} have no column {', '.join(missing)}: an earlier version made them."
-            " Run their recipe again; a single command with --force."
-        )
-    return file
-
-
 class BatchReader(BatchFiles):
     """Reads stored batches by (epoch, number), from any process, in any order.
 
-    Raises ``UserError`` where the artifact holds no batches, or batches of an unknown layout. ``schema`` and
-    ``columns`` are what every batch has, ``fingerprint`` names the exact batches that a training run consumed.
+    Raises ``UserError`` where the artifact holds no batches. ``schema`` and ``columns`` are what every batch has,
+    ``fingerprint`` names the exact batches that a training run consumed.
     """
 
     def __init__(self, uri: str) -> None:
-        artifact = Artifact(uri, BATCHES)
-        facts = artifact.manifest["facts"]
-        layout = facts.get("layout")
-        if layout not in LAYOUTS:
-            raise UserError(
-                f"{artifact.uri} holds batches of layout {layout!r}; this version reads {', '.join(LAYOUTS)}."
-                " Update Raytriever, or make the batches again."
-            )
-        self.layout: Layout = layout
+        super().__init__(Artifact(uri, BATCHES))
+        facts = self.artifact.manifest["facts"]
+        self.layout: Layout = facts["layout"]
         self.schema = LAYOUTS[self.layout].schema(facts)
         self.columns = tuple(self.schema.names)
-        super().__init__(artifact, self.columns)
-        self.uri = artifact.uri
-        self.fingerprint = artifact.fingerprint
+        self.uri = self.artifact.uri
+        self.fingerprint = self.artifact.fingerprint
 
 
 class BatchWriter:

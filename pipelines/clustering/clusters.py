@@ -1,36 +1,54 @@
-"""Clusters as an artifact: for each domain, the cluster of every pair and the centroids."""
+"""Clusters as an artifact: for each domain, the cluster of every pair and the centroids; and pairs without any."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import Artifact
 
 CLUSTERS = "clusters"
+NO_CLUSTER = -1
 
 
 @dataclass(frozen=True)
-class DomainClusters:
-    """One domain: its name, its pairs (numbers in the pairs artifact), the cluster of each, the centroids (K, d)."""
+class DomainPairs:
+    """Pairs that are packed together. ``domain``: the one of all pairs, or a column with that of each.
 
-    name: str
+    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each, ``NO_CLUSTER`` where there
+    are none; ``centroids`` (K, d) of the clusters.
+    """
+
+    domain: str | pa.DictionaryArray
     pairs: NDArray[np.int64]
     clusters: NDArray[np.int32]
     centroids: NDArray[np.float32]
 
+    def domains_of(self, items: NDArray[np.int64]) -> pa.Array:
+        """The domains of some, by their place in ``pairs``."""
+        if isinstance(self.domain, str):
+            return pa.repeat(pa.scalar(self.domain, pa.string()), len(items))
+        return self.domain.take(pa.array(items)).dictionary_decode()
 
-def read_domain(artifact: Artifact, number: int) -> DomainClusters:
+
+def read_domain(artifact: Artifact, number: int) -> DomainPairs:
     """One domain of a clusters artifact; the centroids are memory-mapped."""
     shard = artifact.shards[number]
     table = pq.read_table(artifact.path(shard.files[0].name))
-    return DomainClusters(
+    return DomainPairs(
         str(shard.facts["domain"]),
         table["pair"].to_numpy(),
         table["cluster"].to_numpy(),
         np.load(artifact.path(shard.files[1].name), mmap_mode="r"),
     )
+
+
+def without_clusters(domain: str | pa.DictionaryArray, pairs: NDArray[np.int64]) -> DomainPairs:
+    """Pairs as if they were of one cluster, which has no number."""
+    clusters = np.full(len(pairs), NO_CLUSTER, dtype=np.int32)
+    return DomainPairs(domain, pairs, clusters, np.zeros((1, 1), dtype=np.float32))
 
 
 def size_histogram(clusters: NDArray[np.int32]) -> list[int]:

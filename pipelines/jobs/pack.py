@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pipelines.clustering.clusters import CLUSTERS, read_domain
+from pipelines.clustering.clusters import CLUSTERS, DomainPairs, read_domain
 from pipelines.jobs.lookups import add_array, earlier_file, earlier_record, map_array, map_pair_rows, write_pair_rows
-from pipelines.packing.domain_groups import NO_CLUSTER, PackedTogether, clustered, groups_of, mixed, unclustered
+from pipelines.packing.domain_groups import groups_of, mixed, unclustered
 from pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
 from pipelines.packing.pack import PackingSettings, pack, packing_facts
 from pipelines.packing.polish import VectorsOf
@@ -184,9 +184,8 @@ class Pack(Stage[PackConfig]):
         figures: list[dict[str, Any]] = []
         left_out = 0
         for number, domain in enumerate(self._domains(numbers), start=numbers.start if numbers else 0):
-            clusters = np.zeros(len(domain.pairs), np.int32) if domain.clusters is None else domain.clusters
             packed = pack(
-                clusters,
+                domain.clusters,
                 domain.centroids,
                 config.packing,
                 config.seed,
@@ -202,18 +201,19 @@ class Pack(Stage[PackConfig]):
             left_out += len(domain.pairs) - packed.batches.size
         return figures, left_out
 
-    def _domains(self, numbers: range | None) -> Iterator[PackedTogether]:
+    def _domains(self, numbers: range | None) -> Iterator[DomainPairs]:
+        """One after another: only one is held."""
         config = self.config
         if config.clusters:
             clusters = Artifact(config.clusters, CLUSTERS)
-            return clustered(clusters, range(len(clusters.shards)) if numbers is None else numbers)
-        assert config.pairs is not None
-        pairs = Artifact(config.pairs, PAIRS)
+            chosen = range(len(clusters.shards)) if numbers is None else numbers
+            return (read_domain(clusters, number) for number in chosen)
+        pairs = Artifact(str(config.pairs), PAIRS)
         if config.packing.mix_domains:
-            return mixed(pairs)
+            return iter([mixed(pairs)])
         return unclustered(groups_of(pairs, config.packing.batch_size, config.small_domains))
 
-    def _stored_neighbours(self, number: int, domain: PackedTogether) -> Neighbours | None:
+    def _stored_neighbours(self, number: int, domain: DomainPairs) -> Neighbours | None:
         if self.config.packing.order != "tour" or len(domain.centroids) < _STORED_FROM:
             return None
         shard = _lists_shard(number)
@@ -264,12 +264,8 @@ def _writer(path: Path) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, SCHEMA, compression="zstd")
 
 
-def _table(domain: PackedTogether, items: NDArray[np.int64]) -> pa.Table:
-    if domain.clusters is None:
-        clusters = np.full(len(items), NO_CLUSTER, dtype=np.int32)
-    else:
-        clusters = domain.clusters[items].astype(np.int32)
-    columns = {"pair": domain.pairs[items], "cluster": clusters, "domain": domain.domains_of(items)}
+def _table(domain: DomainPairs, items: NDArray[np.int64]) -> pa.Table:
+    columns = {"pair": domain.pairs[items], "cluster": domain.clusters[items], "domain": domain.domains_of(items)}
     return pa.table(columns, schema=SCHEMA)
 
 

@@ -88,13 +88,6 @@ class RowBatches(Stage[Config]):
         grouped = Stretches(stretches.first, stretches.lengths, stretches.documents, group_of[stretches.groups])
         return grouped, int(counts[group_of < 0].sum())
 
-    def resolved(self) -> dict[str, Any]:
-        """Without ``batches_per_epoch`` where it isn't set."""
-        values = super().resolved()
-        if values["batches_per_epoch"] is None:
-            del values["batches_per_epoch"]
-        return values
-
     def plan(self) -> list[Shard]:
         """Three phases; refuses rows that don't make one batch, or not as many as are asked for."""
         stretches, dropped = self._grouped()

@@ -1,18 +1,17 @@
 """Whose pairs are packed together: a domain's clusters, or, without clusters, a domain's pairs as they are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.clustering.clusters import DomainClusters, read_domain
+from pipelines.clustering.clusters import DomainPairs, without_clusters
 from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 
-NO_CLUSTER = -1
 MERGED = "(merged)"
 
 
@@ -30,18 +29,14 @@ class DomainGroups:
 
 
 def group_domains(
-    domains: Sequence[str] | NDArray[np.object_] | NDArray[np.str_] | pa.ChunkedArray,
-    smallest: int,
-    small_domains: SmallDomains,
-    limit: str = "the batch size",
+    domains: pa.ChunkedArray, smallest: int, small_domains: SmallDomains, limit: str = "the batch size"
 ) -> DomainGroups:
     """Which domains are clustered and packed alone, and what becomes of those with fewer than ``smallest`` items.
 
     To be called before clustering, so that domains that are merged are clustered as one; ``keep_domains`` says what
     ``small_domains`` and ``limit`` mean. Groups are in the order of their names, the merged one last.
     """
-    column = domains if isinstance(domains, pa.ChunkedArray) else pa.chunked_array([pa.array(domains, pa.string())])
-    names, codes = _in_order(column)
+    names, codes = _in_order(domains)
     counts = np.bincount(codes, minlength=len(names))
     group_of = keep_domains(names, counts, smallest, small_domains, "pairs", limit)
     groups = [name for name, count in zip(names, counts, strict=True) if count >= smallest]
@@ -62,46 +57,6 @@ def _in_order(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
     return names, np.array([place[name] for name in numbers.names], dtype=np.int64)[codes]
 
 
-@dataclass(frozen=True)
-class PackedTogether:
-    """``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each, None where there are none;
-    ``centroids`` (K, d) of the clusters; ``domain``: the one of all pairs, or a column with that of each."""
-
-    domain: str | pa.DictionaryArray
-    pairs: NDArray[np.int64]
-    clusters: NDArray[np.int32] | None
-    centroids: NDArray[np.float32]
-
-    def domains_of(self, items: NDArray[np.int64]) -> pa.Array:
-        """The domains of some, by their place in ``pairs``."""
-        if isinstance(self.domain, str):
-            return pa.repeat(pa.scalar(self.domain, pa.string()), len(items))
-        return self.domain.take(pa.array(items)).dictionary_decode()
-
-
-def clustered(clusters: Artifact, numbers: Sequence[int]) -> Iterator[PackedTogether]:
-    """One after another of these domains of a clusters artifact: only one is held."""
-    for number in numbers:
-        domain: DomainClusters = read_domain(clusters, number)
-        yield PackedTogether(domain.name, domain.pairs, domain.clusters, domain.centroids)
-
-
-def unclustered(groups: DomainGroups) -> Iterator[PackedTogether]:
-    """Each group's pairs, without clusters."""
-    by_group = np.argsort(groups.labels, kind="stable")
-    bounds = np.searchsorted(groups.labels[by_group], np.arange(len(groups.names) + 1))
-    for number, name in enumerate(groups.names):
-        yield PackedTogether(name, by_group[bounds[number] : bounds[number + 1]], None, _nothing())
-
-
-def mixed(pairs: Artifact) -> Iterator[PackedTogether]:
-    """All pairs as if they were of one domain; each keeps the name of its own."""
-    numbers = DomainNumbers()
-    codes = numbers.of(_domains_of(pairs)).astype(np.int32)
-    domains = pa.DictionaryArray.from_arrays(codes, pa.array(numbers.names, pa.string()))
-    yield PackedTogether(domains, np.arange(pairs.rows), None, _nothing())
-
-
 def groups_of(
     pairs: Artifact, smallest: int, small_domains: SmallDomains, limit: str = "the batch size"
 ) -> DomainGroups:
@@ -109,9 +64,21 @@ def groups_of(
     return group_domains(_domains_of(pairs), smallest, small_domains, limit)
 
 
+def unclustered(groups: DomainGroups) -> Iterator[DomainPairs]:
+    """Each group's pairs, without clusters."""
+    by_group = np.argsort(groups.labels, kind="stable")
+    bounds = np.searchsorted(groups.labels[by_group], np.arange(len(groups.names) + 1))
+    for number, name in enumerate(groups.names):
+        yield without_clusters(name, by_group[bounds[number] : bounds[number + 1]])
+
+
+def mixed(pairs: Artifact) -> DomainPairs:
+    """All pairs as if they were of one domain; each keeps the name of its own."""
+    numbers = DomainNumbers()
+    codes = numbers.of(_domains_of(pairs)).astype(np.int32)
+    domains = pa.DictionaryArray.from_arrays(codes, pa.array(numbers.names, pa.string()))
+    return without_clusters(domains, np.arange(pairs.rows))
+
+
 def _domains_of(pairs: Artifact) -> pa.ChunkedArray:
     return read_pairs(pairs, ["domain"])["domain"]
-
-
-def _nothing() -> NDArray[np.float32]:
-    return np.zeros((1, 1), dtype=np.float32)

@@ -182,7 +182,7 @@ class ScoreReader:
 
     def __init__(self, uri: str) -> None:
         self.artifact = Artifact(uri, SCORES)
-        self._files = BatchFiles(self.artifact, SCHEMA.names)
+        self._files = BatchFiles(self.artifact)
 
     def require_batches(self, batches: BatchReader) -> None:
         """Raises ``UserError`` unless the scores are of just these batches."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.clustering.clusters import DomainClusters, read_domain, size_histogram
+from pipelines.clustering.clusters import DomainPairs, read_domain, size_histogram
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
 from pipelines.jobs import cluster as job
 from pipelines.jobs.cluster import Cluster, ClusterConfig
@@ -23,7 +23,7 @@ from tests.unit.small_run import make
 DOMAINS = [("a", "b")[number % 3 == 0] for number in range(600)]
 
 
-def read_clusters(artifact: Artifact) -> list[DomainClusters]:
+def read_clusters(artifact: Artifact) -> list[DomainPairs]:
     return [read_domain(artifact, number) for number in range(len(artifact.shards))]
 
 
@@ -35,9 +35,9 @@ def test_domains_are_clustered_apart_as_the_plain_function_does(tmp_path: Path) 
     documents, queries = topics(600, 12, 30)
     artifact = Artifact(make(Cluster(config(tmp_path, store(tmp_path, documents, queries, DOMAINS), seed=3))))
     domains = read_clusters(artifact)
-    assert [domain.name for domain in domains] == ["a", "b"]
+    assert [domain.domain for domain in domains] == ["a", "b"]
     for domain, shard in zip(domains, artifact.shards, strict=True):
-        own = np.flatnonzero(np.array(DOMAINS) == domain.name)
+        own = np.flatnonzero(np.array(DOMAINS) == domain.domain)
         assert domain.pairs.tolist() == own.tolist()
         k = -(-len(own) // 20)
         objective = shard.facts["objective"]

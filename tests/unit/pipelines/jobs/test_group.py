@@ -146,7 +146,6 @@ def test_some_of_an_epochs_batches_are_drawn(tmp_path: Path) -> None:
     dropped = [reader.artifact.manifest["dropped"] for reader in (whole, five)]
     not_drawn = 2 * 8 * (whole.number_of_batches(0) - 5)
     assert dropped[1] == dropped[0] | {"chunks of batches that were not drawn": not_drawn}
-    assert "batches_per_epoch" not in whole.artifact.config  # as if there were no such setting
     again = group(tmp_path / "as many", collection, small_domains="drop", batches_per_epoch=whole.number_of_batches(0))
     assert rows_of(again, 0) == rows_of(whole, 0)
     with pytest.raises(UserError, match=r"batches_per_epoch is 7, but .* makes only 6"):
