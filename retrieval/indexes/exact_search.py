@@ -57,10 +57,8 @@ def exact_top_k(
     different shapes: so a pair's score does not depend on its neighbours, equal vectors have equal scores,
     and a search of shards, merged, equals the search of the whole.
 
-    Raises ``UserError`` where shapes or dtypes don't fit, or a vector holds NaN or infinity.
+    Raises ``UserError`` where a vector holds NaN or infinity, or a product might exceed float32.
     """
-    check_vectors(queries, "queries")
-    check_vectors(documents, "documents", dimension=queries.shape[1])
     if len(documents) > LOW_BITS:
         raise UserError(f"{len(documents)} documents are more than one search takes ({LOW_BITS}). Search in shards.")
     check_finite(queries, "queries")
@@ -136,10 +134,8 @@ def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int)
 
     ``queries`` (queries, d) float16 or float32; ``documents`` (documents, d) float32 and contiguous, may be
     memory-mapped; rows count from 0. A pair's score is a function of its two vectors alone (on one kind of processor).
-    Threads are FAISS's. Raises ``UserError`` where dimensions differ, a vector holds NaN or infinity, or
-    a product might exceed float32.
+    Threads are FAISS's. Raises ``UserError`` where a vector holds NaN or infinity, or a product might exceed float32.
     """
-    check_vectors(queries, "queries", dimension=documents.shape[1])
     sought = np.ascontiguousarray(queries, dtype=np.float32)
     rows = np.full((len(queries), k), -1, dtype=np.int64)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
@@ -210,19 +206,6 @@ def _longest(vectors: NDArray[np.float32], name: str) -> float:
         check_finite(vectors, name)
         raise UserError(f"{name}: a vector is {longest:.3g} long, so a product may exceed float32. Normalise them.")
     return longest
-
-
-def check_vectors(vectors: NDArray[Any], name: str, dimension: int | None = None) -> None:
-    """Raises ``UserError`` where ``vectors`` is no (n, dimension) array of float16 or float32."""
-    if vectors.ndim != 2 or vectors.dtype not in (np.float16, np.float32):
-        raise UserError(
-            f"{name}: shape {vectors.shape}, dtype {vectors.dtype}; a matrix of float16 or float32 is needed."
-        )
-    if dimension is not None and vectors.shape[1] != dimension:
-        raise UserError(
-            f"{name}: vectors of dimension {vectors.shape[1]}, {dimension} is needed. Were all embedded by"
-            " the same encoder?"
-        )
 
 
 def check_finite(vectors: NDArray[Any], name: str, first_row: int = 0) -> None:

@@ -21,19 +21,12 @@ _LIST_ID_BYTES = 8
 def empty_index(dimension: int, factory: str) -> "Index":
     """The untrained, empty index of a factory string, comparing by inner product.
 
-    Raises ``UserError`` for a string that FAISS can't read, or whose index can't compare so or be built piece by piece.
+    Raises ``UserError`` for a string that FAISS can't read, or whose index can't compare so.
     """
     faiss = import_faiss()
     with explaining(f"'{factory}' makes no index of dimension {dimension}"):
         index: Index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     inner = innermost(index)
-    if isinstance(inner, faiss.IndexIDMap):
-        raise UserError(f"'{factory}' gives vectors ids of their own; here their rows are their ids. Leave IDMap out.")
-    if isinstance(inner, faiss.IndexNSG):
-        raise UserError(
-            f"'{factory}' makes a graph that takes all vectors at once, and here they come in pieces. Take a graph that"
-            " grows, such as HNSW32."
-        )
     if isinstance(inner, faiss.IndexHNSWPQ):
         return _compare_by_inner_product(index, inner)
     if inner.metric_type != faiss.METRIC_INNER_PRODUCT:

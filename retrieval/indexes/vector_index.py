@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.errors import UserError
-from retrieval.indexes.exact_search import check_finite, check_vectors, exact_top_k, search_stored
+from retrieval.indexes.exact_search import exact_top_k, search_stored
 from retrieval.indexes.faiss_factory import empty_index, explaining, import_faiss, prepare_training, to_gpu
 from retrieval.indexes.top_k import Ranking, best_candidates, best_of_documents, query_blocks
 
@@ -41,10 +40,8 @@ def train(sample: NDArray[Any], factory: str, seed: int, *, gpu: bool = False) -
     learns nothing (``Flat``, ``HNSW32``) gives its empty index. ``seed`` starts the k-means of IVF and PQ.
     Equal samples, seeds and threads give equal bytes; the rotation of OPQ and PCA comes from LAPACK, whose
     rounding depends on the number of threads. Raises ``UserError`` for a factory string that FAISS can't
-    read, or a sample that is too small, of a wrong form or not finite.
+    read, or a sample that is too small.
     """
-    check_vectors(sample, "the training sample")
-    check_finite(sample, "the training sample")
     index = empty_index(sample.shape[1], factory)
     if not index.is_trained:
         prepare_training(index, seed)
@@ -54,7 +51,7 @@ def train(sample: NDArray[Any], factory: str, seed: int, *, gpu: bool = False) -
             index.train(np.ascontiguousarray(sample, dtype=np.float32))
         if gpu:
             index = import_faiss().index_gpu_to_cpu(index)
-    return serialize_index(index)
+    return bytes(import_faiss().serialize_index(index))
 
 
 def build_shard(blocks: Iterable[NDArray[Any]], factory: str, *, trained: bytes, gpu: bool = False) -> "Index":
@@ -62,30 +59,19 @@ def build_shard(blocks: Iterable[NDArray[Any]], factory: str, *, trained: bytes,
 
     ``blocks``: float16 or float32 (n, d) each, consumed one after the other: beside the index, memory holds one block.
     ``trained``: what ``train`` returned, the same for all shards. ``gpu``: whether a GPU encodes them. Equal input
-    gives an equal index, whatever the threads (HNSW too, from FAISS 1.15 on). Raises ``UserError`` where the dimension
-    differs from the training's, or a vector holds NaN or infinity.
+    gives an equal index, whatever the threads (HNSW too, from FAISS 1.15 on). Raises ``UserError`` where FAISS refuses
+    them.
     """
-    index = deserialize_index(trained)
-    if not index.is_trained:
-        raise UserError(f"The index '{factory}' has to be trained before vectors are added: pass what train() returns.")
+    index: Index = import_faiss().deserialize_index(np.frombuffer(trained, dtype=np.uint8))
     if gpu:
         index = to_gpu(index)
-    first_row = 0
     for block in blocks:
-        check_vectors(block, "the vectors to be indexed")
-        if index.d != block.shape[1]:
-            raise UserError(
-                f"The vectors to be indexed have dimension {block.shape[1]}, the index '{factory}' was trained"
-                f" on dimension {index.d}. Train and build with vectors of the same encoder."
-            )
         for start in range(0, len(block), _ROWS_AT_ONCE):
             piece = np.ascontiguousarray(block[start : start + _ROWS_AT_ONCE], dtype=np.float32)
-            check_finite(piece, "the vectors to be indexed", first_row)
             inner, piece = _rotated(index, piece)
             with explaining(f"The vectors can't be added to the index '{factory}'"):
                 inner.add(piece)
             index.ntotal = inner.ntotal
-            first_row += len(piece)
     if gpu:
         index = import_faiss().index_gpu_to_cpu(index)
     return index
@@ -106,18 +92,6 @@ def _rotated(index: "Index", vectors: NDArray[np.float32]) -> tuple["Index", NDA
         vectors = faiss.downcast_VectorTransform(whole.chain.at(number)).apply(vectors)
     faiss.omp_set_num_threads(threads)
     return faiss.downcast_index(whole.index), vectors
-
-
-def serialize_index(index: "Index") -> bytes:
-    """The index as bytes, the same as ``write_index`` puts into a file."""
-    return bytes(import_faiss().serialize_index(index))
-
-
-def deserialize_index(data: bytes) -> "Index":
-    """The inverse of ``serialize_index``. Raises ``UserError`` where ``data`` is no index."""
-    with explaining("These bytes are no index"):
-        index: Index = import_faiss().deserialize_index(np.frombuffer(data, dtype=np.uint8))
-    return index
 
 
 def write_index(index: "Index", path: Path) -> None:
@@ -163,16 +137,13 @@ def search_shard(
     Score descending, then row ascending, ties at the cut included: exact for ``Flat``, and for the other
     indexes among what they find. A document of several vectors has the score of its best one; its vectors are
     neighbours in the index. The best k·m vectors hold those of at least k documents, so asking for that many loses
-    nothing; they are held for a block of queries at a time. Raises ``UserError`` for queries of another dimension or
-    with NaN or infinity.
+    nothing; they are held for a block of queries at a time.
     """
     faiss = import_faiss()
-    check_vectors(queries, "queries", dimension=index.d)
     flat = faiss.downcast_index(index)
     if isinstance(flat, faiss.IndexFlat):
         found = _search_flat(flat, queries, k, vectors_per_document, gpu)
     else:
-        check_finite(queries, "queries")
         on_gpu = to_gpu(index) if gpu else None
         sought = np.ascontiguousarray(queries, dtype=np.float32)
         found = _search_with_ties(index, sought, k, vectors_per_document, on_gpu)

@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raytriever.errors import UserError
 from retrieval.encoders.contextual.families import UNPLACED, Backbone, Guide
 
 PrefixAttends = Literal["all", "prefix"]
@@ -95,16 +94,9 @@ def read_texts(
     """Last hidden states of the texts' tokens, (n, T, width), or behind those of their prefix, (n, P + T, width).
 
     ``input_ids``, ``attention_mask`` int64 (n, T), right-padded; ``weights`` (n, P): how many equal vectors each row of
-    the prefix stands for, text by text, 0 for one that the text doesn't read. Raises ``UserError`` where the model has
-    no position for a text's last token.
+    the prefix stands for, text by text, 0 for one that the text doesn't read.
     """
     places = prefix.text_start + torch.arange(input_ids.shape[1], device=input_ids.device)
-    if backbone.positions is not None and prefix.text_start + len(places) > backbone.positions:
-        raise UserError(
-            f"A text of {len(places)} tokens behind {prefix.text_start} context and prompt vectors that take up"
-            f" positions is over the model's {backbone.positions} positions. Lower the encoder's max_length or"
-            " context_documents, or train with text_positions from_zero, where context takes up none."
-        )
     text = backbone.embed_tokens(input_ids, places)
     before = prefix.weights.expand(len(text), -1) if weights is None else weights
     counted = torch.cat([before, attention_mask.to(before.dtype)], dim=1)

@@ -128,8 +128,3 @@ def test_products_beyond_float32_are_refused(search: Search) -> None:
     huge = np.full((1, 2), 3e38, dtype=np.float32)
     with pytest.raises(UserError, match=r"may exceed float32"):
         search(huge, huge, 1)
-
-
-def test_dimensions_must_agree(search: Search) -> None:
-    with pytest.raises(UserError, match=r"vectors of dimension \d, \d is needed"):
-        search(vectors(2, 3), vectors(2, 4), 1)

@@ -5,9 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from raytriever.errors import UserError
 from retrieval.indexes import exact_search, top_k
 from retrieval.indexes.exact_search import exact_top_k
 from retrieval.indexes.top_k import Ranking, merge_rankings
@@ -92,19 +90,6 @@ def test_merge_pads_and_cuts() -> None:
     assert merge_rankings([short, other], 2).rows.tolist() == [[2, 4]]
 
 
-@pytest.mark.parametrize(
-    ("queries", "documents", "k", "message"),
-    [
-        (np.zeros(3, np.float32), np.zeros((2, 3), np.float32), 1, r"queries: shape \(3,\)"),
-        (np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float64), 1, "dtype float64"),
-    ],
-)
-def test_wrong_input(queries: NDArray, documents: NDArray, k: int, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        exact_top_k(queries, documents, k)
-
-
-@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_order_is_the_same() -> None:
     generator = np.random.default_rng(5)
