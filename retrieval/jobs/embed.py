@@ -47,8 +47,6 @@ class EmbedConfig(StageConfig):
     """How many of the ranking's documents of each query."""
     with_title: bool = True
     """Whether a document's title is read before its text."""
-    documents_by_query_encoder: bool = False
-    """Whether an encoder that was trained on queries alone embeds documents."""
     context: InputPath | None = None
     """What a contextual encoder reads first: a context, or vectors or an index made with one."""
     without_context: Literal["null", "none"] | None = None
@@ -130,11 +128,11 @@ class Embed(ModelStage[EmbedConfig]):
     def _check_query_encoder(self) -> None:
         """An encoder that was trained for another's documents gives documents vectors that fit nothing."""
         trained_for = read_document_model(self.located.path)
-        if trained_for and "documents" in self.config.parts and not self.config.documents_by_query_encoder:
+        if trained_for and "documents" in self.config.parts:
             raise UserError(
                 f"Encoder {self.config.encoder.model} was trained on queries alone, for documents as another encoder"
                 f" embeds them ({trained_for[:12]}). Embed queries with it, 'parts: [queries]', and search the index of"
-                " those documents. Or set documents_by_query_encoder to true, to see what it makes of documents."
+                " those documents."
             )
 
     def _check_context(self) -> None:
@@ -165,7 +163,7 @@ class Embed(ModelStage[EmbedConfig]):
     def resolved(self) -> dict[str, Any]:
         """Without ``depth`` where there is no run to which it would apply, and without what isn't set."""
         values = super().resolved()
-        for name in ("documents_by_query_encoder", "without_context", "foreign_context"):
+        for name in ("without_context", "foreign_context"):
             if not values[name]:
                 del values[name]
         if self.config.encoder.form is None:

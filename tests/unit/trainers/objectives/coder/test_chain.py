@@ -98,10 +98,7 @@ def test_it_embeds_no_documents_and_searches_no_others(trained, collection, base
     model = trained[0]
     with pytest.raises(UserError, match=r"trained on queries alone.*'parts: \[queries\]'"):
         embedded(collection, encoder_settings(model), tmp_path)
-    forced = embedded(collection, encoder_settings(model), tmp_path / "forced", documents_by_query_encoder=True)
     queries = embedded(collection, encoder_settings(model), tmp_path / "queries", parts=("queries",))
-    config = IndexConfig(index=VectorIndexSettings(vectors=forced), output=str(tmp_path / "index"))
-    search(collection, make(Index(config)), queries, tmp_path / "forced", "dev")  # both are its own
     others = embedded(collection, encoder_settings(base, normalize=False), tmp_path / "others")
     config = IndexConfig(index=VectorIndexSettings(vectors=others), output=str(tmp_path / "other-index"))
     with pytest.raises(UserError, match="was trained for documents of another encoder"):
