@@ -159,7 +159,7 @@ def compare_sources(settings: ComparisonSettings) -> Compared:
     how["made_with"] = {name: metrics[path]["made_with"][system] for name, [(path, system), *_] in sources.items()}
     return Compared(
         metrics=how | metrics_of(systems, measures),
-        comparisons=[asdict(comparison) for comparison in comparisons],
+        comparisons=comparisons,
         seeds={
             name: {measure: [run.mean(measure) for run in several] for measure in measures}
             for name, several in runs.items()

@@ -32,42 +32,25 @@ class Conventions(Settings):
     """Whether documents are read with their titles: a property of the run, which can only be checked here."""
 
 
+# beir 2, retrieval/evaluation.py: ignore_identical_ids=True; pytrec_eval; the mean of the queries that it returned,
+# rounded to 5 digits. A passage is title + " " + text (retrieval/models).
+_BEIR = Conventions(
+    ties="document_id_descending",
+    missing_queries="leave_out",
+    queries_without_positives="count_as_zero",
+    self_hits="remove",
+    title="used",
+)
 CONVENTIONS: Mapping[Like, Conventions] = {
     # trec_eval 9 -c: form_res_rels.c orders by score (a C float), then document id, both descending; -c divides by the
     # number of queries in the qrels, with and without a relevant document. ir-measures averages in the same way.
-    "trec": Conventions(
-        ties="document_id_descending",
-        missing_queries="count_as_zero",
-        queries_without_positives="count_as_zero",
-        self_hits="keep",
-        title="either",
-    ),
-    # beir 2, retrieval/evaluation.py: ignore_identical_ids=True; pytrec_eval; the mean of the queries that it returned,
-    # rounded to 5 digits. A passage is title + " " + text (retrieval/models).
-    "beir": Conventions(
-        ties="document_id_descending",
-        missing_queries="leave_out",
-        queries_without_positives="count_as_zero",
-        self_hits="remove",
-        title="used",
-    ),
+    "trec": _BEIR.model_copy(update={"missing_queries": "count_as_zero", "self_hits": "keep", "title": "either"}),
+    "beir": _BEIR,
     # mteb 2.26, _evaluators/retrieval_evaluator.py: as BEIR, but ignore_identical_ids=False, which single tasks
     # (ArguAna, Quora) set to True; _create_dataloaders.py: title + " " + text.
-    "mteb": Conventions(
-        ties="document_id_descending",
-        missing_queries="leave_out",
-        queries_without_positives="count_as_zero",
-        self_hits="keep",
-        title="used",
-    ),
+    "mteb": _BEIR.model_copy(update={"self_hits": "keep"}),
     # coir 0.7: BEIR's evaluation.py, copied; models.py encodes the text alone (github.com/CoIR-team/coir/issues/17).
-    "coir": Conventions(
-        ties="document_id_descending",
-        missing_queries="leave_out",
-        queries_without_positives="count_as_zero",
-        self_hits="remove",
-        title="left_out",
-    ),
+    "coir": _BEIR.model_copy(update={"title": "left_out"}),
 }
 
 # of what a run says of the system that made it: what changes its numbers, by the name it has there

@@ -57,31 +57,17 @@ class Difference:
     losses: int
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Systems ``a`` and ``b`` on one measure.
-
-    ``details``: the fields of a ``Difference``, p-values as they are. ``holm``: those of each test corrected over all
-    pairs that were tested on that measure.
-    """
-
-    measure: str
-    a: str
-    b: str
-    details: dict[str, Any]
-    holm: dict[str, float]
-
-
 def compare_systems(
     systems: Mapping[str, PerQuery],
     measures: Sequence[str],
     seed: int,
     margin: float,
     pairs: Sequence[tuple[str, str]],
-) -> list[Comparison]:
+) -> list[dict[str, Any]]:
     """Each of the ``pairs`` of systems, as a - b, on every measure, over the queries that count for both.
 
-    Raises ``UserError`` where these are fewer than 2.
+    ``details``: the fields of a ``Difference``, p-values as they are. ``holm``: those of each test corrected over all
+    pairs that were tested on that measure. Raises ``UserError`` where these are fewer than 2.
     """
     found = []
     for measure in measures:
@@ -94,7 +80,8 @@ def compare_systems(
         p_values = np.array([[detail[test]["p_value"] for test in TESTS] for detail in details]).reshape(-1, len(TESTS))
         corrected = np.apply_along_axis(holm, 0, p_values)
         for (a, b), detail, of_pair in zip(pairs, details, corrected.tolist(), strict=True):
-            found.append(Comparison(measure, a, b, detail, dict(zip(TESTS, of_pair, strict=True))))
+            corrected_by = dict(zip(TESTS, of_pair, strict=True))
+            found.append({"measure": measure, "a": a, "b": b, "details": detail, "holm": corrected_by})
     return found
 
 

@@ -33,7 +33,7 @@ class StoredEvaluation(Artifact):
 
     @property
     def comparisons(self) -> list[dict[str, Any]]:
-        """The fields of each ``significance.Comparison``; infinite statistics are strings that ``float`` takes."""
+        """What ``compare_systems`` says; infinite statistics are strings that ``float`` takes."""
         return list(self.read_json(COMPARISONS))
 
     @property

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Set
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -164,7 +163,7 @@ class Evaluate(Stage[EvaluateConfig]):
         how = how_it_was_measured(judged_by.name, config.like, conventions, config.relevance_levels, made)
         metrics = how | metrics_of(systems, measures)
         _write_json(writer, METRICS, metrics)
-        _write_json(writer, COMPARISONS, [asdict(comparison) for comparison in comparisons])
+        _write_json(writer, COMPARISONS, comparisons)
         pq.write_table(per_query_table(systems, measures), writer.path(PER_QUERY), compression="zstd")
         writer.add(PER_QUERY)
         if config.by_domain and judged_by.collection is not None:

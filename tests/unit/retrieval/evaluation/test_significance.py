@@ -205,28 +205,28 @@ def test_every_test_is_corrected_over_the_pairs_of_its_measure() -> None:
     weightstats = pytest.importorskip("statsmodels.stats.weightstats")
     given = systems()
     found = compare_systems(given, ["RR", "AP"], seed=3, margin=0.05, pairs=comparable_pairs(given, ["RR", "AP"]))
-    assert [(c.a, c.b) for c in found if c.measure == "RR"] == list(combinations("abcd", 2))
+    assert [(c["a"], c["b"]) for c in found if c["measure"] == "RR"] == list(combinations("abcd", 2))
     for measure in ("RR", "AP"):
-        pairs = [c for c in found if c.measure == measure]
-        values = [(given[c.a].values[measure], given[c.b].values[measure]) for c in pairs]
+        pairs = [c for c in found if c["measure"] == measure]
+        values = [(given[c["a"]].values[measure], given[c["b"]].values[measure]) for c in pairs]
         raw = {
             "t_test": [stats.ttest_rel(a, b).pvalue for a, b in values],
             "equivalence": [weightstats.ttost_paired(a, b, -0.05, 0.05)[0] for a, b in values],
-            "permutation": [c.details["permutation"]["p_value"] for c in pairs],
+            "permutation": [c["details"]["permutation"]["p_value"] for c in pairs],
         }
-        assert all(c.holm.keys() == raw.keys() == set(TESTS) for c in pairs)
+        assert all(c["holm"].keys() == raw.keys() == set(TESTS) for c in pairs)
         for test, p_values in raw.items():
-            np.testing.assert_allclose([c.details[test]["p_value"] for c in pairs], p_values, rtol=1e-8)
+            np.testing.assert_allclose([c["details"][test]["p_value"] for c in pairs], p_values, rtol=1e-8)
             expected = multitest.multipletests(p_values, method="holm")[1]
-            np.testing.assert_allclose([c.holm[test] for c in pairs], expected, rtol=1e-8)
+            np.testing.assert_allclose([c["holm"][test] for c in pairs], expected, rtol=1e-8)
 
 
 def test_the_pairs_that_are_asked_for_are_the_family() -> None:
     pairs = [("b", "a"), ("c", "a")]
     found = compare_systems(systems(), ["RR"], seed=3, margin=0.05, pairs=pairs)
-    assert [(c.a, c.b) for c in found] == pairs
-    smaller = min(found, key=lambda c: c.details["t_test"]["p_value"])
-    assert smaller.holm["t_test"] == pytest.approx(min(1, 2 * smaller.details["t_test"]["p_value"]))
+    assert [(c["a"], c["b"]) for c in found] == pairs
+    smaller = min(found, key=lambda c: c["details"]["t_test"]["p_value"])
+    assert smaller["holm"]["t_test"] == pytest.approx(min(1, 2 * smaller["details"]["t_test"]["p_value"]))
 
 
 def test_queries_that_do_not_count_for_one_are_not_paired() -> None:
@@ -234,9 +234,9 @@ def test_queries_that_do_not_count_for_one_are_not_paired() -> None:
     a, b = given["a"].values["RR"], given["b"].values["RR"]
     a[:10], b[55:] = np.nan, np.nan
     (found,) = compare_systems(given, ["RR"], seed=0, margin=0.05, pairs=[("a", "b")])
-    assert found.details["queries"] == 45
-    assert found.details["t_test"]["p_value"] == pytest.approx(stats.ttest_rel(a[10:55], b[10:55]).pvalue)
-    assert found.details["mean_a"] == pytest.approx(a[10:55].mean())
+    assert found["details"]["queries"] == 45
+    assert found["details"]["t_test"]["p_value"] == pytest.approx(stats.ttest_rel(a[10:55], b[10:55]).pvalue)
+    assert found["details"]["mean_a"] == pytest.approx(a[10:55].mean())
     a[1:] = np.nan
     with pytest.raises(UserError, match="'a' and 'b' can't be compared by RR: 0 query can't be tested"):
         compare_systems(given, ["RR"], seed=0, margin=0.05, pairs=[("a", "b")])
