@@ -9,10 +9,9 @@ vectors, without positions. A score depends on the whole list, so it ranks a run
 
 import math
 from pathlib import Path
-from typing import Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
@@ -36,12 +35,6 @@ class ListScorerForm(Settings):
     """Width of the feed-forward layers; None: four times the other."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Of what attention and feed-forward layers add."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.width is not None and self.width % self.heads:
-            raise ValueError(f"width {self.width} can't be shared by {self.heads} heads: make it a multiple of them")
-        return self
 
     def __str__(self) -> str:
         width = "" if self.width is None else f", width {self.width}"
@@ -95,8 +88,8 @@ class ListScorer(nn.Module):
         width = form.width or dimension
         if width % form.heads:
             raise UserError(
-                f"The scoring module's width is that of the vectors, {width}, which {form.heads} heads can't share. Set"
-                " heads to a divisor of it, or width to a multiple of heads."
+                f"The scoring module's width is {width}, which {form.heads} heads can't share. Set heads to a divisor"
+                " of it, or width, by default that of the vectors, to a multiple of heads."
             )
         self.form = form
         self.dimension = dimension

@@ -27,7 +27,7 @@ class VectorForm(Settings):
     Khattab & Zaharia 2020)."""
     layers: tuple[int, ...] = ()
     """Of kind 'layers', ascending, the encoder's last among them; 1 is the first block, 0 would be the embeddings."""
-    tokens: int = 0
+    tokens: int = Field(default=0, ge=0)
     """States of kind 'first_tokens'."""
     reduction: Reduction = "none"
     """'none' keeps them all; else they become one: the 'last' layer's or the first token's, their 'average', or a
@@ -35,22 +35,14 @@ class VectorForm(Settings):
 
     @model_validator(mode="after")
     def _kind_has_its_settings(self) -> Self:
-        if self.kind == "layers" and not self.layers:
-            raise ValueError("kind 'layers' needs the numbers of the layers: set layers, such as [10, 12]")
-        if self.kind != "layers" and self.layers:
-            raise ValueError(
-                f"layers is {list(self.layers)}, which kind {self.kind!r} doesn't have: set layers to [], or kind to"
-                " 'layers'"
-            )
+        for name, kind, example in (("layers", "layers", "[10, 12]"), ("tokens", "first_tokens", "8")):
+            value = getattr(self, name)
+            if self.kind == kind and not value:
+                raise ValueError(f"kind {kind!r} needs {name}: set {name}, such as {example}")
+            if self.kind != kind and value:
+                raise ValueError(f"{name} is {value}, which kind {self.kind!r} doesn't have: leave {name} out")
         if self.layers and (self.layers[0] < 1 or list(self.layers) != sorted(set(self.layers))):
             raise ValueError(f"layers {list(self.layers)} must be ascending and distinct, from 1, the first block, on")
-        if self.kind == "first_tokens" and self.tokens < 1:
-            raise ValueError(f"tokens is {self.tokens}, but kind 'first_tokens' needs 1 or more: set tokens, such as 8")
-        if self.kind != "first_tokens" and self.tokens:
-            raise ValueError(
-                f"tokens is {self.tokens}, which kind {self.kind!r} doesn't have: set tokens to 0, or kind to"
-                " 'first_tokens'"
-            )
         if self.kind == "single" and self.reduction != "none":
             raise ValueError(f"reduction is {self.reduction!r}, but kind 'single' has one vector already")
         if self.kind == "all_tokens" and self.reduction == "scalar_mix":

@@ -1,5 +1,6 @@
 """`raytriever context`: the documents of a corpus that a contextual encoder reads before any text, as its vectors."""
 
+import hashlib
 from collections.abc import Set
 from typing import Any, cast
 
@@ -14,7 +15,13 @@ from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.collections.collection import StoredCollection
-from retrieval.encoders.contextual.contexts import CONTEXT, CorpusContext, draw_documents, rows_of_domains
+from retrieval.encoders.contextual.contexts import (
+    CONTEXT,
+    ContextDescription,
+    CorpusContext,
+    draw_documents,
+    rows_of_domains,
+)
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual
 from retrieval.encoders.specification import EncoderSettings
@@ -104,15 +111,15 @@ class Context(ModelStage[ContextConfig]):
         if not np.isfinite(vectors).all():
             raise UserError(f"Encoder {config.encoder.model} gives NaN or infinity for documents of {collection.uri}.")
         ids = collection.rows_of("documents").take(rows, ["id"])["id"]
-        documents = pa.table({"id": ids, "row": rows})
-        CorpusContext.fitted(
-            vectors,
-            documents,
+        description = ContextDescription(
             model=self.located.fingerprint,
             collection=collection.fingerprint,
+            documents=len(rows),
             seed=config.seed,
             with_title=config.with_title,
-        ).write(writer)
+            fingerprint=hashlib.sha256(self.located.fingerprint.encode() + vectors.tobytes()).hexdigest(),
+        )
+        CorpusContext(description, vectors, pa.table({"id": ids, "row": rows})).write(writer)
         return writer.commit(len(rows), facts={"encoder": encoder.contract.model_dump()})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ what it belongs to. They are copied on into vectors and indexes, so that queries
 long after.
 """
 
-import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -118,36 +118,13 @@ def draw_documents(
     return np.array([row for row, _ in kept], dtype=np.int64), [text for _, text in kept]
 
 
+@dataclass(frozen=True)
 class CorpusContext:
-    """A context in memory. ``vectors``: float32 (documents * k, width)."""
+    """A context in memory: ``vectors`` float32 (documents * k, width), ``documents`` a table of ``id`` and ``row``."""
 
-    def __init__(self, description: ContextDescription, vectors: NDArray[np.float32], documents: pa.Table) -> None:
-        self.description = description
-        self.vectors = vectors
-        self._documents = documents
-
-    @classmethod
-    def fitted(
-        cls,
-        vectors: NDArray[np.float32],
-        documents: pa.Table,
-        *,
-        model: str,
-        collection: str,
-        seed: int,
-        with_title: bool,
-    ) -> Self:
-        """Of these vectors of ``documents`` (columns ``id`` and ``row``), by the encoder ``model``."""
-        fingerprint = hashlib.sha256(model.encode() + np.ascontiguousarray(vectors).tobytes()).hexdigest()
-        description = ContextDescription(
-            model=model,
-            collection=collection,
-            documents=len(documents),
-            seed=seed,
-            with_title=with_title,
-            fingerprint=fingerprint,
-        )
-        return cls(description, vectors, documents)
+    description: ContextDescription
+    vectors: NDArray[np.float32]
+    documents: pa.Table
 
     @classmethod
     def of(cls, uri: str) -> Self:
@@ -173,6 +150,6 @@ class CorpusContext:
         """Adds the three files to a shard."""
         writer.path(_DESCRIPTION).write_bytes(to_json(self.description.model_dump()))
         np.save(writer.path(_VECTORS), self.vectors)
-        pq.write_table(self._documents, writer.path(_DOCUMENTS), compression="zstd")
+        pq.write_table(self.documents, writer.path(_DOCUMENTS), compression="zstd")
         for name in (_DESCRIPTION, _VECTORS, _DOCUMENTS):
             writer.add(name)

@@ -105,24 +105,15 @@ class ContextualTransformer(ContextReader):
             module.context_description = json.loads((folder / _CONTEXT).read_text(encoding="utf-8"))
         return module.eval()
 
-    def fit_context(
-        self, documents: Sequence[str], *, count: int | None = None, seed: int = 0, batch_size: int = 32
-    ) -> None:
-        """Reads ``count`` of ``documents`` (None: as many as in training), drawn by ``seed``, as the context.
+    def fit_context(self, documents: Sequence[str], *, seed: int = 0, batch_size: int = 32) -> None:
+        """Reads as many of ``documents`` as in training, drawn by ``seed``, as the context.
 
-        Twice as many are drawn, and empty ones passed over; a warning says where fewer than ``count`` are left. Raises
-        ``UserError`` where all that were drawn are empty, and for a ``count`` below 1.
+        Twice as many are drawn, and empty ones passed over; a warning says where fewer are left. Raises ``UserError``
+        where none is.
         """
-        if count is not None and count < 1:
-            raise UserError(f"count is {count}; a context has 1 document at least. use_context(None) is for none.")
-        wanted: int = count or self.settings["contextual.json"]["context_documents"]
+        wanted: int = self.settings["contextual.json"]["context_documents"]
         drawn = [documents[int(row)] for row in drawn_rows(len(documents), wanted, seed)]
         texts = [text for text in drawn if text.strip()][:wanted]
-        if not texts:
-            raise UserError(
-                f"The {len(drawn)} documents drawn for the context, of {len(documents)}, are empty. Give documents with"
-                " text."
-            )
         if len(texts) < wanted:
             _logger.warning("The context has %d documents; %d were wanted.", len(texts), wanted)
         vectors = self.embed_context(texts, batch_size=batch_size)

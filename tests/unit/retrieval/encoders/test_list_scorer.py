@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -208,9 +207,9 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path):
 
 
 def test_heads_share_the_width():
-    with pytest.raises(ValidationError, match="width 10 can't be shared by 8 heads"):
-        ListScorerForm(width=10)
-    with pytest.raises(UserError, match="that of the vectors, 6, which 8 heads can't share"):
+    with pytest.raises(UserError, match="width is 10, which 8 heads can't share"):
+        ListScorer(ListScorerForm(width=10), DIMENSION)
+    with pytest.raises(UserError, match="width is 6, which 8 heads can't share"):
         ListScorer(ListScorerForm(), DIMENSION)
 
 

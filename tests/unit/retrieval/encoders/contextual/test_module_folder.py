@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
-from retrieval.encoders.contextual.contexts import CorpusContext
+from retrieval.encoders.contextual.contexts import ContextDescription, CorpusContext
 from retrieval.encoders.contextual.contextual_transformer import ContextualTransformer
 from retrieval.encoders.contextual.encoder import RELEASED, ContextualEncoder, ContextualForm
 from retrieval.encoders.contextual.folder import contextual_from, write_module_folder
@@ -78,7 +79,8 @@ def context_of(encoder: ContextualEncoder, count: int = len(DOCUMENTS)) -> Corpu
 
     vectors = encoder.embed_context(DOCUMENTS[:count]).numpy()
     documents = pa.table({"id": [str(number) for number in range(count)], "row": list(range(count))})
-    return CorpusContext.fitted(vectors, documents, model="m" * 64, collection="c" * 64, seed=5, with_title=True)
+    facts = {"model": "m" * 64, "collection": "c" * 64, "seed": 5, "with_title": True, "fingerprint": "f" * 64}
+    return CorpusContext(ContextDescription(documents=count, **facts), vectors, documents)
 
 
 @pytest.mark.parametrize(("family", "form"), CASES)
@@ -144,12 +146,10 @@ def test_another_corpus_is_drawn_as_ours_are(tmp_path: Path, caplog: pytest.LogC
     model[0].fit_context(corpus, seed=8)
     assert model[0].context_description["vectors_sha256"] != first
     assert not caplog.records
-    model[0].fit_context(DOCUMENTS, count=20)
-    assert "The context has 8 documents; 20 were wanted" in caplog.text
-    with pytest.raises(Exception, match=r"The 2 documents drawn for the context, of 2, are empty"):
+    model[0].fit_context(DOCUMENTS[:2])
+    assert "The context has 2 documents; 3 were wanted" in caplog.text
+    with pytest.raises(Exception, match="There are no documents for the context"):
         model[0].fit_context(["", " \n"])
-    with pytest.raises(Exception, match="count is 0"):
-        model[0].fit_context(DOCUMENTS, count=0)
     with pytest.raises(Exception, match="1 of the 2 documents for the context are empty, the first at place 1"):
         model[0].embed_context(["some", " "])
     with pytest.raises(Exception, match=r"shape \(3, 7\)"):
@@ -158,8 +158,7 @@ def test_another_corpus_is_drawn_as_ours_are(tmp_path: Path, caplog: pytest.LogC
 
 def test_a_context_that_leaves_no_room_is_not_written(tmp_path: Path) -> None:
     encoder = encoder_of(text_positions="behind_prefix")
-    context = context_of(encoder)
-    context.vectors = np.zeros((10_000, encoder.dimension), dtype=np.float32)
+    context = replace(context_of(encoder), vectors=np.zeros((10_000, encoder.dimension), dtype=np.float32))
     with pytest.raises(UserError, match="10000 context vectors"):
         written(encoder, tmp_path / "model", context)
     assert not (tmp_path / "model" / "modules.json").exists()
