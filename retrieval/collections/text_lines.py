@@ -175,20 +175,21 @@ def json_records(folder: Folder, name: str) -> Iterator[Record]:
     In memory is one block of text and one object, however long the list. Raises ``UserError`` with the entry for what
     is no JSON, an entry that is no object, half a surrogate pair (no text), bytes not in UTF-8, a damaged file.
     """
-    file, number = folder.describe(name), 0
+    file, number, is_list = folder.describe(name), 0, False
     with io.TextIOWrapper(open_decompressed(folder, name), encoding="utf-8-sig", newline="") as stream:
         try:
             text = next((block for block in iter(lambda: stream.read(_BLOCK_CHARACTERS), "") if block.strip()), "")
-            if text.lstrip().startswith("["):
-                for number, value in enumerate(_list_entries(stream, text), start=1):
-                    yield Record(Place(file, number, "entry"), value)
-                return
+            is_list = text.lstrip().startswith("[")
+            for number, value in enumerate(_list_entries(stream, text) if is_list else (), start=1):
+                yield Record(Place(file, number, "entry"), value)
         except (OSError, EOFError, ValueError, RecursionError) as error:
-            raise UserError(
-                f"{file} is not a JSON list of objects: {error} (entry {number + 1}). If the file is not whole, fetch"
-                " it again; if it is not UTF-8, convert it."
-            ) from error
-    yield from json_objects(folder, name)
+            if is_list:  # of anything else the lines tell more
+                raise UserError(
+                    f"{file} is not a JSON list of objects: {error} (entry {number + 1}). If the file is not whole,"
+                    " fetch it again; if it is not UTF-8, convert it."
+                ) from error
+    if not is_list:
+        yield from json_objects(folder, name)
 
 
 def _list_entries(stream: io.TextIOBase, text: str) -> Iterator[dict[str, Any]]:
