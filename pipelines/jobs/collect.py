@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Set
-from pathlib import Path
-from typing import Any, cast
+import sys
+from collections.abc import Iterable, Set
+from itertools import count
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -81,42 +82,35 @@ def source_fingerprint(source: Source) -> str:
 def write_collection(source: Source, writer: ShardWriter, rows_per_file: int) -> ShardRecord:
     """Reads the source once, with bounded memory, and commits all that a collection consists of as one shard."""
     counts: dict[str, int] = {
-        "documents": _write_part(writer, "documents", DOCUMENTS, source.documents(), rows_per_file),
-        "queries": _write_part(writer, "queries", QUERIES, source.queries(), rows_per_file),
-        "judgments": _write_part(writer, "judgments", JUDGMENTS, source.judgments(), rows_per_file),
+        "documents": write_part(writer, "documents", DOCUMENTS, source.documents(), rows_per_file),
+        "queries": write_part(writer, "queries", QUERIES, source.queries(), rows_per_file),
+        "judgments": write_part(writer, "judgments", JUDGMENTS, source.judgments(), rows_per_file),
     }
     counts |= source.counts
     return writer.commit(counts["documents"], counts=counts, dropped=source.dropped, facts=source.facts)
 
 
-def _write_part(
-    writer: ShardWriter, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows_per_file: int
+def write_part(
+    writer: ShardWriter,
+    part: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    rows_per_file: int = sys.maxsize,
+    first: int = 0,
 ) -> int:
-    rows, number, room, file = 0, -1, 0, None
-    name = ""
-    for batch in batches:
-        start = 0
-        while start < len(batch):
-            if file is None:
-                number, room = number + 1, rows_per_file
-                name = f"{part}/{number:05d}.parquet"
-                file = _open(writer.path(name), schema)
-            piece = batch.slice(start, min(room, len(batch) - start))
-            file.write_batch(piece, row_group_size=_ROWS_PER_GROUP)
-            rows, room, start = rows + len(piece), room - len(piece), start + len(piece)
-            if not room:
-                file.close()
-                writer.add(name)
-                file = None
-    if file is None and number < 0:
-        name = f"{part}/00000.parquet"
-        file = _open(writer.path(name), schema)
-    if file is not None:
-        file.close()
+    """Writes ``<part>/<first>.parquet`` and on, one file even without a row; returns the number of rows."""
+    coded: Any = ["domain", "split"]  # pyarrow's signature knows only True and False
+    waiting, rows = iter(batches), 0
+    batch = next(waiting, None)
+    for number in count(first):
+        name, room = f"{part}/{number:05d}.parquet", rows_per_file
+        with pq.ParquetWriter(writer.path(name), schema, compression="zstd", use_dictionary=coded) as file:
+            while room and batch is not None:
+                piece, rest = batch.slice(0, room), batch.slice(room)
+                file.write_batch(piece, row_group_size=_ROWS_PER_GROUP)
+                rows, room = rows + len(piece), room - len(piece)
+                batch = rest if len(rest) else next(waiting, None)
         writer.add(name)
+        if batch is None:
+            break
     return rows
-
-
-def _open(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    coded = ["domain", "split"]  # pyarrow's signature knows only True and False
-    return pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=cast(Any, coded))

@@ -9,18 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
+from pipelines.jobs.collect import write_part
 from pipelines.queries.functions import DocstringQueries
 from pipelines.queries.headings import HeadingQueries, TitleQueries
-from pipelines.queries.sources import CHUNKED, COLUMNS, QUERY, PartWriter, is_held_out, source_documents
+from pipelines.queries.sources import CHUNKED, COLUMNS, QUERY, is_held_out, source_documents
 from pipelines.queries.spans import CropQueries, InverseClozeQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
+from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, record_batches
 
 _ROWS_AT_ONCE = 1_000
 HELD_OUT_SPLIT = "test"
+_SCHEMAS = {"documents": DOCUMENTS, "queries": QUERIES, "judgments": JUDGMENTS}
 
 
 class QueriesConfig(StageConfig):
@@ -72,29 +74,28 @@ class Queries(Stage[QueriesConfig]):
 
         Raises ``UserError`` for a document whose id could be that of a query.
         """
-        name = f"{shard.description['number']:05d}.parquet"
         config, dropped, split_counts = self.config, Counter[str](), Counter[str]()
-        sources = 0
-        no_answers: list[str] = []
-        with (
-            PartWriter(writer, f"documents/{name}", DOCUMENTS) as documents,
-            PartWriter(writer, f"queries/{name}", QUERIES) as queries,
-            PartWriter(writer, f"judgments/{name}", JUDGMENTS) as judgments,
-        ):
-            for source in source_documents(self._tables(*shard.description["rows"])):
-                sources += 1
-                split = HELD_OUT_SPLIT if is_held_out(source.id, config.held_out, config.seed) else config.split
-                for example in config.queries.examples(source, config.seed, dropped):
-                    query_id = QUERY + example.query_id
-                    queries.add(query_id, example.query, source.domain, no_answers)
-                    split_counts[f"queries of split {split}"] += 1
-                    for document in example.documents:
-                        self._check_id(document.id)
-                        documents.add(document.id, document.title, document.text, source.domain)
-                        judgments.add(query_id, document.id, 1, split)
-        counts = {"documents": documents.rows, "queries": queries.rows, "judgments": judgments.rows}
+        rows: dict[str, list[tuple[Any, ...]]] = {part: [] for part in _SCHEMAS}
+        sources, no_answers = 0, list[str]()
+        for source in source_documents(self._tables(*shard.description["rows"])):
+            sources += 1
+            split = HELD_OUT_SPLIT if is_held_out(source.id, config.held_out, config.seed) else config.split
+            for example in config.queries.examples(source, config.seed, dropped):
+                query_id = QUERY + example.query_id
+                rows["queries"].append((query_id, example.query, source.domain, no_answers))
+                split_counts[f"queries of split {split}"] += 1
+                for document in example.documents:
+                    self._check_id(document.id)
+                    rows["documents"].append((document.id, document.title, document.text, source.domain))
+                    rows["judgments"].append((query_id, document.id, 1, split))
+        counts = {
+            part: write_part(
+                writer, part, schema, record_batches(rows[part], schema), first=shard.description["number"]
+            )
+            for part, schema in _SCHEMAS.items()
+        }
         counts |= {"source documents": sources, **split_counts}
-        return writer.commit(documents.rows, counts=counts, dropped=dropped)
+        return writer.commit(counts["documents"], counts=counts, dropped=dropped)
 
     def _check_id(self, document_id: str) -> None:
         if document_id.startswith(QUERY):
