@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from pipelines.formats.tables import FileTables
 from raytriever.artifacts.storage import Folder
-from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.records import (
@@ -24,8 +23,6 @@ from retrieval.collections.records import (
     text_id,
 )
 from retrieval.collections.text_lines import FileNames
-
-_LONGEST_JOINED = 64 << 20  # characters of one document: the wrong column must not gather a whole corpus
 
 
 class DocumentTable(Settings):
@@ -300,14 +297,4 @@ class PairsFormat(Format):
 def _joined(records: Iterator[DocumentRecord]) -> DocumentRecord:
     """One document of several: the first, with the texts of all."""
     first = next(records)
-    texts, characters = [first.text], len(first.text)
-    for record in records:
-        texts.append(record.text)
-        characters += len(record.text)
-        if characters > _LONGEST_JOINED:
-            raise UserError(
-                f"{record.place}: the rows from {first.place.unit} {first.place.line} on are one document by join_by,"
-                f" and it has more than {_LONGEST_JOINED:,} characters by now. Is that the column that tells documents"
-                " apart?"
-            )
-    return first._replace(text=" ".join(texts))
+    return first._replace(text=" ".join([first.text, *(record.text for record in records)]))

@@ -4,12 +4,12 @@ Judgments are qrels, triples of ids, triples of texts, or ColBERT's lists of ids
 and ``queries.*.tsv``, in the triples themselves, or in ``top1000`` files.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
-from pipelines.formats.trec import DocumentColumns, column_id, qrels_judgments, tsv_documents, tsv_queries
+from pipelines.formats.trec import DocumentColumns, column_id, qrels_judgments, split_files, tsv_documents, tsv_queries
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
@@ -76,10 +76,10 @@ class MsMarcoFormat(Format):
         self._documents = find_files(folder, config.documents, "documents")
         self._queries = find_files(folder, config.queries, "queries")
         self._top1000 = find_files(folder, config.top1000, "top1000")
-        self._qrels = _files_of_splits(folder, config.qrels, "qrels")
-        self._triples = _files_of_splits(folder, config.triples, "triples")
-        self._text_triples = _files_of_splits(folder, config.text_triples, "text_triples")
-        self._colbert_triples = _files_of_splits(folder, config.colbert_triples, "colbert_triples")
+        self._qrels = split_files(folder, config.qrels, "qrels")
+        self._triples = split_files(folder, config.triples, "triples")
+        self._text_triples = split_files(folder, config.text_triples, "text_triples")
+        self._colbert_triples = split_files(folder, config.colbert_triples, "colbert_triples")
         judged = [*self._qrels, *self._triples, *self._text_triples, *self._colbert_triples]
         judgments = [name for _, name in judged]
         super().__init__(folder, [*self._documents, *self._queries, *self._top1000, *judgments])
@@ -139,10 +139,6 @@ class MsMarcoFormat(Format):
         for split, name in self._text_triples:
             for place, texts in tab_separated(self.folder, name, ["query", "positive", "negative"]):
                 yield place, split, texts
-
-
-def _files_of_splits(folder: Folder, files: Mapping[str, Sequence[str]], setting: str) -> list[tuple[str, str]]:
-    return [(split, name) for split, names in files.items() for name in find_files(folder, names, f"{setting}.{split}")]
 
 
 def _judged(place: Place, split: str, ids: Sequence[str]) -> Iterator[JudgmentRecord]:

@@ -243,15 +243,14 @@ def _write_judgments(collection: StoredCollection, folder: Path) -> dict[str, st
     for split in splits_of(collection):
         _require_split(split, collection)
         names[split] = f"qrels/{split}-00000-of-00001.parquet"
-        waiting: list[pa.Table] = []
+        judgments = pa.concat_tables(
+            [
+                _JUDGMENTS.empty_table(),
+                *(table.rename_columns(_JUDGMENTS.names).cast(_JUDGMENTS) for table in judgments_of(collection, split)),
+            ]
+        )
         with _open(folder / names[split], _JUDGMENTS) as file:
-            for table in judgments_of(collection, split):
-                waiting.append(table.rename_columns(_JUDGMENTS.names).cast(_JUDGMENTS))
-                if sum(map(len, waiting)) >= _JUDGMENTS_AT_ONCE:
-                    file.write_table(pa.concat_tables(waiting).combine_chunks())
-                    waiting = []
-            if waiting:
-                file.write_table(pa.concat_tables(waiting).combine_chunks())
+            file.write_table(judgments.combine_chunks(), row_group_size=_JUDGMENTS_AT_ONCE)
     return names
 
 

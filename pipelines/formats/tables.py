@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.records import Place, Record
-from retrieval.collections.text_lines import json_objects, json_records, numbered_lines, plain_name
+from retrieval.collections.text_lines import json_records, numbered_lines, plain_name
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _ENDINGS = (*JSON_ENDINGS, ".csv", ".tsv", ".parquet")
@@ -50,7 +50,7 @@ class FileTable:
         if name.endswith(".parquet"):
             return _parquet_columns(folder, name)
         if plain_name(name).endswith(JSON_ENDINGS):
-            records = islice(_json_records(folder, name), _RECORDS_LOOKED_AT)
+            records = islice(json_records(folder, name), _RECORDS_LOOKED_AT)
             return list(dict.fromkeys(key for record in records for key in record.values))
         return next((fields for _, fields in _separated(folder, name, self._quotes)), [])
 
@@ -76,7 +76,7 @@ class FileTable:
         if name.endswith(".parquet"):
             return _parquet_records(self._folder, name, columns, self._may_lack)
         if plain_name(name).endswith(JSON_ENDINGS):
-            return _json_records(self._folder, name)
+            return json_records(self._folder, name)
         return _separated_records(self._folder, name, columns, self._quotes, self._may_lack)
 
 
@@ -192,10 +192,6 @@ def _stored_columns(
 def _no_column(where: str, column: str, columns: Sequence[str] | Mapping[str, Any]) -> UserError:
     there = ", ".join(map(repr, columns)) or "none"
     return UserError(f"{where} has no column {column!r}. Columns there: {there}. Name the one that is meant.")
-
-
-def _json_records(folder: Folder, name: str) -> Iterator[Record]:
-    return (json_records if plain_name(name).endswith(".json") else json_objects)(folder, name)
 
 
 def _separated_records(

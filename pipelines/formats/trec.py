@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -74,6 +74,11 @@ def tsv_queries(folder: Folder, name: str) -> Iterator[QueryRecord]:
         yield QueryRecord(place, column_id(id_, place), text)
 
 
+def split_files(folder: Folder, files: Mapping[str, Sequence[str]], setting: str) -> list[tuple[str, str]]:
+    """Split and name of each file. Raises ``UserError``, naming the setting, where one is not there."""
+    return [(split, name) for split, names in files.items() for name in find_files(folder, names, f"{setting}.{split}")]
+
+
 def qrels_judgments(folder: Folder, name: str, split: str) -> Iterator[JudgmentRecord]:
     """The judgments of a file of four columns."""
     for place, query, document, relevance in read_trec_qrels(folder, name):
@@ -85,14 +90,17 @@ def marked_up_documents(
 ) -> Iterator[DocumentRecord]:
     """What stands between ``<DOC>`` and ``</DOC>``: the id in ``<DOCNO>``, title and text in the given tags.
 
-    Texts are given as they stand there, markup inside them included.
+    Comments and tags inside them are left out, entities are the characters that they stand for.
     """
     for place, block in _blocks(folder, name, "DOC"):
         ids = _between_tags(block, ["DOCNO"], place)
         if len(ids) != 1:
             raise UserError(f"{place}: the document has {len(ids)} <DOCNO>…</DOCNO>. It must have one.")
-        title = " ".join(_between_tags(block, title_tags, place))
-        yield DocumentRecord(place, column_id(ids[0], place), title, "\n".join(_between_tags(block, text_tags, place)))
+        title, text = (
+            " ".join(_between_tags(block, title_tags, place)),
+            "\n".join(_between_tags(block, text_tags, place)),
+        )
+        yield DocumentRecord(place, column_id(ids[0], place), without_markup(title), without_markup(text))
 
 
 def without_markup(text: str) -> str:
@@ -213,11 +221,7 @@ class TrecFormat(Format):
         self._config = config
         self._documents = find_files(folder, config.documents, "documents")
         self._queries = find_files(folder, config.queries, "queries")
-        self._qrels = [
-            (split, name)
-            for split, names in config.qrels.items()
-            for name in find_files(folder, names, f"qrels.{split}")
-        ]
+        self._qrels = split_files(folder, config.qrels, "qrels")
         qrels = [name for _, name in self._qrels]
         super().__init__(folder, [*self._documents, *self._queries, *qrels])
         self.documents_name = self.describe(self._documents)
@@ -240,8 +244,7 @@ class TrecFormat(Format):
                 id_ = column_id(record.id(keys.id), record.place)
                 yield DocumentRecord(record.place, id_, record.text(keys.title), record.string(keys.text))
         else:
-            for document in marked_up_documents(self.folder, name, self._config.title_tags, self._config.text_tags):
-                yield document._replace(title=without_markup(document.title), text=without_markup(document.text))
+            yield from marked_up_documents(self.folder, name, self._config.title_tags, self._config.text_tags)
 
     def queries(self) -> Iterator[QueryRecord]:
         """The queries file after file."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.formats import columns, hub
+from pipelines.formats import hub
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.hub import HubDataset
 from raytriever.artifacts.storage import Folder
@@ -97,15 +97,6 @@ def test_what_rows_are_joined_by_may_be_zero_but_not_empty(tmp_path: Path) -> No
     write_files(str(tmp_path), {"a.jsonl": lines(rows)})
     joined = contents(source(tmp_path, {"table": "a.jsonl", "join_by": "art"})).documents
     assert [row[2] for row in joined] == ["w0 w1", "w2", "w3", "w4", "w5", "w6"]
-
-
-def test_joining_by_the_wrong_column_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_LONGEST_JOINED", 50)
-    rows = [{"id": number, "text": "x" * 10, "language": "en"} for number in range(10)]
-    write_files(str(tmp_path), {"a.jsonl": lines(rows)})
-    message = r"a\.jsonl, line 6: the rows from line 1 on are one document by join_by, and it has more than 50 char"
-    with pytest.raises(UserError, match=message):
-        contents(source(tmp_path, {"table": "a.jsonl", "join_by": "language"}))
 
 
 # the columns of the code-rag-bench data sets, and the settings that read them
