@@ -78,6 +78,12 @@ class RunSettings(Settings):
                     " alone counts. Set document_encoder.form to it, and leave encoder.form out."
                 )
             self.objective.check_run(self)
+            if self.objective.needs_hard_negatives and self.training.hard_negatives == 0:
+                raise UserError(
+                    "training.hard_negatives is 0, which leaves out the hard negatives of every row, but a triplet has"
+                    " one. Set it to 1, which draws one of a row's anew in each epoch, or leave it out where rows have"
+                    " just one."
+                )
             validated = self.validation.batches if isinstance(self.validation, BatchValidationSettings) else None
             if validated is not None and absolute(validated) == absolute(self.batches):
                 raise UserError(

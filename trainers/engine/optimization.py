@@ -121,7 +121,6 @@ _BELONGS_TO = {
     "factor": ("plateau",),
     "patience": ("plateau",),
     "threshold": ("plateau",),
-    "cooldown": ("plateau",),
 }
 
 
@@ -144,8 +143,6 @@ class ScheduleSettings(Settings):
     """It does after more than so many evaluations in a row without improvement."""
     threshold: float = Field(default=1e-4, ge=0)
     """An improvement is by more than this share of the best."""
-    cooldown: int = Field(default=0, ge=0)
-    """So many evaluations after a change don't count as bad ones."""
 
     @model_validator(mode="after")
     def _settings_fit_the_kind(self) -> Self:
@@ -205,7 +202,7 @@ def plateau_fraction(evaluations: Sequence[DecidingValue], warmup: int, settings
     Evaluations before the end of the warm-up are no bad ones, but an improvement is one over them too. Under a later
     criterion the best so far and the bad ones in a row start anew: its measure has another scale.
     """
-    fraction, bad, cooling = 1.0, 0, 0
+    fraction, bad = 1.0, 0
     best = math.nan
     in_hand: Criterion | None = None
     for step, value, criterion in evaluations:
@@ -217,11 +214,9 @@ def plateau_fraction(evaluations: Sequence[DecidingValue], warmup: int, settings
             best, bad = value, 0
         elif step >= warmup:
             bad += 1
-        if cooling:
-            cooling, bad = cooling - 1, 0
         if bad > settings.patience:
             fraction = max(fraction * settings.factor, settings.minimum)
-            cooling, bad = settings.cooldown, 0
+            bad = 0
     return fraction
 
 

@@ -15,14 +15,13 @@ from torch import Tensor
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.towers import Towers
-from trainers.objective import Comparisons, Paper, Run
+from trainers.objective import Comparisons, Paper
 from trainers.objectives.pairs import (
     Columns,
     PairBatch,
     PairSettings,
     TripletObjective,
     Triplets,
-    require_drawn_negative,
     unit_vectors,
 )
 
@@ -73,10 +72,6 @@ class AdaptiveMarginSettings(PairSettings):
         if self.share_negatives == "step" and not self.uses_batch:
             raise ValueError("share_negatives 'step' has no negatives to share: set in_batch to true too")
         return self
-
-    def check_run(self, run: Run) -> None:
-        """Triplets keep their hard negative."""
-        require_drawn_negative(run.training.hard_negatives)
 
     def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "AdaptiveMargin":  # noqa: ARG002
         """Around the one encoder."""

@@ -254,15 +254,6 @@ class TripletObjective(PairObjective[SettingsOfPairs]):
         )
 
 
-def require_drawn_negative(hard_negatives: int | None) -> None:
-    """Raises ``UserError`` where a run's ``hard_negatives`` leave a triplet none, however many its row has."""
-    if hard_negatives == 0:
-        raise UserError(
-            "training.hard_negatives is 0, which leaves out the hard negatives of every row, but a triplet has one. Set"
-            " it to 1, which draws one of a row's anew in each epoch, or leave it out where rows have just one."
-        )
-
-
 def _require_one_negative(rows: pa.Table) -> None:
     lengths = pc.list_value_length(rows["hard_negatives"]).to_numpy()
     wrong = (lengths != 1).nonzero()[0]

@@ -36,7 +36,6 @@ from trainers.engine.settings import naming_full_memory
 from trainers.objective import Objective
 from trainers.validation.batches import BatchValidation, isolated
 from trainers.validation.settings import (
-    NEEDS_A_RUN,
     BatchValidationSettings,
     RetrievalValidationSettings,
     ValidationSettings,
@@ -261,7 +260,9 @@ class RetrievalValidation:
         """The candidates of this rank's share of the queries, each list as a whole; the others' are empty."""
         candidates, vectors = self._selected.candidates, self._stored_vectors(objective)
         if candidates is None or vectors is None:
-            raise UserError(NEEDS_A_RUN)
+            raise UserError(
+                "A module that scores lists as a whole can't search a collection: name a run in validation.run."
+            )
         found = nothing_found(*candidates.shape)
         own = slice(collectives.rank(), None, collectives.world_size())
         lists = Ranking(candidates[own], found.scores[own])

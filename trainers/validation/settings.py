@@ -24,12 +24,6 @@ _BETTER: dict[str, Better] = {
 }
 _SEARCHED = 100
 
-NEEDS_A_RUN = (
-    "A module that scores lists as a whole (objective.scoring 'transformer') can't search a collection: a score depends"
-    " on the other candidates. Name a run of the split's queries in validation.run, whose candidates it ranks (and"
-    " validation.candidates, how many of each)."
-)
-
 
 class EvaluationSettings(Settings):
     """What every kind has. An evaluation is made before the first step, every ``every`` steps and after the last."""
@@ -126,7 +120,7 @@ class RetrievalValidationSettings(EvaluationSettings):
 
 
 class LaterMeasure(Settings):
-    """The measure that decides after so many steps or epochs, beginning with the first evaluation past their end."""
+    """The measure that decides after so many epochs, beginning with the first evaluation past their end."""
 
     measure: str
     """``loss`` or a metric of the objective."""
@@ -134,27 +128,20 @@ class LaterMeasure(Settings):
     """Which way is better, of a metric for which that isn't known."""
     minimum_change: float = Field(default=0.0, ge=0)
     """An improvement is by more than this."""
-    after_step: int | None = Field(default=None, ge=1)
-    """It decides after this step."""
-    after_epoch: int | None = Field(default=None, ge=1)
+    after_epoch: int = Field(ge=1)
     """It decides after this epoch."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.after_step is None) == (self.after_epoch is None):
-            raise ValueError("another measure decides after either 'after_step' or 'after_epoch': give one of the two")
         better_direction(self.measure, self.better)
         return self
 
     def start(self, epoch_ends: Sequence[int]) -> int:
         """The first step at which it decides. Raises ``UserError`` where the run ends before."""
         epochs = len(epoch_ends)
-        if self.after_epoch is not None and self.after_epoch >= epochs:
+        if self.after_epoch >= epochs:
             raise UserError(f"then.after_epoch is {self.after_epoch}, but the run has {epochs} epochs. Lower it.")
-        if self.after_step is not None and self.after_step >= epoch_ends[-1]:
-            raise UserError(f"then.after_step is {self.after_step}, but the run has {epoch_ends[-1]} steps. Lower it.")
-        after = self.after_step if self.after_epoch is None else epoch_ends[self.after_epoch - 1]
-        return (after or 0) + 1
+        return epoch_ends[self.after_epoch - 1] + 1
 
 
 class BatchValidationSettings(EvaluationSettings):
@@ -211,14 +198,3 @@ def better_direction(measure: str, said: Better | None) -> Better:
     if measure in _BETTER and found != _BETTER[measure]:
         raise ValueError(f"of '{measure}' {_BETTER[measure]} is better: leave 'better' out")
     return found
-
-
-def check_validation_of_lists(validation: EvaluationSettings | None, *, can_search: bool) -> None:
-    """Refuses, with ``UserError``, what can't judge training on lists: batches, and a search where lists are ranked."""
-    if isinstance(validation, BatchValidationSettings):
-        raise UserError(
-            "validation.kind 'batches' would judge lists into which every positive was put, found or not, and"
-            " flatter the model. Take kind 'retrieval': it searches a split, or ranks a 'run' of it anew."
-        )
-    if isinstance(validation, RetrievalValidationSettings) and validation.run is None and not can_search:
-        raise UserError(NEEDS_A_RUN)

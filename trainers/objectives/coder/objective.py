@@ -55,7 +55,7 @@ from trainers.objectives.coder.losses import (
     max_margin_loss,
     mean_over_labelled,
 )
-from trainers.validation.settings import check_validation_of_lists
+from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
 
 _SMALLEST_NORM = 1e-6
 _STANDARD_DEVIATION = 0.02  # of a fresh layer's weights
@@ -149,7 +149,19 @@ class CoderSettings(ObjectiveSettings):
 
     def check_run(self, run: Run) -> None:
         """Validation sees only what was found; a module that reads whole lists ranks a run's, searching nothing."""
-        check_validation_of_lists(run.validation, can_search=self.scoring.kind != "transformer")
+        validation = run.validation
+        if isinstance(validation, BatchValidationSettings):
+            raise UserError(
+                "validation.kind 'batches' would judge lists into which every positive was put, found or not, and"
+                " flatter the model. Take kind 'retrieval': it searches a split, or ranks a 'run' of it anew."
+            )
+        is_search = isinstance(validation, RetrievalValidationSettings) and validation.run is None
+        if is_search and self.scoring.kind == "transformer":
+            raise UserError(
+                "A module that scores lists as a whole (objective.scoring 'transformer') can't search a collection: a"
+                " score depends on the other candidates. Name a run of the split's queries in validation.run, whose"
+                " candidates it ranks (and validation.candidates, how many of each)."
+            )
 
     def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Coder":  # noqa: ARG002
         """Around the one encoder, as one of queries."""

@@ -11,7 +11,6 @@ normalise, feed forward. Another family may scale, clip or rotate elsewhere, so 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,35 +90,8 @@ def load_language_model(path: Path, dropout: float | None = None) -> tuple[Any, 
     return model, tokenizer
 
 
-@dataclass(frozen=True)
-class DecoderParts:
-    """The modules of a causal language model; ``head`` gives the logits."""
-
-    embeddings: nn.Module
-    layers: tuple[nn.Module, ...]
-    norm: nn.Module
-    rotation: nn.Module
-    head: nn.Linear
-
-
-def decoder_parts(model: nn.Module) -> DecoderParts:
-    """Of a Hugging Face causal language model.
-
-    Raises ``UserError`` for one that is of none of ``FAMILIES``, has a sliding window, or has no head.
-    """
-    _require_family(model)
-    causal: Any = model
-    head = causal.get_output_embeddings()
-    if head is None:
-        raise UserError(
-            f"{type(model).__name__} has no language-modelling head, so it predicts no token. Load a causal language"
-            " model (AutoModelForCausalLM)."
-        )
-    decoder = causal.get_decoder()
-    return DecoderParts(decoder.embed_tokens, tuple(decoder.layers), decoder.norm, decoder.rotary_emb, head)
-
-
-def _require_family(model: Any) -> None:
+def require_decoder(model: Any) -> None:
+    """Raises ``UserError`` for a model that is of none of ``FAMILIES``, has a sliding window, or has no head."""
     config, where = model.config, getattr(model, "name_or_path", "") or type(model).__name__
     if config.model_type not in FAMILIES:
         known = "; ".join(f"{name} ({what})" for name, what in FAMILIES.items())
@@ -135,6 +107,11 @@ def _require_family(model: Any) -> None:
             f"The language model {where} attends within a sliding window of {window} tokens, and in-batch attention"
             " reads whole documents. Where all texts are shorter the window changes nothing: set sliding_window in its"
             " config.json to null (for Qwen use_sliding_window to false). Else choose another language model."
+        )
+    if model.get_output_embeddings() is None:
+        raise UserError(
+            f"{type(model).__name__} has no language-modelling head, so it predicts no token. Load a causal language"
+            " model (AutoModelForCausalLM)."
         )
 
 
@@ -313,23 +290,25 @@ class InBatchLanguageModel(ShardedUnit):
         recompute_reading: bool = True,
     ) -> None:
         super().__init__()
-        parts = decoder_parts(model)
+        require_decoder(model)
         if frozen:
             model.requires_grad_(False)
-        self.embeddings = parts.embeddings
+        causal: Any = model
+        decoder = causal.get_decoder()
+        self.embeddings = decoder.embed_tokens
         self.layers = nn.ModuleList(
             InBatchLayer(
                 layer,
-                is_last=layer is parts.layers[-1],
+                is_last=layer is decoder.layers[-1],
                 stacked=not frozen,
                 value_normalization=value_normalization,
                 recompute=recompute_reading,
             )
-            for layer in parts.layers
+            for layer in decoder.layers
         )
-        self.norm = parts.norm
-        self.rotation = parts.rotation
-        self.head = parts.head
+        self.norm = decoder.norm
+        self.rotation = decoder.rotary_emb
+        self.head: nn.Linear = causal.get_output_embeddings()
         if activation_checkpointing:
             checkpoint_activations(self)
 

@@ -285,11 +285,6 @@ def test_the_record_is_plain_json(tmp_path):
     assert record["derivation"]["config"] == {"encoder": {"model": "x"}, "training": TRAINING}
 
 
-def test_keeping_none_is_refused(tmp_path):
-    with pytest.raises(UserError, match="keep 1 or more"):
-        Checkpoints(str(tmp_path), {}, keep=0)
-
-
 def test_an_object_store_holds_checkpoints_too(tmp_path, monkeypatch):
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

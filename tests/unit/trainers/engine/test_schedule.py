@@ -88,19 +88,15 @@ def test_which_schedules_depend_on_the_length():
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
-@pytest.mark.parametrize(
-    ("patience", "cooldown", "threshold", "minimum"), [(0, 0, 0, 0), (2, 1, 0.05, 0.1), (1, 3, 0.2, 0)]
-)
-def test_plateau_equals_torchs(higher_is_better, patience, cooldown, threshold, minimum):
+@pytest.mark.parametrize(("patience", "threshold", "minimum"), [(0, 0, 0), (2, 0.05, 0.1), (1, 0.2, 0)])
+def test_plateau_equals_torchs(higher_is_better, patience, threshold, minimum):
     values = np.random.default_rng(patience).uniform(0.3, 0.5, size=60) + np.linspace(0, 0.1, 60)
     values[7] = np.nan
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimizer, "max" if higher_is_better else "min", 0.5, patience, threshold, "rel", cooldown, 2.0 * minimum, eps=0
+        optimizer, "max" if higher_is_better else "min", 0.5, patience, threshold, "rel", 0, 2.0 * minimum, eps=0
     )
-    settings = ScheduleSettings(
-        kind="plateau", factor=0.5, patience=patience, cooldown=cooldown, threshold=threshold, minimum=minimum
-    )
+    settings = ScheduleSettings(kind="plateau", factor=0.5, patience=patience, threshold=threshold, minimum=minimum)
     evaluations, seen = [], set()
     for number, value in enumerate(values):
         theirs.step(value)
@@ -148,13 +144,12 @@ def test_under_a_later_criterion_the_best_and_the_bad_ones_start_anew(later):
     losses=st.lists(st.floats(0.01, 2), min_size=1, unique=True),
     ranks=st.lists(st.floats(1, 500), min_size=1, unique=True),
     patience=st.integers(0, 2),
-    cooldown=st.integers(0, 2),
 )
-def test_while_each_of_two_measures_improves_the_rate_stays(losses, ranks, patience, cooldown):
+def test_while_each_of_two_measures_improves_the_rate_stays(losses, ranks, patience):
     values = [*sorted(losses, reverse=True), *sorted(ranks, reverse=True)]
     later = Criterion("positive_rank", higher_is_better=False, start=len(losses))
     history = [Evaluation(step, {"loss": value, "positive_rank": value}) for step, value in enumerate(values)]
-    settings = ScheduleSettings(kind="plateau", patience=patience, cooldown=cooldown, threshold=0.0)
+    settings = ScheduleSettings(kind="plateau", patience=patience, threshold=0.0)
     assert plateau_fraction(deciding_values(history, [LOSS, later]), 0, settings) == 1.0
 
 

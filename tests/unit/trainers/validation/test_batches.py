@@ -89,7 +89,7 @@ def test_what_decides():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"measure": "accuracy"}, {"then": {"measure": "accuracy", "after_step": 3}}],
+    [{"measure": "accuracy"}, {"then": {"measure": "accuracy", "after_epoch": 1}}],
     ids=["measure", "then"],
 )
 def test_a_measure_that_the_objective_lacks(objective, settings):

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from raytriever.errors import UserError
 from tests.unit.trainers.objectives.revela.models import batch, causal_model
-from trainers.objectives.revela.language_model import FAMILIES, InBatchLanguageModel, decoder_parts
+from trainers.objectives.revela.language_model import FAMILIES, InBatchLanguageModel, require_decoder
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -71,17 +71,17 @@ def test_the_e_stream_is_the_plain_model_and_what_is_read_counts(kind: str, froz
 @pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "gemma"])
 def test_families_that_are_not_known_are_refused(model_type: str) -> None:
     with pytest.raises(UserError) as caught:
-        decoder_parts(causal_model(model_type, bos_token_id=1, eos_token_id=2, pad_token_id=0))
+        require_decoder(causal_model(model_type, bos_token_id=1, eos_token_id=2, pad_token_id=0))
     assert repr(model_type) in str(caught.value)
     assert all(name in str(caught.value) for name in FAMILIES)
 
 
 def test_sliding_windows_and_missing_heads_are_refused() -> None:
     with pytest.raises(UserError, match="MistralForCausalLM attends within a sliding window of 8 tokens"):
-        decoder_parts(causal_model("mistral", sliding_window=8))
+        require_decoder(causal_model("mistral", sliding_window=8))
     windowed = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     with pytest.raises(UserError, match="sliding window of 8 tokens"):
-        decoder_parts(causal_model("qwen2", **windowed))
-    decoder_parts(causal_model("qwen2", sliding_window=8, use_sliding_window=False))
+        require_decoder(causal_model("qwen2", **windowed))
+    require_decoder(causal_model("qwen2", sliding_window=8, use_sliding_window=False))
     with pytest.raises(UserError, match="LlamaModel has no language-modelling head"):
-        decoder_parts(model_of("llama").model)
+        require_decoder(model_of("llama").model)
