@@ -221,17 +221,16 @@ def fill_at_random(
 
     Raises ``UserError`` where there are not so many.
     """
-    taken = np.unique(np.concatenate([chosen, excluded]))
+    taken = {*chosen.tolist(), *excluded.tolist()}
     if documents - len(taken) < number - len(chosen):
         raise UserError(
             f"{number - len(chosen)} random documents are needed beside {len(taken)} that a query already has, but the"
             f" collection has {documents}. Lower negatives_per_example."
         )
-    generator = np.random.default_rng(int(key))
-    while len(chosen) < number:
-        drawn = int(generator.integers(documents))
-        place = int(np.searchsorted(taken, drawn))
-        if place == len(taken) or taken[place] != drawn:
-            taken = np.insert(taken, place, drawn)
-            chosen = np.append(chosen, drawn)
-    return chosen
+    generator, drawn = np.random.default_rng(int(key)), chosen.tolist()
+    while len(drawn) < number:
+        row = int(generator.integers(documents))
+        if row not in taken:
+            taken.add(row)
+            drawn.append(row)
+    return np.array(drawn, dtype=np.int64)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from pipelines.clustering.nearest_centroids import CACHED_ROWS, squared_distances
 from pipelines.packing.neighbours import Neighbours
-from raytriever.errors import UserError
 
 SURVIVORS_SEEN = 1 << 14  # at a dead end of approximate lists
 TINY = 1e-30  # squared differences of this size may be lost
@@ -38,11 +37,9 @@ def greedy_tour(neighbours: Neighbours, start: int) -> Tour:
 
     With exact lists the next cluster is the unvisited one at the smallest Euclidean distance (float64), the lowest
     index on ties; with approximate ones it is so among the listed, and at a dead end among ``SURVIVORS_SEEN`` spread
-    over the survivors: no step is of the order of K. Raises ``UserError`` for a start outside 0..K-1.
+    over the survivors: no step is of the order of K.
     """
     size = len(neighbours.centroids)
-    if not 0 <= start < size:
-        raise UserError(f"The tour can't start at cluster {start}: there are {size}, counted from 0.")
     walk = _Walk(neighbours)
     order = np.empty(size, dtype=np.int64)
     order[0] = current = start

@@ -22,7 +22,7 @@ from pipelines.pairs.pairs import read_pairs
 from pipelines.reports.data import excerpt, sample_of
 from raytriever.artifacts.artifact import Artifact, origin
 from raytriever.reports.report import Block, Details, Section
-from raytriever.reports.table import Table
+from raytriever.reports.table import Table, counted
 from retrieval.vectors import StoredVectors
 
 PACKED, RANDOM, MASKED = "as packed", "random, within domains", "as packed, without what is masked"
@@ -50,8 +50,8 @@ def clusters_section(clusters: Artifact) -> Section:
     ]
     header = ["domain", "pairs", "asked for", "clusters", "mean size", "iterations", "refilled", "zero vectors"]
     caption = (
-        f"The largest of {len(ordered):,} domains. Refilled: clusters that ran empty and were given a pair. Zero"
-        " vectors: pairs with one, which are near nothing."
+        f"The largest of {counted(len(ordered), 'domain')}. Refilled: clusters that ran empty and were given a pair."
+        " Zero vectors: pairs with one, which are near nothing."
     )
     sizes = [
         [f"{1 << power:,} to {(2 << power) - 1:,}", f"{count:,}"]
@@ -94,7 +94,7 @@ def batches_section(
         blocks += epoch_tables(packing)
     if batches is not None:
         chosen = sample_of(batches.number_of_batches(0), most, seed).tolist()
-        blocks += [_domain_table(batches, chosen), *_mixed(batches)]
+        blocks += [*_domain_tables(batches, chosen), *_mixed(batches)]
         match batches.layout:
             case "pairs":
                 blocks += _mask_blocks(batches.artifact)
@@ -224,7 +224,7 @@ def epoch_tables(packing: Artifact) -> list[Table]:
     return [Table(["epoch", *columns], rows, caption)]
 
 
-def _domain_table(batches: BatchReader, chosen: list[int]) -> Table:
+def _domain_tables(batches: BatchReader, chosen: list[int]) -> list[Table]:
     with_domain, examples = Counter[str](), Counter[str]()
     for number in chosen:
         counts = pc.value_counts(batches.read(0, number)["domain"]).to_pylist()
@@ -235,7 +235,8 @@ def _domain_table(batches: BatchReader, chosen: list[int]) -> Table:
         for name, count in sorted(examples.items(), key=lambda item: (-item[1], item[0]))[:_ROWS_SHOWN]
     ]
     caption = f"The largest of {len(examples):,} domains of the {len(chosen):,} batches looked at."
-    return Table(["domain", "batches with it", "examples", "share of examples"], rows, caption)
+    header = ["domain", "batches with it", "examples", "share of examples"]
+    return [Table(header, rows, caption)] if len(examples) > 1 else []
 
 
 def _mixed(batches: BatchReader) -> list[Table]:

@@ -76,7 +76,7 @@ def _pairs_rows(pairs: Artifact) -> list[list[str]]:
     return [
         ["training pairs", f"{pairs.rows:,}"],
         ["domains of the pairs", f"{len(found):,}"],
-        [f"pairs of the largest domain, '{largest['values']}'", f"{largest['counts']:,} ({share})"],
+        [f"pairs of the largest domain, '{largest['values'] or '(none)'}'", f"{largest['counts']:,} ({share})"],
         *([f"pairs: {name.replace('_', ' ')}", f"{count:,}"] for name, count in pairs.manifest["counts"].items()),
     ]
 

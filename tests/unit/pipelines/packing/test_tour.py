@@ -11,7 +11,6 @@ from pipelines.packing import neighbours as module
 from pipelines.packing import tour
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.tour import greedy_tour, tour_length
-from raytriever.errors import UserError
 
 RANDOM = np.random.default_rng(11)
 
@@ -110,14 +109,3 @@ def test_tour_length() -> None:
     assert tour_length(square[:1], np.array([0])) == 0
     line = np.arange(10_000, dtype=np.float32)[:, None]
     assert tour_length(line, np.arange(10_000)) == 9_999
-
-
-def test_bad_input_is_named() -> None:
-    centroids = np.zeros((5, 2), np.float32)
-    with pytest.raises(UserError, match="cluster 5: there are 5"):
-        greedy_tour(find_neighbours(centroids), 5)
-    centroids[3, 1] = np.nan
-    with pytest.raises(UserError, match="Centroid 3 "):
-        find_neighbours(centroids)
-    with pytest.raises(UserError, match=r"\(0, 4\)"):
-        find_neighbours(np.zeros((0, 4), np.float32))
