@@ -9,14 +9,13 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from pydantic import Field
 
 from raytriever.artifacts.artifact import Artifact, is_artifact, require_same_origin, to_strict_json
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.reports.report import Details, render
 from raytriever.reports.table import Table
-from raytriever.settings.configuration import Settings, did_you_mean, validate
+from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.ray_session import refuse_copied_folder
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.measures import PerQuery
@@ -27,23 +26,6 @@ from retrieval.evaluation.stored import StoredEvaluation, metrics_of
 _SEED = 0  # of the permutations and of the bootstrap
 _QUERIES_SHOWN = 3  # of each pair, those won and those lost
 _TEXT_SHOWN = 60  # characters of a query
-
-
-class ComparisonSettings(Settings):
-    """What is compared, and how."""
-
-    systems: tuple[str, ...] = ()
-    """Each ``[NAME=]EVALUATION[:SYSTEM]``. Those of one ``NAME`` are one system's runs by training seed."""
-    collection: str | None = None
-    """Gives the texts of queries."""
-    measures: tuple[str, ...] = ()
-    """None: those of the evaluations."""
-    baseline: str | None = None
-    """With one, only pairs with it are tested."""
-    margin: float = Field(default=0.05, gt=0)
-    """Differences within ± this count as none."""
-    level: float = Field(default=0.05, gt=0, lt=1)
-    """Of significance."""
 
 
 class _Source(NamedTuple):
@@ -124,51 +106,60 @@ class Compared:
         return Evaluated(self.metrics, self.comparisons, self.level)
 
 
-def compare_sources(settings: ComparisonSettings) -> Compared:
+def compare_sources(
+    systems: Sequence[str],
+    *,
+    collection: str | None = None,
+    measures: Sequence[str] = (),
+    baseline: str | None = None,
+    margin: float = 0.05,
+    level: float = 0.05,
+) -> Compared:
     """Averages seeds, and tests every pair of systems (or every system against the baseline).
 
-    A pair is the later system minus the earlier one. Raises ``UserError`` where an argument names no evaluation, names
-    repeat, and evaluations were not made alike.
+    ``systems``: each ``[NAME=]EVALUATION[:SYSTEM]``, those of one ``NAME`` one system's runs by training seed; the rest
+    as ``compare`` says. A pair is the later system minus the earlier one. Raises ``UserError`` where an argument names
+    no evaluation, names repeat, and evaluations were not made alike.
     """
-    sources = _sources(settings.systems)
+    sources = _sources(systems)
     if len(sources) < 2:
         raise UserError(f"{len(sources)} system can't be compared: name at least 2.")
-    if settings.baseline is not None and settings.baseline not in sources:
-        raise UserError(f"--baseline {settings.baseline}: no such system.{did_you_mean(settings.baseline, [*sources])}")
+    if baseline is not None and baseline not in sources:
+        raise UserError(f"--baseline {baseline}: no such system.{did_you_mean(baseline, [*sources])}")
     artifacts = {source.path: StoredEvaluation(source.path) for several in sources.values() for source in several}
     metrics = {path: artifact.metrics for path, artifact in artifacts.items()}
     first, *others = artifacts.values()
     for other in others:
         _require_alike(first, other)
-    if settings.collection is not None:
-        require_same_origin("collection", StoredCollection(settings.collection), *artifacts.values())
-    measures = _shared_measures(settings, [found["measures"] for found in metrics.values()])
+    if collection is not None:
+        require_same_origin("collection", StoredCollection(collection), *artifacts.values())
+    shown = _shared_measures(measures, [found["measures"] for found in metrics.values()])
     stored = {path: artifact.values() for path, artifact in artifacts.items()}
     runs = {name: [stored[path][system] for path, system in several] for name, several in sources.items()}
     query_ids = sorted({query for several in runs.values() for run in several for query in run.query_ids})
     runs = {name: [run.over(query_ids) for run in several] for name, several in runs.items()}
-    systems = {name: _average(several, measures) for name, several in runs.items()}
-    if settings.baseline is None:
-        pairs = [(later, earlier) for earlier, later in combinations(systems, 2)]
+    values = {name: _average(several, shown) for name, several in runs.items()}
+    if baseline is None:
+        pairs = [(later, earlier) for earlier, later in combinations(values, 2)]
     else:
-        pairs = [(name, settings.baseline) for name in systems if name != settings.baseline]
-    comparisons = compare_systems(systems, measures, _SEED, settings.margin, pairs)
-    extremes = [_extremes(systems[a], systems[b], a, b, measure) for measure in measures for a, b in pairs]
+        pairs = [(name, baseline) for name in values if name != baseline]
+    comparisons = compare_systems(values, shown, _SEED, margin, pairs)
+    extremes = [_extremes(values[a], values[b], a, b, measure) for measure in shown for a, b in pairs]
     of_first = next(iter(metrics.values()))
     how = {key: of_first[key] for key in ("judgments", "like", "conventions", "relevance_levels")}
     how["made_with"] = {name: metrics[path]["made_with"][system] for name, [(path, system), *_] in sources.items()}
     return Compared(
-        metrics=how | metrics_of(systems, measures),
+        metrics=how | metrics_of(values, shown),
         comparisons=comparisons,
         seeds={
-            name: {measure: [run.mean(measure) for run in several] for measure in measures}
+            name: {measure: [run.mean(measure) for run in several] for measure in shown}
             for name, several in runs.items()
             if len(several) > 1
         },
         extremes=extremes,
-        texts=_texts(settings.collection, extremes),
-        level=settings.level,
-        baseline=settings.baseline,
+        texts=_texts(collection, extremes),
+        level=level,
+        baseline=baseline,
     )
 
 
@@ -184,14 +175,14 @@ def _require_alike(first: Artifact, other: Artifact) -> None:
             )
 
 
-def _shared_measures(settings: ComparisonSettings, measures: Sequence[Sequence[str]]) -> list[str]:
+def _shared_measures(wanted: Sequence[str], measures: Sequence[Sequence[str]]) -> list[str]:
     common = [name for name in measures[0] if all(name in found for found in measures)]
-    for name in settings.measures:
+    for name in wanted:
         if name not in common:
             raise UserError(f"--measure {name}: not all were evaluated by it.{did_you_mean(name, common)}")
     if not common:
         raise UserError("The evaluations have no measure in common. Evaluate all by the same ones.")
-    return list(settings.measures) or common
+    return list(wanted) or common
 
 
 def _average(runs: Sequence[PerQuery], measures: Sequence[str]) -> PerQuery:
@@ -277,16 +268,16 @@ def compare(
     collection: Annotated[str | None, typer.Option(help="Gives the texts of queries.")] = None,
     measure: Annotated[list[str] | None, typer.Option(help="Such as nDCG@10; may be repeated.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Tests only the differences from this system.")] = None,
-    margin: Annotated[float, typer.Option(help="Differences within ± this are equivalent.")] = 0.05,
-    level: Annotated[float, typer.Option(help="Significance level.")] = 0.05,
+    margin: Annotated[float, typer.Option(help="Differences within ± this are equivalent.", min=1e-9)] = 0.05,
+    level: Annotated[float, typer.Option(help="Significance level.", min=1e-9, max=0.999)] = 0.05,
     output: Annotated[str | None, typer.Option(help="Folder for comparison.html and comparisons.json.")] = None,
 ) -> None:
     """Tests systems of evaluations against one another, query by query; one NAME's evaluations are of its seeds."""
     if output is not None:
         refuse_copied_folder(output)
-    values = {"systems": systems or [], "measures": measure or [], "collection": collection, "baseline": baseline}
-    settings = validate(ComparisonSettings, values | {"margin": margin, "level": level}, "compare")
-    compared = compare_sources(settings)
+    compared = compare_sources(
+        systems or [], collection=collection, measures=measure or [], baseline=baseline, margin=margin, level=level
+    )
     written = [] if output is None else write_comparison(compared, output)
     for line in [*comparison_lines(compared), *written]:
         typer.echo(line)
