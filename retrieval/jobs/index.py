@@ -217,13 +217,6 @@ def id_blocks(artifact: Artifact, prefix: str = "ids/", suffix: str = ".parquet"
             yield batch.column(0)
 
 
-def index_ids(artifact: Artifact) -> pa.StringArray:
-    """Document ids of an index, in row order."""
-    return pa.concat_arrays(
-        chunk for name in artifact.names("ids/") for chunk in pq.read_table(artifact.path(name))["id"].chunks
-    )
-
-
 def lexical_folder(artifact: Artifact, scratch: Path) -> Path:
     """A local folder with the files of a BM25 index."""
     folder = scratch / "lexical"

@@ -18,7 +18,7 @@ from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.specification import EncoderContract
 from retrieval.indexes.top_k import Ranking, merge_rankings
 from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
-from retrieval.jobs.index import INDEX, id_blocks, index_ids, lexical_folder
+from retrieval.jobs.index import INDEX, id_blocks, lexical_folder
 from retrieval.lexical import LexicalIndex
 from retrieval.rankings import RANKING, Tag, require_names, write_stored_ranking
 from retrieval.vectors import StoredVectors
@@ -117,7 +117,8 @@ class Search(Stage[SearchConfig]):
                 )
 
         ids = _ids_of(asked, rows).to_pylist()
-        return write_stored_ranking(writer, ids, index_ids(index), merged(), self.config.top_k, self.config.tag)
+        documents = pa.concat_arrays(id_blocks(index))
+        return write_stored_ranking(writer, ids, documents, merged(), self.config.top_k, self.config.tag)
 
     def _search(
         self,

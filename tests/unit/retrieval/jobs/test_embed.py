@@ -237,17 +237,6 @@ def test_vectors_of_another_model_are_not_added(collection: str, model: Path, tm
         run(stage(collection, other, tmp_path / "out"))
 
 
-def test_shards_of_different_encoders_make_no_artifact(collection: str, model: Path, tmp_path: Path) -> None:
-    """Of a worker that resolved a setting otherwise, say."""
-    job = stage(collection, model, tmp_path / "out")
-    job.load()
-    records = [job.make_shard(shard) for shard in job.plan()]
-    job.facts(records)
-    records[2].facts["encoder"]["max_length"] = 9
-    with pytest.raises(UserError, match=r"shard documents-00000 and shard documents-00002 .* max_length 48 against 9"):
-        job.facts(records)
-
-
 def test_auto_is_settled_once_and_recorded(
     collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from retrieval.jobs.index import (
     IndexConfig,
     LexicalIndexSettings,
     VectorIndexSettings,
-    index_ids,
+    id_blocks,
     lexical_folder,
 )
 from retrieval.jobs.rerank import Rerank, RerankConfig
@@ -112,7 +112,7 @@ def test_the_run_does_not_depend_on_how_the_work_is_cut(
     np.testing.assert_array_equal(run.ranking().rows, exact.rows)
     np.testing.assert_array_equal(run.ranking().scores, exact.scores)
     assert run.query_ids() == [f"q{row}" for row in range(QUERIES)]
-    assert index_ids(Artifact(index)).to_pylist() == [f"d{row}" for row in range(DOCUMENTS)]
+    assert pa.concat_arrays(id_blocks(Artifact(index))).to_pylist() == [f"d{row}" for row in range(DOCUMENTS)]
     lines = read_trec(run.path("run.trec"))
     assert list(lines["q5"]) == [f"d{row}" for row in exact.rows[5]]
     assert run.system["index"] == "Flat"
