@@ -1,7 +1,7 @@
 """What a contextual encoder computes, here and in an exported folder: the second stage, behind the context in use."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -183,21 +183,6 @@ def own_weights(module: ContextReader) -> dict[str, nn.Parameter]:
 def vectors_sha256(vectors: Tensor) -> str:
     """Of a context's numbers: equal contexts of one model have equal ones, wherever they come from."""
     return hashlib.sha256(vectors.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def require_no_empty(texts: Sequence[str]) -> None:
-    """Raises ``UserError`` where there is no document for a context, or an empty one."""
-    if not len(texts):
-        raise UserError(
-            "There are no documents for the context. Give some of the corpus, or say that there is none: with the null"
-            " vector in their place (use_context('null')), or with nothing (use_context(None))."
-        )
-    empty = [place for place, text in enumerate(texts) if not text.strip()]
-    if empty:
-        raise UserError(
-            f"{len(empty)} of the {len(texts)} documents for the context are empty, the first at place {empty[0]}:"
-            " they say nothing of the corpus. Leave them out, and draw others in their place."
-        )
 
 
 def perceptron(width: int, to: int, activation: nn.Module, generator: torch.Generator) -> nn.Sequential:

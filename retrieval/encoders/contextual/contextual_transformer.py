@@ -23,7 +23,6 @@ from retrieval.encoders.contextual.context_reader import (
     ContextReader,
     drawn_rows,
     own_weights,
-    require_no_empty,
     vectors_sha256,
 )
 from retrieval.encoders.pooling import Pooling, segment_means
@@ -122,11 +121,7 @@ class ContextualTransformer(ContextReader):
 
     @torch.no_grad()
     def embed_context(self, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
-        """The first stage's vectors of just these documents, (documents * k, width), for ``use_context``.
-
-        Raises ``UserError`` where one is empty.
-        """
-        require_no_empty(texts)
+        """The first stage's vectors of just these documents, (documents * k, width), for ``use_context``."""
         count, first = self.settings["contextual.json"]["vectors_per_document"], self.first_stage
         how: dict[str, Any] = {"prompt_name": "document", "batch_size": batch_size, "show_progress_bar": False}
         if count == 1:
@@ -163,10 +158,6 @@ class ContextualTransformer(ContextReader):
         )
         return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
 
-    def tokenize(self, texts: Sequence[str], **_: Any) -> dict[str, Tensor]:
-        """``preprocess`` by its older name."""
-        return self.preprocess(texts)
-
     def forward(self, features: dict[str, Tensor], **_: Any) -> dict[str, Tensor]:
         """Adds ``sentence_embedding``, (n, width)."""
         if self.context_mode == "unset":
@@ -182,8 +173,6 @@ class ContextualTransformer(ContextReader):
     def get_embedding_dimension(self) -> int:
         """Length of a vector."""
         return len(self.null)
-
-    get_sentence_embedding_dimension = get_embedding_dimension  # its older name
 
     save_in_root = True
 

@@ -19,7 +19,6 @@ from retrieval.encoders.contextual.context_reader import (
     Context,
     ContextReader,
     own_weights,
-    require_no_empty,
     vectors_sha256,
 )
 from retrieval.encoders.contextual.second_stage import Prefix
@@ -150,15 +149,11 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         return vectors
 
     @torch.no_grad()
-    def embed_context(self, texts: Sequence[str], *, token_budget: int | None = None) -> Tensor:
-        """The first stage's vectors of documents, (documents * k, width), on the encoder's device, for ``use_context``.
-
-        ``token_budget``: padded tokens in one forward pass. Raises ``UserError`` where a document is empty.
-        """
-        require_no_empty(texts)
+    def embed_context(self, texts: Sequence[str]) -> Tensor:
+        """The first stage's vectors of documents, (documents * k, width), on the encoder's device."""
         device = self.null.device
         ids = self.first_stage.tokenize_ids(texts, "document")
-        budget = token_budget or (TOKENS_ON_CPU if device.type == "cpu" else TOKENS_ON_GPU)
+        budget = TOKENS_ON_CPU if device.type == "cpu" else TOKENS_ON_GPU
         vectors = self.null.new_empty(len(texts), self.contextual_form.vectors_per_document, len(self.null))
         for batch in token_budget_batches([len(row) for row in ids], budget):
             features = self.first_stage.pad([ids[place] for place in batch])
