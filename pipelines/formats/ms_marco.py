@@ -155,12 +155,6 @@ def _colbert_ids(values: list[Any], place: Place) -> list[str]:
             f"{place} is a list of {len(values)}. It must hold a query id, the id of its positive and those of"
             " negatives, each passage as its id or as [id, score]."
         )
-    return [checked_id(values[0], "query id", place), *(_passage_id(value, place) for value in values[1:])]
-
-
-def _passage_id(value: Any, place: Place) -> str:
-    if not isinstance(value, list):
-        return checked_id(value, "passage id", place)
-    if len(value) != 2 or not isinstance(value[1], int | float):
-        raise UserError(f"{place}: a passage is {value!r:.60}. It must be an id or [id, score], the score a number.")
-    return checked_id(value[0], "passage id", place)
+    query, *passages = values  # a passage is its id, or a list of that and a score
+    ids = [value[0] if isinstance(value, list) and value else value for value in passages]
+    return [checked_id(query, "query id", place), *(checked_id(id_, "passage id", place) for id_ in ids)]

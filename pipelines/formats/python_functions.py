@@ -15,10 +15,9 @@ import tokenize
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field
@@ -35,8 +34,7 @@ _LONE_RETURN = re.compile(r"\r(?!\n)")
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(NamedTuple):
     """A documented function.
 
     ``id`` is module and qualified name, with ``#2`` and on for later definitions of the same name; ``query``
@@ -81,7 +79,7 @@ def documented_functions(source: str, module: str, definitions: Counter[str]) ->
     except (MemoryError, RecursionError) as error:  # the parser's stack is full, or Python's: an elif is a level too
         raise SyntaxError("nested too deeply") from error
     lines: list[str | None] = list(source.split("\n"))  # not splitlines: a form feed ends no line of Python
-    found: list[tuple[Function, ast.FunctionDef | ast.AsyncFunctionDef]] = []
+    found: list[tuple[str, str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
     for name, node in defined:
         docstring = ast.get_docstring(node)
         if docstring is not None:
@@ -89,12 +87,11 @@ def documented_functions(source: str, module: str, definitions: Counter[str]) ->
         if isinstance(node, ast.ClassDef):
             continue
         definitions[name] += 1
-        query = first_paragraph(docstring or "")
-        if query:
+        if query := first_paragraph(docstring or ""):
             number = definitions[name]
-            found.append((Function(name if number == 1 else f"{name}#{number}", module, query, ""), node))
+            found.append((name if number == 1 else f"{name}#{number}", query, node))
     # nested docstrings are cut too, else an outer function would hold the very text of another's query
-    return [replace(function, source=_source_lines(lines, node)) for function, node in found]
+    return [Function(id_, module, query, _source_lines(lines, node)) for id_, query, node in found]
 
 
 def first_paragraph(docstring: str) -> str:
@@ -127,8 +124,8 @@ def _definitions(parent: ast.AST, prefix: str) -> Iterator[tuple[str, _Definitio
 def _cut(lines: list[str | None], docstring: ast.stmt) -> None:
     """Takes a docstring out of the lines of its file; what shares its first or last line stays."""
     first, last = docstring.lineno - 1, (docstring.end_lineno or docstring.lineno) - 1
-    before = _line(lines, first).encode()[: docstring.col_offset].decode()  # offsets count bytes of UTF-8
-    after = _line(lines, last).encode()[docstring.end_col_offset :].decode().strip().lstrip(";").lstrip()
+    before = (lines[first] or "").encode()[: docstring.col_offset].decode()  # offsets count bytes of UTF-8
+    after = (lines[last] or "").encode()[docstring.end_col_offset :].decode().strip().lstrip(";").lstrip()
     lines[first : last + 1] = [None] * (last + 1 - first)
     if before.strip():
         lines[first] = f"{before.rstrip()} {after}".rstrip()
@@ -136,19 +133,15 @@ def _cut(lines: list[str | None], docstring: ast.stmt) -> None:
         lines[first] = before + after
     else:
         for blank in range(last + 1, len(lines)):
-            if _line(lines, blank).strip():
+            if (lines[blank] or "").strip():
                 break
             lines[blank] = None
-
-
-def _line(lines: list[str | None], index: int) -> str:
-    return lines[index] or ""
 
 
 def _source_lines(lines: list[str | None], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """The lines of a function, decorators included, moved left by its indentation."""
     start = node.decorator_list[0].lineno - 1 if node.decorator_list else node.lineno - 1
-    indentation = _line(lines, node.lineno - 1)[: node.col_offset]
+    indentation = (lines[node.lineno - 1] or "")[: node.col_offset]
     own = [line for line in lines[start : node.end_lineno] if line is not None]
     # a line of a string may begin left of the function: it stays as it is
     return "\n".join(line.removeprefix(indentation) for line in own).rstrip()
@@ -245,37 +238,25 @@ class PythonFunctionsSource:
 
     @cached_property
     def _functions(self) -> list[Function]:
-        documented = list(self._read_functions())
-        shortest = self._config.minimum_query_words
-        functions = [function for function in documented if len(function.query.split()) >= shortest]
-        self._drop("functions_with_a_short_query", len(documented) - len(functions))
-        limit = self._config.limit
-        if limit is not None and limit < len(functions):
-            ranked = sorted(functions, key=lambda function: _hash(function.id))
-            kept = {function.id for function in ranked[:limit]}
-            self._drop("functions_beyond_the_limit", len(functions) - limit)
-            functions = [function for function in functions if function.id in kept]
-        modules = {function.module for function in functions}
-        held_out = [module for module in modules if is_held_out(module, self._config.held_out)]
-        self.counts |= {"modules": len(modules), "held_out_modules": len(held_out)}
-        return functions
-
-    def _read_functions(self) -> Iterator[Function]:
-        definitions: Counter[str] = Counter()
-        unparsed = 0
+        dropped, definitions = Counter[str](), Counter[str]()
+        functions: list[Function] = []
         for module, path in self._modules:
             try:
-                source = decode_source(path.read_bytes())
-                functions = documented_functions(source, module, definitions)
+                functions += documented_functions(decode_source(path.read_bytes()), module, definitions)
             except (SyntaxError, ValueError):  # ValueError: bytes that are not in the declared encoding
-                unparsed += 1
-                continue
-            yield from functions
-        self._drop("modules_that_do_not_parse", unparsed)
-
-    def _drop(self, reason: str, number: int) -> None:
-        if number:
-            self.dropped[reason] = number
+                dropped["modules_that_do_not_parse"] += 1
+        kept = [function for function in functions if len(function.query.split()) >= self._config.minimum_query_words]
+        dropped["functions_with_a_short_query"] = len(functions) - len(kept)
+        limit = self._config.limit
+        if limit is not None and limit < len(kept):
+            dropped["functions_beyond_the_limit"] = len(kept) - limit
+            chosen = set(sorted(kept, key=lambda function: _hash(function.id))[:limit])
+            kept = [function for function in kept if function in chosen]
+        self.dropped |= +dropped
+        modules = {function.module for function in kept}
+        held_out = [module for module in modules if is_held_out(module, self._config.held_out)]
+        self.counts |= {"modules": len(modules), "held_out_modules": len(held_out)}
+        return kept
 
 
 def library_modules(library: Path) -> list[tuple[str, Path]]:

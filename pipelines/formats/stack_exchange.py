@@ -108,7 +108,7 @@ class PostFile:
 
     def _posts(self) -> Iterator[Post]:
         for row in self._rows():
-            kind = _required(row, "PostTypeId")
+            kind = row.required("PostTypeId")
             reason = self._reason(kind, row)
             post = None if reason else _post(kind == _ANSWER, row)
             if post is None or (post.is_answer and not post.text):
@@ -161,16 +161,9 @@ def _post(is_answer: bool, row: Record) -> Post:
     )
 
 
-def _required(row: Record, name: str) -> str:
-    value = row.text(name)
-    if not value:
-        raise UserError(f"{row.place}: the row has no {name}. Is it a Posts.xml of Stack Exchange's dump?")
-    return value
-
-
 def _integer(row: Record, name: str) -> int:
     """The attribute as an integer of 64 bits."""
-    value = _required(row, name)
+    value = str(row.required(name))
     if not value.removeprefix("-").isdecimal() or len(value) > 18:
         raise UserError(f"{row.place}: {name} is {value[:60]!r}. It must be an integer.")
     return int(value)

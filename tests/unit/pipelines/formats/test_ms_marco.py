@@ -175,12 +175,6 @@ def test_documents_with_titles(tmp_path: Any) -> None:
         ),
         ({"t": "[10, 0, 1.5]\n"}, {"colbert_triples": {"x": "t"}}, r'c/t, line 1: "passage id" is 1\.5'),
         ({"t": "[null, 0]\n"}, {"colbert_triples": {"x": "t"}}, r'c/t, line 1: "query id" is None'),
-        (
-            {"t": "[10, [0]]\n"},
-            {"colbert_triples": {"x": "t"}},
-            r"line 1: a passage is \[0\]\. It must be an id or \[id, score\]",
-        ),
-        ({"t": '[10, [0, "1"]]\n'}, {"colbert_triples": {"x": "t"}}, r"line 1: a passage is \[0, '1'\]"),
     ],
 )
 def test_wrong_files_and_settings_are_named(

@@ -158,7 +158,7 @@ def test_any_order_of_answers_gives_the_same_threads(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         (["<users>"], r"line 3 is '<users>'\. In Posts\.xml every line .* is one <row …/>\. Is it the right file"),
-        (["  <row Id='1' Name='x' />"], r"line 3: the row has no PostTypeId\. Is it a Posts\.xml of Stack Exchange"),
+        (["  <row Id='1' Name='x' />"], r"line 3 has no \"PostTypeId\"; its keys are \['Id', 'Name'\]"),
         ([question(1, Score="many")], r"line 3: Score is 'many'\. It must be an integer"),
         ([question("1.5")], r"line 3: Id is '1\.5'"),
         ([question(1), question(2), question(1)], r"Posts\.xml holds a post twice"),
