@@ -1,6 +1,7 @@
 """Training examples and batches as sentence-transformers takes them: columns anchor, positive, negative_1 …"""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,14 +42,9 @@ def write(examples: TrainingExamples, folder: Path, negatives: int | None = None
     columns = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(negatives))]
     schema = pa.schema([pa.field(column, pa.string(), nullable=False) for column in columns])
     with pq.ParquetWriter(folder / name, schema, compression="zstd") as file:
-        pending: list[list[str]] = []
-        for row in _rows(examples, negatives):
-            pending.append(row)
-            if len(pending) == _ROWS_PER_GROUP:
-                file.write_table(_table(pending, schema))
-                pending = []
-        if pending:
-            file.write_table(_table(pending, schema))
+        rows = _rows(examples, negatives)
+        while block := list(islice(rows, _ROWS_PER_GROUP)):
+            file.write_table(pa.table([pa.array(column, pa.string()) for column in zip(*block, strict=True)], schema))
     return [name]
 
 
@@ -58,10 +54,6 @@ def _rows(examples: TrainingExamples, negatives: int) -> Iterator[list[str]]:
             continue
         for positive in example.positives:
             yield [example.query, text_of(positive), *map(text_of, example.hard_negatives[:negatives])]
-
-
-def _table(rows: list[list[str]], schema: pa.Schema) -> pa.Table:
-    return pa.table([pa.array(column, pa.string()) for column in zip(*rows, strict=True)], schema)
 
 
 class BatchFiles(BatchFormat):

@@ -155,15 +155,8 @@ def _reason_of_name(name: str) -> str:
         return "hidden_files_and_folders"
     if name in _NOT_SOURCES:
         return "folders_of_packages_and_caches"
-    return "" if _is_text(name) else "undecodable_names"
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # bytes of a name that are not UTF-8
-        return False
-    return True
+    is_text = name == name.encode(errors="replace").decode()  # else bytes that are not UTF-8
+    return "" if is_text else "undecodable_names"
 
 
 def _reason_of_kind(mode: int) -> str:

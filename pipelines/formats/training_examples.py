@@ -7,7 +7,7 @@ import json
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,14 +21,20 @@ from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import Part, StoredCollection, passage_text
 from retrieval.collections.digests import DigestSet
-from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, QueryRecord, Record, text_id
+from retrieval.collections.records import (
+    DocumentRecord,
+    Format,
+    JudgmentRecord,
+    QueryRecord,
+    Record,
+    in_chunks,
+    text_id,
+)
 from retrieval.collections.text_lines import find_files
 
 POSITIVE, HARD_NEGATIVE, RANDOM_NEGATIVE = 1, 0, -1
 
 AnyRecord = TypeVar("AnyRecord", DocumentRecord, QueryRecord)
-
-_RECORDS_AT_ONCE = 1024
 
 
 class Example(NamedTuple):
@@ -112,8 +118,7 @@ def texts_example(record: Record, query: str, texts: Iterable[tuple[str, int]], 
 def first_of_each_id(records: Iterable[AnyRecord]) -> Iterator[AnyRecord]:
     """Leaves out what repeats an id, whether its text is the same or not; keeps eight bytes for each id."""
     seen = DigestSet()
-    remaining = iter(records)
-    while chunk := list(islice(remaining, _RECORDS_AT_ONCE)):
+    for chunk in in_chunks(records):
         yield from compress(chunk, seen.add([record.id for record in chunk]))
 
 

@@ -49,6 +49,7 @@ _ENCODER = "contextual_encoder"
 _FORMATS = {"collection": (*_COLLECTIONS, *_EXAMPLES), "batches": tuple(_BATCHES), "encoder": (_ENCODER,)}
 # settings for some of these alone
 _OF_EXAMPLES = {"split", "candidates"}
+_OF_OTHERS = {"negatives", "context"}
 _OF_BATCHES = {"made_from", "title", "license", "order", "seed", "batches_per_file"}
 
 
@@ -108,13 +109,9 @@ class ExportConfig(StageConfig):
                 f"format {self.format} writes {' or '.join(able)}: of {', '.join(_FORMATS)}, set that alone; given are"
                 f" {', '.join(given) or 'none'}"
             )
-        foreign = set() if self.exported == "batches" else set(_OF_BATCHES)
-        if self.exported != "collection" or self.format in _COLLECTIONS:
-            foreign |= _OF_EXAMPLES
-        if self.format != "sentence_transformers":
-            foreign |= {"negatives"}
-        if self.exported != "encoder":
-            foreign |= {"context"}
+        own = {"collection": _OF_EXAMPLES if self.format in _EXAMPLES else set(), "batches": _OF_BATCHES}
+        foreign = {*_OF_EXAMPLES, *_OF_BATCHES, *_OF_OTHERS} - own.get(self.exported, {"context"})
+        foreign -= {"negatives"} if self.format == "sentence_transformers" else set()
         fields = type(self).model_fields
         wrong = [name for name in fields if name in foreign and getattr(self, name) != fields[name].default]
         if wrong:

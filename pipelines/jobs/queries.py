@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from pipelines.jobs.collect import write_part
+from pipelines.queries.examples import CHUNKED, COLUMNS, QUERY, is_held_out, source_documents
 from pipelines.queries.functions import DocstringQueries
 from pipelines.queries.headings import HeadingQueries, TitleQueries
-from pipelines.queries.sources import CHUNKED, COLUMNS, QUERY, is_held_out, source_documents
 from pipelines.queries.spans import CropQueries, InverseClozeQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError

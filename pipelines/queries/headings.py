@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipelines.chunking.markdown import blocks
 from pipelines.chunking.pieces import row_starts
-from pipelines.queries.sources import Example, MadeDocument, SourceDocument
+from pipelines.queries.examples import Example, MadeDocument, SourceDocument
 from raytriever.settings.configuration import Settings
 from retrieval.words import count_words
 

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pipelines.chunking.sentences import sentence_ends
-from pipelines.queries.sources import Example, MadeDocument, SourceDocument, draws
+from pipelines.queries.examples import Example, MadeDocument, SourceDocument, draws
 from raytriever.settings.configuration import Settings
 from retrieval.words import Offsets, TextWords
 

@@ -3,7 +3,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.queries.sources import Passage, draws, is_held_out, source_documents
+from pipelines.queries.examples import Passage, draws, is_held_out, source_documents
 
 
 def rows(*values: tuple[str, str, int, str]) -> pa.Table:
