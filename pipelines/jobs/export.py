@@ -236,11 +236,11 @@ class Export(Stage[ExportConfig]):
         config, collection = self.config, StoredCollection(str(self.config.collection))
         if config.split is None:
             return _COLLECTIONS[config.format](collection, folder)
-        examples = TrainingExamples(collection, config.split, None, folder)
+        mined, minimum_relevance = None, 1
         if config.candidates is not None:
             candidates = StoredCandidates(config.candidates)
-            mined = mined_negatives(candidates)
-            examples = TrainingExamples(collection, config.split, mined, folder, candidates.minimum_relevance)
+            mined, minimum_relevance = mined_negatives(candidates), candidates.minimum_relevance
+        examples = TrainingExamples(collection, config.split, mined, folder, minimum_relevance)
         if config.format == "sentence_transformers":
             return sentence_transformers.write(examples, folder, config.negatives)
         return _EXAMPLES[config.format](examples, folder)

@@ -139,7 +139,7 @@ class Pairs(Stage[PairsConfig]):
         settings = self.config.duplicates
         table = pq.read_table(pa.BufferReader(writer.read("judged.parquet")))
         used = {part: _array(writer, f"{part}.npy") for part in PARTS}
-        keys = {part: self._gather_keys(collection, part, len(used[part]), writer) for part in PARTS}
+        keys = {part: self._gather_keys(collection, part, writer) for part in PARTS}
         texts = {part: np.searchsorted(used[part], table[column].to_numpy()) for part, column in _ROW_COLUMNS.items()}
         first = first_of_equal(*(keys[part][0][texts[part]] for part in PARTS))
         repeats = first != np.arange(len(first))
@@ -163,18 +163,11 @@ class Pairs(Stage[PairsConfig]):
                 kept = kept[~repeats]
         return self._write(take_rows(table, kept), writer, counts, dropped, facts)
 
-    def _gather_keys(
-        self, collection: StoredCollection, part: TextPart, texts: int, writer: ShardWriter
-    ) -> NDArray[np.uint64]:
-        """(1 + bands, texts), on disk."""
-        path = writer.path(f"{part}.keys.npy")
-        keys = np.lib.format.open_memmap(path, "w+", np.uint64, (self._columns(), texts))
-        start = 0
-        for number in range(len(self._stretches(collection, part))):
-            piece = _array(writer, f"keys/{part}-{number:05d}.npy")
-            keys[:, start : start + len(piece)] = piece.T
-            start += len(piece)
-        return keys
+    def _gather_keys(self, collection: StoredCollection, part: TextPart, writer: ShardWriter) -> NDArray[np.uint64]:
+        """(1 + bands, texts)."""
+        numbers = range(len(self._stretches(collection, part)))
+        pieces = [_array(writer, f"keys/{part}-{number:05d}.npy").T for number in numbers]
+        return np.concatenate([np.empty((self._columns(), 0), np.uint64), *pieces], axis=1)
 
     def _write(
         self,

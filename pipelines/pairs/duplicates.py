@@ -256,8 +256,8 @@ def near_texts(
 ) -> NearTexts:
     """Finds similar texts among the rows ``used`` (texts,) of a collection's ``part``.
 
-    ``keys`` (1 + bands, texts): a hash of the text, then its buckets; may be a memory map. In memory are the shingles
-    of the texts that share a bucket.
+    ``keys`` (1 + bands, texts): a hash of the text, then its buckets. In memory are the shingles of the texts that
+    share a bucket.
     """
     same = first_of_equal(keys[0])
     distinct = np.flatnonzero(same == np.arange(len(same)))

@@ -3,7 +3,7 @@
 Judgments of training sets repeat: each pair of a query and a document is kept once a split, with its best grade.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
 from typing import Any, Literal, TypeVar
@@ -261,9 +261,9 @@ class CheckedSource:
     def _known_ids(self) -> tuple[_Ids, _Ids]:
         """Ids of documents and queries; reads them where nobody did so far."""
         if self._documents is None:
-            _exhaust(self._document_rows())
+            deque(self._document_rows(), maxlen=0)
         if self._queries is None:
-            _exhaust(self._query_rows())
+            deque(self._query_rows(), maxlen=0)
         assert self._documents is not None
         assert self._queries is not None
         return self._documents, self._queries
@@ -312,8 +312,3 @@ def _reasons(chunk: list[JudgmentRecord], documents: _Ids, queries: _Ids) -> lis
             elif is_empty:
                 reasons[place] = _EMPTY + part
     return reasons
-
-
-def _exhaust(rows: Iterable[Row]) -> None:
-    for _ in rows:
-        pass
