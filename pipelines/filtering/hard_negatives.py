@@ -61,26 +61,22 @@ class TeacherScores:
         return found
 
 
+@dataclass(frozen=True)
 class NegativeLists:
     """The hard negatives of every query that has some.
 
-    ``lists``: rows of one column, list<int64> of document rows; ``queries`` int64, ascending: the query row of each;
-    ``places`` int64: where its list is.
+    ``lists``: rows of one column, list<int64> of document rows; ``places`` int64 (queries,): where the list of each
+    query of the collection is, -1 where it has none.
     """
 
-    def __init__(self, lists: MappedRows, queries: NDArray[np.int64], places: NDArray[np.int64]) -> None:
-        self._lists = lists
-        self._queries = queries
-        self._places = places
+    lists: MappedRows
+    places: NDArray[np.int64]
 
     def of(self, query_rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """The document rows of each query's list; empty where it has none."""
-        at = np.searchsorted(self._queries, query_rows)
-        known = at < len(self._queries)
-        known[known] = self._queries[at[known]] == query_rows[known]
-        column = self._lists.take(self._places[at[known]]).column(0)
-        found = (values.values.to_numpy() for values in column)
-        return [next(found) if is_known else np.zeros(0, dtype=np.int64) for is_known in known]
+        at = self.places[query_rows]
+        found = (values.values.to_numpy() for values in self.lists.take(at[at >= 0]).column(0))
+        return [next(found) if place >= 0 else np.zeros(0, dtype=np.int64) for place in at.tolist()]
 
 
 @dataclass(frozen=True)

@@ -194,8 +194,7 @@ class Filter(Stage[FilterConfig]):
             if config.negatives
             else judged_lists(collection, str(config.judged_negatives))
         )
-        lengths = np.zeros(collection.count("queries"), dtype=np.int32)
-        make_negatives(writer, lists, lengths)
+        lengths = make_negatives(writer, lists, collection.count("queries"))
         scored = bool(config.teacher_scores)
         check_negatives(lengths, packing, pairs, config.negatives_per_example, config.too_few_negatives, scored=scored)
         return writer.commit(0)

@@ -39,9 +39,7 @@ _LINES_AT_ONCE = 1 << 20
 _QUERIES_AT_ONCE = 1 << 14
 
 _KEYS_FILE = "lookup/known-positives.npy"
-_LISTS_FILE, _QUERIES_FILE, _PLACES_FILE = (
-    f"lookup/negatives-{name}" for name in ("lists.arrow", "queries.npy", "places.npy")
-)
+_LISTS_FILE, _PLACES_FILE = "lookup/negatives-lists.arrow", "lookup/negatives-places.npy"
 _LISTS = pa.schema([("document_rows", pa.list_(pa.int64()))])
 
 # query rows, document rows and scores of some pairs, each (n,)
@@ -81,29 +79,28 @@ def open_pairs(output: str) -> Pairs:
     return Pairs(*map_pair_rows(output, PAIRS_SHARD), map_array(output, PAIRS_SHARD, _KEYS_FILE))
 
 
-def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], lengths: NDArray[np.int32]) -> None:
-    """Adds the lists and where each query's is; ``lengths`` (queries,) is filled with how long they are."""
-    found: list[NDArray[np.int64]] = []
+def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], queries: int) -> NDArray[np.int32]:
+    """Adds the lists and where each query's is; how long they are, (queries,) of the collection."""
+    places, lengths = np.full(queries, -1, dtype=np.int64), np.zeros(queries, dtype=np.int32)
 
     def tables() -> Iterator[pa.Table]:
-        for queries, of_queries in lists:
-            found.append(queries)
-            lengths[queries] = of_queries.value_lengths().to_numpy()
+        start = 0
+        for rows, of_queries in lists:
+            places[rows] = np.arange(start, start + len(rows))
+            lengths[rows] = of_queries.value_lengths().to_numpy()
+            start += len(rows)
             yield pa.table([of_queries], schema=_LISTS)
 
     write_mapped_rows(writer.path(_LISTS_FILE), _LISTS, tables())
     writer.add(_LISTS_FILE)
-    queries = np.concatenate(found)
-    places = np.argsort(queries, kind="stable")
-    add_array(writer, _QUERIES_FILE, queries[places])
     add_array(writer, _PLACES_FILE, places)
+    return lengths
 
 
 def open_negatives(output: str) -> NegativeLists:
     """What ``make_negatives`` wrote."""
     lists = MappedRows([earlier_file(output, NEGATIVES_SHARD, _LISTS_FILE)])
-    arrays = (map_array(output, NEGATIVES_SHARD, name) for name in (_QUERIES_FILE, _PLACES_FILE))
-    return NegativeLists(lists, *arrays)
+    return NegativeLists(lists, map_array(output, NEGATIVES_SHARD, _PLACES_FILE))
 
 
 def check_negatives(

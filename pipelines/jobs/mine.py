@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from pipelines.jobs.lookups import add_array, map_array
+from pipelines.jobs.lookups import add_array, map_array, part_shards
 from pipelines.mining.audit import block_audit, merge_audits, remark_table, rule_table
 from pipelines.mining.candidates import CANDIDATES, Form, labelled_lists, negative_lists, write_lists
 from pipelines.mining.inputs import ROWS, MiningInputs, document_text_keys, rows_of_ids
@@ -25,11 +25,9 @@ from raytriever.errors import UserError
 from raytriever.hashes import numbers_at
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.collection import StoredCollection
+from retrieval.collections.collection import ParquetRows, StoredCollection
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
-
-_DOCUMENTS_OF_A_KEYS_SHARD = 1 << 20
 
 
 class MineConfig(StageConfig):
@@ -97,15 +95,9 @@ class Mine(Stage[MineConfig]):
                 " with the queries of that split, or lower rules.minimum_relevance."
             )
         self._check_ranks(run)
-        keys = [
-            Shard(f"keys-{number:05d}", {"make": "keys", "start": start}, intermediate=True)
-            for number, start in enumerate(_parts(collection))
-        ]
-        starts = self._blocks(run)
-        blocks = [
-            Shard(f"{number:05d}", {"make": "lists", "start": start, "queries": starts.step}, phase=1)
-            for number, start in enumerate(starts)
-        ]
+        keys, starts = part_shards("keys", collection, "documents/"), self._blocks(run)
+        described = {"make": "lists", "queries": starts.step, "keys": [shard.name for shard in keys]}
+        blocks = [Shard(f"{number:05d}", {**described, "start": start}, phase=1) for number, start in enumerate(starts)]
         rows = Shard("rows", {"make": "rows"}, intermediate=True)
         return [rows, *keys, *blocks, Shard("audit", {"make": "audit"}, phase=2)]
 
@@ -145,30 +137,23 @@ class Mine(Stage[MineConfig]):
                     add_array(writer, _lookup(name), array)
                 return writer.commit(0)
             case "keys":
-                return self._make_keys(collection, shard.description["start"], writer)
+                documents = ParquetRows(collection, shard.description["files"])
+                keys = document_text_keys(documents, with_title=self.config.rules.with_title)
+                add_array(writer, _lookup(shard.name), keys)
+                return writer.commit(0)
             case "lists":
-                return self._make_lists(self._open_inputs(collection, run), shard, writer)
+                inputs = self._open_inputs(collection, run, shard.description["keys"])
+                return self._make_lists(inputs, shard, writer)
         audits = [json.loads(writer.read(f"audits/{number:05d}.json")) for number in range(len(self._blocks(run)))]
         writer.path("audit.json").write_bytes(to_json(merge_audits(audits)))
         writer.add("audit.json")
         return writer.commit(0)
 
-    def _make_keys(self, collection: StoredCollection, start: int, writer: ShardWriter) -> ShardRecord:
-        documents = collection.rows_of("documents")
-        stop = min(start + _DOCUMENTS_OF_A_KEYS_SHARD, len(documents))
-        keys = document_text_keys(documents, start, stop, with_title=self.config.rules.with_title)
-        add_array(writer, _lookup(f"keys-{start}"), keys)
-        return writer.commit(0)
-
-    def _open_inputs(self, collection: StoredCollection, run: StoredRanking) -> MiningInputs:
-        output = self.config.output
-        rows = {name: map_array(output, "rows", _lookup(name)) for name in ROWS}
-        keys = [
-            map_array(output, f"keys-{number:05d}", _lookup(f"keys-{start}"))
-            for number, start in enumerate(_parts(collection))
-        ]
+    def _open_inputs(self, collection: StoredCollection, run: StoredRanking, keys: list[str]) -> MiningInputs:
+        rows = {name: map_array(self.config.output, "rows", _lookup(name)) for name in ROWS}
+        of_documents = np.concatenate([map_array(self.config.output, name, _lookup(name)) for name in keys])
         vectors = StoredVectors(self.config.vectors) if self.config.vectors else None
-        return MiningInputs(self.config.rules, collection, run, vectors, rows, np.concatenate(keys))
+        return MiningInputs(self.config.rules, collection, run, vectors, rows, of_documents)
 
     def _make_lists(self, inputs: MiningInputs, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """``candidates/<name>.parquet`` and ``audits/<name>.json`` of one block of queries."""
@@ -209,11 +194,6 @@ class Mine(Stage[MineConfig]):
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The audit with its examples."""
         return ["audit.json"]
-
-
-def _parts(collection: StoredCollection) -> range:
-    """The first document of each shard of keys."""
-    return range(0, collection.count("documents"), _DOCUMENTS_OF_A_KEYS_SHARD)
 
 
 def _lookup(name: str) -> str:

@@ -24,7 +24,6 @@ from retrieval.evaluation.answers import Match, ranking_hits
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import StoredVectors
 
-_DOCUMENTS_AT_ONCE = 8192
 ROWS = ("query_rows", "own_rows", "judged_queries", "judged_rows", "judged_relevance")
 
 
@@ -45,14 +44,11 @@ def rows_of_ids(collection: StoredCollection, run: StoredRanking, split: str) ->
     return dict(zip(ROWS, (*of_queries, *of_judged), strict=True))
 
 
-def document_text_keys(documents: ParquetRows, start: int, stop: int, *, with_title: bool) -> NDArray[np.uint64]:
-    """``folded_text_keys`` of the documents of rows ``start`` to ``stop``, read a few thousand at a time."""
-    keys = np.empty(stop - start, dtype=np.uint64)
-    for first in range(start, stop, _DOCUMENTS_AT_ONCE):
-        rows = np.arange(first, min(first + _DOCUMENTS_AT_ONCE, stop))
-        texts = texts_of(documents.take(rows, text_columns("documents")), "documents", with_title=with_title)
-        keys[rows - start] = folded_text_keys(texts)
-    return keys
+def document_text_keys(documents: ParquetRows, *, with_title: bool) -> NDArray[np.uint64]:
+    """``folded_text_keys`` of some documents, in order, (documents,)."""
+    tables = documents.tables(text_columns("documents"))
+    texts = (texts_of(table, "documents", with_title=with_title) for table in tables)
+    return np.concatenate([folded_text_keys(of_table) for of_table in texts])
 
 
 @dataclass(frozen=True)
