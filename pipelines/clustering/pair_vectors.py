@@ -111,10 +111,10 @@ class StoredPairs:
 
     def take(self, places: Places) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Both sides, float32 (n, dimension)."""
-        queries = _part(self._uri, self._fingerprint, "queries").gather(self._query_rows[places])
+        queries = opened_part(self._uri, self._fingerprint, "queries").gather(self._query_rows[places])
         if self._sides == "queries":
             return queries, queries
-        return _part(self._uri, self._fingerprint, "documents").gather(self._document_rows[places]), queries
+        return opened_part(self._uri, self._fingerprint, "documents").gather(self._document_rows[places]), queries
 
     def subset(self, places: Places) -> "StoredPairs":
         """The rows of some."""
@@ -124,6 +124,6 @@ class StoredPairs:
 
 
 @lru_cache(maxsize=4)
-def _part(uri: str, fingerprint: str, part: TextPart) -> VectorRows:  # noqa: ARG001
+def opened_part(uri: str, fingerprint: str, part: TextPart) -> VectorRows:  # noqa: ARG001
     """The maps of a part, opened once a process for all pieces of it; ``fingerprint``: another artifact, other maps."""
     return StoredVectors(uri).part(part)

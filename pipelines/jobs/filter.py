@@ -3,13 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Set
-from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from pipelines.batches import BATCHES, LAYOUTS, BatchWriter
+from pipelines.clustering.pair_vectors import opened_part
 from pipelines.filtering.false_negatives import FalseNegativeSettings
 from pipelines.filtering.hard_negatives import BalancedMarginSettings, Choice, NegativeDraw, TooFew
 from pipelines.filtering.mask_audit import MaskAudit, mask_table, merge_audits
@@ -232,10 +232,16 @@ class Filter(Stage[FilterConfig]):
             documents,
             open_pairs(output),
             config.false_negatives,
-            _both_parts(config.vectors, StoredVectors(config.vectors).fingerprint) if config.vectors else None,
+            self._vectors() if config.vectors else None,
             draw,
             scores,
         )
+
+    def _vectors(self) -> tuple[VectorRows, VectorRows]:
+        """Of queries and documents, whose files a worker keeps open from one run of batches to the next."""
+        vectors = StoredVectors(str(self.config.vectors))
+        queries, documents = (opened_part(vectors.uri, vectors.fingerprint, part) for part in ("queries", "documents"))
+        return queries, documents
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The layout, how many hard negatives an example has, whether a teacher scored them."""
@@ -257,16 +263,6 @@ class Filter(Stage[FilterConfig]):
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The audit with its examples."""
         return ["audit.json"]
-
-
-@lru_cache(maxsize=1)
-def _both_parts(vectors: str, fingerprint: str) -> tuple[VectorRows, VectorRows]:  # noqa: ARG001
-    """Vectors of queries and documents, whose files a worker keeps open from one run of batches to the next.
-
-    Opened anew for each run they would be opened as often as there are runs, and more pairs have more of both.
-    """
-    stored = StoredVectors(vectors)
-    return stored.part("queries"), stored.part("documents")
 
 
 def _audit_name(shard: str) -> str:

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
+from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.stage import Shard
-from retrieval.collections.collection import ParquetRows
 
 _ROWS_OF_A_PART = 1 << 19
 _ROW_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy")
@@ -85,20 +85,11 @@ def _file(shard: str) -> str:
 
 
 def write_pair_rows(writer: ShardWriter, pairs: Artifact) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Query rows and document rows int64 (pairs,), written through memory maps and added to the shard."""
-    rows = ParquetRows(pairs, pairs.names("pairs/"))
-    queries, documents = (
-        np.lib.format.open_memmap(writer.path(name), mode="w+", dtype=np.int64, shape=(len(rows),))
-        for name in _ROW_FILES
-    )
-    start = 0
-    for table in rows.tables(["query_row", "document_row"]):
-        queries[start : start + len(table)] = table["query_row"].to_numpy()
-        documents[start : start + len(table)] = table["document_row"].to_numpy()
-        start += len(table)
+    """Adds query rows and document rows, int64 (pairs,), to the shard."""
+    rows = read_pairs(pairs, ["query_row", "document_row"])
+    queries, documents = rows["query_row"].to_numpy(), rows["document_row"].to_numpy()
     for name, array in zip(_ROW_FILES, (queries, documents), strict=True):
-        array.flush()
-        writer.add(name)
+        add_array(writer, name, array)
     return queries, documents
 
 

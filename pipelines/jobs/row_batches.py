@@ -27,7 +27,6 @@ from retrieval.collections.collection import ParquetRows, StoredCollection
 _ROWS_AT_ONCE = 2048
 _CHUNK_PLACES = ["source_id", "number", "domain"]
 _LIST_COLUMNS = ["query_id", "query_row", "document_ids", "document_rows", "scores", "relevance"]
-_STRETCHES = ("first", "lengths", "documents", "groups")
 
 
 class RowBatchesConfig(StageConfig):
@@ -49,7 +48,7 @@ Config = TypeVar("Config", bound=RowBatchesConfig)
 
 
 class RowBatches(Stage[Config]):
-    """Three phases: the rows, to be read in any order, and what is known of them; each epoch's order; its batches.
+    """Two phases: the rows, to be read in any order, and each epoch's order; its batches.
 
     Subclasses say what the rows are and which belong together.
     """
@@ -89,7 +88,7 @@ class RowBatches(Stage[Config]):
         return grouped, int(counts[group_of < 0].sum())
 
     def plan(self) -> list[Shard]:
-        """Three phases; refuses rows that don't make one batch, or not as many as are asked for."""
+        """Two phases; refuses rows that don't make one batch, or not as many as are asked for."""
         stretches, dropped = self._grouped()
         size, per_shard = self.grouping().batch_size, self.config.batches_per_shard
         rows = stretches.rows_of_groups()
@@ -101,9 +100,9 @@ class RowBatches(Stage[Config]):
                 " leave it out for all of them."
             )
         parts = part_shards("rows", *self.rows_of())
-        shards = [*parts, Shard("stretches", {"make": "stretches"}, intermediate=True)]
+        shards = parts.copy()
         for epoch in range(self.config.epochs):
-            order = Shard(f"order-{epoch:05d}", {"make": "order", "epoch": epoch}, phase=1, intermediate=True)
+            order = Shard(f"order-{epoch:05d}", {"make": "order", "epoch": epoch}, intermediate=True)
             shards.append(order)
             for number, first in enumerate(range(0, batches, per_shard)):
                 description = {"make": "batches", "epoch": epoch, "number": number, "order": order.name}
@@ -111,7 +110,7 @@ class RowBatches(Stage[Config]):
                 if not number:  # what an epoch leaves out is counted with its first shard
                     not_drawn = (possible - batches) * size
                     description["dropped"] = self._dropped(int((rows % size).sum()), dropped, not_drawn)
-                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=2))
+                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=1))
         return shards
 
     def _dropped(self, left_over: int, of_small_domains: int, not_drawn: int) -> dict[str, int]:
@@ -133,24 +132,18 @@ class RowBatches(Stage[Config]):
             case "rows":
                 tables = self.tables(shard.description["files"])
                 return write_part(writer, shard, LAYOUTS[self.layout].schema(), tables)
-            case "stretches":
-                stretches, _ = self._grouped()
-                for name in _STRETCHES:
-                    add_array(writer, f"lookup/{name}.npy", getattr(stretches, name))
-                return writer.commit(0)
             case "order":
-                return self._make_order(shard, writer)
+                add_array(writer, _order_name(shard.name), self._order(shard.description["epoch"]))
+                return writer.commit(0)
         return self._make_batches(shard, writer)
 
-    def _make_order(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        output, epoch = self.config.output, shard.description["epoch"]
-        stretches = Stretches(*(map_array(output, "stretches", f"lookup/{name}.npy") for name in _STRETCHES))
-        batches = group_batches(stretches, self.grouping(), self.config.seed, epoch)
-        if self.config.batches_per_epoch:
-            drawn = np.random.default_rng([self.config.seed, epoch]).permutation(len(batches))
-            batches = batches[np.sort(drawn[: self.config.batches_per_epoch])]
-        add_array(writer, _order_name(shard.name), batches)
-        return writer.commit(0)
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        """The rows of one epoch's batches, (batches, batch_size)."""
+        batches = group_batches(self._grouped()[0], self.grouping(), self.config.seed, epoch)
+        if not self.config.batches_per_epoch:
+            return batches
+        drawn = np.random.default_rng([self.config.seed, epoch]).permutation(len(batches))
+        return batches[np.sort(drawn[: self.config.batches_per_epoch])]
 
     def _make_batches(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         described, output, size = shard.description, self.config.output, self.grouping().batch_size
