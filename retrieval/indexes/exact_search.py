@@ -61,7 +61,6 @@ def exact_top_k(
     """
     if len(documents) > LOW_BITS:
         raise UserError(f"{len(documents)} documents are more than one search takes ({LOW_BITS}). Search in shards.")
-    check_finite(queries, "queries")
     dimension = queries.shape[1]
     tile = next((size for size in _QUERY_TILES if size >= len(queries)), _QUERY_TILES[-1])
     padded = np.zeros((-(-len(queries) // tile) * tile, dimension), dtype=np.float32)
@@ -69,13 +68,13 @@ def exact_top_k(
     left = torch.from_numpy(padded).to(device)
     best = torch.full((len(padded), k), ABSENT, device=device)
     scores = torch.empty((tile, _TILES_AT_ONCE * _DOCUMENT_TILE), device=device)
-    largest = float(np.abs(padded).max(initial=0.0))
+    _longest(padded, "queries")
     width = scores.shape[1]
     rows_at_once = max(1, _DOCUMENT_BYTES_AT_ONCE // (4 * width * max(1, dimension))) * width
     for start in range(0, len(documents), rows_at_once):
         block = documents[start : start + rows_at_once]
         right = _whole_tiles(block)
-        _refuse_overflow(right, largest, block, start)
+        _longest(right.numpy(), "documents", start)
         right = right.to(device)
         for place in range(0, len(padded), tile):
             for first in range(0, len(block), width):
@@ -114,19 +113,6 @@ def _whole_tiles(vectors: NDArray[Any]) -> torch.Tensor:
     filled = torch.zeros((rows, vectors.shape[1]))
     filled.numpy()[: len(vectors)] = vectors
     return filled
-
-
-def _refuse_overflow(tiles: torch.Tensor, largest: float, documents: NDArray[Any], first_row: int) -> None:
-    """Raises ``UserError`` where documents are not finite, or a product with queries up to ``largest`` could overflow.
-
-    One fast pass: the extremes are not finite where any number isn't.
-    """
-    lowest, highest = (float(extreme) for extreme in torch.aminmax(tiles))
-    extreme = max(-lowest, highest)
-    if not np.isfinite(lowest) or not np.isfinite(highest):
-        check_finite(documents, "documents", first_row)
-    if extreme * largest * tiles.shape[1] > float(np.finfo(np.float32).max):
-        raise UserError("An inner product of queries and documents may exceed float32. Normalise the vectors.")
 
 
 def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int) -> Ranking:
@@ -196,27 +182,20 @@ def _score_all(query: NDArray[np.float32], documents: NDArray[np.float32], k: in
     return best_candidates(pair_scores(query[None], documents, rows), rows, k)
 
 
-def _longest(vectors: NDArray[np.float32], name: str) -> float:
+def _longest(vectors: NDArray[np.float32], name: str, first_row: int = 0) -> float:
     """The largest length; raises ``UserError`` where a vector is not finite or too long for a product."""
-    faiss = import_faiss()
-    squares = np.empty(len(vectors), dtype=np.float32)
-    faiss.fvec_norms_L2sqr(faiss.swig_ptr(squares), faiss.swig_ptr(vectors), vectors.shape[1], len(vectors))
-    longest = float(np.sqrt(squares.max(initial=0.0)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        longest = float(np.sqrt(np.einsum("ij,ij->i", vectors, vectors).max(initial=0.0)))
     if not longest <= _LONGEST:
-        check_finite(vectors, name)
+        _require_finite(vectors, name, first_row)
         raise UserError(f"{name}: a vector is {longest:.3g} long, so a product may exceed float32. Normalise them.")
     return longest
 
 
-def check_finite(vectors: NDArray[Any], name: str, first_row: int = 0) -> None:
+def _require_finite(vectors: NDArray[Any], name: str, first_row: int) -> None:
     """Raises ``UserError`` naming the first row, counted from ``first_row``, with NaN or infinity."""
-    step = _ROWS_CHECKED_AT_ONCE
-    for start in range(0, len(vectors), step):
-        block = vectors[start : start + step]
-        with np.errstate(invalid="ignore", over="ignore"):
-            if np.isfinite(block.sum(dtype=np.float64)):  # one fast pass: a sum with NaN or infinity is not finite
-                continue
-        finite = np.isfinite(block).all(axis=1)
+    for start in range(0, len(vectors), _ROWS_CHECKED_AT_ONCE):
+        finite = np.isfinite(vectors[start : start + _ROWS_CHECKED_AT_ONCE]).all(axis=1)
         if not finite.all():
             row = first_row + start + int(np.argmin(finite))
             raise UserError(f"Vector {row} of {name} holds NaN or infinity. Embed again; float16 may have overflowed.")

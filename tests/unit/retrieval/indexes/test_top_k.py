@@ -37,8 +37,7 @@ def test_order_of_every_kind_of_float() -> None:
         np.nextafter(np.float32(1), np.float32(2)),
         1.0,
     ]
-    documents = np.array(values, dtype=np.float32)[:, None]
-    found = exact_top_k(np.ones((1, 1), dtype=np.float32), documents, 10)
+    found = top_k.best_candidates(np.array([values], dtype=np.float32), np.arange(10)[None], 10)
     assert found.rows.tolist() == [[6, 8, 4, 9, 2, 0, 1, 3, 5, 7]]
     assert found.scores[0, 0] == np.float32(3e38)
     assert found.scores[0, -1] == np.float32(-3e38)
