@@ -254,7 +254,7 @@ class Export(Stage[ExportConfig]):
                 " Give that folder, or export an encoder that the objective contextual trained."
             )
         if self._context is not None:
-            self._context.description.require(located.fingerprint, None, str(self.config.context))
+            self._context.description.require(located.fingerprint, str(self.config.context))
 
     def _write_encoder(self, located: "LocatedModel", folder: Path) -> list[str]:
         from retrieval.encoders.contextual.encoder import ContextualEncoder

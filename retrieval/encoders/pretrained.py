@@ -221,10 +221,8 @@ def _from_hub(model: str, revision: str | None, with_code: bool) -> tuple[Path |
         pass
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns)), ""
-    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError, RuntimeError) as error:
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
-    except (OSError, ValueError, RuntimeError) as error:
-        return None, f"{type(error).__name__}: {error}"
 
 
 def _from_package(model: str, packaged: PackagedModel) -> Path:

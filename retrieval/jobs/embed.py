@@ -1,6 +1,7 @@
 """`raytriever embed`: the documents and queries of a collection to half-precision vectors, shard by shard."""
 
 from collections.abc import Set
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -78,7 +79,6 @@ class Embed(ModelStage[EmbedConfig]):
         suitable = ON_GPU if config.resources.gpus_per_worker else ON_CPU
         sizes = {name: getattr(config, name) or size for name, size in suitable.items()}
         super().__init__(config.model_copy(update=sizes))
-        self._chosen_rows: dict[TextPart, NDArray[np.int64]] = {}
 
     def input_fingerprints(self) -> dict[str, str]:
         """The collection's and the encoder's."""
@@ -113,7 +113,7 @@ class Embed(ModelStage[EmbedConfig]):
             require_own_queries(collection, StoredRanking(self.config.run))
         shards = []
         for part in self.config.parts:
-            size, total = self.config.texts_per_shard, len(self._chosen(part))
+            size, total = self.config.texts_per_shard, len(self._chosen[part])
             if part == "documents" and form.vectors is None and not form.reduced:  # a shard is held in memory
                 size = max(1, size // _OF_ALL_TOKENS)
             if not total:
@@ -150,15 +150,15 @@ class Embed(ModelStage[EmbedConfig]):
             raise UserError(f"Encoder {config.encoder.model} reads no context. Leave out context and without_context.")
         if context is not None:
             # queries may be stored by themselves: their vectors and the documents' say whether they fit
-            may_differ = config.foreign_context or "documents" not in config.parts
-            collection = None if may_differ else StoredCollection(config.collection)
-            context.description.require(self.located.fingerprint, collection, str(config.context))
-            if "documents" in config.parts:  # queries have no titles
-                context.description.require_titles(config.with_title, str(config.context))
+            of_documents = "documents" in config.parts
+            own = of_documents and not config.foreign_context
+            collection = StoredCollection(config.collection) if own else None
+            with_title = config.with_title if of_documents else None
+            context.description.require(self.located.fingerprint, str(config.context), collection, with_title)
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Texts of all parts."""
-        return sum(len(self._chosen(part)) for part in self.config.parts)
+        return sum(len(self._chosen[part]) for part in self.config.parts)
 
     def resolved(self) -> dict[str, Any]:
         """Without ``depth`` where there is no run to which it would apply, and without what isn't set."""
@@ -172,11 +172,10 @@ class Embed(ModelStage[EmbedConfig]):
             del values["depth"]
         return values
 
-    def _chosen(self, part: TextPart) -> NDArray[np.int64]:
-        """The rows to embed, ascending: all, or those of the run; found once a worker."""
-        if part not in self._chosen_rows:
-            self._chosen_rows[part] = self._choose(part)
-        return self._chosen_rows[part]
+    @cached_property
+    def _chosen(self) -> dict[TextPart, NDArray[np.int64]]:
+        """The rows to embed of each part, ascending: all, or those of the run."""
+        return {part: self._choose(part) for part in self.config.parts}
 
     def _choose(self, part: TextPart) -> NDArray[np.int64]:
         collection = StoredCollection(self.config.collection)
@@ -204,7 +203,7 @@ class Embed(ModelStage[EmbedConfig]):
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Encodes one range of rows."""
         towers, part = self._towers, shard.description["part"]
-        rows = self._chosen(part)[slice(*shard.description["rows"])]
+        rows = self._chosen[part][slice(*shard.description["rows"])]
         table = self._rows[part].take(rows, ["id", *text_columns(part)])
         texts = texts_of(table, part, with_title=self.config.with_title)
         role: Role = "query" if part == "queries" else "document"

@@ -17,7 +17,7 @@ from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, Settings
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
-from retrieval.encoders.contextual.contexts import CorpusContext
+from retrieval.encoders.contextual.contexts import copy_context
 from retrieval.indexes.faiss_factory import bytes_per_vector
 from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
 from retrieval.lexical import BM25Settings, LexicalIndex
@@ -134,9 +134,8 @@ class Index(Stage[IndexConfig]):
         name = f"shards/{shard.name}.faiss"
         write_index(index, writer.path(name))
         writer.add(name)
-        context = CorpusContext.carried_by(StoredVectors(settings.vectors)) if start == 0 else None
-        if context is not None:
-            context.write(writer)  # by which queries are to be embedded
+        if start == 0:
+            copy_context(StoredVectors(settings.vectors), writer)  # by which queries are to be embedded
         return self._commit(shard, vectors.ids(start, stop), writer)
 
     def _make_lexical(self, settings: LexicalIndexSettings, shard: Shard, writer: ShardWriter) -> ShardRecord:

@@ -6,7 +6,7 @@ loaded: a check here never refuses what would run.
 
 import socket
 from collections.abc import Mapping, Set
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
@@ -82,15 +82,12 @@ class ModelStage(Stage[Config], Generic[Config]):
         source: Any = getattr(config, self.model_setting)
         dtype = resolve_dtype(source.dtype, gpu=config.resources.gpus_per_worker > 0)
         super().__init__(config.model_copy(update={self.model_setting: source.model_copy(update={"dtype": dtype})}))
-        self._found: LocatedModel | None = None
 
-    @property
+    @cached_property
     def located(self) -> LocatedModel:
         """The model's files on this machine. Raises ``UserError`` where they can't be had."""
-        if self._found is None:
-            source: Any = getattr(self.config, self.model_setting)
-            self._found = locate_named(source)
-        return self._found
+        source: Any = getattr(self.config, self.model_setting)
+        return locate_named(source)
 
     def has_model(self, there: Set[str]) -> bool:
         """Whether the model is among the inputs that are ``there``."""

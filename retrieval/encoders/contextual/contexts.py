@@ -43,10 +43,13 @@ class ContextDescription(Settings):
     fingerprint: str
     """Of model and vectors."""
 
-    def require(self, model: str, collection: StoredCollection | None, where: str) -> None:
-        """Raises ``UserError`` where the context is of another encoder, or of another collection than this.
+    def require(
+        self, model: str, where: str, collection: StoredCollection | None = None, with_title: bool | None = None
+    ) -> None:
+        """Raises ``UserError`` where the context is of another encoder or collection, or was read otherwise.
 
-        ``where``: the context's artifact, for the user; ``collection`` None: it may be of any.
+        ``where``: the context's artifact, for the user. ``collection``: of what is embedded in it, None: any.
+        ``with_title``: whether that is read with titles, None: it has none; in training both are read alike.
         """
         if self.model != model:
             raise UserError(
@@ -59,13 +62,7 @@ class ContextDescription(Settings):
                 f" ({collection.fingerprint[:12]}), or of it before it changed. Fit one to this (raytriever context),"
                 " or set foreign_context to true."
             )
-
-    def require_titles(self, with_title: bool, where: str) -> None:
-        """Raises ``UserError`` where the context's documents were read with titles and those embedded in it aren't.
-
-        Or the other way round: in training both are read alike. ``where``: as in ``require``.
-        """
-        if self.with_title != with_title:
+        if with_title is not None and self.with_title != with_title:
             raise UserError(
                 f"The context in {where} was fitted with with_title {str(self.with_title).lower()}, but documents are"
                 f" to be embedded in it with with_title {str(with_title).lower()}. Give context and embed the same"
@@ -129,19 +126,12 @@ class CorpusContext:
     @classmethod
     def of(cls, uri: str) -> Self:
         """The one in an artifact of any kind. Raises ``UserError`` where it holds none."""
-        found = cls.carried_by(Artifact(uri))
-        if found is None:
+        artifact = Artifact(uri)
+        if not artifact.names(_DESCRIPTION):
             raise UserError(
                 f"{uri} holds no context. Fit one to the corpus (raytriever context), or name vectors or an index that"
                 " were made with one."
             )
-        return found
-
-    @classmethod
-    def carried_by(cls, artifact: Artifact) -> Self | None:
-        """The one in ``artifact``, None where there is none."""
-        if not artifact.names(_DESCRIPTION):
-            return None
         description = ContextDescription.model_validate(artifact.read_json(_DESCRIPTION))
         vectors = np.load(artifact.path(_VECTORS), allow_pickle=False)
         return cls(description, vectors, pq.read_table(artifact.path(_DOCUMENTS)))
@@ -153,3 +143,10 @@ class CorpusContext:
         pq.write_table(self.documents, writer.path(_DOCUMENTS), compression="zstd")
         for name in (_DESCRIPTION, _VECTORS, _DOCUMENTS):
             writer.add(name)
+
+
+def copy_context(artifact: Artifact, writer: ShardWriter) -> None:
+    """Adds the three files of ``artifact``, where it has them, to a shard."""
+    for name in artifact.names("context/"):
+        writer.path(name).write_bytes(artifact.path(name).read_bytes())
+        writer.add(name)
