@@ -28,7 +28,7 @@ from trainers.engine.early_stopping import Trained
 from trainers.engine.loop import Callback, train
 from trainers.engine.optimization import require_evaluations, require_room_for_warmup
 from trainers.engine.order import Order
-from trainers.engine.reading import Reader, require_pools, run_order
+from trainers.engine.reading import Reader, run_order
 from trainers.engine.settings import IN_TRAINING, TrainingSettings, naming_full_memory, require_precision
 from trainers.engine.sharding import shard
 from trainers.objective import Objective, build_objective
@@ -207,7 +207,6 @@ def _ledger(
     objective: Objective[Any], batches: BatchReader, order: Order, training: TrainingSettings
 ) -> dict[str, Any]:
     """The run in numbers, with warnings. Raises ``UserError`` where there is nothing to learn from."""
-    require_pools(batches, training.hard_negatives)
     if objective.similarity == "cosine" and not objective.encoder("document").contract.normalize:
         log.warning(
             "  Warning: the objective trains cosines, but the encoder doesn't normalise its vectors, so a search ranks"
@@ -223,6 +222,12 @@ def _ledger(
     reader = Reader(batches, objective, training.seed, training.hard_negatives)
     ledger = measure_ledger(objective, batches, reader, order, collectives.world_size(), training)
     require_negatives(ledger, batches.uri)
+    if training.hard_negatives and not ledger.comparisons.hard:
+        log.warning(
+            f"  Warning: training.hard_negatives is {training.hard_negatives}, but no row of the"
+            f" {ledger.sampled_batches} batches of {batches.uri} that were looked at has a hard negative to draw. Make"
+            " batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave it out."
+        )
     return ledger.to_json()
 
 

@@ -20,11 +20,11 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerSettings(Settings):
     """The optimizer, its peak learning rate and the limit on the gradient.
 
-    Those in 8 bits keep their two moments in a byte each (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
-    Quantization"), for weights of 4,096 numbers or more; they need the extra ``optimizers``.
+    'adamw_8bit' keeps its two moments in a byte each (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
+    Quantization"), for weights of 4,096 numbers or more, and needs the extra ``optimizers``; without decay it is Adam.
     """
 
-    kind: Literal["adamw", "adam", "radam", "adamw_8bit", "adam_8bit"] = "adamw"
+    kind: Literal["adamw", "adam", "radam", "adamw_8bit"] = "adamw"
     """Which optimizer."""
     learning_rate: float = Field(default=2e-5, gt=0, allow_inf_nan=False)
     """At the peak of the schedule."""
@@ -36,12 +36,6 @@ class OptimizerSettings(Settings):
     """Added to the denominator of an update."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """The global norm that gradients are scaled down to; None: no limit."""
-
-    @model_validator(mode="after")
-    def _decay_in_8_bits_is_decoupled(self) -> Self:
-        if self.kind == "adam_8bit" and self.weight_decay:
-            raise ValueError("adam_8bit has no L2 penalty; set kind to 'adamw_8bit' for decoupled weight_decay")
-        return self
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -70,7 +64,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.opt
                 " would depend on how many there are. Sharding divides the optimizer's memory by the ranks anyway: set"
                 " training.optimizer.kind to adamw, or train without sharding."
             )
-        return cast(torch.optim.Optimizer, in_8_bits.AdamW8bit(groups, **options))  # without decay it is Adam
+        return cast(torch.optim.Optimizer, in_8_bits.AdamW8bit(groups, **options))
     if settings.kind == "adamw":
         return torch.optim.AdamW(groups, **options)
     if settings.kind == "adam":
@@ -92,7 +86,7 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 def require_package(settings: OptimizerSettings) -> Any:
     """The module of optimizers in 8 bits, None for others. Raises ``UserError`` where it isn't installed."""
-    if not settings.kind.endswith("_8bit"):
+    if settings.kind != "adamw_8bit":
         return None
     try:
         return import_module("bitsandbytes.optim")
@@ -226,7 +220,7 @@ def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> Non
     if warmup and warmup >= total_steps:
         given = "warmup_steps is" if settings.warmup_ratio is None else f"warmup_ratio {settings.warmup_ratio} makes it"
         raise UserError(
-            f"schedule.{given} {warmup}, but the run has only {total_steps} steps, so"
+            f"training.schedule.{given} {warmup}, but the run has only {total_steps} steps, so"
             " it would end before the learning rate reaches its peak. Lower it, or train longer (epochs, max_steps)."
         )
 
@@ -234,4 +228,6 @@ def require_room_for_warmup(settings: ScheduleSettings, total_steps: int) -> Non
 def require_evaluations(settings: ScheduleSettings, *, evaluated: bool) -> None:
     """Raises ``UserError`` where the rate goes by evaluations and the run makes none."""
     if settings.kind == "plateau" and not evaluated:
-        raise UserError("schedule.kind 'plateau' goes by evaluations, and the run has none: set validation too.")
+        raise UserError(
+            "training.schedule.kind 'plateau' goes by evaluations, and the run has none: set validation too."
+        )

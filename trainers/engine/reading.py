@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raytriever.errors import UserError
 from trainers.engine import collectives
@@ -34,23 +33,6 @@ class BatchSource(Protocol):
     def number_of_batches(self, epoch: int) -> int: ...
     def read(self, epoch: int, index: int) -> pa.Table: ...
     def stored_bytes(self, epoch: int, index: int) -> int: ...
-
-
-def require_pools(batches: "BatchSource", count: int | None) -> None:
-    """Raises ``UserError`` where ``count`` hard negatives a row are to be drawn and no row of the first epoch has any.
-
-    Batches and rows without any are no mistake beside others that have some. Reads until it finds one.
-    """
-    if not count:
-        return
-    for index in range(batches.number_of_batches(0)):
-        rows = batches.read(0, index)
-        if "hard_negatives" not in rows.column_names or len(pc.list_flatten(rows["hard_negatives"])):
-            return  # what lacks the column is refused where it is read
-    raise UserError(
-        f"training.hard_negatives is {count}, but no row of the batches in {batches.uri} has a hard negative to draw."
-        " Make batches with hard negatives ('negatives' or 'judged_negatives' of raytriever filter), or leave it out."
-    )
 
 
 def run_order(objective: Objective[Any], batches: BatchSource, settings: TrainingSettings) -> Order:

@@ -76,18 +76,14 @@ def _measure(outcomes: Sequence[Outcome], norm: Tensor, step: Step, order: Order
 
 def _not_finite(what: str, batches: Sequence[int], step: Step, uri: str) -> str:
     listed = f"batch {batches[0]}" if len(batches) == 1 else f"batches {', '.join(map(str, batches))}"
-    remedy = (
-        "lower optimizer.learning_rate, lengthen schedule.warmup_steps or set bf16 to false, and train into another"
-        " folder"
-    )
+    remedy = "lower training.optimizer.learning_rate, lengthen the warm-up, or train into another folder without bf16"
     if step.number == 0:
         remedy = (
-            "it is the model's weights (are all of them finite?), a temperature of the objective's that is too small"
-            " (objective.similarity_temperature), or training.bf16, which can be set to false: no update has been made,"
-            " so it is not the learning rate"
+            "no update has been made, so it is the model's weights (are all of them finite?), a temperature of the"
+            " objective's that is too small (objective.similarity_temperature), or training.bf16"
         )
     return (
-        f"Training stopped at step {step.number + 1}: the {what} for {listed} of epoch {step.epoch}. The"
-        f" weights were not updated with it. Look at it with: raytriever show {uri} --epoch {step.epoch}"
-        f" --batch {batches[0]}. If the texts are as they should be, {remedy}."
+        f"Training stopped at step {step.number + 1}: the {what} for {listed} of epoch {step.epoch}. The weights were"
+        f" not updated with it. Look at it with: raytriever show {uri} --epoch {step.epoch} --batch {batches[0]}. If"
+        f" the texts are as they should be, {remedy}."
     )

@@ -99,11 +99,15 @@ def check_batches(config: RunSettings, stages: Stages) -> None:
     epochs = number_of_maker("epochs", config.batches, stages)
     if epochs is not None:
         require_epochs(config.training.epochs, epochs, config.batches)
-    if config.objective.needs_hard_negatives and not getattr(maker.config, "has_negatives", True):
+    if getattr(maker.config, "has_negatives", True):
+        return
+    if config.objective.needs_hard_negatives or config.training.hard_negatives:
+        what = f"The objective {config.objective.kind} trains on triplets"
+        if not config.objective.needs_hard_negatives:
+            what = f"training.hard_negatives is {config.training.hard_negatives}"
         raise UserError(
-            f"The objective {config.objective.kind} trains on triplets, and the batches in {config.batches} will have"
-            " no hard negatives. Give the stage that makes them 'negatives' or 'judged_negatives', or choose another"
-            " objective."
+            f"{what}, and the batches in {config.batches} will have no hard negatives. Give the stage that makes them"
+            " 'negatives' or 'judged_negatives', or choose another objective or setting."
         )
 
 

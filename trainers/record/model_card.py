@@ -39,8 +39,8 @@ _LIST_SCORER = (
 class Measured:
     """What validation measured of these weights, those after ``step`` steps.
 
-    ``dataset`` and ``split`` name the data, ``revision`` its fingerprint; ``start``: the same measures before the first
-    step, empty where unknown.
+    ``dataset`` and ``split`` name the data, ``revision`` its fingerprint; ``start``: the same measures before the
+    first step.
     """
 
     dataset: str
@@ -192,18 +192,17 @@ def _cell(text: str) -> str:
 
 
 def _measures(measured: Measured) -> str:
-    has_start = bool(measured.start)
     lines = [
         "## Measures",
         "",
         f"On the split `{measured.split}` of {measured.dataset}, by which these weights were chosen (those after"
         f" {measured.step:,} steps). Being the best of several looks, they are no test.",
         "",
-        "| measure | value |" + (" before training |" if has_start else ""),
-        "|---|---:|" + ("---:|" if has_start else ""),
+        "| measure | value | before training |",
+        "|---|---:|---:|",
     ]
     for name, value in measured.measures.items():
-        before = f" {measured.start[name]:.4f} |" if name in measured.start else (" |" if has_start else "")
+        before = f" {measured.start[name]:.4f} |" if name in measured.start else " |"
         lines.append(f"| {_cell(name)} | {value:.4f} |{before}")
     return "\n".join(lines)
 

@@ -236,7 +236,8 @@ class RetrievalValidation:
                 name = self._collection.rows_of(part).take(rows[bad][:1], ["id"])["id"][0].as_py()
                 problems.append(
                     f"Validation can't rank: the encoder gives NaN or numbers beyond half precision for {part}, such as"
-                    f" the one with id {name!r}. Lower optimizer.learning_rate, or set the encoder's normalize to true."
+                    f" the one with id {name!r}. Lower training.optimizer.learning_rate, or set the encoder's"
+                    " normalize to true."
                 )
             vectors[bad] = 0
             yield rows, vectors

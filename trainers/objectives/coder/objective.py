@@ -20,7 +20,6 @@ from raytriever.artifacts.artifact import require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
 from retrieval.encoders.list_scorer import ListScorer, ListScorerForm, save_list_scorer
-from retrieval.encoders.modules import DenseLayer
 from retrieval.encoders.pooling import at_least_float32
 from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.specification import Role
@@ -58,7 +57,6 @@ from trainers.objectives.coder.losses import (
 from trainers.validation.settings import BatchValidationSettings, RetrievalValidationSettings
 
 _SMALLEST_NORM = 1e-6
-_STANDARD_DEVIATION = 0.02  # of a fresh layer's weights
 
 
 class SimilarityScoring(Settings):
@@ -356,8 +354,8 @@ def load_coder(encoder: TextEncoder, settings: CoderSettings) -> Coder:
     """The objective over the vectors that ``settings`` name. Raises ``UserError`` where they don't fit ``encoder``."""
     vectors = StoredVectors(settings.documents)
     if settings.scoring.query_encoder == "frozen":
-        _require_freezable(encoder, vectors)
-    fit_to_documents(encoder, vectors, other_encoder=settings.other_encoder, seed=settings.seed)
+        _require_freezable(encoder)
+    fit_to_documents(encoder, vectors, other_encoder=settings.other_encoder)
     objective = Coder(encoder, settings, vectors)
     scorer = objective.list_scorer
     update = {"list_scorer": None if scorer is None else str(scorer.form)}
@@ -365,25 +363,20 @@ def load_coder(encoder: TextEncoder, settings: CoderSettings) -> Coder:
     return objective
 
 
-def _require_freezable(encoder: TextEncoder, vectors: StoredVectors) -> None:
+def _require_freezable(encoder: TextEncoder) -> None:
     """Nothing of an encoder that isn't trained may be fresh."""
-    fresh = ""
-    if encoder.dimension != vectors.contract.dimension:
-        fresh = f"its {encoder.dimension} dimensions need a new layer to the documents' {vectors.contract.dimension}"
-    elif any(".lora_" in name for name, _ in encoder.named_parameters()):
-        fresh = "lora adds weights to it"
-    if fresh:
+    if any(".lora_" in name for name, _ in encoder.named_parameters()):
         raise UserError(
-            f"objective.scoring.query_encoder is 'frozen', but {fresh}, which would never be trained. Set it to"
-            " 'trained', or leave that out."
+            "objective.scoring.query_encoder is 'frozen', but lora adds weights to it, which would never be trained."
+            " Set it to 'trained', or leave lora out."
         )
 
 
-def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_encoder: bool, seed: int) -> None:
+def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_encoder: bool) -> None:
     """Makes ``encoder`` one of queries alone, for these documents; its export says so.
 
-    One that neither made them nor was trained for them before is a ``UserError`` unless it may be ``other_encoder``;
-    it then gets a linear layer, drawn by ``seed``, where its dimension is not theirs.
+    Raises ``UserError`` for one that neither made them nor was trained for them before, unless it may be
+    ``other_encoder``, and for one of another dimension.
     """
     documents, own = vectors.contract, encoder.contract
     if own.document_model != documents.fingerprint:
@@ -395,18 +388,12 @@ def fit_to_documents(encoder: TextEncoder, vectors: StoredVectors, *, other_enco
                 f" {'; '.join(differing)}. Embed the documents with it, train the one that embedded them, or set"
                 " objective.other_encoder to true."
             )
-    dimension = documents.dimension
-    if encoder.dimension != dimension:
-        encoder.dense.append(_fresh_layer(encoder.width, dimension, seed))
-    encoder.contract = own.model_copy(update={"document_model": documents.fingerprint, "dimension": dimension})
-
-
-def _fresh_layer(width: int, dimension: int, seed: int) -> DenseLayer:
-    linear = nn.Linear(width, dimension)
-    with torch.no_grad():
-        linear.weight.normal_(0.0, _STANDARD_DEVIATION, generator=torch.Generator().manual_seed(seed))
-        linear.bias.zero_()
-    return DenseLayer(linear, nn.Identity())
+    if encoder.dimension != documents.dimension:
+        raise UserError(
+            f"The encoder gives vectors of {encoder.dimension} dimensions, and the documents' {vectors.uri} have"
+            f" {documents.dimension}. Choose an encoder of that dimension."
+        )
+    encoder.contract = own.model_copy(update={"document_model": documents.fingerprint})
 
 
 def _mean(counts: Sequence[int]) -> float:

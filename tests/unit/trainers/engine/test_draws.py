@@ -7,9 +7,7 @@ import pyarrow as pa
 import pytest
 
 from raytriever.errors import UserError
-from tests.unit.trainers.tiny import TinyBatches
 from trainers.engine.draws import draw_hard_negatives
-from trainers.engine.reading import require_pools
 
 
 def made_up_batch(pools: list[int], seed: int = 0, masked_share: float = 0.3) -> pa.Table:
@@ -101,32 +99,6 @@ def test_what_cannot_be_drawn_from_is_refused():
     rows = made_up_batch([2, 2])
     with pytest.raises(UserError, match="needs the column query_id; the batches have query, document"):
         draw_hard_negatives(rows.drop_columns("query_id"), 1, 0, 0)
-
-
-class Stored(TinyBatches):
-    """Batches with pools of these sizes, a list each."""
-
-    def __init__(self, *pools: list[int]) -> None:
-        super().__init__((len(pools),))
-        self.pools = pools
-
-    def read(self, epoch: int, index: int) -> pa.Table:
-        self.reads.append((epoch, index))
-        return made_up_batch(self.pools[index])
-
-
-def test_nothing_to_draw_from_is_refused_before_the_run():
-    without = Stored([0, 0], [0, 0], [0, 0])
-    with pytest.raises(UserError, match="hard_negatives is 5, but no row of the batches in tiny/batches has a hard"):
-        require_pools(without, 5)
-    for count in (None, 0):
-        require_pools(without, count)
-
-
-def test_smaller_pools_and_batches_without_any_beside_others_are_no_mistake():
-    mixed = Stored([0, 0], [0, 1], [9, 9])
-    require_pools(mixed, 5)
-    assert mixed.reads == [(0, 0), (0, 1)]  # no further than to the first that has one
 
 
 def test_a_batch_takes_well_under_two_milliseconds():

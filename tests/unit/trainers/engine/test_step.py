@@ -27,11 +27,13 @@ def test_before_any_update_it_is_not_the_learning_rate(cause):
     assert "raytriever show tiny/batches --epoch 0" in message
     for named in ("the model's weights", "objective.similarity_temperature", "training.bf16", "no update has been"):
         assert named in message
-    assert "lower optimizer.learning_rate" not in message
+    assert "lower training.optimizer.learning_rate" not in message
 
 
 def test_behind_an_update_it_may_be():
     objective = tiny_objective()
-    with pytest.raises(UserError, match=r"step 2: the loss is nan .* lower optimizer.learning_rate") as stopped:
+    with pytest.raises(
+        UserError, match=r"step 2: the loss is nan .* lower training.optimizer.learning_rate"
+    ) as stopped:
         train(objective, TinyBatches(), tiny_settings(), callbacks=[Reports(on_step=lambda _: broken(objective))])
     assert "the model's weights" not in str(stopped.value)
