@@ -121,7 +121,6 @@ def test_a_frozen_query_encoder_stays_as_it_is(stored):
     [
         ({"similarity": "cosine"}, "set similarity to inner_product"),
         ({"distribution": "sharded"}, "distribution to gathered"),
-        ({"scoring": {"kind": "transformer", "width": 9, "heads": 2}}, "can't be shared by 2 heads"),
         ({"scoring": {"kind": "similarity", "query_encoder": "frozen"}}, "query_encoder"),
         ({"scoring": {"kind": "recurrent"}}, "'similarity', 'transformer'"),
     ],
