@@ -88,12 +88,10 @@ class Queries(Stage[QueriesConfig]):
                     self._check_id(document.id)
                     rows["documents"].append((document.id, document.title, document.text, source.domain))
                     rows["judgments"].append((query_id, document.id, 1, split))
-        counts = {
-            part: write_part(
-                writer, part, schema, record_batches(rows[part], schema), first=shard.description["number"]
-            )
-            for part, schema in _SCHEMAS.items()
-        }
+        counts = {}
+        for part, schema in _SCHEMAS.items():
+            batches = record_batches(rows[part], schema, _ROWS_AT_ONCE)
+            counts[part] = write_part(writer, part, schema, batches, first=shard.description["number"])
         counts |= {"source documents": sources, **split_counts}
         return writer.commit(counts["documents"], counts=counts, dropped=dropped)
 
