@@ -77,7 +77,7 @@ def passage_text(title: str, text: str) -> str:
 
 
 def record_batches(
-    rows: Iterable[tuple[Any, ...]], schema: pa.Schema, most_rows: int = _BATCH_ROWS
+    rows: Iterable[tuple[Any, ...]], schema: pa.Schema, most_rows: int | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Gathers rows, their values in the schema's order, into batches bounded in rows and characters."""
     pending: list[tuple[Any, ...]] = []
@@ -85,7 +85,7 @@ def record_batches(
     for row in rows:
         pending.append(row)
         characters += sum(len(value) for value in row if isinstance(value, str))
-        if len(pending) == most_rows or characters >= _BATCH_CHARACTERS:
+        if len(pending) == (most_rows or _BATCH_ROWS) or characters >= _BATCH_CHARACTERS:
             yield _record_batch(pending, schema)
             pending, characters = [], 0
     if pending:
