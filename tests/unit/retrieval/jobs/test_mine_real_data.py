@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.formats.beir import BeirFolder
-from pipelines.formats.training_examples import MinedNegatives
+from pipelines.formats.training_examples import mined_negatives
 from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.mine import Mine, MineConfig
 from pipelines.mining.candidates import StoredCandidates
@@ -36,7 +36,9 @@ def test_negatives_of_real_questions(tmp_path: Path) -> None:
     named = [{"_id": found["id"]} for found in documents]
     run = make_run(tmp_path / "run", uri, query_ids, named, ranking.rows, ranking.scores)
     config = MineConfig(run=run, collection=uri, split="dev", number=8, output=str(tmp_path / "mined"))
-    mined = MinedNegatives(StoredCandidates(make(Mine(config))))
+    mined: dict[str, list[str]] = {}
+    for row in mined_negatives(StoredCandidates(make(Mine(config)))).to_pylist():
+        mined.setdefault(row["query_id"], []).append(row["document_id"])
     assert list(mined) == query_ids
     same = total = 0
     for line in (folder / "dpr_ids/dev.jsonl").read_text(encoding="utf-8").splitlines():
