@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cas
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pipelines.batches import BatchReader
@@ -115,9 +115,14 @@ class ObjectiveSettings(Settings):
     freezes_documents: ClassVar[bool] = False
     """Whether the queries alone are trained, so that the export still belongs to an encoder of the documents."""
 
+    chunk_size: int | None = Field(default=None, ge=1)
+    """Texts of about one length that are encoded together; None: the whole batch at once."""
+    gradient_cache: bool = False
+    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
+
     @model_validator(mode="after")
     def _gradient_cache_needs_chunks(self) -> Self:
-        if getattr(self, "gradient_cache", False) and getattr(self, "chunk_size", None) is None:
+        if self.gradient_cache and self.chunk_size is None:
             raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (4 to 128 texts) too")
         return self
 
@@ -135,8 +140,7 @@ class ObjectiveSettings(Settings):
         A gradient cache repeats a chunk's computation bit for bit, dropout included: whatever is set, its default is
         recorded, and a run may be resumed with another.
         """
-        cache = {"gradient_cache": False} if "gradient_cache" in type(self).model_fields else {}
-        return without_inputs(self) | cache
+        return without_inputs(self) | {"gradient_cache": False}
 
     def prepare(self, towers: Towers, run: Run, models: Mapping[str, LocatedModel]) -> Towers:  # noqa: ARG002
         """The encoders as the objective trains them, before LoRA and the like; ``models``: by the run's dotted keys."""

@@ -89,16 +89,6 @@ _KINDS = {
 # those of them that others are made from
 _SOURCES = ("collection", "pairs", "clusters", "packing", "candidates", "batches")
 
-# what the rows of some of them are, for the line below the title
-_COUNTED = {
-    "collection": "documents",
-    "chunks": "chunks",
-    "pairs": "training pairs",
-    "batches": "batches",
-    "model": "examples trained on",
-    "evaluation": "systems evaluated",
-}
-
 
 class Report(Stage[ReportConfig]):
     """One file, made of sections that the packages below give."""
@@ -141,7 +131,7 @@ class Report(Stage[ReportConfig]):
         """Writes ``report.html``."""
         sections = self._sections()
         title = self.config.title or absolute(self.config.output).rstrip("/").split("/")[-2] or "run"
-        page = render(title, _subtitle(self._artifacts()), sections)
+        page = render(title, "Raytriever report", sections)
         writer.path(REPORT).write_text(page, encoding="utf-8")
         writer.add(REPORT)
         return writer.commit(len(sections))
@@ -196,13 +186,3 @@ def _check_origins(found: Mapping[str, Artifact]) -> None:
             source = chunks if name == "collection" and key == "batches" and are_of_chunks else found.get(name)
             if source is not None and key not in (name, "chunks") and origin(artifact, name) is not None:
                 require_same_origin(name, source, artifact)
-
-
-def _subtitle(found: Mapping[str, Artifact]) -> str:
-    """What was made, in numbers."""
-    counts = [
-        f"{_COUNTED[name]}: {artifact.manifest['counts']['batches'] if name == 'batches' else artifact.rows:,}"
-        for name, artifact in found.items()
-        if name in _COUNTED
-    ]
-    return " · ".join(["Raytriever report", *counts])

@@ -37,10 +37,6 @@ class ChunkSettings(ObjectiveSettings):
     """Whether queries are the first halves of chunks: all, none, or of these domains (prose, not code: section 4.1)."""
     max_length: int | None = Field(default=None, ge=2)
     """Tokens of a chunk for the retriever; None: as the encoder says."""
-    chunk_size: int | None = Field(default=None, ge=1)
-    """Texts that are encoded together; None: a whole batch."""
-    gradient_cache: bool = False
-    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
 
     @model_validator(mode="after")
     def _symmetric_has_no_queries(self) -> Self:

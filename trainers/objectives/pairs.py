@@ -35,10 +35,6 @@ class PairSettings(ObjectiveSettings):
     """Tokens of a query; None: as the encoder says."""
     document_max_length: int | None = Field(default=None, ge=1)
     """Tokens of a document; None: as the encoder says."""
-    chunk_size: int | None = Field(default=None, ge=1)
-    """Texts of about one length that are encoded together; None: the whole batch at once."""
-    gradient_cache: bool = False
-    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
     share_negatives: Literal["batch", "step"] = "batch"
     """Whose documents a query is compared with: those of its batch, or those of the whole step."""
 

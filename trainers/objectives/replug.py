@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
+from torch.nn.utils.rnn import pad_sequence
 
 from pipelines.batches import BATCHES, BatchFiles, BatchReader
 from raytriever.artifacts.artifact import Artifact
@@ -154,11 +155,9 @@ def _behind(model: Any, cache: Any, targets: Sequence[Sequence[int]], vocabulary
 
 def _padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Ids with zeros behind them, and a mask; int64 (texts, longest)."""
-    lengths = torch.tensor([len(text) for text in texts])
-    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
-    ids = torch.zeros(mask.shape, dtype=torch.long)
-    ids[mask] = torch.tensor([token for text in texts for token in text], dtype=torch.long)
-    return ids.to(device), mask.long().to(device)
+    ids = pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+    mask = pad_sequence([torch.ones(len(text), dtype=torch.int64) for text in texts], batch_first=True)
+    return ids.to(device), mask.to(device)
 
 
 def _copies(cache: Any, count: int) -> Any:

@@ -134,17 +134,16 @@ def _batches(count: int) -> str:
 
 def require_negatives(ledger: Ledger, batches: str) -> None:
     """Raises ``UserError`` where queries have positives and not one negative: every loss would be 0."""
-    if not ledger.comparisons.positives or round(negatives_per_query(ledger.to_json()), 6) > 0:
-        return
     compared = ledger.comparisons
+    if not compared.positives or round(negatives_per_query(ledger.to_json()), 6) > 0:
+        return
+    why = f"a batch has {counted(compared.queries, 'query', 'queries')} and no hard negatives"
     if compared.masked:
         why = "every document that isn't its own positive is left out (masked) as a false negative"
-    else:
-        why = f"a batch has {counted(compared.queries, 'query', 'queries')} and no hard negatives"
     raise UserError(
-        f"In {_batches(ledger.sampled_batches)} of {batches} no query has a negative: {why}. There"
-        " is nothing to learn from. Pack larger batches (batch_size), add hard negatives ('negatives' of raytriever"
-        " filter), or mask fewer (its false_negatives)."
+        f"In {_batches(ledger.sampled_batches)} of {batches} no query has a negative: {why}. There is nothing to learn"
+        " from. Pack larger batches (batch_size), add hard negatives ('negatives' of raytriever filter), or mask fewer"
+        " (its false_negatives)."
     )
 
 

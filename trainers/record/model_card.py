@@ -17,21 +17,16 @@ from trainers.objective import Paper
 _NAME = "raytriever encoder"
 
 _CONTEXTUAL = (
-    "**This is a contextual encoder, and the lines above load a fallback**: its second stage alone, which reads texts"
-    " without the context that it was trained for. raytriever reads both stages, and embeds texts behind documents of"
-    " the corpus that they belong to."
+    "**This is a contextual encoder, and the lines above load a fallback**: its second stage alone. raytriever reads"
+    " both stages, and embeds texts behind documents of the corpus that they belong to."
 )
-
 _FORM = (
-    "**A document's vectors here are: {}, and the lines above load a fallback**: sentence-transformers has no module"
-    " for them, and `encode_document` gives the vector of the {} alone. `raytriever embed` gives what was trained, as"
-    " `vector_form.json` beside the modules says."
+    "**A document's vectors here are: {}, and the lines above load a fallback**: `encode_document` gives the vector of"
+    " the {} alone. `raytriever embed` gives what was trained."
 )
-
 _LIST_SCORER = (
-    "**This encodes queries for a scoring module** ({}), which lies beside it (`scoring.json`, `scoring.safetensors`)"
-    " and ranks lists of candidates as a whole; inner products alone are not what it was trained for. `raytriever"
-    " rerank` with `scoring` set to this folder ranks by the module."
+    "**This encodes queries for a scoring module** ({}), which lies beside it and ranks lists of candidates as a whole:"
+    " `raytriever rerank` with `scoring` set to this folder."
 )
 
 

@@ -71,7 +71,6 @@ def _measure_table(
     if log:
         times = [_sum(log, "seconds", evaluation.step) for _, evaluation in shown]
         rows.append(["time in training", *map(format_seconds, times)])
-    if any(evaluation.seconds for evaluation in evaluations):
         times = [sum(e.seconds for e in evaluations if e.step <= evaluation.step) for _, evaluation in shown]
         rows.append(["time in validation", *map(format_seconds, times)])
     caption = f"{len(evaluations):,} evaluations."

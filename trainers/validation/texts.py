@@ -46,28 +46,19 @@ def stored_texts(
 
 
 @dataclass(frozen=True)
-class TokenBatch:
-    """Token ids of the texts of one forward pass, laid end to end: int32 (tokens,), and int64 (texts,) lengths."""
-
-    tokens: NDArray[np.int32]
-    lengths: NDArray[np.int64]
-
-    def ids(self) -> list[list[int]]:
-        """Those of each text."""
-        return [text.tolist() for text in np.split(self.tokens, np.cumsum(self.lengths)[:-1])]
-
-
-@dataclass(frozen=True)
 class Piece:
-    """Texts that one rank encodes together. ``rows``: all rows with one of them, ascending; ``places``: which one."""
+    """Texts that one rank encodes together, by forward pass the token ids of each.
 
-    batches: tuple[TokenBatch, ...]
+    ``rows``: all rows with one of them, ascending; ``places``: which one.
+    """
+
+    batches: tuple[list[NDArray[np.int32]], ...]
     rows: NDArray[np.int64]
     places: NDArray[np.int64]
 
 
 class SharedTexts:
-    """This rank's share of some texts, as token ids: 4 bytes a token, divided by the number of ranks.
+    """This rank's share of some texts, as token ids: 4 bytes a token and some 100 a text, divided by the ranks.
 
     ``blocks`` reads the texts and is called twice. All ranks make it together. Raises ``UserError`` (on every rank)
     where all texts are empty (``what`` names them), and where ``max_length`` is more than the encoder reads.
@@ -107,7 +98,7 @@ class SharedTexts:
         ranks that share an encoder's weights need.
         """
         for piece in self.pieces:
-            found = [self._vectors(encoder, batch.ids()) for batch in piece.batches]
+            found = [self._vectors(encoder, [ids.tolist() for ids in batch]) for batch in piece.batches]
             halves = [vectors.half() for vectors in found]  # fetched only when the device has all of them to do
             yield piece.rows, stacked([vectors.cpu().numpy() for vectors in halves])[piece.places]
         for _ in range(self._idle_passes):
@@ -174,11 +165,7 @@ def _piece(
     ids = [tokens.pop(int(row)) for row in distinct.first_rows[texts]]
     batches = token_budget_batches([len(text) for text in ids], budget)
     rows, places = distinct.rows_with(texts[np.concatenate(batches)])  # in the order of their vectors
-    return Piece(tuple(_token_batch([ids[place] for place in batch]) for batch in batches), rows, places)
-
-
-def _token_batch(ids: list[NDArray[np.int32]]) -> TokenBatch:
-    return TokenBatch(np.concatenate(ids), np.array([len(text) for text in ids]))
+    return Piece(tuple([ids[place] for place in batch] for batch in batches), rows, places)
 
 
 def stacked(vectors: list[Vectors]) -> Vectors:

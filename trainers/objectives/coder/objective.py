@@ -121,10 +121,6 @@ class CoderSettings(ObjectiveSettings):
     """Every rank reads what its lists name, or has a share of the documents and is sent the queries."""
     query_max_length: int | None = Field(default=None, ge=1)
     """Tokens of a query; None: as the encoder says."""
-    chunk_size: int | None = Field(default=None, ge=1)
-    """Queries that are encoded together; None: the whole batch."""
-    gradient_cache: bool = False
-    """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
