@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pipelines.clustering.lloyd import lloyd
-from pipelines.clustering.nearest_centroids import CentroidSearch, nearest_centroids
+from pipelines.clustering.nearest_centroids import CentroidSearch, inner_products, nearest_centroids
 from pipelines.clustering.pair_vectors import ArrayPairs, both_orientations
 from pipelines.clustering.points import ConcatenatedPairs, LocalParts, concatenated, midpoints
 from pipelines.filtering.false_negatives import score_mask
@@ -29,9 +29,8 @@ def most_similar(
     points: NDArray[np.float32], centroids: NDArray[np.float32]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """The centroid with the largest inner product with each point, and that product."""
-    search = CentroidSearch(centroids, euclidean=False)
-    assignments = search.assign(points)
-    return assignments, -search.costs(points, assignments)
+    assignments = CentroidSearch(centroids, euclidean=False).assign(points)
+    return assignments, inner_products(points, centroids[assignments])
 
 
 def test_concatenated_pairs_are_assigned_as_recorded(case: Case) -> None:
