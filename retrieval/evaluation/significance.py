@@ -34,29 +34,6 @@ class SignificanceTest:
     p_value: float
 
 
-@dataclass(frozen=True)
-class Difference:
-    """What is known of ``a - b`` over ``queries`` queries that both systems were judged on."""
-
-    queries: int
-    mean_a: float
-    mean_b: float
-    mean_difference: float
-    interval: tuple[float, float]
-    """Bootstrap interval of the mean difference, at ``confidence``."""
-    confidence: float
-    effect_size: float
-    """Cohen's d_z: the mean difference in units of the differences' standard deviation (n - 1)."""
-    t_test: SignificanceTest
-    permutation: SignificanceTest
-    equivalence: SignificanceTest
-    """Paired TOST: a small p-value says that the mean difference lies within ± ``margin``."""
-    margin: float
-    wins: int
-    ties: int
-    losses: int
-
-
 def compare_systems(
     systems: Mapping[str, PerQuery],
     measures: Sequence[str],
@@ -66,7 +43,7 @@ def compare_systems(
 ) -> list[dict[str, Any]]:
     """Each of the ``pairs`` of systems, as a - b, on every measure, over the queries that count for both.
 
-    ``details``: the fields of a ``Difference``, p-values as they are. ``holm``: those of each test corrected over all
+    ``details``: what ``compare`` says, p-values as they are. ``holm``: those of each test corrected over all
     pairs that were tested on that measure. Raises ``UserError`` where these are fewer than 2.
     """
     found = []
@@ -74,7 +51,7 @@ def compare_systems(
         details = []
         for a, b in pairs:
             try:
-                details.append(asdict(compare(*_shared(systems, a, b, measure), seed=seed, margin=margin)))
+                details.append(compare(*_shared(systems, a, b, measure), seed=seed, margin=margin))
             except UserError as error:
                 raise UserError(f"'{a}' and '{b}' can't be compared by {measure}: {error}") from error
         p_values = np.array([[detail[test]["p_value"] for test in TESTS] for detail in details]).reshape(-1, len(TESTS))
@@ -101,29 +78,32 @@ def _shared(systems: Mapping[str, PerQuery], a: str, b: str, measure: str) -> tu
     return first[both], second[both]
 
 
-def compare(a: Values, b: Values, *, seed: int, margin: float = 0.05, confidence: float = 0.95) -> Difference:
-    """All that this module knows of two arrays (queries,) of the same queries in the same order.
+def compare(a: Values, b: Values, *, seed: int, margin: float = 0.05, confidence: float = 0.95) -> dict[str, Any]:
+    """All that this module knows of two arrays (queries,) of the same queries in the same order, as plain values.
 
-    ``margin``: of equivalence, above 0, in units of the measure. p-values are not corrected. Raises ``UserError`` for
-    fewer than 2 queries.
+    ``interval``: bootstrap interval of the mean difference, at ``confidence``. ``effect_size``: Cohen's d_z, the mean
+    difference in units of the differences' standard deviation (n - 1). ``equivalence``: paired TOST, a small p-value
+    says that the mean difference lies within ± ``margin``, above 0, in units of the measure. p-values are not
+    corrected. Raises ``UserError`` for fewer than 2 queries.
     """
     difference = paired_difference(a, b)
-    return Difference(
-        queries=len(difference),
-        mean_a=float(np.mean(a)),
-        mean_b=float(np.mean(b)),
-        mean_difference=float(difference.mean()),
-        interval=bootstrap_interval(difference, seed=seed, confidence=confidence),
-        confidence=confidence,
-        effect_size=paired_t_test(difference).statistic / math.sqrt(len(difference)),
-        t_test=paired_t_test(difference),
-        permutation=permutation_test(difference, seed=seed),
-        equivalence=equivalence_test(difference, margin),
-        margin=margin,
-        wins=int((difference > 0).sum()),
-        ties=int((difference == 0).sum()),
-        losses=int((difference < 0).sum()),
-    )
+    t_test = paired_t_test(difference)
+    return {
+        "queries": len(difference),
+        "mean_a": float(np.mean(a)),
+        "mean_b": float(np.mean(b)),
+        "mean_difference": float(difference.mean()),
+        "interval": bootstrap_interval(difference, seed=seed, confidence=confidence),
+        "confidence": confidence,
+        "effect_size": t_test.statistic / math.sqrt(len(difference)),
+        "t_test": asdict(t_test),
+        "permutation": asdict(permutation_test(difference, seed=seed)),
+        "equivalence": asdict(equivalence_test(difference, margin)),
+        "margin": margin,
+        "wins": int((difference > 0).sum()),
+        "ties": int((difference == 0).sum()),
+        "losses": int((difference < 0).sum()),
+    }
 
 
 def paired_difference(a: Values, b: Values) -> Values:

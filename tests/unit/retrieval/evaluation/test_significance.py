@@ -1,6 +1,7 @@
 """Paired tests against scipy, statsmodels and literal enumeration."""
 
 import itertools
+from dataclasses import asdict
 from itertools import combinations
 
 import numpy as np
@@ -158,12 +159,15 @@ def test_constant_differences_are_tested_by_their_signs(constant: float) -> None
         result = compare(a, b, seed=0, margin=0.15)
     sign = np.sign(constant)
     infinite = sign * np.inf if sign else 0.0
-    assert result.t_test.statistic == result.effect_size == infinite
-    assert result.t_test.p_value == (2.0**-29 if sign else 1.0)
-    assert result.permutation.p_value == (pytest.approx(1 / 10_001) if sign else 1.0)
-    assert result.interval == pytest.approx((constant, constant), abs=1e-12)
-    assert result.equivalence.p_value == (2.0**-30 if abs(constant) < 0.15 else 1.0)
-    assert (result.wins, result.ties, result.losses) == {0: (0, 30, 0), 1: (30, 0, 0), -1: (0, 0, 30)}[int(sign)]
+    assert result["t_test"]["statistic"] == result["effect_size"] == infinite
+    assert result["t_test"]["p_value"] == (2.0**-29 if sign else 1.0)
+    assert result["permutation"]["p_value"] == (pytest.approx(1 / 10_001) if sign else 1.0)
+    assert result["interval"] == pytest.approx((constant, constant), abs=1e-12)
+    assert result["equivalence"]["p_value"] == (2.0**-30 if abs(constant) < 0.15 else 1.0)
+    assert (
+        tuple(result[count] for count in ("wins", "ties", "losses"))
+        == {0: (0, 30, 0), 1: (30, 0, 0), -1: (0, 0, 30)}[int(sign)]
+    )
 
 
 @pytest.mark.parametrize("queries", [2, 3, 7, 12])
@@ -190,14 +194,14 @@ def test_comparison_gathers_the_single_results() -> None:
     a, b = pair(80, 0.02)
     a[:5] = b[:5]
     result = compare(a, b, seed=4, margin=0.04, confidence=0.9)
-    assert result.queries == 80
-    assert result.mean_difference == pytest.approx(result.mean_a - result.mean_b)
-    assert result.t_test == paired_t_test(a - b)
-    assert result.permutation == permutation_test(a - b, seed=4)
-    assert result.equivalence == equivalence_test(a - b, 0.04)
-    assert result.interval == bootstrap_interval(a - b, seed=4, confidence=0.9)
-    assert result.effect_size == pytest.approx(np.mean(a - b) / np.std(a - b, ddof=1))
-    assert (result.wins, result.ties, result.losses) == (int((a > b).sum()), 5, int((a < b).sum()))
+    assert result["queries"] == 80
+    assert result["mean_difference"] == pytest.approx(result["mean_a"] - result["mean_b"])
+    assert result["t_test"] == asdict(paired_t_test(a - b))
+    assert result["permutation"] == asdict(permutation_test(a - b, seed=4))
+    assert result["equivalence"] == asdict(equivalence_test(a - b, 0.04))
+    assert result["interval"] == bootstrap_interval(a - b, seed=4, confidence=0.9)
+    assert result["effect_size"] == pytest.approx(np.mean(a - b) / np.std(a - b, ddof=1))
+    assert tuple(result[count] for count in ("wins", "ties", "losses")) == (int((a > b).sum()), 5, int((a < b).sum()))
 
 
 def test_every_test_is_corrected_over_the_pairs_of_its_measure() -> None:
