@@ -24,17 +24,6 @@ from retrieval.encoders.specification import EncoderSettings, Role, resolve_dtyp
 from retrieval.encoders.towers import Towers, load_towers
 
 
-def import_mteb() -> Any:
-    """The module ``mteb``. Raises ``UserError`` naming the extra where it is not installed."""
-    try:
-        import mteb
-    except ModuleNotFoundError as error:
-        if error.name != "mteb":
-            raise
-        raise UserError("MTEB is not installed. It comes with an extra: pip install 'raytriever[mteb]'.") from error
-    return mteb
-
-
 class RaytrieverEncoder:
     """An encoder as MTEB's ``EncoderProtocol`` wants it; MTEB searches by itself, in memory.
 
@@ -53,7 +42,6 @@ class RaytrieverEncoder:
         name: str | None = None,
         **settings: Any,
     ) -> None:
-        import_mteb()
         chosen = validate(EncoderSettings, {"model": model_name, "revision": revision} | settings, "RaytrieverEncoder")
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = resolve_dtype(chosen.dtype, gpu=place.type == "cuda")
@@ -113,7 +101,9 @@ def _model_meta(encoder: Towers, name: str) -> Any:
     """
     if name.count("/") != 1:
         raise UserError(f"name is {name!r}. MTEB files results under names of the form organization/model.")
-    models, contract = import_mteb().models, encoder.contract
+    from mteb import models
+
+    contract = encoder.contract
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     return models.ModelMeta.create_empty(
         {

@@ -1,7 +1,6 @@
 """Our encoder as a model of MTEB, on tasks made here without a hub: sentence-transformers is the oracle."""
 
 import json
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,12 +166,6 @@ def test_a_text_without_a_role_has_no_prompt(encoder: str) -> None:
     )
     with pytest.raises(UserError, match="precision 'int8' is not supported"):
         ours.encode([], prompt_type=None, precision="int8", **task)
-
-
-def test_without_mteb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mteb", None)
-    with pytest.raises(UserError, match=r"pip install 'raytriever\[mteb\]'"):
-        RaytrieverEncoder("org/name")
 
 
 def test_a_contextual_encoder_is_refused(tmp_path: Path) -> None:
