@@ -8,7 +8,7 @@ and the scores are memory-mapped.
 import json
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,16 +105,13 @@ class LexicalIndex:
         """
         rows = np.full((len(query_texts), k), -1, dtype=np.int64)
         scores = np.full((len(query_texts), k), -np.inf, dtype=np.float32)
-        for query, tokens in enumerate(self._token_ids(query_texts)):
+        tokenized = self._tokenizer.streaming_tokenize(query_texts, update_vocab=False, allow_empty=False)
+        for query, tokens in enumerate(tokenized):
             if tokens:
                 found, found_scores = _best(self._scorer.get_scores_from_ids(tokens), k)
                 rows[query, : len(found)] = found
                 scores[query, : len(found)] = found_scores
         return Ranking(rows, scores)
-
-    def _token_ids(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        tokens: Iterator[list[int]] = self._tokenizer.streaming_tokenize(texts, update_vocab=False, allow_empty=False)
-        return tokens
 
 
 def _tokenizer_of(settings: BM25Settings, vocabulary: dict[str, int] | None = None) -> Any:

@@ -91,7 +91,7 @@ def locate_model(
     found = _find(model, revision, with_code)
     origin = found.origin
     fingerprint = Artifact(model, "model").fingerprint if _is_model_artifact(model) else _fingerprint(found)
-    base = _find_base(found.path, base_model, with_code)
+    base = find_base(found.path, base_model, with_code=with_code)
     if base is not None:
         origin = f"{origin}, over its base model in {base.path}"
         fingerprint = hashlib.sha256(f"{fingerprint} over {_fingerprint(base)}".encode()).hexdigest()
@@ -115,16 +115,11 @@ def locate_models(settings: BaseModel) -> dict[str, LocatedModel]:
     return {key: locate_named(model) for key, model in named_models(settings).items()}
 
 
-def locate_base(path: Path, base_model: str | None) -> Path | None:
-    """Folder of the model under the LoRA adapter at ``path``: ``base_model`` or the one that it names.
+def find_base(path: Path, base_model: str | None, *, with_code: bool = False) -> _Found | None:
+    """The model under the LoRA adapter at ``path``: ``base_model`` or the one that it names.
 
     None where ``path`` holds a whole model; a ``base_model`` is then a ``UserError``.
     """
-    found = _find_base(path, base_model, with_code=False)
-    return found.path if found else None
-
-
-def _find_base(path: Path, base_model: str | None, with_code: bool) -> _Found | None:
     if not has_adapter(path):
         if base_model is not None:
             raise UserError(f"base_model is {base_model!r}, but the encoder in {path} is no LoRA adapter over another.")

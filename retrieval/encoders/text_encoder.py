@@ -31,7 +31,7 @@ from retrieval.encoders.modules import (
     width_behind,
 )
 from retrieval.encoders.pooling import Pooling, pool
-from retrieval.encoders.pretrained import locate_base
+from retrieval.encoders.pretrained import find_base
 from retrieval.encoders.specification import (
     EncoderContract,
     EncoderSettings,
@@ -215,15 +215,15 @@ def _load_transformer(
     settings: EncoderSettings, path: Path, dropout: float | None, role: Role | None
 ) -> tuple[nn.Module, Path, Modules]:
     """The transformer, an adapter merged into it, the folder of its tokenizer, and what is behind it."""
-    modules, base_path = read_modules(path, role or "query"), locate_base(path, settings.base_model)
-    if (role is None or base_path is not None) and has_two_towers(path):
+    modules, under = read_modules(path, role or "query"), find_base(path, settings.base_model)
+    if (role is None or under is not None) and has_two_towers(path):
         raise UserError(
             f"{path} holds an encoder of queries and another of documents"
-            f"{', LoRA adapters, which is not supported' if base_path else ''}. Give the folder of one encoder here."
+            f"{', LoRA adapters, which is not supported' if under else ''}. Give the folder of one encoder here."
         )
-    if base_path is None:
+    if under is None:
         return load_transformer(modules.transformer, settings.trust_remote_code, dropout), modules.transformer, modules
-    base, adapter = read_modules(base_path), modules.transformer
+    base, adapter = read_modules(under.path), modules.transformer
     transformer = load_transformer(base.transformer, settings.trust_remote_code, dropout)
     tokenizer_folder = adapter if has_tokenizer(adapter) else base.transformer
     return merge_adapter(transformer, adapter), tokenizer_folder, modules if modules.pooling else base
