@@ -6,7 +6,7 @@ TREC calls a ranking) holds that file and the same ranking as arrays for the nex
 """
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -26,7 +26,6 @@ RANKING = "run"
 Tag = Annotated[str, Field(pattern=r"^\S+$")]
 """Names a system in a TREC file, whose columns white space separates."""
 TREC_COLUMNS = "query Q0 document rank score tag"
-_MS_MARCO_COLUMNS = "query document rank"
 
 # what str.split splits at, or nothing at all, as Arrow's regular expressions have it
 _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace()) + "]"
@@ -53,22 +52,30 @@ def write_trec(
         )
 
 
-def read_trec(path: Path) -> dict[str, dict[str, float]]:
+def read_ranking_file(path: Path) -> dict[str, dict[str, float]]:
     """Query id to document id to score, in the file's order.
 
-    Raises ``UserError``, naming file and line, where a line has not 6 columns, a score is no number, or a
-    query has a document twice.
+    Files are in TREC's form, or in MS MARCO's, ``query document rank``, where they begin with 3 columns; that has no
+    scores: the score is minus the rank. Raises ``UserError``, naming file and line, where a line has another number of
+    columns, a score is no number, a rank no positive integer, or a query has a document twice.
     """
-    return _read(path, TREC_COLUMNS, "score", _score, "number")
-
-
-def read_ms_marco(path: Path) -> dict[str, dict[str, float]]:
-    """The same of MS MARCO's form, ``query document rank``, which has no scores: the score is minus the rank.
-
-    Raises ``UserError``, naming file and line, where a line has not 3 columns, a rank is no positive integer, or a
-    query has a document twice.
-    """
-    return _read(path, _MS_MARCO_COLUMNS, "rank", _minus_rank, "positive integer")
+    columns, value, parse, needed = TREC_COLUMNS, "score", _score, "number"
+    if next((len(line.split()) for line in _lines(path) if line.strip()), 0) == 3:
+        columns, value, parse, needed = "query document rank", "rank", _minus_rank, "positive integer"
+    table: dict[str, dict[str, float]] = {}
+    names: dict[str, str] = {}  # a document is named in many lines: one string for all of them
+    for number, query, document, found in ranking_lines(path, columns, value):
+        try:
+            amount = parse(found)
+        except ValueError as error:
+            raise wrong_value(path, number, columns, value, found, needed) from error
+        documents = table.setdefault(query, {})
+        if document in documents:
+            raise UserError(
+                f"{path}, line {number} names document {document!r} again for query {query!r}. Keep one of the two."
+            )
+        documents[names.setdefault(document, document)] = amount
+    return table
 
 
 def ranking_lines(
@@ -103,36 +110,12 @@ def wrong_value(path: Path, number: int, columns: str, value: str, found: bytes,
     )
 
 
-def score_columns(path: Path) -> int:
-    """Of the first line that is not blank; 0 where there is none. Raises ``UserError`` as ``ranking_lines``."""
-    return next((len(line.split()) for line in _lines(path) if line.strip()), 0)
-
-
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with open_decompressed(Folder(str(path.parent)), path.name) as file:
             yield from file
     except (OSError, EOFError) as error:
         raise UserError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}.") from error
-
-
-def _read(
-    path: Path, columns: str, value: str, parse: Callable[[bytes], float], needed: str
-) -> dict[str, dict[str, float]]:
-    table: dict[str, dict[str, float]] = {}
-    names: dict[str, str] = {}  # a document is named in many lines: one string for all of them
-    for number, query, document, found in ranking_lines(path, columns, value):
-        try:
-            amount = parse(found)
-        except ValueError as error:
-            raise wrong_value(path, number, columns, value, found, needed) from error
-        documents = table.setdefault(query, {})
-        if document in documents:
-            raise UserError(
-                f"{path}, line {number} names document {document!r} again for query {query!r}. Keep one of the two."
-            )
-        documents[names.setdefault(document, document)] = amount
-    return table
 
 
 def _score(text: bytes) -> float:

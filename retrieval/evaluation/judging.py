@@ -18,7 +18,7 @@ from retrieval.collections.text_lines import read_trec_qrels as trec
 from retrieval.evaluation.answers import Match, answer_accuracy
 from retrieval.evaluation.conventions import Conventions
 from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
-from retrieval.rankings import StoredRanking, read_ms_marco, read_trec, score_columns
+from retrieval.rankings import StoredRanking, read_ranking_file
 
 Run = dict[str, dict[str, float]]
 
@@ -85,8 +85,8 @@ def read_any_ranking(path: str) -> Run:
     """
     if is_artifact(path):
         stored = StoredRanking(path)
-        return {query: {} for query in stored.query_ids()} | read_trec(stored.path("run.trec"))
-    return read_ms_marco(Path(path)) if score_columns(Path(path)) == 3 else read_trec(Path(path))
+        return {query: {} for query in stored.query_ids()} | read_ranking_file(stored.path("run.trec"))
+    return read_ranking_file(Path(path))
 
 
 def judge_rankings(

@@ -15,7 +15,7 @@ from raytriever.cli import app
 from raytriever.stages.ray_session import RaySession
 from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.exact_search import search_stored
-from retrieval.rankings import StoredRanking, read_trec
+from retrieval.rankings import StoredRanking, read_ranking_file
 from retrieval.vectors import StoredVectors
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -62,7 +62,7 @@ def test_means_are_those_of_trec_eval(output: Path, name: str) -> None:
     names = {"nDCG@10": "ndcg_cut_10", "AP": "map", "R@100": "recall_100"}
     judge = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map", "recall.100"})
     for system, folder in RUNS.items():
-        run = read_trec(StoredRanking(str(output / name / folder)).path("run.trec"))
+        run = read_ranking_file(StoredRanking(str(output / name / folder)).path("run.trec"))
         values = judge.evaluate(run)
         for ours, theirs in names.items():
             # trec_eval -c: a judged query that the run lacks counts 0
@@ -75,7 +75,7 @@ def test_means_are_those_of_the_formulas(output: Path, name: str) -> None:
     qrels = qrels_of(output / name)
     means = Artifact(str(output / name / "evaluation")).read_json("metrics.json")["means"]
     for system, folder in RUNS.items():
-        run = read_trec(StoredRanking(str(output / name / folder)).path("run.trec"))
+        run = read_ranking_file(StoredRanking(str(output / name / folder)).path("run.trec"))
         gain, reciprocal, recall, judged = [], [], [], []
         for query, grades in qrels.items():
             scores = {document: np.float32(score) for document, score in run.get(query, {}).items()}

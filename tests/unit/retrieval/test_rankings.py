@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from raytriever.errors import UserError
 from retrieval.indexes.top_k import Ranking
-from retrieval.rankings import Tag, read_ms_marco, read_trec, require_names, score_columns, write_trec
+from retrieval.rankings import Tag, read_ranking_file, require_names, write_trec
 
 name = st.text(min_size=1, max_size=6).filter(lambda text: text.split() == [text] and text.isprintable())
 
@@ -57,7 +57,7 @@ def test_runs_come_back_as_the_same_float32(
     path = tmp_path_factory.mktemp("runs") / "run.trec"
     with path.open("w", encoding="utf-8", newline="\n") as file:
         write_trec(file, query_ids, document_ids, Ranking(rows, scores), "tag")
-    run = read_trec(path)
+    run = read_ranking_file(path)
     assert list(run) == query_ids
     for query, line, values in zip(query_ids, rows, scores, strict=True):
         assert list(run[query]) == [document_ids[row] for row in line]
@@ -67,29 +67,31 @@ def test_runs_come_back_as_the_same_float32(
 def test_files_of_other_tools(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_bytes(b"q1\tQ0\td1\t0\t1e2\tx\r\n\nq1   0 d\xc2\xa02 7 -3 x\nq0 Q0 d1 1 inf x")
-    assert read_trec(path) == {"q1": {"d1": 100.0, "d\u00a02": -3.0}, "q0": {"d1": np.inf}}
+    assert read_ranking_file(path) == {"q1": {"d1": 100.0, "d\u00a02": -3.0}, "q0": {"d1": np.inf}}
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_query(tmp_path: Path) -> None:
     path, mark = tmp_path / "file", b"\xef\xbb\xbf"
     path.write_bytes(mark + b"q1 Q0 d1 1 2.5 x\n\xef\xbb\xbfq2 Q0 d1 1 2 x\n")
-    assert read_trec(path) == {"q1": {"d1": 2.5}, "\ufeffq2": {"d1": 2.0}}  # a mark is one at the beginning alone
+    assert read_ranking_file(path) == {
+        "q1": {"d1": 2.5},
+        "\ufeffq2": {"d1": 2.0},
+    }  # a mark is one at the beginning alone
     path.write_bytes(mark + b"1\t2\t1\n")
-    assert read_ms_marco(path) == {"1": {"2": -1.0}}
+    assert read_ranking_file(path) == {"1": {"2": -1.0}}
     for text in (mark, b""):
         path.write_bytes(text)
-        assert read_trec(path) == read_ms_marco(path) == {}
+        assert read_ranking_file(path) == {}
 
 
 @pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".zst", pa.Codec("zstd").compress)])
 def test_compressed_runs(ending: str, compress: Callable[[bytes], Any], tmp_path: Path) -> None:
     path = tmp_path / f"run.trec{ending}"
     path.write_bytes(bytes(compress(b"q Q0 d\xc2\xa01 1 2.5 x\nq Q0 e 2 2 x\n")))
-    assert score_columns(path) == 6
-    assert read_trec(path) == {"q": {"d\u00a01": 2.5, "e": 2.0}}
+    assert read_ranking_file(path) == {"q": {"d\u00a01": 2.5, "e": 2.0}}
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"run\.trec.* can't be read: "):
-        read_trec(path)
+        read_ranking_file(path)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_wrong_runs(text: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.run"
     path.write_bytes(text)
     with pytest.raises(UserError, match=f"wrong.run, {message}"):
-        read_trec(path)
+        read_ranking_file(path)
 
 
 @settings(max_examples=40, deadline=None)
@@ -120,7 +122,7 @@ def test_runs_of_ms_marco_are_ordered_by_rank(
     path = tmp_path_factory.mktemp("runs") / "run.tsv"
     lines = [f"{query}\t{document}\t{rank}\n" for query, ranked in ranks.items() for document, rank in ranked.items()]
     path.write_text("".join(lines), encoding="utf-8")
-    run = read_ms_marco(path)
+    run = read_ranking_file(path)
     assert {query: {document: -score for document, score in scores.items()} for query, scores in run.items()} == ranks
     for query, scores in run.items():
         best = max(scores, key=scores.__getitem__)
@@ -131,7 +133,6 @@ def test_runs_of_ms_marco_are_ordered_by_rank(
     ("text", "message"),
     [
         (b"1\t2\t1\n1\t3\n", "line 2 has 2 columns; 3 are needed: query document rank"),
-        (b"1 Q0 2 1 0.5 t\n", "line 1 has 6 columns; 3 are needed"),
         (b"1\t2\t0\n", r"line 1: column 3 \(rank\) is '0', no positive integer"),
         (b"1\t2\t1\n1\t3\t2.0\n", r"line 2: column 3 \(rank\) is '2.0', no positive integer"),
         (b"1\t2\t-1\n", r"line 1: column 3 \(rank\) is '-1'"),
@@ -142,13 +143,12 @@ def test_wrong_runs_of_ms_marco(text: bytes, message: str, tmp_path: Path) -> No
     path = tmp_path / "wrong.tsv"
     path.write_bytes(text)
     with pytest.raises(UserError, match=f"wrong.tsv, {message}"):
-        read_ms_marco(path)
+        read_ranking_file(path)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    for read in (read_trec, read_ms_marco, score_columns):
-        with pytest.raises(UserError, match=r"none.run can't be read: .*No such file"):
-            read(tmp_path / "none.run")
+    with pytest.raises(UserError, match=r"none.run can't be read: .*No such file"):
+        read_ranking_file(tmp_path / "none.run")
 
 
 @pytest.mark.parametrize("wrong", ["a b", "", "a\tb", "a\u2003b", " a"])

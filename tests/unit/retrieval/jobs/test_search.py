@@ -27,7 +27,7 @@ from retrieval.jobs.index import (
 )
 from retrieval.jobs.rerank import Rerank, RerankConfig
 from retrieval.jobs.search import Search, SearchConfig
-from retrieval.rankings import StoredRanking, read_trec
+from retrieval.rankings import StoredRanking, read_ranking_file
 from tests.unit.small_run import make, make_artifact
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -113,7 +113,7 @@ def test_the_run_does_not_depend_on_how_the_work_is_cut(
     np.testing.assert_array_equal(run.ranking().scores, exact.scores)
     assert run.query_ids() == [f"q{row}" for row in range(QUERIES)]
     assert pa.concat_arrays(id_blocks(Artifact(index))).to_pylist() == [f"d{row}" for row in range(DOCUMENTS)]
-    lines = read_trec(run.path("run.trec"))
+    lines = read_ranking_file(run.path("run.trec"))
     assert list(lines["q5"]) == [f"d{row}" for row in exact.rows[5]]
     assert run.system["index"] == "Flat"
     assert run.system["query_prompt"] == "query: "
@@ -198,17 +198,17 @@ def test_lexical_search_fused_and_re_ranked(tmp_path: Path, collection: str, vec
     lexical = make(Index(IndexConfig(index=settings, output=str(tmp_path / "bm25"))))
     run = search(tmp_path, index=lexical, collection=collection, top_k=20, queries_per_shard=4)
     assert run.system["index"] == "BM25"
-    assert next(iter(read_trec(run.path("run.trec"))["q7"])) == "d7"  # the only one with t7 in its title
+    assert next(iter(read_ranking_file(run.path("run.trec"))["q7"])) == "d7"  # the only one with t7 in its title
     with pytest.raises(UserError, match=r"search_parameters is 'nprobe=8', but .*bm25 is a BM25 index, which has none"):
         search(tmp_path / "set", index=lexical, collection=collection, search_parameters="nprobe=8")
     untitled = LexicalIndexSettings(collection=collection, with_title=False)
     index = make(Index(IndexConfig(index=untitled, output=str(tmp_path / "untitled"))))
     without = search(tmp_path / "without", index=index, collection=collection, top_k=20)
     assert without.system["with_title"] is False
-    assert next(iter(read_trec(without.path("run.trec"))["q7"])) != "d7"
+    assert next(iter(read_ranking_file(without.path("run.trec"))["q7"])) != "d7"
     config = RerankConfig(run=run.uri, vectors=vectors, collection=collection, output=str(tmp_path / "anew"))
     reranked = StoredRanking(make(Rerank(config.model_copy(update={"queries_per_shard": 6}))))
-    before, after = (read_trec(each.path("run.trec")) for each in (run, reranked))
+    before, after = (read_ranking_file(each.path("run.trec")) for each in (run, reranked))
     assert {query: set(found) for query, found in before.items()} == {
         query: set(found) for query, found in after.items()
     }
@@ -241,7 +241,7 @@ def test_the_queries_of_another_collection(tmp_path: Path, collection: str, vect
     settings = LexicalIndexSettings(collection=collection)
     lexical = make(Index(IndexConfig(index=settings, output=str(tmp_path / "bm25"))))
     run = search(tmp_path / "lexical", index=lexical, collection=collection, queries=others, split=None, top_k=5)
-    found = read_trec(run.path("run.trec"))
+    found = read_ranking_file(run.path("run.trec"))
     assert {query: next(iter(documents)) for query, documents in found.items()} == {"x": "d4", "y": "d7"}
     judged = search(tmp_path / "judged", index=lexical, collection=collection, queries=others, top_k=5)
     assert judged.query_ids() == ["y"]

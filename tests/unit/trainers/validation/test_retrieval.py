@@ -13,7 +13,7 @@ from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.multi_vector import MultiVectorEncoder
 from retrieval.encoders.specification import VectorForm
-from retrieval.rankings import StoredRanking, read_trec
+from retrieval.rankings import StoredRanking, read_ranking_file
 from tests.unit.trainers.validation.made_up import (
     DOCUMENTS,
     PairObjective,
@@ -205,7 +205,7 @@ def test_the_best_vector_of_a_document_counts(collection, spread_encoder, tmp_pa
     texts = stored.texts("documents", np.arange(DOCUMENTS))
     with torch.no_grad():
         vectors = [several(several.tokenize([text], "document")).half()[0] for text in texts]
-    found_by_words = read_trec(StoredRanking(run["run"]).path("run.trec")) if rerank else {}
+    found_by_words = read_ranking_file(StoredRanking(run["run"]).path("run.trec")) if rerank else {}
     reciprocal = []
     for query, grades in qrels.items():
         with torch.no_grad():
