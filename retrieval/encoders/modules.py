@@ -308,8 +308,5 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_document_model(path: Path) -> str | None:
     """Of an encoder of queries alone, the ``fingerprint`` of the contract of its documents' encoder; else None."""
-    listing = path / DOCUMENT_MODEL_FILE
-    if not listing.exists():
-        return None
-    with reading("The encoder of documents that is named in", listing):
-        return str(read_json(listing)["document_model"])
+    found: str | None = read_json(path / DOCUMENT_MODEL_FILE).get("document_model")
+    return found

@@ -56,10 +56,6 @@ def load_pretrained(
     from safetensors import SafetensorError
     from transformers import AutoConfig
 
-    if not (path / "config.json").exists():
-        raise UserError(
-            f"{path} holds no config.json, so it is no model folder. Give a folder as save_pretrained writes it."
-        )
     require_safetensors(path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)

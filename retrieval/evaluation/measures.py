@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
-from retrieval.evaluation.conventions import CONVENTIONS, Conventions, Ties
+from retrieval.evaluation.conventions import CONVENTIONS, Conventions
 
 DEFAULT_MEASURES = ("nDCG@10", "RR@10", "R@100")
 
@@ -163,14 +163,11 @@ def distinct_scores(query: str, scores: Mapping[str, float], conventions: Conven
     as_compared = dict(zip(kept, compared.tolist(), strict=True))
     if len(np.unique(compared)) == len(compared):
         return as_compared
-    ranked = sorted(_in_order_of_ties(as_compared, conventions.ties), key=lambda document: -as_compared[document])
+    ordered = list(as_compared)
+    if conventions.ties != "run_order":
+        ordered.sort(reverse=conventions.ties == "document_id_descending")
+    ranked = sorted(ordered, key=lambda document: -as_compared[document])
     return {document: float(-rank) for rank, document in enumerate(ranked, 1)}
-
-
-def _in_order_of_ties(documents: Mapping[str, float], ties: Ties | None) -> list[str]:
-    if ties == "run_order":
-        return list(documents)
-    return sorted(documents, reverse=ties == "document_id_descending")
 
 
 def at_levels(measures: Sequence[str], levels: Mapping[str, int]) -> list[str]:
