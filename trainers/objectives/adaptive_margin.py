@@ -17,7 +17,7 @@ from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.towers import Towers
 from trainers.objective import Comparisons, Paper
 from trainers.objectives.pairs import (
-    Columns,
+    Candidates,
     PairBatch,
     PairSettings,
     TripletObjective,
@@ -148,13 +148,13 @@ class AdaptiveMargin(TripletObjective[AdaptiveMarginSettings]):
         self,
         queries: Tensor,
         documents: Tensor,
-        columns: Columns,
+        candidates: Candidates,
         batch: PairBatch,  # noqa: ARG002
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``mean_error`` of the own triplets' residuals, with the whole batch's negatives where they count."""
         with torch.autocast(queries.device.type, enabled=False):
             queries, documents = (unit_vectors(at_least_float32(vectors)) for vectors in (queries, documents))
-            triplets = Triplets.own(queries, documents, columns)
+            triplets = Triplets.own(queries, documents, candidates)
             residuals, target = self._residuals(triplets, documents)
             return mean_error(residuals, self.settings.error), self._metrics(triplets, target)
 

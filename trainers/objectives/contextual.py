@@ -31,7 +31,7 @@ from trainers.engine.sharding import equal_passes, is_sharded
 from trainers.objective import Outcome, Paper, Run
 from trainers.objectives.contrastive import contrast
 from trainers.objectives.pairs import (
-    Columns,
+    Candidates,
     PairBatch,
     PairObjective,
     PairSettings,
@@ -285,11 +285,11 @@ class Contextual(PairObjective[ContextualSettings]):
         self,
         queries: Tensor,
         documents: Tensor,
-        columns: Columns,
+        candidates: Candidates,
         batch: PairBatch,  # noqa: ARG002
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``masked_contrastive_loss`` of normalised vectors."""
-        return contrast(queries, documents, columns, self.settings.similarity_temperature)
+        return contrast(queries, documents, candidates, self.settings.similarity_temperature)
 
     def _encode_in(self, context: _Context, batch: ContextualBatch) -> tuple[Tensor, Tensor]:
         """Normalised vectors of this rank's queries, (n, d), and of its documents and hard negatives, (n + h, d)."""

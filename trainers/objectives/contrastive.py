@@ -12,7 +12,7 @@ from retrieval.encoders.pretrained import LocatedModel
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from trainers.objective import Paper
-from trainers.objectives.pairs import Columns, PairBatch, PairObjective, PairSettings
+from trainers.objectives.pairs import Candidates, PairBatch, PairObjective, PairSettings
 
 _METRIC_ROWS = 1024  # rows of similarities that are looked at together
 
@@ -59,7 +59,7 @@ def masked_contrastive_loss(
 
 @torch.no_grad()
 def batch_metrics(similarities_of: Callable[[Tensor], Tensor], mask: Tensor, positives: Tensor) -> dict[str, Tensor]:
-    """In-batch accuracy and the like: means over the n queries of a batch with M columns, as scalars.
+    """In-batch accuracy and the like: means over the n queries of a batch with M candidates, as scalars.
 
     ``positive_rank``: place of the positive among the documents that are not left out, from 1, behind equals;
     ``accuracy``: share of queries whose positive is first; similarity of the positives and of the other documents.
@@ -98,11 +98,11 @@ def contrastive_metrics(
 
 
 def contrast(
-    queries: Tensor, documents: Tensor, columns: Columns, similarity_temperature: float
+    queries: Tensor, documents: Tensor, candidates: Candidates, similarity_temperature: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """``masked_contrastive_loss`` and ``contrastive_metrics`` of queries (n, d) over documents (M, d) by column."""
-    loss = masked_contrastive_loss(queries, documents, columns.mask, columns.positives, similarity_temperature)
-    return loss, contrastive_metrics(queries, documents, columns.mask, columns.positives)
+    loss = masked_contrastive_loss(queries, documents, candidates.mask, candidates.positives, similarity_temperature)
+    return loss, contrastive_metrics(queries, documents, candidates.mask, candidates.positives)
 
 
 class Contrastive(PairObjective[ContrastiveSettings]):
@@ -118,10 +118,10 @@ class Contrastive(PairObjective[ContrastiveSettings]):
         self,
         queries: Tensor,
         documents: Tensor,
-        columns: Columns,
+        candidates: Candidates,
         batch: PairBatch,  # noqa: ARG002
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Of cosines or inner products."""
         if self.settings.similarity == "cosine":
             queries, documents = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (queries, documents))
-        return contrast(queries, documents, columns, self.settings.similarity_temperature)
+        return contrast(queries, documents, candidates, self.settings.similarity_temperature)

@@ -22,7 +22,7 @@ from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from trainers.objective import Comparisons, Paper
 from trainers.objectives.pairs import (
-    Columns,
+    Candidates,
     PairBatch,
     PairSettings,
     TripletObjective,
@@ -108,12 +108,12 @@ class MarginMse(TripletObjective[MarginMseSettings]):
         )
 
     def loss(
-        self, queries: Tensor, documents: Tensor, columns: Columns, batch: PairBatch
+        self, queries: Tensor, documents: Tensor, candidates: Candidates, batch: PairBatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``margin_mse_loss`` of the own triplets."""
         batch = cast(ScoredTriplets, batch)
         with torch.autocast(queries.device.type, enabled=False):
-            triplets = Triplets.own(at_least_float32(queries), at_least_float32(documents), columns)
+            triplets = Triplets.own(at_least_float32(queries), at_least_float32(documents), candidates)
             if self.settings.similarity == "cosine":
                 triplets = Triplets(*map(unit_vectors, triplets))
             positive, negative = ((triplets.queries * texts).sum(dim=1) for texts in triplets[1:])

@@ -24,7 +24,7 @@ from retrieval.encoders.towers import Towers, resolve_form
 from trainers.engine.gradient_cache import Chunks, encode_chunks, encode_several, pad_vectors
 from trainers.objective import Paper, Run
 from trainers.objectives.contrastive import batch_metrics, contrast
-from trainers.objectives.pairs import Columns, PairBatch, PairObjective, PairSettings
+from trainers.objectives.pairs import Candidates, PairBatch, PairObjective, PairSettings
 
 TrainingForm = Literal["multi_vector", "self_contrastive", "last_reg", "average", "scalar_mix", "dual_encoder"]
 Reduced = Literal[0, -1]
@@ -204,27 +204,27 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
         encoder = cast(MultiVectorEncoder, self.document_encoder)
         return queries, encode_several(encoder.states, batch.documents, cached=cached)
 
-    def gather_columns(self, documents: Any, columns: Columns) -> Any:
+    def gather_documents(self, documents: Any, candidates: Candidates) -> Any:
         """As of all pairs; several vectors are padded to the most of any rank."""
         if self._one_vector or self.batch_group is None:
-            return super().gather_columns(documents, columns)
+            return super().gather_documents(documents, candidates)
         vectors, present = documents
         most = int(self.gather(torch.tensor([vectors.shape[1]], device=vectors.device)).max())
         vectors, present = pad_vectors(vectors, present, most)
-        gather = super().gather_columns
-        return gather(vectors, columns), gather(present.byte(), columns).bool()
+        gather = super().gather_documents
+        return gather(vectors, candidates), gather(present.byte(), candidates).bool()
 
     def loss(
         self,
         queries: Tensor,
         documents: Any,
-        columns: Columns,
+        candidates: Candidates,
         batch: PairBatch,  # noqa: ARG002
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """That of the training form."""
-        settings, mask, positives, reduced = self.settings, columns.mask, columns.positives, self._reduced
+        settings, mask, positives, reduced = self.settings, candidates.mask, candidates.positives, self._reduced
         if self._one_vector:
-            return contrast(queries, documents, columns, settings.similarity_temperature)
+            return contrast(queries, documents, candidates, settings.similarity_temperature)
         similarities = vector_similarities(queries, *documents)
         scaled = similarities / settings.similarity_temperature
         if settings.training_form == "multi_vector":
@@ -236,12 +236,12 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
         if settings.regularisation:
             regulariser = self_contrastive_regulariser(scaled, positives, reduced)
             losses = losses + settings.regularisation * regulariser  # Eq. 7
-        return losses.mean(), self._metrics(similarities, columns)
+        return losses.mean(), self._metrics(similarities, candidates)
 
     @torch.no_grad()
-    def _metrics(self, similarities: Tensor, columns: Columns) -> dict[str, Tensor]:
+    def _metrics(self, similarities: Tensor, candidates: Candidates) -> dict[str, Tensor]:
         """Those of the similarities that a search would see, and the share of positives that each vector won."""
-        winner = best_vector(positive_similarities(similarities, columns.positives), self._reduced)
+        winner = best_vector(positive_similarities(similarities, candidates.positives), self._reduced)
         if self._form.kind == "layers":
             shares = {f"won_by_layer_{layer}": winner == place for place, layer in enumerate(self._form.layers)}
         else:
@@ -249,5 +249,5 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
         searched = similarities[:, :, self._reduced]
         if not self._form.reduced:
             searched = max_similarity(similarities, self._reduced)
-        metrics = batch_metrics(lambda rows: searched[rows], columns.mask, columns.positives)
+        metrics = batch_metrics(lambda rows: searched[rows], candidates.mask, candidates.positives)
         return metrics | {name: won.float().mean() for name, won in shares.items()}

@@ -1,7 +1,7 @@
 """Objectives over queries, documents and hard negatives: how a batch is tokenised, encoded, and joined over ranks.
 
-The columns of a loss are the documents of all its rows, then all their hard negatives, both in row order. A loss may
-span several stored batches and several ranks; here is the one place that counts columns over them.
+The candidates of a loss are the documents of all its rows, then all their hard negatives, both in row order. A loss may
+span several stored batches and several ranks; here is the one place that counts candidates over them.
 """
 
 from abc import abstractmethod
@@ -66,11 +66,11 @@ class PairBatch:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What this rank's n queries are scored over: M columns.
+class Candidates:
+    """What this rank's n queries are scored over: M candidates.
 
     ``mask``: bool (n, M), True is left out, never a query's own positive; ``positives``: int64 (n,), each query's
-    column; ``order``: int64 (M,), the columns' places among the gathered documents of all ranks.
+    place; ``order``: int64 (M,), the candidates' places among the gathered documents of all ranks.
     """
 
     mask: Tensor
@@ -84,10 +84,10 @@ SettingsOfPairs = TypeVar("SettingsOfPairs", bound=PairSettings)
 class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
     """An objective over ``query``, ``document`` (its positive), ``hard_negatives`` and ``masked``: give it ``loss``.
 
-    ``masked`` are the columns left out for a row: the documents of its stored batch, then all its hard negatives. A
+    ``masked`` are the candidates left out for a row: the documents of its stored batch, then all its hard negatives. A
     batch may be cut over ranks. With ``share_negatives`` 'step' all rows of a step are one loss, told apart by
-    ``batch``; ``score_columns`` says what a row then leaves out of other batches. Texts that occur several times among
-    a rank's rows are encoded once, so with dropout their copies share one draw.
+    ``batch``; ``score_candidates`` says what a row then leaves out of other batches. Texts that occur several times
+    among a rank's rows are encoded once, so with dropout their copies share one draw.
 
     Queries and documents have an encoder each, or one and the same (``document_encoder`` None).
     """
@@ -105,7 +105,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     @abstractmethod
     def loss(
-        self, queries: Tensor, documents: Any, columns: Columns, batch: PairBatch
+        self, queries: Tensor, documents: Any, candidates: Candidates, batch: PairBatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss over this rank's n queries, a scalar, and detached metrics.
 
@@ -164,27 +164,27 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     def compare(self, batch: PairBatch, queries: Tensor, documents: Any) -> Outcome:
         """The ``loss`` of what is encoded already."""
-        columns = score_columns(batch, self.gather, self.slice_number)
-        loss, metrics = self.loss(queries, self.gather_columns(documents, columns), columns, batch)
+        candidates = score_candidates(batch, self.gather, self.slice_number)
+        loss, metrics = self.loss(queries, self.gather_documents(documents, candidates), candidates, batch)
         return Outcome(loss, metrics, len(queries), batch.tokens)
 
-    def gather_columns(self, documents: Any, columns: Columns) -> Any:
+    def gather_documents(self, documents: Any, candidates: Candidates) -> Any:
         """What all ranks hold of their documents (rows), by column.
 
         One gather for positives and hard negatives: a rank may have none of these, and all must meet in the backward
         pass.
         """
-        return documents if self.batch_group is None else self.gather(documents).index_select(0, columns.order)
+        return documents if self.batch_group is None else self.gather(documents).index_select(0, candidates.order)
 
     def comparisons(self, rows: pa.Table) -> Comparisons:
-        """All documents and hard negatives of the batch, for each query; left-out columns are counted among them."""
+        """All documents and hard negatives of the batch, for each query; masked ones are counted among them."""
         pools = pc.list_value_length(rows["hard_negatives"]).to_numpy()
-        columns, own = len(rows) + int(pools.sum()), float(pools.mean())
+        candidates, own = len(rows) + int(pools.sum()), float(pools.mean())
         return Comparisons(
             queries=len(rows),
-            documents=columns,
+            documents=candidates,
             positives=1.0,
-            in_batch=columns - 1 - own,
+            in_batch=candidates - 1 - own,
             hard=own,
             masked=float(pc.list_value_length(rows["masked"]).to_numpy().mean()),
         )
@@ -209,16 +209,16 @@ class Triplets(NamedTuple):
     negatives: Tensor
 
     @classmethod
-    def own(cls, queries: Tensor, documents: Tensor, columns: Columns) -> Self:
+    def own(cls, queries: Tensor, documents: Tensor, candidates: Candidates) -> Self:
         """Those of this rank's queries (n, d), of whose documents and hard negatives ``documents`` (2 N, d) has all."""
-        negatives = columns.positives + len(documents) // 2
-        return cls(queries, documents.index_select(0, columns.positives), documents.index_select(0, negatives))
+        negatives = candidates.positives + len(documents) // 2
+        return cls(queries, documents.index_select(0, candidates.positives), documents.index_select(0, negatives))
 
 
 class TripletObjective(PairObjective[SettingsOfPairs]):
     """Pairs with exactly one hard negative a row, whose texts one encoder reads in the same chunks.
 
-    False negatives are not left out. Columns: N documents, then the N hard negatives in the same order.
+    False negatives are not left out. Candidates: N documents, then the N hard negatives in the same order.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("query", "document", "hard_negatives")
@@ -281,7 +281,7 @@ def _int64(column: pa.ChunkedArray) -> Tensor:
     return torch.from_numpy(column.to_numpy().astype(np.int64))
 
 
-def score_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Columns:
+def score_candidates(batch: PairBatch, gather: Gather, slice_number: int) -> Candidates:
     """The score matrix of a loss over the rows of all ranks: its mask, positives and order.
 
     ``gather`` joins the ranks' rows; ``slice_number`` is this one's place. Stored masks are about a row's own batch.
@@ -316,7 +316,7 @@ def score_columns(batch: PairBatch, gather: Gather, slice_number: int) -> Column
         of_columns = torch.cat([batch_of, torch.repeat_interleave(batch_of, pool_sizes[:rows])])
         answers = positives_in_step(query_keys[positives], query_keys[:rows], keys)
         mask |= answers & (batch_of[positives, None] != of_columns)
-    return Columns(mask, positives, order)
+    return Candidates(mask, positives, order)
 
 
 def positives_in_step(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from tests.unit.trainers.several_batches import as_one_batch, several_batches
 from tests.unit.trainers.tiny import gradients_of, random_batch, tiny_objective
 from tests.unit.trainers.tiny_multi_vector import ALL_TOKENS, LAYERS, tiny_multi_layer
 from trainers.objective import Comparisons
-from trainers.objectives.pairs import positives_in_step, score_columns
+from trainers.objectives.pairs import positives_in_step, score_candidates
 
 OBJECTIVES = {
     "contrastive": lambda **settings: tiny_objective(dtype=torch.float64, **settings),
@@ -34,11 +34,11 @@ def test_masks_over_several_batches_against_brute_force(count):
     rows = several_batches(count)
     objective = tiny_objective(share_negatives="step")
     assert objective.joins_step
-    columns = score_columns(objective.collate(rows), objective.gather, 0)
+    candidates = score_candidates(objective.collate(rows), objective.gather, 0)
     expected = as_one_batch(rows)["masked"].to_pylist()
-    assert [row.nonzero()[:, 0].tolist() for row in columns.mask] == expected
-    assert columns.positives.tolist() == list(range(6 * count))
-    assert columns.order.tolist() == list(range(columns.mask.shape[1]))
+    assert [row.nonzero()[:, 0].tolist() for row in candidates.mask] == expected
+    assert candidates.positives.tolist() == list(range(6 * count))
+    assert candidates.order.tolist() == list(range(candidates.mask.shape[1]))
     if count == 4:
         stored = sum(map(len, rows["masked"].to_pylist()))
         assert sum(map(len, expected)) > stored + 20  # other batches add some
@@ -102,7 +102,7 @@ def test_comparisons_count_what_a_loss_is_over():
         hard=pytest.approx(np.mean(pools)),
         masked=pytest.approx(masked / 6),
     )
-    mask = score_columns(objective.collate(rows), objective.gather, 0).mask
+    mask = score_candidates(objective.collate(rows), objective.gather, 0).mask
     assert (~mask).sum(dim=1).float().mean() - 1 == pytest.approx(found.in_batch + found.hard - found.masked)
 
 
