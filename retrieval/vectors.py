@@ -73,10 +73,10 @@ class VectorRows:
         return self._artifact.path(name.removesuffix(".npy") + ".ids.parquet")
 
     def require_all(self) -> None:
-        """Raises ``UserError`` where only the texts of a run were embedded."""
+        """Raises ``UserError`` where only the texts of a ranking were embedded."""
         if self._chosen is not None:
             raise UserError(
-                f"{self._artifact.uri} holds vectors of a run's texts alone. Embed the whole collection for this:"
+                f"{self._artifact.uri} holds vectors of a ranking's texts alone. Embed the whole collection for this:"
                 " leave the embed job's 'run' out."
             )
 
@@ -125,7 +125,7 @@ class VectorRows:
         if len(absent):
             raise UserError(
                 f"{self._artifact.uri} holds no vector of row {rows[absent[0]]} ({len(absent)} of {len(rows)} are"
-                " missing): it was embedded for another run, or for fewer results of it. Embed with that run and depth."
+                " missing): it was embedded for another ranking, or for fewer of its results. Embed with that one."
             )
         return places
 

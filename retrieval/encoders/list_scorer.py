@@ -2,7 +2,7 @@
 
 The parametric scoring function of "CODER: An efficient framework for improving retrieval through COntextual Document
 Embedding Reranking" (Zerveas et al. 2022), eq. 2 and appendix A.4: blocks of self-attention over the candidates'
-vectors, without positions. A score depends on the whole list, so it ranks a run's candidates, and no index by itself.
+vectors, without positions. A score depends on the whole list, so it orders a ranking's candidates, no index.
 
 ``scoring.json`` (the form) and ``scoring.safetensors`` lie beside the query encoder that was trained with it.
 """

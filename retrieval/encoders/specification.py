@@ -180,7 +180,7 @@ class EncoderContract(Settings):
                 f"The encoder behind the queries of {theirs} was trained with a scoring module"
                 f" ({queries.list_scorer}), which ranks lists of candidates as a whole; inner products with its vectors"
                 " are not what it was trained for, so no index can be searched with them. Find candidates by another"
-                " run, and rank them by the module: 'raytriever rerank' with 'scoring' set to the trained model."
+                " ranking, and rank them by the module: 'raytriever rerank' with 'scoring' set to the trained model."
             )
         if queries.document_model is None or queries.model == self.model:
             self.require_same(queries, mine, theirs)

@@ -94,20 +94,20 @@ def _compile(answer: str) -> re.Pattern[str]:
 def answer_accuracy(
     collection: StoredCollection,
     answers: Mapping[str, Sequence[str]],
-    run: Mapping[str, Mapping[str, float]],
+    ranking: Mapping[str, Mapping[str, float]],
     cutoffs: Sequence[int],
     conventions: Conventions,
     match: Match = "string",
 ) -> dict[str, NDArray[np.bool_]]:
-    """For each query of the run that has answers: whether its first k documents contain one, bool (cutoffs,).
+    """For each query of the ranking that has answers: whether its first k documents contain one, bool (cutoffs,).
 
     Titles are not looked at, as in DPR. Raises ``UserError`` for a document that the collection doesn't hold.
     """
-    queries = [query for query in run if query in answers]
+    queries = [query for query in ranking if query in answers]
     deepest = max(cutoffs)
     ranked = []
     for query in queries:
-        scores = distinct_scores(query, run[query], conventions)
+        scores = distinct_scores(query, ranking[query], conventions)
         ranked.append(sorted(scores, key=lambda document: -scores[document])[:deepest])
     names = sorted({document for documents in ranked for document in documents})
     row_of = dict(zip(names, collection.require("documents", names).tolist(), strict=True))

@@ -21,15 +21,15 @@ class Conventions(Settings):
     """
 
     ties: Ties | None = None
-    """The order of equal scores; ``run_order``: as the run's file has them."""
+    """The order of equal scores; ``run_order``: as the ranking's file has them."""
     missing_queries: Counting | None = None
-    """Judged queries that the run does not have. One that was searched and found nothing counts 0 in either case."""
+    """Judged queries that the ranking lacks. One that was searched and found nothing counts 0 in either case."""
     queries_without_positives: Counting | None = None
     """Judged queries without a grade above 0."""
     self_hits: SelfHits | None = None
     """Results whose document id is the query's own id. (BEIR searches one document deeper to make up for them.)"""
     title: Title | None = None
-    """Whether documents are read with their titles: a property of the run, which can only be checked here."""
+    """Whether documents are read with their titles: a property of the ranking, which can only be checked here."""
 
 
 # beir 2, retrieval/evaluation.py: ignore_identical_ids=True; pytrec_eval; the mean of the queries that it returned,
@@ -53,7 +53,7 @@ CONVENTIONS: Mapping[Like, Conventions] = {
     "coir": _BEIR.model_copy(update={"title": "left_out"}),
 }
 
-# of what a run says of the system that made it: what changes its numbers, by the name it has there
+# of what a ranking says of the system that made it: what changes its numbers, by the name it has there
 _MADE_WITH = (
     "index", "fusion", "reranked", "with_title", "query_prompt", "document_prompt", "pooling", "max_length", "dtype",
 )  # fmt: skip
@@ -65,13 +65,13 @@ def resolve(like: Like, overrides: Conventions) -> Conventions:
 
 
 def describe_system(system: Mapping[str, Any]) -> str:
-    """Title, prompts and the like of the system behind a run, in a line; ``system`` is empty where nobody said."""
+    """Title, prompts and the like of the system behind a ranking, in a line; ``system`` is empty where nobody said."""
     known = [f"{name} {system[name]!r}" for name in _MADE_WITH if system.get(name) is not None]
-    return ", ".join(known) or "title and prompts unknown, the run does not say"
+    return ", ".join(known) or "title and prompts unknown, the ranking does not say"
 
 
 def title_warning(name: str, system: Mapping[str, Any], title: Title | None, like: str) -> str | None:
-    """What to do where run ``name`` was made with the title and the conventions leave it out, or the other way round.
+    """What to do where ranking ``name`` was made with titles and conventions leave them out, or the other way round.
 
     None where they agree or nothing is known.
     """

@@ -20,7 +20,7 @@ from retrieval.evaluation.conventions import Conventions
 from retrieval.evaluation.measures import PerQuery, evaluate, parse_measure
 from retrieval.rankings import StoredRanking, read_ranking_file
 
-Run = dict[str, dict[str, float]]
+Scores = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ def file_judgments(path: str, measures: Sequence[str]) -> Judgments:
 
 
 def made_with(path: str) -> dict[str, Any]:
-    """What a run's artifact says of the system that made it; nothing where it doesn't, or is a plain file."""
+    """What a ranking's artifact says of the system that made it; nothing where it doesn't, or is a plain file."""
     return StoredRanking(path).system if is_artifact(path) else {}
 
 
-def read_any_ranking(path: str) -> Run:
-    """A run by its artifact's folder, or by a file in TREC's form, or in MS MARCO's where it begins with 3 columns.
+def read_any_ranking(path: str) -> Scores:
+    """A ranking by its artifact's folder, or by a file in TREC's form, or in MS MARCO's where it begins with 3 columns.
 
     Of an artifact, queries that found nothing are in it, empty.
     """
@@ -96,10 +96,10 @@ def judge_rankings(
     conventions: Conventions,
     match: Match = "string",
 ) -> dict[str, PerQuery]:
-    """Every run (an artifact's folder or a file) judged by the same queries; one of them in memory at a time.
+    """Every ranking (an artifact's folder or a file) judged by the same queries; one of them in memory at a time.
 
-    ``Accuracy@k`` counts the queries with answers that are judged or in one of the runs. Raises ``UserError``, naming
-    the run, for documents that the collection doesn't hold, and where no document of a run is judged by a qrels file.
+    ``Accuracy@k`` counts the queries with answers that are judged or in one of the rankings. Raises ``UserError``,
+    naming the ranking, for documents that the collection doesn't hold, and where a qrels file judges none of them.
     """
     parsed = [parse_measure(name) for name in measures]
     by_grades = [measure.name for measure in parsed if not measure.by_answers]
@@ -109,24 +109,24 @@ def judge_rankings(
     hits: dict[str, dict[str, NDArray[np.bool_]]] = {}
     counts: dict[str, tuple[int, int]] = {}  # self-hits, depth
     for name, path in paths.items():
-        run = read_any_ranking(path)
+        ranking = read_any_ranking(path)
         try:
-            _check_documents(path, run, judgments)
+            _check_documents(path, ranking, judgments)
             if by_grades:
-                systems[name] = evaluate(judgments.qrels, run, by_grades, conventions)
+                systems[name] = evaluate(judgments.qrels, ranking, by_grades, conventions)
             if judgments.collection and cutoffs:
                 hits[name] = answer_accuracy(
-                    judgments.collection, answers, run, [*cutoffs.values()], conventions, match
+                    judgments.collection, answers, ranking, [*cutoffs.values()], conventions, match
                 )
                 if not hits[name]:
                     raise UserError(
                         f"it has none of the {len(answers):,} queries with answers. Was another split searched?"
                     )
-                seen = hits[name].keys() | (judgments.qrels.keys() & run.keys() if by_grades else ())
-                deepest = max(len(documents) for documents in run.values())
-                counts[name] = sum(query in run[query] for query in seen), deepest
+                seen = hits[name].keys() | (judgments.qrels.keys() & ranking.keys() if by_grades else ())
+                deepest = max(len(documents) for documents in ranking.values())
+                counts[name] = sum(query in ranking[query] for query in seen), deepest
         except UserError as error:
-            raise UserError(f"Run '{name}' ({path}): {error}") from error
+            raise UserError(f"Ranking '{name}' ({path}): {error}") from error
     if not cutoffs:
         return systems
     counted = sorted((answers.keys() & judgments.qrels.keys()).union(*hits.values()))
@@ -147,17 +147,17 @@ def _accuracy(
     return PerQuery(tuple(counted), by_measure, missing_queries=len(set(counted) - hits.keys()))
 
 
-def _check_documents(path: str, run: Run, judgments: Judgments) -> None:
+def _check_documents(path: str, ranking: Scores, judgments: Judgments) -> None:
     if judgments.collection is not None:
         if is_artifact(path):
             require_same_origin("collection", judgments.collection, StoredRanking(path))
             require_own_queries(judgments.collection, StoredRanking(path))
         else:
-            judgments.collection.require("documents", sorted({name for found in run.values() for name in found}))
+            judgments.collection.require("documents", sorted({name for found in ranking.values() for name in found}))
         return
     judged = {document for grades in judgments.qrels.values() for document in grades}
-    example = next((document for found in run.values() for document in found), None)
-    if example is not None and not any(document in judged for found in run.values() for document in found):
+    example = next((document for found in ranking.values() for document in found), None)
+    if example is not None and not any(document in judged for found in ranking.values() for document in found):
         raise UserError(
             f"none of its documents, such as {example!r}, is judged by the qrels, which name {len(judged):,}, such as"
             f" {min(judged)!r}. Are both of the same collection?"

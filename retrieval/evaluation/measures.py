@@ -60,21 +60,21 @@ class PerQuery:
     """Values of each measure for each query, and the counts that say what they rest on.
 
     ``values[measure][i]`` (float64) belongs to ``query_ids[i]``; NaN where the query does not count for the measure.
-    Ids are sorted, so two runs judged alike are aligned.
+    Ids are sorted, so two rankings judged alike are aligned.
     """
 
     query_ids: tuple[str, ...]
     values: dict[str, NDArray[np.float64]]
     missing_queries: int = 0
-    """Judged queries that the run does not have."""
+    """Judged queries that the ranking does not have."""
     queries_without_positive: int = 0
     """Judged queries without a grade above 0."""
     unjudged_queries: int = 0
-    """Queries of the run that nobody judged; they are left out."""
+    """Queries of the ranking that nobody judged; they are left out."""
     self_hits: int = 0
     """Results of the queries that count whose document id is the query's id."""
     depth: int = 0
-    """The most documents that the run has of any query."""
+    """The most documents that the ranking has of any query."""
 
     def mean(self, measure: str) -> float:
         """The measure's mean over the queries that count for it; NaN where there are none."""
@@ -99,11 +99,11 @@ class PerQuery:
 
 def evaluate(
     qrels: Mapping[str, Mapping[str, int]],
-    run: Mapping[str, Mapping[str, float]],
+    ranking: Mapping[str, Mapping[str, float]],
     measures: Sequence[str],
     conventions: Conventions = CONVENTIONS["trec"],
 ) -> PerQuery:
-    """Judges ``run`` (query id to document id to score) by ``qrels`` (query id to document id to grade).
+    """Judges ``ranking`` (query id to document id to score) by ``qrels`` (query id to document id to grade).
 
     Measures have ir-measures' names: ``nDCG@10`` (gain is the grade, discount log2), ``RR@10``, ``AP``,
     ``R@100``, ``P@5``, ``Success@5``, ``Rprec``, ``Judged@10``; ``(rel=2)`` before the cutoff sets the lowest
@@ -111,10 +111,10 @@ def evaluate(
     trec_eval).
 
     Scores are compared as float32 as trec_eval does, and ties ordered alike for every measure, though the libraries
-    below differ in this. A query that the run has without any document counts 0, and so does one whose grades are
+    below differ in this. A query that the ranking has without any document counts 0, and so does one whose grades are
     all 0 or below; a grade below 0 counts as judged and as 0.
 
-    Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a run that has no query of
+    Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a ranking that has no query of
     theirs.
     """
     parsed = {name: _ir_measure(parse_measure(name)) for name in measures}
@@ -123,20 +123,20 @@ def evaluate(
     if not positive:
         raise UserError(f"The qrels have {len(qrels)} queries and no judgment above 0: there is nothing to measure.")
     query_ids = sorted(judged if conventions.queries_without_positives == "count_as_zero" else positive)
-    if run.keys().isdisjoint(query_ids):
+    if ranking.keys().isdisjoint(query_ids):
         raise UserError(
-            f"The run ({len(run)} queries, such as {next(iter(run), None)!r}) has none of the"
+            f"The ranking ({len(ranking)} queries, such as {next(iter(ranking), None)!r}) has none of the"
             f" {len(query_ids)} judged queries, such as {query_ids[0]!r}. Are both of the same collection?"
         )
-    answered = [index for index, query in enumerate(query_ids) if run.get(query)]
-    missing = np.array([query not in run for query in query_ids])
+    answered = [index for index, query in enumerate(query_ids) if ranking.get(query)]
+    missing = np.array([query not in ranking for query in query_ids])
     of_missing = 0.0 if conventions.missing_queries == "count_as_zero" else np.nan
     values = {measure: np.where(missing, of_missing, 0.0) for measure in parsed.values()}
     for start in range(0, len(answered), _QUERIES_AT_ONCE):
         places = {query_ids[index]: index for index in answered[start : start + _QUERIES_AT_ONCE]}
         # no gain below 0, and trec_eval's code crashes at a query whose best grade is -2
         grades = {query: {name: max(int(grade), 0) for name, grade in qrels[query].items()} for query in places}
-        ranked = {query: distinct_scores(query, run[query], conventions) for query in places}
+        ranked = {query: distinct_scores(query, ranking[query], conventions) for query in places}
         ranked = {query: scores for query, scores in ranked.items() if scores}  # of self-hits alone nothing is left
         for metric in ir_measures.iter_calc(list(values), grades, ranked):
             values[metric.measure][places[metric.query_id]] = metric.value
@@ -145,9 +145,9 @@ def evaluate(
         {name: values[measure] for name, measure in parsed.items()},
         missing_queries=int(missing.sum()),
         queries_without_positive=len(judged) - len(positive),
-        unjudged_queries=len(run.keys() - judged),
-        self_hits=sum(query in run[query] for query in judged & run.keys()),
-        depth=max(len(documents) for documents in run.values()),
+        unjudged_queries=len(ranking.keys() - judged),
+        self_hits=sum(query in ranking[query] for query in judged & ranking.keys()),
+        depth=max(len(documents) for documents in ranking.values()),
     )
 
 

@@ -243,7 +243,7 @@ def notes(metrics: Metrics) -> list[str]:
             found.append(warning)
     for measure in metrics["measures"]:
         count = max(of_system[measure] for of_system in metrics["counted_queries"].values())
-        if count < metrics["queries"]:  # for another reason than that a run lacks them
+        if count < metrics["queries"]:  # for another reason than that a ranking lacks them
             found.append(f"{measure} is over {count:,} of the {metrics['queries']:,} queries.")
     return found
 

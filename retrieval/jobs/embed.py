@@ -161,7 +161,7 @@ class Embed(ModelStage[EmbedConfig]):
         return sum(len(self._chosen[part]) for part in self.config.parts)
 
     def resolved(self) -> dict[str, Any]:
-        """Without ``depth`` where there is no run to which it would apply, and without what isn't set."""
+        """Without ``depth`` where there is no ranking to which it would apply, and without what isn't set."""
         values = super().resolved()
         for name in ("without_context", "foreign_context"):
             if not values[name]:
@@ -174,17 +174,17 @@ class Embed(ModelStage[EmbedConfig]):
 
     @cached_property
     def _chosen(self) -> dict[TextPart, NDArray[np.int64]]:
-        """The rows to embed of each part, ascending: all, or those of the run."""
+        """The rows to embed of each part, ascending: all, or those of the ranking."""
         return {part: self._choose(part) for part in self.config.parts}
 
     def _choose(self, part: TextPart) -> NDArray[np.int64]:
         collection = StoredCollection(self.config.collection)
         if self.config.run is None:
             return np.arange(collection.count(part), dtype=np.int64)
-        run = StoredRanking(self.config.run)
+        ranking = StoredRanking(self.config.run)
         if part == "queries":
-            return np.sort(collection.require("queries", run.query_ids()))
-        found = np.unique(run.ranking().rows[:, : self.config.depth])
+            return np.sort(collection.require("queries", ranking.query_ids()))
+        found = np.unique(ranking.ranking().rows[:, : self.config.depth])
         return found[found >= 0]
 
     def load(self) -> None:

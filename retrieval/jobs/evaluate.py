@@ -1,4 +1,4 @@
-"""`raytriever evaluate`: measures runs on a split and tests their differences."""
+"""`raytriever evaluate`: measures rankings on a split and tests their differences."""
 
 import math
 from collections.abc import Mapping, Set
@@ -46,7 +46,7 @@ from retrieval.rankings import StoredRanking
 
 
 class EvaluateConfig(StageConfig):
-    """Which runs (artifacts or files of other tools, by the name each has in the table) are judged by what, and how.
+    """Which rankings (artifacts or files of other tools, by their names in the table) are judged by what, and how.
 
     They are judged by a split of a collection, or by a file of ``qrels`` (TREC's or BEIR's form).
     """
@@ -126,7 +126,7 @@ class Evaluate(Stage[EvaluateConfig]):
             self._judgments()
 
     def input_fingerprints(self) -> dict[str, str]:
-        """That of what judges and each run's."""
+        """That of what judges and each ranking's."""
         if self.config.collection is not None:
             found = {"collection": StoredCollection(self.config.collection).fingerprint}
         else:
@@ -139,10 +139,10 @@ class Evaluate(Stage[EvaluateConfig]):
         return found
 
     def plan(self) -> list[Shard]:
-        """One shard; refuses runs over another collection."""
+        """One shard; refuses rankings over another collection."""
         if self.config.collection is not None:
-            runs = (StoredRanking(path) for path in self.config.runs.values() if is_artifact(path))
-            require_same_origin("collection", StoredCollection(self.config.collection), *runs)
+            rankings = (StoredRanking(path) for path in self.config.runs.values() if is_artifact(path))
+            require_same_origin("collection", StoredCollection(self.config.collection), *rankings)
         return [Shard("all")]
 
     def _judgments(self) -> Judgments:
@@ -151,13 +151,13 @@ class Evaluate(Stage[EvaluateConfig]):
         return file_judgments(str(self.config.qrels), self._measures())
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
-        """Judges every run."""
+        """Judges every ranking."""
         config, measures, conventions = self.config, self._measures(), self._conventions()
         judged_by = self._judgments()
         systems = judge_rankings(config.runs, judged_by, measures, conventions, config.answer_match)
         pairs = comparable_pairs(systems, measures)
         if len(pairs) < math.comb(len(systems), 2):
-            log.info("  runs that share fewer than 2 queries are not compared: that takes 2 at least")
+            log.info("  rankings that share fewer than 2 queries are not compared: that takes 2 at least")
         comparisons = compare_systems(systems, measures, config.seed, config.equivalence_margin, pairs)
         made = {name: made_with(path) for name, path in config.runs.items()}
         how = how_it_was_measured(judged_by.name, config.like, conventions, config.relevance_levels, made)
@@ -172,7 +172,7 @@ class Evaluate(Stage[EvaluateConfig]):
         return writer.commit(len(systems), counts={"queries": metrics["queries"]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """How each run was made (title, prompts), as far as its artifact says."""
+        """How each ranking was made (title, prompts), as far as its artifact says."""
         return {"systems": {name: made_with(path) for name, path in self.config.runs.items()}}
 
     def summary(self, artifact: Artifact) -> str:

@@ -1,4 +1,4 @@
-"""`raytriever fuse`: several runs into one by reciprocal rank."""
+"""`raytriever fuse`: several rankings into one by reciprocal rank."""
 
 from typing import Annotated, Any
 
@@ -34,11 +34,11 @@ class Fuse(Stage[FuseConfig]):
     unit = "queries"
 
     def plan(self) -> list[Shard]:
-        """One shard; refuses runs over different collections or queries."""
-        runs = [StoredRanking(path) for path in self.config.runs.values()]
-        require_same_origin("collection", *runs)
-        first = runs[0]
-        for other in runs[1:]:
+        """One shard; refuses rankings over different collections or queries."""
+        stored = [StoredRanking(path) for path in self.config.runs.values()]
+        require_same_origin("collection", *stored)
+        first = stored[0]
+        for other in stored[1:]:
             here, there = _asked(first), _asked(other)
             if here != there:  # equal ids may be other queries there
                 raise UserError(
@@ -50,31 +50,33 @@ class Fuse(Stage[FuseConfig]):
         return [Shard("run")]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
-        """Fuses and writes the run."""
-        runs = [StoredRanking(path) for path in self.config.runs.values()]
-        rankings = [run.ranking() for run in runs]
+        """Fuses and writes the ranking."""
+        stored = [StoredRanking(path) for path in self.config.runs.values()]
+        rankings = [each.ranking() for each in stored]
         fused = reciprocal_rank_fusion(rankings, self.config.rank_constant, self.config.depth)
-        documents = runs[0].document_ids()
-        return write_stored_ranking(writer, runs[0].query_ids(), documents, [fused], self.config.depth, self.config.tag)
+        documents = stored[0].document_ids()
+        return write_stored_ranking(
+            writer, stored[0].query_ids(), documents, [fused], self.config.depth, self.config.tag
+        )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the run uses, and the one whose queries it answers where it is another."""
-        runs = {name: StoredRanking(path) for name, path in self.config.runs.items()}
+        """The collection whose row numbers the ranking uses, and the one of its queries where that is another."""
+        stored = {name: StoredRanking(path) for name, path in self.config.runs.items()}
         system = {"fusion": f"reciprocal rank, k = {self.config.rank_constant}, top {self.config.depth}"}
-        # what all fused runs share is true of the fusion as well
-        first, *others = [run.system for run in runs.values()]
+        # what all fused rankings share is true of the fusion as well
+        first, *others = [each.system for each in stored.values()]
         system |= {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-        origins = {"collection": require_same_origin("collection", *runs.values())}
-        asked = _asked(next(iter(runs.values())))
+        origins = {"collection": require_same_origin("collection", *stored.values())}
+        asked = _asked(next(iter(stored.values())))
         if asked != origins["collection"]:
             origins["queries"] = asked
         return {"origins": origins, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The run file."""
+        """The ranking file."""
         return ["run.trec"]
 
 
-def _asked(run: StoredRanking) -> str:
-    """Fingerprint of the collection whose queries the run answers."""
-    return origin(run, "queries") or require_same_origin("collection", run)
+def _asked(ranking: StoredRanking) -> str:
+    """Fingerprint of the collection whose queries the ranking answers."""
+    return origin(ranking, "queries") or require_same_origin("collection", ranking)

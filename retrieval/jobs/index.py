@@ -85,7 +85,7 @@ class Index(Stage[IndexConfig]):
         return self.config.resources.gpus_per_worker > 0
 
     def check_inputs(self, there: Set[str]) -> None:
-        """Documents whose ids no run can name."""
+        """Documents whose ids no ranking can name."""
         settings = self.config.index
         if not there:
             return

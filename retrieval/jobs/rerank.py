@@ -1,4 +1,4 @@
-"""`raytriever rerank`: the best of a first stage's run, ranked anew by an encoder's vectors or a module over them."""
+"""`raytriever rerank`: the best of a first stage, ranked anew by an encoder's vectors or a module over them."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -62,11 +62,11 @@ class Rerank(Stage[RerankConfig]):
         return fingerprints | ({"scoring": self._scoring.fingerprint} if self._scoring else {})
 
     def plan(self) -> list[Shard]:
-        """Blocks of queries, then one run; refuses a run or vectors of another collection."""
-        run, vectors = StoredRanking(self.config.run), StoredVectors(self.config.vectors)
+        """Blocks of queries, then one ranking; refuses a ranking or vectors of another collection."""
+        given, vectors = StoredRanking(self.config.run), StoredVectors(self.config.vectors)
         collection = StoredCollection(self.config.collection)
-        require_same_origin("collection", collection, run, vectors)
-        require_own_queries(collection, run)
+        require_same_origin("collection", collection, given, vectors)
+        require_own_queries(collection, given)
         asked = self._asked()
         if asked.uri != vectors.uri:
             require_same_origin("collection", collection, asked)
@@ -74,9 +74,9 @@ class Rerank(Stage[RerankConfig]):
             vectors.contract.require_queries(asked.contract, vectors.uri, asked.uri, by_list_scorer=by_scorer)
         if self.config.scoring and self._scoring:
             _require_scorer_of(self.config.scoring, self._scoring, asked, vectors)
-        queries = len(run.ranking().rows)
+        queries = len(given.ranking().rows)
         if not queries:
-            raise UserError(f"{run.uri} answers no query; there is nothing to rank anew.")
+            raise UserError(f"{given.uri} answers no query; there is nothing to rank anew.")
         vectors.part("documents")  # refused here where absent, as the queries are
         asked.part("queries")
         blocks = [
@@ -91,17 +91,17 @@ class Rerank(Stage[RerankConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Scores one block of queries, or joins all blocks."""
-        run = StoredRanking(self.config.run)
-        query_ids = run.query_ids()
-        depth = min(self.config.depth, run.ranking().rows.shape[1])
+        given = StoredRanking(self.config.run)
+        query_ids = given.query_ids()
+        depth = min(self.config.depth, given.ranking().rows.shape[1])
         width = min(depth, self.config.top_k or depth)
         if shard.name == "run":
             blocks: Iterator[Ranking] = (
                 read_ranking(writer, f"partial-{number:05d}") for number in range(shard.description["blocks"])
             )
-            return write_stored_ranking(writer, query_ids, run.document_ids(), blocks, width, self.config.tag)
+            return write_stored_ranking(writer, query_ids, given.document_ids(), blocks, width, self.config.tag)
         block = slice(shard.description["start"], shard.description["start"] + self.config.queries_per_shard)
-        candidates = Ranking(run.ranking().rows[block, :depth], run.ranking().scores[block, :depth])
+        candidates = Ranking(given.ranking().rows[block, :depth], given.ranking().scores[block, :depth])
         vectors = StoredVectors(self.config.vectors)
         query_rows = StoredCollection(self.config.collection).require("queries", query_ids[block])
         queries = self._asked().part("queries").gather(query_rows)
@@ -115,18 +115,18 @@ class Rerank(Stage[RerankConfig]):
         return writer.commit(0)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the run uses, and what made it."""
-        run, vectors = StoredRanking(self.config.run), StoredVectors(self.config.vectors)
+        """The collection whose row numbers the ranking uses, and what made it."""
+        given, vectors = StoredRanking(self.config.run), StoredVectors(self.config.vectors)
         contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})
-        first_stage = {key: value for key, value in run.system.items() if key not in contract}
+        first_stage = {key: value for key, value in given.system.items() if key not in contract}
         system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
         if self._scoring is not None:
             system["scoring"] = list_scorer_beside(self._scoring.path)
         system["top_k"] = self.config.top_k or self.config.depth
-        return {"origins": {"collection": require_same_origin("collection", run, vectors)}, "system": system}
+        return {"origins": {"collection": require_same_origin("collection", given, vectors)}, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The run file."""
+        """The ranking file."""
         return ["run.trec"]
 
 

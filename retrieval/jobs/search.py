@@ -146,7 +146,7 @@ class Search(Stage[SearchConfig]):
         )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """The collection whose row numbers the run uses, and what made it."""
+        """The collection whose row numbers the ranking uses, and what made it."""
         index = Artifact(self.config.index, INDEX)
         settings, facts = index.config["index"], index.manifest["facts"]
         system = {"with_title": facts["with_title"], "top_k": self.config.top_k}
@@ -162,7 +162,7 @@ class Search(Stage[SearchConfig]):
         return {"origins": origins, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The run file."""
+        """The ranking file."""
         return ["run.trec"]
 
 

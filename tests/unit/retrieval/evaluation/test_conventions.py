@@ -192,4 +192,4 @@ def test_a_title_that_should_not_be_there_is_told(title: Any, system: dict[str, 
 def test_a_system_in_a_line() -> None:
     system = {"index": "flat", "with_title": False, "query_prompt": "", "pooling": "mean", "max_length": None}
     assert describe_system(system) == "index 'flat', with_title False, query_prompt '', pooling 'mean'"
-    assert describe_system({}) == "title and prompts unknown, the run does not say"
+    assert describe_system({}) == "title and prompts unknown, the ranking does not say"

@@ -137,7 +137,7 @@ def test_regular_expressions_as_answers(collection: str, tmp_path: Path) -> None
 def test_runs_that_do_not_fit_are_refused_by_name(collection: str, tmp_path: Path) -> None:
     judgments = collection_judgments(collection, "test", ["RR"])
     unknown = write_run_file(tmp_path / "unknown.trec", {"q1": {"d1": 3.0, "x9": 2.0, "x10": 1.0}})
-    with pytest.raises(UserError, match=r"Run 'mine' \(.*unknown.trec\): 2 of 3 documents are not in .*'x10'"):
+    with pytest.raises(UserError, match=r"Ranking 'mine' \(.*unknown.trec\): 2 of 3 documents are not in .*'x10'"):
         judge_rankings({"mine": unknown}, judgments, ["RR"], TREC)
     other = make_collection(tmp_path / "other")
     artifact = make_run_artifact(tmp_path / "run", other, RUN)
@@ -146,10 +146,10 @@ def test_runs_that_do_not_fit_are_refused_by_name(collection: str, tmp_path: Pat
     with pytest.raises(UserError, match=r"twice\.trec, line 2 names document 'd1' again for query 'q1'"):
         judge_rankings({"mine": str(tmp_path / "twice.trec")}, judgments, ["RR"], TREC)
     elsewhere = write_run_file(tmp_path / "elsewhere.trec", {"Q7": {"d1": 1.0}})
-    with pytest.raises(UserError, match=r"Run 'mine' .*The run \(1 queries, such as 'Q7'\) has none of the 4 judged"):
+    with pytest.raises(UserError, match=r"Ranking 'mine' .*\(1 queries, such as 'Q7'\) has none of the 4 judged"):
         judge_rankings({"mine": elsewhere}, judgments, ["RR"], TREC)
     (tmp_path / "empty.trec").write_text("")
-    with pytest.raises(UserError, match=r"Run 'mine' .*The run \(0 queries"):
+    with pytest.raises(UserError, match=r"Ranking 'mine' .*The ranking \(0 queries"):
         judge_rankings({"mine": str(tmp_path / "empty.trec")}, judgments, ["RR"], TREC)
     only_q3 = write_run_file(tmp_path / "q3.trec", {"q3": {"d1": 1.0}})
     judgments = collection_judgments(collection, "test", ["Accuracy@1"])

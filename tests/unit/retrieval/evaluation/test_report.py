@@ -114,7 +114,7 @@ def test_the_conventions_are_in_the_page(systems: dict[str, PerQuery]) -> None:
     assert rows["ties"] == "document_id_descending"
     assert rows["missing_queries"] == "count_as_zero"
     assert rows["relevance_levels"] == "relevant from grade 1 on"
-    assert rows["'base'"] == "title and prompts unknown, the run does not say"
+    assert rows["'base'"] == "title and prompts unknown, the ranking does not say"
 
 
 def test_no_difference_is_no_negative_zero(systems: dict[str, PerQuery]) -> None:

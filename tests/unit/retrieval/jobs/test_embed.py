@@ -182,7 +182,7 @@ def test_a_run_s_texts_alone_rank_it_as_all_texts_do(collection: str, model: Pat
     np.testing.assert_array_equal(few.ranking().rows, everything.ranking().rows)
     np.testing.assert_allclose(few.ranking().scores, everything.ranking().scores, atol=5e-3)
     settings = VectorIndexSettings(vectors=str(tmp_path / "few"))
-    with pytest.raises(UserError, match="vectors of a run's texts alone"):
+    with pytest.raises(UserError, match="vectors of a ranking's texts alone"):
         make(Index(IndexConfig(index=settings, output=str(tmp_path / "no"))))
 
 
