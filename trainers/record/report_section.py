@@ -26,8 +26,6 @@ from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING
 
 Points = Sequence[Mapping[str, Any]]
 
-_MOST_PANELS = 8
-
 
 def validation_blocks(
     evaluations: Sequence[Evaluation], criteria: Sequence[Criterion], points: Points, log: Points
@@ -39,7 +37,7 @@ def validation_blocks(
     names.sort(key=lambda name: name != decisive)
     marked = best.step if best else None
     panels = []
-    for name in names[:_MOST_PANELS]:
+    for name in names:
         having = [evaluation for evaluation in evaluations if name in evaluation.measures]
         steps = np.array([evaluation.step for evaluation in having], dtype=np.int64)
         values = np.array([evaluation.measures[name] for evaluation in having], dtype=np.float64)
@@ -47,8 +45,6 @@ def validation_blocks(
     caption = "Measures of validation by the steps done."
     if best:
         caption += f" Orange: step {best.step:,}, the best by {decisive}, whose weights are the model's."
-    if len(names) > _MOST_PANELS:
-        caption += f" {len(names) - _MOST_PANELS} more measures are in the table."
     return [
         Plot(curve_panels(panels, "Validation"), caption),
         _measure_table(evaluations, best, names, points, log),
