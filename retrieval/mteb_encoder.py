@@ -85,11 +85,11 @@ class RaytrieverEncoder:
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Inner products (n, m) float32, by which our indexes compare as well."""
-        return _float32(embeddings1) @ _float32(embeddings2).T
+        return torch.as_tensor(embeddings1).float() @ torch.as_tensor(embeddings2).float().T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Inner products (n,) float32 of each row with the row beside it."""
-        return (_float32(embeddings1) * _float32(embeddings2)).sum(dim=-1)
+        return (torch.as_tensor(embeddings1).float() * torch.as_tensor(embeddings2).float()).sum(dim=-1)
 
 
 def _model_meta(encoder: Towers, name: str) -> Any:
@@ -124,7 +124,3 @@ def _model_meta(encoder: Towers, name: str) -> Any:
 def _result_name(model: str) -> str:
     """A hub name as it is; for a folder, ``raytriever/`` and its last part."""
     return model if model.count("/") == 1 and not Path(model).exists() else f"raytriever/{Path(model).name}"
-
-
-def _float32(embeddings: Any) -> torch.Tensor:
-    return torch.as_tensor(embeddings).float()

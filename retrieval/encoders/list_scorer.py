@@ -158,7 +158,7 @@ def load_list_scorer(folder: Path) -> ListScorer:
             f"{folder} holds no scoring module ({SCORING_FILE}): its encoder was trained without one. Leave 'scoring'"
             " out to rank by inner products, or train with objective.scoring.kind 'transformer'."
         )
-    scorer = ListScorer(found.form, found.dimension)
+    scorer = ListScorer(*found)
     load_weights(scorer, dict(scorer.named_parameters()).keys(), folder / _WEIGHTS)
     return scorer
 
@@ -166,19 +166,14 @@ def load_list_scorer(folder: Path) -> ListScorer:
 def list_scorer_beside(folder: Path) -> str | None:
     """The scoring module beside an encoder, in words; None where there is none. Raises ``UserError`` as loading."""
     found = _read_stored_form(folder)
-    return None if found is None else str(found.form)
+    return None if found is None else str(found[0])
 
 
-class _StoredForm(Settings):
-    dimension: int = Field(ge=1)
-    """Length of the vectors that it reads."""
-    form: ListScorerForm
-    """How large it is."""
-
-
-def _read_stored_form(folder: Path) -> _StoredForm | None:
+def _read_stored_form(folder: Path) -> tuple[ListScorerForm, int] | None:
+    """And the length of the vectors that it reads."""
     path = folder / SCORING_FILE
     if not path.exists():
         return None
     with reading("The scoring module's form", path):
-        return _StoredForm.model_validate(read_json(path))
+        values = read_json(path)
+        return ListScorerForm.model_validate(values["form"]), int(values["dimension"])

@@ -74,28 +74,18 @@ def _sources_at(text: str) -> list[_Source]:
 
 
 @dataclass(frozen=True)
-class Extremes:
-    """The queries on which ``a`` gained most on ``b``, and lost most, with the differences."""
-
-    measure: str
-    a: str
-    b: str
-    won: list[tuple[str, float]]
-    lost: list[tuple[str, float]]
-
-
-@dataclass(frozen=True)
 class Compared:
     """The result as plain values, which ``comparisons.json`` holds.
 
     ``metrics`` and ``comparisons``: as an evaluation has them. ``seeds``: system to measure to the mean of each seed,
-    for systems of several. ``texts``: those of the extreme queries, where a collection is known.
+    for systems of several. ``extremes``: of each measure and pair the queries on which ``a`` gained most on ``b``, and
+    lost most, with the differences. ``texts``: those of these queries, where a collection is known.
     """
 
     metrics: dict[str, Any]
     comparisons: list[dict[str, Any]]
     seeds: dict[str, dict[str, list[float]]]
-    extremes: list[Extremes]
+    extremes: list[dict[str, Any]]
     texts: dict[str, str]
     level: float
     baseline: str | None
@@ -196,19 +186,20 @@ def _average(runs: Sequence[PerQuery], measures: Sequence[str]) -> PerQuery:
     return replace(runs[0], values=averaged, missing_queries=max(run.missing_queries for run in runs))
 
 
-def _extremes(system: PerQuery, other: PerQuery, a: str, b: str, measure: str) -> Extremes:
+def _extremes(system: PerQuery, other: PerQuery, a: str, b: str, measure: str) -> dict[str, Any]:
     difference = system.values[measure] - other.values[measure]
     ordered = [int(i) for i in np.argsort(-difference, kind="stable") if not np.isnan(difference[i])]
     queries = [(system.query_ids[index], float(difference[index])) for index in ordered]
     won = [item for item in queries[:_QUERIES_SHOWN] if item[1] > 0]
-    return Extremes(measure, a, b, won, [item for item in queries[::-1][:_QUERIES_SHOWN] if item[1] < 0])
+    lost = [item for item in queries[::-1][:_QUERIES_SHOWN] if item[1] < 0]
+    return {"measure": measure, "a": a, "b": b, "won": won, "lost": lost}
 
 
-def _texts(collection: str | None, extremes: Sequence[Extremes]) -> dict[str, str]:
+def _texts(collection: str | None, extremes: Sequence[dict[str, Any]]) -> dict[str, str]:
     if collection is None:
         return {}
     stored = StoredCollection(collection)
-    queries = sorted({query for item in extremes for query, _ in item.won + item.lost})
+    queries = sorted({query for item in extremes for query, _ in item["won"] + item["lost"]})
     texts = stored.texts("queries", stored.require("queries", queries))
     return dict(zip(queries, texts, strict=True))
 
@@ -254,10 +245,10 @@ def _query_tables(compared: Compared) -> list[Table]:
     """The queries most won and most lost by each pair of systems, by the first measure; none where none differs."""
     letter, shown = compared.evaluated.letter, compared.metrics["measures"][0]
     rows = [
-        [f"{letter(item.a) or item.a} - {letter(item.b) or item.b}", signed(difference), query, text]
+        [f"{letter(item['a']) or item['a']} - {letter(item['b']) or item['b']}", signed(difference), query, text]
         for item in compared.extremes
-        if item.measure == shown
-        for query, difference in item.won + item.lost[::-1]
+        if item["measure"] == shown
+        for query, difference in item["won"] + item["lost"][::-1]
         for text in [shorten(compared.texts.get(query, ""), _TEXT_SHOWN, placeholder="…")]
     ]
     return [Table(["pair", shown, "query", "text"], rows, text_columns=4)] if rows else []

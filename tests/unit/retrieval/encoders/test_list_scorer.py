@@ -194,8 +194,8 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path):
     settings.write_text(json.dumps(written | {"form": written["form"] | {"layers": 3}}))
     with pytest.raises(UserError, match=r"scoring.safetensors can't be read: .* has no blocks.2"):
         load_list_scorer(tmp_path)
-    settings.write_text(json.dumps(written | {"shape": 1}))
-    with pytest.raises(UserError, match=r"scoring.json can't be read: .*shape"):
+    settings.write_text(json.dumps({"form": written["form"]}))
+    with pytest.raises(UserError, match=r"scoring.json can't be read: it has no 'dimension'"):
         load_list_scorer(tmp_path)
     settings.write_text(json.dumps(written))
     save_file({name: value for name, value in load_file(weights).items() if name != "out"}, weights)

@@ -104,12 +104,12 @@ def test_queries_won_and_lost_most(folder: Path) -> None:
     collection = str(folder / "collection")
     (found,) = compare_sources(systems, collection=collection, measures=("nDCG@10",)).extremes
     expected = dict(zip(judged["b"].query_ids, difference.tolist(), strict=True))
-    assert dict(found.won + found.lost) == {query: value for query, value in expected.items() if value}
-    assert [value for _, value in found.won] == sorted((v for v in expected.values() if v > 0), reverse=True)
-    assert [value for _, value in found.lost] == sorted(v for v in expected.values() if v < 0)
-    assert found.won
+    assert dict(found["won"] + found["lost"]) == {query: value for query, value in expected.items() if value}
+    assert [value for _, value in found["won"]] == sorted((v for v in expected.values() if v > 0), reverse=True)
+    assert [value for _, value in found["lost"]] == sorted(v for v in expected.values() if v < 0)
+    assert found["won"]
     text = compared(*systems, "--collection", collection, "--measure", "nDCG@10")
-    query, value = found.won[0]
+    query, value = found["won"][0]
     assert f"b - a  {value:+.4f}  {query}     text of {query}" in text
 
 
