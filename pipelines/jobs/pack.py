@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence, Set
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.clustering.clusters import CLUSTERS, DomainPairs, read_domain
 from pipelines.jobs.lookups import add_array, earlier_file, earlier_record, map_array, map_pair_rows, write_pair_rows
@@ -22,7 +22,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, re
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
+from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.indexes.vector_index import set_threads
 from retrieval.vectors import StoredVectors
 
@@ -52,6 +52,30 @@ class PackConfig(StageConfig):
     seed: int = Field(default=0, ge=0)
     """Of the order, and of what each epoch leaves out."""
 
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        packing, small = self.packing, self.small_domains
+        if packing.polish_sweeps and not (self.vectors and self.pairs):
+            raise ValueError("packing.polish_sweeps needs 'pairs' and 'vectors'. Name both artifacts, or set it to 0")
+        if not self.clusters and not self.pairs:
+            raise ValueError("there is nothing to pack: name 'clusters', or 'pairs' alone for random batches")
+        if not self.clusters and packing.order != "random":
+            raise ValueError(
+                f"packing.order is {packing.order}, which orders clusters, but no 'clusters' are named. Name them, or"
+                " set packing.order to random"
+            )
+        if packing.mix_domains and (self.clusters or packing.order != "random"):
+            raise ValueError(
+                "packing.mix_domains makes random batches across domains, which needs packing.order random and no"
+                " 'clusters'. Name 'pairs' alone, or set mix_domains to false"
+            )
+        if small != "refuse" and (self.clusters or packing.mix_domains):
+            raise ValueError(
+                f"small_domains is {small}, which is for random batches within domains: of clusters it was decided when"
+                " the pairs were clustered ('cluster' has it too), and across domains none is too small. Leave it out"
+            )
+        return self
+
 
 class Pack(Stage[PackConfig]):
     """A shard is an epoch. Before them, one for each large domain lists the neighbours that all epochs' tours need; of
@@ -62,10 +86,6 @@ class Pack(Stage[PackConfig]):
     algorithm_version = 2
     config_class = PackConfig
     unit = "examples"
-
-    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
-        """Settings that don't go together."""
-        _require_compatible(self.config)
 
     def check_inputs(self, there: Set[str]) -> None:
         """Clusters of another kind than the order needs."""
@@ -279,34 +299,6 @@ def _lists_shard(number: int) -> str:
 
 def _list_file(number: int, name: str) -> str:
     return f"neighbours/{number:05d}.{name}.npy"
-
-
-def _require_compatible(config: PackConfig) -> None:
-    packing = config.packing
-    if packing.polish_sweeps and not (config.vectors and config.pairs):
-        raise UserError("packing.polish_sweeps needs 'pairs' and 'vectors'. Name both artifacts, or set it to 0.")
-    if not config.clusters and not config.pairs:
-        raise UserError("There is nothing to pack: name 'clusters', or 'pairs' alone for random batches.")
-    if not config.clusters and packing.order != "random":
-        raise UserError(
-            f"packing.order is {packing.order}, which orders clusters, but no 'clusters' are named. Name them, or set"
-            " packing.order to random."
-        )
-    if config.clusters and config.small_domains != "refuse":
-        raise UserError(
-            f"small_domains is {config.small_domains}, but that was decided when the pairs were clustered: set it (and"
-            " smallest_domain) for 'cluster', or leave 'clusters' out."
-        )
-    if packing.mix_domains and (config.clusters or packing.order != "random"):
-        raise UserError(
-            "packing.mix_domains makes random batches across domains, which needs packing.order random and no"
-            " 'clusters'. Name 'pairs' alone, or set mix_domains to false."
-        )
-    if packing.mix_domains and config.small_domains != "refuse":
-        raise UserError(
-            f"small_domains is {config.small_domains}, but packing.mix_domains makes batches across domains, so none is"
-            " too small. Leave one of the two out."
-        )
 
 
 def _check_clusters(clusters: Artifact, config: PackConfig) -> None:

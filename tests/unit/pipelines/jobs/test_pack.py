@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from pipelines.jobs import pack as module
 from pipelines.jobs.cluster import Cluster, ClusterConfig
@@ -154,17 +155,17 @@ def test_settings_that_do_not_go_together(
     run: dict[str, str], tmp_path: Path, names: list[str], settings: dict[str, Any], message: str
 ) -> None:
     inputs = {name.removeprefix("pairs_"): run[name] for name in names}
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValidationError, match=message):
         packed(tmp_path, **inputs, packing=settings)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_small_domains_are_refused_where_they_settle_nothing(run: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="decided when the pairs were clustered"):
+    with pytest.raises(ValidationError, match="decided when the pairs were clustered"):
         packed(tmp_path, clusters=run["pairs_clusters"], small_domains="merge")
     mixed = {"order": "random", "mix_domains": True}
     for choice in ("merge", "drop"):
-        with pytest.raises(UserError, match=f"small_domains is {choice}, but packing.mix_domains makes batches across"):
+        with pytest.raises(ValidationError, match=f"small_domains is {choice}, .* across domains none is too small"):
             packed(tmp_path, pairs=run["pairs"], packing=mixed, small_domains=choice)
 
 
