@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipelines.batches import epoch_permutation
+from pipelines.batches import BatchReader, epoch_permutation
 from raytriever.cli import app
 from tests.unit.trainers.triplet_batches import store_triplets
 
@@ -27,7 +27,8 @@ def test_a_batch_that_the_second_worker_refuses(tmp_path: Path, tiny_encoder: Pa
     done = CliRunner().invoke(app, ["train", str(tmp_path / "train.yaml")])
     assert done.exit_code == 2, (done.output, done.exception)
     *before, last = done.stderr.splitlines()
-    assert last.startswith(f"raytriever: Batch {second} of epoch 1 in {tmp_path}/batches: Row 0")
+    query = BatchReader(f"{tmp_path}/batches").read(1, second)["query"][0].as_py()
+    assert last.startswith(f"raytriever: Batch {second} of epoch 1 in {tmp_path}/batches: Query {query[:60]!r} has 2 ")
     assert "has 2 hard negatives; a triplet has exactly one" in last
     assert not any("triplet" in line for line in before)
     assert before.count("  ledger:") == 1  # which every attempt says
