@@ -54,7 +54,7 @@ def main() -> None:
     index = Artifact(str(run / "index"), INDEX)
     if len(index.shards) != 1:
         parser.error(f"{index.uri} has {len(index.shards)} shards; this measures one.")
-    dense = read_index(index.checked_path(f"shards/{index.shards[0].name}.faiss"))
+    dense = read_index(index.path(f"shards/{index.shards[0].name}.faiss"))
     collection = StoredCollection(str(run / "corpus"))
     texts = collection.texts("queries", searched_queries(collection, "test")[: arguments.queries])
 

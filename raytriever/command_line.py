@@ -28,13 +28,19 @@ def print_yaml(values: dict[str, Any]) -> None:
 
 @contextmanager
 def user_errors(*, with_traceback: bool = False) -> Iterator[None]:
-    """Shows a ``UserError`` as one paragraph and exits with code 2; an interrupt exits with 130."""
+    """Shows a ``UserError`` as one paragraph and exits with code 2; an interrupt exits with 130.
+
+    What the system says of a file (no right to read it, a name too long) is a user's to mend, too.
+    """
     try:
         yield
-    except UserError as error:
+    except (UserError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise
         if with_traceback:
             traceback.print_exception(error)
-        log.error(f"raytriever: {error}", extra={"fields": fields_of(error)})
+        said = error if isinstance(error, UserError) else f"{error.filename}: {error.strerror}"
+        log.error(f"raytriever: {said}", extra={"fields": fields_of(error)})
         raise SystemExit(2) from error
     except KeyboardInterrupt as error:
         message = "raytriever: interrupted; run the same command again to go on from here."

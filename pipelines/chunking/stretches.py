@@ -27,7 +27,7 @@ def stretches(collection: StoredCollection, bytes_at_least: float) -> list[Stret
     """The documents in stretches of at least so many bytes (uncompressed) but for the last; never none."""
     firsts, size = [Place(0, 0)], 0
     for number, name in enumerate(collection.names("documents/")):
-        with pq.ParquetFile(collection.folder.open_input(name)) as file:
+        with pq.ParquetFile(collection.open(name)) as file:
             for group in range(file.metadata.num_row_groups):
                 if size >= bytes_at_least and file.metadata.row_group(group).num_rows:
                     firsts.append(Place(number, group))

@@ -6,16 +6,22 @@ with their hashes). Its own SHA-256 is the artifact's fingerprint. ``run.json`` 
 
 While an artifact is being made, ``building.json`` names its derivation and ``shards/<name>.json`` each finished shard,
 with the digest of the derivation that it was made by, so that a restart makes only what is missing.
+
+``checked.json`` says of every local file how many bytes it had, and when it was last changed, when its hash was last
+compared with the manifest's. What has neither changed since is taken for whole; anything else is hashed again.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from raytriever.artifacts.storage import Folder, is_sha256, require_inside, sha256_of
 from raytriever.errors import UserError
@@ -25,9 +31,14 @@ MANIFEST = "manifest.json"
 BUILDING = "building.json"
 RUN = "run.json"
 LOG = "log.jsonl"  # times and rates of long work; like run.json it is no part of what the artifact is
+CHECKED = "checked.json"
+TIMES = (RUN, LOG, CHECKED)  # no part of what the artifact is
+BESIDE = (MANIFEST, *TIMES)  # the files of an artifact that its manifest doesn't list
 RECORDS = "shards/"
 _TELLING = ("kind", "stage")  # where these differ, so does all the rest
-DERIVATION = "derivation"  # in a shard's record, not in the manifest
+DERIVATION = "derivation"  # in a shard's record, not in the manifest, and so are
+STAMPS = "stamps"  # bytes and times of its files as they were written
+_OF_MAKING = (DERIVATION, STAMPS)
 
 
 @dataclass(frozen=True)
@@ -108,10 +119,30 @@ class ShardRecord:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "ShardRecord":
-        """The inverse of ``dataclasses.asdict``; a stored record's digest is left out."""
-        fields = {key: item for key, item in value.items() if key != DERIVATION}
-        fields["files"] = tuple(ShardFile(**item) for item in value["files"])
-        return ShardRecord(**fields)
+        """The inverse of ``dataclasses.asdict``; what a stored record says of its making is left out.
+
+        Raises ``ValueError`` for what is no record.
+        """
+        return _RECORD.validate_python({key: item for key, item in value.items() if key not in _OF_MAKING})
+
+
+class Manifest(BaseModel):
+    """What ``manifest.json`` holds."""
+
+    schema_version: int
+    kind: str
+    stage: str
+    algorithm_version: int
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    rows: int
+    counts: dict[str, int]
+    dropped: dict[str, int]
+    facts: dict[str, Any]
+    shards: tuple[ShardRecord, ...]
+
+
+_RECORD = TypeAdapter(ShardRecord)
 
 
 class Artifact:
@@ -129,23 +160,30 @@ class Artifact:
             raise UserError(_absent(self.folder, kind)) from error
         try:
             self.manifest: dict[str, Any] = json.loads(text)
-            if self.manifest["schema_version"] > SCHEMA_VERSION:
-                raise UserError(
-                    f"{self.folder.uri} was written with schema {self.manifest['schema_version']}, this version reads"
-                    f" up to {SCHEMA_VERSION}. Update Raytriever."
-                )
-            self.kind: str = self.manifest["kind"]
-            self.shards = tuple(ShardRecord.from_json(shard) for shard in self.manifest["shards"])
-        except (ValueError, KeyError, TypeError) as error:
+            self._require_known_schema()
+            checked = Manifest.model_validate(self.manifest)
+        except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{self.folder.describe(MANIFEST)} is damaged ({error}). Remove the folder and make it again."
+                f"{self.folder.describe(MANIFEST)} is damaged ({_first_problem(error)}). Remove the folder and make it"
+                " again."
             ) from error
+        self.kind, self.shards = checked.kind, checked.shards
         if kind is not None and self.kind != kind:
             raise UserError(
                 f"{self.folder.uri} holds an artifact of kind '{self.kind}', one of kind '{kind}' is needed."
             )
         self.fingerprint = hashlib.sha256(text).hexdigest()
-        self._hashes = {file.name: file.sha256 for shard in self.shards for file in shard.files}
+        self._files = {file.name: file for shard in self.shards for file in shard.files}
+        self._checked: dict[str, tuple[int, int]] | None = None
+
+    def _require_known_schema(self) -> None:
+        """Before anything else of a manifest is looked at: a later version may have another shape."""
+        schema = self.manifest.get("schema_version") if isinstance(self.manifest, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA_VERSION:
+            raise UserError(
+                f"{self.folder.uri} was written with schema {schema}, this version reads up to {SCHEMA_VERSION}. Update"
+                " Raytriever."
+            )
 
     @property
     def uri(self) -> str:
@@ -164,41 +202,83 @@ class Artifact:
 
     def names(self, prefix: str = "", suffix: str = "") -> list[str]:
         """Names of its files, in shard order."""
-        return [name for name in self._hashes if name.startswith(prefix) and name.endswith(suffix)]
+        return [name for name in self._files if name.startswith(prefix) and name.endswith(suffix)]
 
     def path(self, name: str) -> Path:
-        """A local path of one of its files (a cached, checked copy where the artifact is in an object store).
-
-        Raises ``UserError`` where the file has gone missing.
-        """
-        try:
-            return self.folder.local_path(name, self._hashes[name])
-        except FileNotFoundError as error:
-            raise self._missing(name) from error
-
-    def checked_path(self, name: str) -> Path:
-        """``path``, its bytes compared with the manifest's hash: once a process, until the file changes.
+        """A local path of one of its files (a cached copy where the artifact is in an object store), known to be whole.
 
         Raises ``UserError`` where the file is missing or damaged.
         """
-        path = self.path(name)
-        if self.folder.is_local and not _has_hash(path, path.stat().st_mtime_ns, self._hashes[name]):
-            raise self._damaged(name)
+        try:
+            path = self.folder.local_path(name, self._files[name].sha256)
+            if self.folder.is_local:
+                self._compare(name)
+        except FileNotFoundError as error:
+            raise self._missing(name) from error
         return path
 
+    def open(self, name: str) -> pa.NativeFile:
+        """One of its files for random access, where it is stored; of a local one the bytes are known to be whole.
+
+        Raises ``UserError`` as ``path``.
+        """
+        return pa.OSFile(str(self.path(name))) if self.folder.is_local else self.folder.open_input(name)
+
     def read_json(self, name: str) -> Any:
-        """One of its JSON files, parsed."""
-        return json.loads(self.folder.read_bytes(name))
+        """One of its JSON files, parsed. Raises ``UserError`` as ``path``."""
+        return json.loads(self.path(name).read_bytes())
+
+    def run_facts(self) -> dict[str, Any]:
+        """What ``run.json`` says of the making; empty where it is absent, as in a copy."""
+        return read_run(self.folder)
+
+    def check(self) -> None:
+        """Makes sure that every file is there and whole, hashing what has changed since it was last compared.
+
+        Files in an object store are compared by their sizes; whoever reads one compares its hash. Raises ``UserError``
+        that names the file.
+        """
+        stored = self.folder.files()
+        for name, file in self._files.items():
+            if name not in stored:
+                raise self._missing(name)
+            if stored[name] != file.bytes:
+                raise self._damaged(name)
+        if self.folder.is_local:
+            before = dict(self._stamps())
+            for name in self._files:
+                self._compare(name)
+            if self._stamps() != before:
+                write_stamps(self.folder, self._stamps())
 
     def verify(self) -> None:
         """Reads every file where it is stored and compares hashes. Raises ``UserError`` that names the damaged file."""
-        for name, expected in self._hashes.items():
+        stamps = {}
+        for name, file in self._files.items():
             try:
                 found = self.folder.sha256(name)
             except FileNotFoundError as error:
                 raise self._missing(name) from error
-            if found != expected:
+            if found != file.sha256:
                 raise self._damaged(name)
+            if stamp := self.folder.stamp(name):
+                stamps[name] = stamp
+        write_stamps(self.folder, stamps)
+
+    def _compare(self, name: str) -> None:
+        """Compares a local file with the manifest, by its hash unless it has not changed since that was done."""
+        stamp = self.folder.stamp(name)
+        if stamp is None or self._stamps().get(name) == stamp:
+            return
+        if self.folder.sha256(name) != self._files[name].sha256:
+            raise self._damaged(name)
+        self._stamps()[name] = stamp
+
+    def _stamps(self) -> dict[str, tuple[int, int]]:
+        """Of each file its bytes and time of change when it was last compared."""
+        if self._checked is None:
+            self._checked = read_stamps(self.folder)
+        return self._checked
 
     def _damaged(self, name: str) -> UserError:
         return UserError(
@@ -213,9 +293,41 @@ class Artifact:
         )
 
 
-@lru_cache(maxsize=4096)
-def _has_hash(path: Path, modified: int, expected: str) -> bool:  # noqa: ARG001
-    return sha256_of(path) == expected
+def read_stamps(folder: Folder) -> dict[str, tuple[int, int]]:
+    """What ``checked.json`` holds; empty where it is absent or damaged, so that every file is compared anew."""
+    with suppress(FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
+        return {str(name): (size, changed) for name, (size, changed) in json.loads(folder.read_bytes(CHECKED)).items()}
+    return {}
+
+
+def write_stamps(folder: Folder, stamps: Mapping[str, tuple[int, int]]) -> None:
+    """Writes ``checked.json``; where the folder can't be written to, files are compared anew by each process."""
+    if stamps:  # none of files in an object store
+        with suppress(OSError):
+            folder.write_bytes(CHECKED, to_json(stamps))
+
+
+def read_run(folder: Folder) -> dict[str, Any]:
+    """What a folder's ``run.json`` holds, empty where it is absent. Raises ``UserError`` where it is damaged."""
+    try:
+        found = json.loads(folder.read_bytes(RUN))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(
+            f"{folder.describe(RUN)} is damaged. It tells times and machines of the making alone: delete that file."
+        )
+    return found
+
+
+def _first_problem(error: Exception) -> object:
+    if not isinstance(error, ValidationError):
+        return error
+    problem = error.errors()[0]
+    place = ".".join(map(str, problem["loc"]))
+    return problem["ctx"]["error"] if problem["type"] == "value_error" else f"{place}: {problem['msg']}"
 
 
 def _absent(folder: Folder, kind: str | None) -> str:
@@ -244,6 +356,7 @@ class ShardWriter:
         self._scratch = scratch
         self._derivation = derivation
         self._files: list[ShardFile] = []
+        self._stamps: dict[str, tuple[int, int]] = {}
 
     def path(self, name: str) -> Path:
         """Where to build the file locally before ``add``; ``name`` may hold folders."""
@@ -256,6 +369,8 @@ class ShardWriter:
         path = self.path(name)
         self._files.append(ShardFile(name, path.stat().st_size, sha256_of(path)))
         self._folder.put(name, path)
+        if stamp := self._folder.stamp(name):
+            self._stamps[name] = stamp
 
     def discard(self) -> None:
         """Removes the files added so far: of a shard that fails nothing stays."""
@@ -278,7 +393,7 @@ class ShardWriter:
         record = ShardRecord(
             self._name, rows, tuple(self._files), dict(counts or {}), dict(dropped or {}), dict(facts or {})
         )
-        stored = {**asdict(record), DERIVATION: self._derivation}
+        stored = {**asdict(record), DERIVATION: self._derivation, STAMPS: self._stamps}
         self._folder.write_bytes(f"{RECORDS}{self._name}.json", to_json(stored))
         return record
 

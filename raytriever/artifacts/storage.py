@@ -43,6 +43,7 @@ def is_sha256(text: object) -> bool:
 
 
 TEMPORARY_PREFIX = ".tmp-"
+_LONGEST_NAME = 255  # bytes
 _COPY_BYTES = 8 << 20
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG}
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -52,6 +53,9 @@ _PASSING = re.compile(
     r"SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|THROTTLING|TIMEOUT|NETWORK_CONNECTION|status 5\d\d"
     r"|Status\((UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|INTERNAL|ABORTED)\b"  # Google's
 )
+
+_UMASK = os.umask(0o077)  # which can be asked for by setting it alone
+os.umask(_UMASK)
 
 Result = TypeVar("Result")
 
@@ -72,6 +76,7 @@ class Folder:
         self.uri = uri if uri.endswith("://") else uri.rstrip("/") or "/"
         refuse_keys(self.uri)
         self.is_local = "://" not in self.uri
+        _refuse_long_names(self.uri)
         self._filesystem, self._root = self._ask(lambda: _open_filesystem(self.uri))
         self.is_local = isinstance(self._filesystem, fs.LocalFileSystem)
 
@@ -122,6 +127,37 @@ class Folder:
         names = {info.path[start:]: info.size for info in sorted(infos, key=lambda info: info.path)}
         return {name: size for name, size in names.items() if not name.startswith(TEMPORARY_PREFIX)}
 
+    def refuse_links(self) -> None:
+        """Raises ``UserError`` for a link anywhere below a local folder: what lies behind it belongs to somebody else.
+
+        Whoever removes files asks this first. The folder itself may be reached by a link.
+        """
+        for parent, folders, files in os.walk(self._root) if self.is_local else ():
+            for path in (Path(parent) / name for name in (*folders, *files)):
+                if path.is_symlink():
+                    raise UserError(
+                        f"{path} is a link (to {path.readlink()}), and a folder that an artifact is made in holds none:"
+                        " what it leads to would be removed with the artifact. Nothing was touched. Remove the link, or"
+                        " choose another output."
+                    )
+
+    def stamp(self, name: str) -> tuple[int, int] | None:
+        """Bytes and time of the last change (ns) of a local file; None in an object store.
+
+        Raises ``FileNotFoundError`` where there is no such file.
+        """
+        if not self.is_local:
+            return None
+        found = self._regular(name).stat()
+        return found.st_size, found.st_mtime_ns
+
+    def _regular(self, name: str) -> Path:
+        """The local file; a pipe, which would have its reader wait for ever, is none. Raises ``FileNotFoundError``."""
+        path = Path(self._key(name))
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return path
+
     def read_bytes(self, name: str) -> bytes:
         """The file's bytes. Raises ``FileNotFoundError``."""
 
@@ -132,6 +168,8 @@ class Folder:
         return self._ask(read)
 
     def _open_stream(self, name: str) -> pa.NativeFile:
+        if self.is_local:
+            self._regular(name)
         return self._filesystem.open_input_stream(self._key(name), compression=None)
 
     def open_input(self, name: str) -> pa.NativeFile:
@@ -141,6 +179,7 @@ class Folder:
             return self._filesystem.open_input_file(self._key(name))
 
         if self.is_local:
+            self._regular(name)
             return open_file()
         return pa.PythonFile(self._ask(lambda: StoreFile(open_file, self._ask)), mode="r")
 
@@ -150,26 +189,6 @@ class Folder:
             path = scratch / "bytes"
             path.write_bytes(data)
             self.put(name, path)
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Writes a small file unless it is there already; whether it was written.
-
-        Locally one of several processes writes it. An object store has no such promise: two may find it absent.
-        """
-        if not self.is_local:
-            if self.exists(name):
-                return False
-            self.write_bytes(name, data)
-            return True
-        path = Path(self._key(name))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            return False
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        return True
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -193,6 +212,7 @@ class Folder:
         if self.is_local:
             target = Path(self._key(name))
             target.parent.mkdir(parents=True, exist_ok=True)
+            source.chmod(0o666 & ~_UMASK)  # as any other file; some libraries write files for their owner alone
             with source.open("rb") as file:
                 os.fsync(file.fileno())
             source.replace(target)
@@ -222,10 +242,7 @@ class Folder:
                 " The record is damaged or made to do harm; have it made again where it came from."
             )
         if self.is_local:
-            path = Path(self._key(name))
-            if not path.is_file():
-                raise FileNotFoundError(path)
-            return path
+            return self._regular(name)
         cached = cache_folder() / "files" / sha256
         if not cached.exists():
             with _named_if_full(cached.parent, "RAYTRIEVER_CACHE"):
@@ -268,21 +285,29 @@ class Folder:
 
     def delete_temporary(self) -> None:
         """Removes what killed writers left behind."""
-        if self.is_local and Path(self._root).is_dir():
-            for path in Path(self._root).rglob(f"{TEMPORARY_PREFIX}*"):
-                shutil.rmtree(path, ignore_errors=True)
+        for parent, folders, _ in os.walk(self._root) if self.is_local else ():
+            for name in [name for name in folders if name.startswith(TEMPORARY_PREFIX)]:
+                folders.remove(name)
+                shutil.rmtree(Path(parent) / name, ignore_errors=True)
 
     def delete_empty_folders(self) -> None:
         """Removes local subfolders without files (an object store has none)."""
-        if self.is_local and Path(self._root).is_dir():
-            for path in sorted((path for path in Path(self._root).rglob("*") if path.is_dir()), reverse=True):
-                if not any(path.iterdir()):
-                    path.rmdir()
+        for parent, _, _ in os.walk(self._root, topdown=False) if self.is_local else ():
+            if parent != self._root and not any(Path(parent).iterdir()):
+                Path(parent).rmdir()
 
 
 def absolute(uri: str) -> str:
     """A local path made absolute; a URI as it is."""
     return uri if "://" in uri else str(Path(uri).expanduser().absolute())
+
+
+def _refuse_long_names(uri: str) -> None:
+    for part in uri.split("/"):
+        if len(os.fsencode(part)) > _LONGEST_NAME:
+            raise UserError(
+                f"{part[:40]}… is a name of {len(part):,} letters; file systems take {_LONGEST_NAME} bytes."
+            )
 
 
 def cache_folder() -> Path:

@@ -12,27 +12,30 @@ from pathlib import Path
 from typing import Any, Self
 
 from raytriever.artifacts.artifact import (
+    BESIDE,
     BUILDING,
     DERIVATION,
-    LOG,
     MANIFEST,
     RECORDS,
     RUN,
     SCHEMA_VERSION,
+    STAMPS,
     Artifact,
     Derivation,
     ShardRecord,
     to_json,
+    write_stamps,
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import StorageError, UserError
 from raytriever.settings.configuration import Settings
 
-LOCK = "lock.json"
+_LOCK = "lock-"
+_WITHDRAWAL_SECONDS = 2.0  # that others have, of those that begin at one moment
 
 
 class Lock(Settings):
-    """What ``lock.json`` in a folder says of the run that makes its artifact: one at a time may."""
+    """What ``lock-….json`` in a folder says of the run that makes its artifact: one at a time may."""
 
     run: str
     """Drawn at random."""
@@ -70,52 +73,66 @@ def _started(process: int) -> str:
     return "" if state in "ZX" else started  # dead, though not yet gone
 
 
-def _stored_lock(folder: Folder) -> Lock | None:
-    try:
-        return Lock.model_validate_json(folder.read_bytes(LOCK))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-
-
 @contextmanager
 def locked(folder: Folder, *, force: bool = False) -> Iterator[None]:
-    """Holds the folder's lock, so that no other run makes the artifact meanwhile.
+    """Holds a lock on the folder, so that no other run makes the artifact meanwhile.
 
-    A lock that a killed run of this machine has left is taken over. Raises ``UserError`` where a running process of
-    this machine holds it, and where one of another machine does, of which nobody knows, unless ``force`` is set. Of two
-    runs that begin at one moment in an object store, which has no locks, the later one may win.
+    Every run puts a file of its own there and only then looks for those of others, so of two that begin at one moment
+    at least one sees the other, in an object store too. Where both do, the one whose name comes later withdraws, and
+    the other waits for that. A lock that a killed run of this machine has left is removed. Raises ``UserError`` where
+    another run holds one; of a run of another machine nobody here knows whether it has ended, so its lock counts unless
+    ``force`` is set.
     """
     own = Lock.of_this_process()
-    if not folder.create(LOCK, to_json(own.model_dump())):
-        _require_abandoned(folder, force)
-        folder.delete(LOCK)
-        folder.create(LOCK, to_json(own.model_dump()))
-    found = _stored_lock(folder)
-    if found is not None and found.run != own.run:
-        raise UserError(f"{folder.uri} is being made already, by {found}. {_WAIT}")
+    name = f"{_LOCK}{own.run}.json"
+    folder.write_bytes(name, to_json(own.model_dump()))
     try:
+        until = time.monotonic() + _WITHDRAWAL_SECONDS
+        while others := _other_locks(folder, name, force):
+            first = min(others)
+            if first < name or time.monotonic() > until:
+                raise UserError(_refusal(folder, first, others[first]))
+            time.sleep(_WITHDRAWAL_SECONDS / 20)
         yield
     finally:
         with suppress(OSError, StorageError):  # of what ends the run, that is the lesser trouble
-            if _stored_lock(folder) == own:
-                folder.delete(LOCK)
+            folder.delete(name)
 
 
-_WAIT = "Wait for it, stop it, or choose another output."
+def is_lock(name: str) -> bool:
+    """Whether a file in an artifact's folder is the lock of a run."""
+    return name.startswith(_LOCK)
 
 
-def _require_abandoned(folder: Folder, force: bool) -> None:
-    other = _stored_lock(folder)
-    if other is None or other.process == os.getpid():
-        return
-    if other.host != socket.gethostname():
-        if not force:
-            raise UserError(
-                f"{folder.uri} is being made by {other}, as far as this machine knows. Wait for it, or choose another"
-                f" output. If that run has ended, run again with --force, or delete {folder.describe(LOCK)}."
-            )
-    elif other.started and _started(other.process) == other.started:
-        raise UserError(f"{folder.uri} is being made already, by {other}. {_WAIT}")
+def _other_locks(folder: Folder, own: str, force: bool) -> dict[str, Lock]:
+    """Locks of other runs, by their files; what is left over is removed, with ``force`` also what may be."""
+    found = {}
+    for name in folder.files():
+        if not is_lock(name) or name == own:
+            continue
+        try:
+            lock = Lock.model_validate_json(folder.read_bytes(name))
+        except FileNotFoundError:
+            continue  # that run has ended just now
+        except ValueError:
+            folder.delete(name)  # a lock is whole or absent, so this is none
+            continue
+        is_here = lock.host == socket.gethostname()
+        ended = lock.process == os.getpid() or not lock.started or _started(lock.process) != lock.started
+        if ended if is_here else force:
+            folder.delete(name)
+        else:
+            found[name] = lock
+    return found
+
+
+def _refusal(folder: Folder, name: str, lock: Lock) -> str:
+    if lock.host == socket.gethostname():
+        return f"{folder.uri} is being made already, by {lock}. Wait for it, stop it, or choose another output."
+    return (
+        f"{folder.uri} is being made by {lock}, as far as this machine knows. Wait for it, or choose another output. If"
+        f" that run has ended, run again with --force, or delete {folder.describe(name)}."
+    )
 
 
 _SHOWN = 5  # differences, in an error
@@ -135,21 +152,26 @@ class ArtifactWriter:
         self.complete = False
         self.differences: list[str] = []  # of another derivation, whose files are there and will be replaced
         self._stale: dict[str, Any] | None = None  # another derivation, whose files go first
+        self._replace = replace
+        self._look()
+
+    def _look(self) -> None:
+        """Finds what is there."""
+        self.folder.refuse_links()
         stored = self._stored()
-        files = self.folder.files()
+        files = {name for name in self.folder.files() if not is_lock(name)}
         if stored is None:
-            self._refuse_foreign([name for name in files if name != LOCK])
+            self._refuse_foreign(sorted(files))
             return
-        differences = derivation.differences(stored)
-        if differences and not replace and files.keys() - {BUILDING, LOCK}:
+        differences = self.derivation.differences(stored)
+        if differences and not self._replace and files - {BUILDING}:
             raise UserError(
-                f"{uri} holds a different {stored['kind']} artifact: {'; '.join(differences[:_SHOWN])}"
+                f"{self.folder.uri} holds a different {stored['kind']} artifact: {'; '.join(differences[:_SHOWN])}"
                 f"{f'; and {len(differences) - _SHOWN} more' if len(differences) > _SHOWN else ''}. Choose another"
                 " output, or --force to replace it."
             )
         self._stale = stored if differences else None
-        if files.keys() - {BUILDING, LOCK}:
-            self.differences = differences
+        self.differences = differences if files - {BUILDING} else []
         self.complete = not differences and MANIFEST in files
 
     def _stored(self) -> dict[str, Any] | None:
@@ -158,7 +180,7 @@ class ArtifactWriter:
                 try:
                     value = json.loads(self.folder.read_bytes(name))
                     return {field.name: value[field.name] for field in fields(Derivation)}
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise UserError(
                         f"{self.folder.describe(name)} is damaged, or not Raytriever's. Nothing was touched: remove the"
                         " folder if you don't need it, or choose another output."
@@ -172,8 +194,28 @@ class ArtifactWriter:
                 " Nothing was touched: choose an empty or a new folder as output."
             )
 
+    @contextmanager
+    def making(self, *, force: bool = False) -> Iterator[dict[str, ShardRecord]]:
+        """Holds the folder's lock, with the shards that are already finished, by name.
+
+        Where nothing came of it, the folder is left as another making would like to find it: empty. Raises
+        ``UserError`` as ``locked``.
+        """
+        with locked(self.folder, force=force):
+            try:
+                yield self.begin()
+            finally:
+                if not self.complete and [name for name in self.folder.files() if not is_lock(name)] == [BUILDING]:
+                    self.folder.delete(BUILDING)
+
     def begin(self) -> dict[str, ShardRecord]:
-        """Makes the folder ready and returns the shards that are already finished, by name."""
+        """Makes the folder ready and returns the shards that are already finished, by name.
+
+        To be called while the lock is held: what is there may be more than when this writer was made.
+        """
+        self._look()
+        if self.complete:
+            return {shard.name: shard for shard in Artifact(self.folder.uri).shards}
         self.folder.delete_temporary()
         if self._stale is not None:
             self._clear(self._stale)
@@ -183,11 +225,14 @@ class ArtifactWriter:
         return {record.name: record for record in records if record is not None}
 
     def _finished(self, name: str) -> ShardRecord | None:
-        """The shard's record; None, and it is removed as unfinished, where it isn't of this derivation."""
-        with suppress(ValueError, KeyError, TypeError, AttributeError):
+        """The shard's record; None, and it is removed, where it is of another derivation or its files have changed."""
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             stored = json.loads(self.folder.read_bytes(name))
-            if stored[DERIVATION] == self.derivation.digest:
-                return ShardRecord.from_json(stored)
+            record = ShardRecord.from_json(stored)
+            stamps = {file.name: self.folder.stamp(file.name) for file in record.files}
+            unchanged = all(stamp is None or [*stamp] == stored[STAMPS][file] for file, stamp in stamps.items())
+            if stored[DERIVATION] == self.derivation.digest and unchanged:
+                return record
         self.folder.delete(name)
         return None
 
@@ -197,7 +242,7 @@ class ArtifactWriter:
         What says that something is finished goes first; what says that the folder is ours, and whose, goes last.
         """
         self.folder.write_bytes(BUILDING, to_json(stale))
-        names = self.folder.files().keys() - {LOCK}
+        names = [name for name in self.folder.files() if not is_lock(name)]
         for name in sorted(names, key=lambda name: (name == BUILDING, name != MANIFEST, not _is_record(name))):
             self.folder.delete(name)
         self.folder.delete_empty_folders()
@@ -214,6 +259,8 @@ class ArtifactWriter:
             "shards": [asdict(shard) for shard in shards],
         }
         self.folder.write_bytes(RUN, to_json(run))
+        files = [file.name for shard in shards for file in shard.files]
+        write_stamps(self.folder, {name: stamp for name in files if (stamp := self.folder.stamp(name))})
         self.folder.write_bytes(MANIFEST, to_json(manifest))
         self.sweep()
         return Artifact(self.folder.uri)
@@ -223,8 +270,9 @@ class ArtifactWriter:
         files = self.folder.files()
         if BUILDING not in files:
             return
-        needed = {MANIFEST, RUN, LOG, *Artifact(self.folder.uri).names()}
-        for name in sorted(files.keys() - needed, key=lambda name: (name == BUILDING, name)):
+        needed = {*BESIDE, *Artifact(self.folder.uri).names()}
+        left = [name for name in files if name not in needed and not is_lock(name)]
+        for name in sorted(left, key=lambda name: (name == BUILDING, name)):
             self.folder.delete(name)
         self.folder.delete_temporary()  # of workers that were killed while others went on
         self.folder.delete_empty_folders()

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from raytriever.artifacts.artifact import RUN, Artifact
+from raytriever.artifacts.artifact import Artifact
 from raytriever.reports.progress import format_seconds
 from raytriever.reports.table import Table, html_text
 
@@ -152,7 +152,7 @@ def provenance_section(artifacts: Mapping[str, Artifact]) -> Section:
     ``artifacts``: by the name each has in the report's settings.
     """
     by_fingerprint = {artifact.fingerprint: folder_name(artifact) for artifact in artifacts.values()}
-    runs = {name: run_facts(artifact) for name, artifact in artifacts.items()}
+    runs = {name: artifact.run_facts() for name, artifact in artifacts.items()}
     rows = []
     for name, artifact in artifacts.items():
         made_from = [
@@ -182,11 +182,6 @@ def provenance_section(artifacts: Mapping[str, Artifact]) -> Section:
 def folder_name(artifact: Artifact) -> str:
     """The last part of its path, which inside a run is the stage's name."""
     return artifact.uri.rstrip("/").rpartition("/")[2]
-
-
-def run_facts(artifact: Artifact) -> dict[str, Any]:
-    """Its run.json, empty where that is absent (an artifact can be copied without it)."""
-    return dict(artifact.read_json(RUN)) if artifact.folder.exists(RUN) else {}
 
 
 def encoder_contracts(artifacts: Mapping[str, Artifact]) -> dict[str, dict[str, Any]]:

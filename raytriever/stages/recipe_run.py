@@ -1,18 +1,20 @@
 """Running stages: one, or those of a recipe in several variants, checked before the first of them begins."""
 
 import dataclasses
-import json
 import platform
 import resource
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from raytriever.artifacts.artifact import RUN, Artifact
+import typer
+
+from raytriever.artifacts.artifact import Artifact, is_artifact, read_run
 from raytriever.artifacts.object_store import refuse_keys
 from raytriever.artifacts.storage import Folder, storage_errors
-from raytriever.artifacts.writer import ArtifactWriter, locked
+from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
 from raytriever.jobs import stage_class
 from raytriever.reports.log import log, log_fields
@@ -46,9 +48,20 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> None:
     Raises ``UserError``.
     """
     for name in names:
-        refuse_copied_folder(stages[name].config.output)
-        stages[name].check_settings(stages)
-        stages[name].check_inputs(_made_by(None, stages[name], stages))
+        with _naming(name):
+            refuse_copied_folder(stages[name].config.output)
+            stages[name].check_settings(stages)
+            stages[name].check_inputs(_made_by(None, stages[name], stages))
+
+
+@contextmanager
+def _naming(stage: str) -> Iterator[None]:
+    """What the user can mend is led by the stage's name: its settings' keys begin with it."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (f"{stage}: {error}",)
+        raise
 
 
 def _made_by(maker: Stage[Any] | None, stage: Stage[Any], stages: Stages) -> set[str]:
@@ -72,16 +85,18 @@ def run_variants(
             for place, name in enumerate(wanted[variant], start=1):
                 stage = stages[name]
                 label = f"{variant}: {name}" if variant else name
-                artifact = run_stage(stage, session, replace=True, force=force, label=label, recipe=recipe)
+                with _naming(name):
+                    artifact = run_stage(stage, session, replace=True, force=force, label=label, recipe=recipe)
                 finished.setdefault(variant, []).append((stage, artifact))
-                for later in (stages[later] for later in wanted[variant][place:]):
-                    if made := _made_by(stage, later, stages):
-                        later.check_inputs(made)
+                for later in wanted[variant][place:]:
+                    if made := _made_by(stage, stages[later], stages):
+                        with _naming(later):
+                            stages[later].check_inputs(made)
     for variant, done in finished.items():
         for line in [*(["", variant] if variant else []), *closing_lines(done)]:
-            log.info(line)
+            typer.echo(line)
     for line in _overview(finished):
-        log.info(line)
+        typer.echo(line)
 
 
 def _overview(finished: Mapping[str, Sequence[tuple[Stage[Any], Artifact]]]) -> list[str]:
@@ -122,10 +137,14 @@ def run_stage(
     refuse_keys(output)  # before its parts become labels of lines
     refuse_copied_folder(output)
     with log_fields(**stage_labels(output)), storage_errors(output):
+        for path in input_paths(stage.config).values():
+            if is_artifact(path):
+                Artifact(path).check()
         writer = ArtifactWriter(output, stage.derivation(), replace=replace)
         if writer.complete:
             writer.sweep()
             artifact = Artifact(output)
+            artifact.check()
             log.info(f"{label}: reused, {stage.summary(artifact)} ({output})")
             return artifact
         started, metrics = time.monotonic(), StageMetrics(output)
@@ -133,11 +152,10 @@ def run_stage(
         shards = stage.plan()
         if writer.differences:
             _require_own_recipe(output, recipe)
-        with locked(writer.folder, force=force):
+        with writer.making(force=force) as finished:
             if writer.differences:
                 more = f", and {len(writer.differences) - 1} more" if len(writer.differences) > 1 else ""
                 log.info(f"{label}: made anew, what was there is removed ({writer.differences[0]}{more})")
-            finished = writer.begin()
             shards = [dataclasses.replace(shard, derivation=writer.derivation.digest) for shard in shards]
             if finished:
                 log.info(f"{label}: {len(finished)} of {len(shards)} shards are there already")
@@ -170,8 +188,7 @@ def _run_facts(seconds: float, recipe: str | None) -> dict[str, Any]:
 
 def _require_own_recipe(output: str, recipe: str | None) -> None:
     """Raises ``UserError`` where another recipe made the artifact that is to be replaced."""
-    folder = Folder(output)
-    maker = json.loads(folder.read_bytes(RUN)).get("recipe") if folder.exists(RUN) else None
+    maker = read_run(Folder(output)).get("recipe")
     if recipe is not None and maker is not None and maker != recipe:
         raise UserError(
             f"{output} was made by the recipe {maker}, and {recipe} would remove it. Choose another --output, or delete"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.artifacts.artifact import LOG, RUN, Artifact
+from raytriever.artifacts.artifact import LOG, Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import Stage
@@ -194,7 +194,7 @@ def read_result(trial: Trial, name: str, columns: Sequence[Column]) -> Result:
 
 
 def _seconds(artifact: Artifact) -> float:
-    return float(artifact.read_json(RUN)["seconds"]) if artifact.folder.exists(RUN) else 0.0
+    return float(artifact.run_facts().get("seconds", 0.0))
 
 
 def _step_seconds(model: Artifact) -> float:

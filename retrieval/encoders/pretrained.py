@@ -9,11 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from raytriever.artifacts.artifact import Artifact, is_artifact
+from raytriever.artifacts.artifact import BESIDE, MANIFEST, Artifact, is_artifact
 from raytriever.artifacts.storage import TEMPORARY_PREFIX, sha256_of
 from raytriever.errors import UserError
 from retrieval.encoders.adapter import has_adapter, named_base
-from retrieval.encoders.modules import FIRST_STAGE
 from retrieval.encoders.specification import EncoderSettings, ModelSettings
 
 
@@ -45,11 +44,7 @@ PINNED_REVISIONS = {
 }
 
 _WEIGHTS = "model.safetensors"
-_LOADED_PATTERNS = [
-    f"{folder}*.{ending}"
-    for folder in ("", "*/", f"{FIRST_STAGE}/*/")
-    for ending in ("json", "txt", "model", "safetensors")
-]
+_LOADED_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors"]  # at any depth
 _CODE = "*.py"  # a model's own, which trust_remote_code runs
 
 
@@ -180,7 +175,10 @@ def check_weights(path: Path, expected: str) -> None:
 def _find_artifact(uri: str) -> Path:
     artifact = Artifact(uri, "model")
     if artifact.folder.is_local:
-        return Path(artifact.folder.uri)
+        artifact.check()
+        path = Path(artifact.folder.uri)
+        _refuse_unlisted(path, {*artifact.names(), *BESIDE})
+        return path
     paths = [artifact.path(name) for name in artifact.names()]
     folder = paths[0].parent.parent / "models" / artifact.fingerprint
     for name, path in zip(artifact.names(), paths, strict=True):
@@ -188,6 +186,16 @@ def _find_artifact(uri: str) -> Path:
         if not link.exists():
             _link(link, path, folder.parent)
     return folder
+
+
+def _refuse_unlisted(path: Path, listed: set[str]) -> None:
+    """Raises ``UserError`` for a file that loading would read and the artifact's fingerprint doesn't cover."""
+    for file in _loaded(path, with_code=True):
+        if str(file.relative_to(path)) not in listed:
+            raise UserError(
+                f"{file} isn't listed in the model artifact's {MANIFEST}, so what would be loaded is not what was"
+                " trained. Remove it; to use the folder as it is, copy it without that manifest."
+            )
 
 
 def _link(link: Path, path: Path, beside: Path) -> None:
@@ -232,8 +240,11 @@ def _from_package(model: str, packaged: PackagedModel) -> Path:
 
 def _fingerprint(found: _Found) -> str:
     """One hash over everything that loading reads: names and contents of weights, tokenizer and module settings."""
-    # a model's own code is part of what it computes
-    patterns = [*_LOADED_PATTERNS, _CODE] if found.with_code else _LOADED_PATTERNS
-    files = sorted({file for pattern in patterns for file in found.path.glob(pattern)})
-    listing = {str(file.relative_to(found.path)): sha256_of(file) for file in files}
+    listing = {str(file.relative_to(found.path)): sha256_of(file) for file in _loaded(found.path, found.with_code)}
     return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
+
+
+def _loaded(path: Path, with_code: bool) -> list[Path]:
+    """All files that loading may read; a model's own code is part of what it computes."""
+    patterns = [*_LOADED_PATTERNS, _CODE] if with_code else _LOADED_PATTERNS
+    return sorted(file for pattern in patterns for file in path.rglob(pattern) if file.is_file())

@@ -223,5 +223,5 @@ def lexical_folder(artifact: Artifact, scratch: Path) -> Path:
     for name in artifact.names("lexical/"):
         target = folder / name.removeprefix("lexical/")
         if not target.exists():
-            target.symlink_to(artifact.checked_path(name))
+            target.symlink_to(artifact.path(name))
     return folder

@@ -133,7 +133,7 @@ class Search(Stage[SearchConfig]):
             return lexical.search(asked.texts("queries", rows), self.config.top_k)
         set_threads(max(1, int(self.config.resources.cpus)))
         record = index.shards[number]
-        opened = read_index(index.checked_path(f"shards/{record.name}.faiss"))
+        opened = read_index(index.path(f"shards/{record.name}.faiss"))
         if self.config.search_parameters:
             set_search_parameters(opened, self.config.search_parameters)
         return search_shard(

@@ -24,7 +24,7 @@ import torch
 from ray.core.generated import ray_client_pb2, ray_client_pb2_grpc
 
 from benchmarks.loopback_cluster import ROOT, LoopbackCluster, kill
-from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.artifact import TIMES, Artifact
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
@@ -269,5 +269,5 @@ def hashes(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("run.json", "log.jsonl")
+        if path.is_file() and path.name not in TIMES
     }

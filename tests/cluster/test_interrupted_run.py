@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from raytriever.artifacts.artifact import TIMES
+
 ROOT = Path(__file__).parents[2]
-NO_PART_OF_ARTIFACTS = ("run.json", "log.jsonl", "report.html")
+NO_PART_OF_ARTIFACTS = (*TIMES, "report.html")
 SMALL = {
     "functions.source.limit": "500",
     "clusters.cluster_size": "16",
@@ -53,7 +55,7 @@ def run(encoder: Path, output: Path, *more: str) -> str:
         command(encoder, output, *more), capture_output=True, text=True, timeout=400, cwd=output.parent
     )
     assert done.returncode == 0, done.stderr
-    return done.stderr
+    return done.stdout + done.stderr
 
 
 def run_until_killed(encoder: Path, output: Path, appears: str) -> None:

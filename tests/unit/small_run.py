@@ -44,7 +44,7 @@ def make(stage: Stage[Any]) -> str:
 def make_artifact(
     folder: Path, kind: str, inputs: dict[str, str], facts: dict[str, Any], files: dict[str, Any], rows: int
 ) -> str:
-    """An artifact of made-up files: arrays to .npy, tables to .parquet, strings as they are."""
+    """An artifact of made-up files: arrays to .npy, tables to .parquet, strings and bytes as they are."""
     writer = ArtifactWriter(str(folder), Derivation(kind, "made up", 1, {"made_up": True}, inputs))
     writer.begin()
     with writer.folder.scratch() as scratch:
@@ -53,6 +53,8 @@ def make_artifact(
             path = shard.path(name)
             if isinstance(content, pa.Table):
                 pq.write_table(content, path)
+            elif isinstance(content, bytes):
+                path.write_bytes(content)
             elif isinstance(content, str):
                 path.write_text(content, encoding="utf-8")
             else:

@@ -1,5 +1,6 @@
 """Stretches of a collection."""
 
+import io
 import json
 from pathlib import Path
 
@@ -13,16 +14,13 @@ from tests.unit.small_run import make_artifact
 
 def stored(folder: Path, files: list[list[tuple[str, str, str, str]]], rows_per_group: int = 2) -> StoredCollection:
     """A collection of these documents, file by file, in small row groups."""
-    tables = {
-        f"documents/{number:05d}.parquet": pa.Table.from_pylist(
-            [dict(zip(DOCUMENTS.names, row, strict=True)) for row in rows], DOCUMENTS
-        )
-        for number, rows in enumerate(files)
-    }
-    uri = make_artifact(folder, "collection", {}, {}, dict(tables), sum(map(len, files)))
-    for name, table in tables.items():
-        pq.write_table(table, folder / name, row_group_size=rows_per_group)
-    return StoredCollection(uri)
+    written = {}
+    for number, rows in enumerate(files):
+        table = pa.Table.from_pylist([dict(zip(DOCUMENTS.names, row, strict=True)) for row in rows], DOCUMENTS)
+        file = io.BytesIO()
+        pq.write_table(table, file, row_group_size=rows_per_group)
+        written[f"documents/{number:05d}.parquet"] = file.getvalue()
+    return StoredCollection(make_artifact(folder, "collection", {}, {}, written, sum(map(len, files))))
 
 
 def passages(*titles: str, ids: str = "number") -> list[tuple[str, str, str, str]]:

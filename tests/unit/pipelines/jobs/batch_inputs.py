@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipelines.mining.candidates import SCHEMA as CANDIDATES_SCHEMA
 from pipelines.pairs.pairs import SCHEMA as PAIRS_SCHEMA
-from raytriever.artifacts.artifact import Artifact, Derivation, ShardWriter
+from raytriever.artifacts.artifact import TIMES, Artifact, Derivation, ShardWriter
 from raytriever.artifacts.writer import ArtifactWriter
 
 
@@ -106,5 +106,5 @@ def contents(folder: str) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(Path(folder).rglob("*"))
-        if path.is_file() and path.name != "run.json"
+        if path.is_file() and path.name not in TIMES
     }

@@ -10,7 +10,7 @@ import pytest
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import storage_errors
-from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.artifacts.writer import ArtifactWriter, is_lock
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.recipe_run import run_stage
@@ -73,9 +73,9 @@ def test_shards_keep_the_order_of_the_plan_and_intermediate_ones_go(stage: Numbe
     assert [shard.name for shard in artifact.shards] == ["b", "a"]
     assert artifact.rows == 5
     assert artifact.manifest["counts"] == {"files": 4}
-    expected = ["a/one.txt", "a/two.txt", "b/one.txt", "b/two.txt", "manifest.json", "run.json"]
+    expected = ["a/one.txt", "a/two.txt", "b/one.txt", "b/two.txt", "checked.json", "manifest.json", "run.json"]
     assert files(stage.config.output) == expected
-    run_facts = artifact.read_json("run.json")
+    run_facts = artifact.run_facts()
     assert run_facts["seconds"] >= 0
     assert run_facts["driver_peak_rss_kib"] > 1000
 
@@ -111,7 +111,7 @@ def test_of_a_failing_shard_nothing_is_left(stage: Numbers, failure: Exception) 
     stage.failure = failure
     with pytest.raises(ValueError if isinstance(failure, ValueError) else UserError):
         run(stage)
-    assert files(stage.config.output) == ["building.json"]
+    assert files(stage.config.output) == []
     stage.failure = None
     assert run(stage).rows == 5
 
@@ -165,7 +165,7 @@ def test_other_errors_stay_what_they_are(error: Exception) -> None:
 def test_a_folder_is_locked_while_it_is_made(stage: Numbers) -> None:
     class Looking(Numbers):
         def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-            held.append((Path(self.config.output) / "lock.json").exists())
+            held.append(any(map(is_lock, files(self.config.output))))
             if shard.name == "b":
                 raise KeyError
             return super().make(shard, writer)
@@ -174,8 +174,8 @@ def test_a_folder_is_locked_while_it_is_made(stage: Numbers) -> None:
     with pytest.raises(KeyError):
         run(Looking(stage.config))
     assert all(held)
-    assert "lock.json" not in files(stage.config.output)
-    assert "lock.json" not in files(run(stage).uri)
+    assert not any(map(is_lock, files(stage.config.output)))
+    assert not any(map(is_lock, files(run(stage).uri)))
 
 
 def test_a_shard_of_other_settings_is_not_taken_for_finished(stage: Numbers) -> None:
@@ -201,7 +201,7 @@ def test_keys_in_an_output_are_in_no_line(stage: Numbers, monkeypatch: pytest.Mo
 
 def test_what_another_recipe_made_is_not_removed(stage: Numbers) -> None:
     before = run(stage, replace=True, recipe="first")
-    assert before.read_json("run.json")["recipe"] == "first"
+    assert before.run_facts()["recipe"] == "first"
     changed = Numbers(stage.config.model_copy(update={"first": 7}))
     with pytest.raises(UserError, match=r"out was made by the recipe first, and second would remove it\."):
         run(changed, replace=True, recipe="second")
@@ -209,5 +209,5 @@ def test_what_another_recipe_made_is_not_removed(stage: Numbers) -> None:
     assert Artifact(before.uri).fingerprint == before.fingerprint
     assert run(stage, replace=True, recipe="second").fingerprint == before.fingerprint  # it is reused
     assert run(changed, replace=True, recipe="first").fingerprint != before.fingerprint
-    assert run(stage, replace=True).read_json("run.json")["recipe"] is None  # a single job's --force
-    assert run(changed, replace=True, recipe="second").read_json("run.json")["recipe"] == "second"
+    assert run(stage, replace=True).run_facts()["recipe"] is None  # a single job's --force
+    assert run(changed, replace=True, recipe="second").run_facts()["recipe"] == "second"

@@ -11,7 +11,7 @@ import torch
 
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
-from raytriever.artifacts.artifact import Artifact, ShardRecord
+from raytriever.artifacts.artifact import TIMES, Artifact, ShardRecord
 from raytriever.errors import UserError
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources
@@ -92,7 +92,7 @@ def run(job: Alone) -> Artifact:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.json"]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in TIMES]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

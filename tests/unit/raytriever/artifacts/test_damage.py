@@ -1,0 +1,233 @@
+"""What happens to an artifact after it was made: damage is found before use, and nothing beside it is touched."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from raytriever.artifacts.artifact import CHECKED, Artifact, Derivation, ShardWriter, is_artifact, read_run
+from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.cli import app
+from raytriever.errors import UserError
+
+DERIVATION = Derivation("numbers", "count", 1, {"first": 1}, {})
+NAME = "parts/one.txt"
+
+
+def make(folder: Path, derivation: Derivation = DERIVATION, **options: Any) -> Artifact:
+    writer = ArtifactWriter(str(folder), derivation, **options)
+    with writer.making() as finished:
+        records = [*finished.values()]
+        if not records:
+            with writer.folder.scratch() as scratch:
+                shard = ShardWriter(writer.folder, "all", scratch, derivation.digest)
+                for name in (NAME, "parts/two.txt"):
+                    shard.path(name).write_text(f"bytes of {name}")
+                    shard.add(name)
+                records = [shard.commit(2)]
+        return writer.finish(records, {}, {"seconds": 1.0})
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Artifact:
+    return make(tmp_path / "made")
+
+
+def stored_file(artifact: Artifact) -> Path:
+    return Path(artifact.uri) / NAME
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (flip, "is damaged: its SHA-256 differs"),
+        (lambda path: os.truncate(path, 4), "is damaged"),
+        (lambda path: path.unlink(), "is missing though its manifest lists it"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "is missing though its manifest lists it"),
+    ],
+)
+def test_a_file_that_is_not_the_manifests_is_named_before_it_is_used(made, damage, said):
+    damage(stored_file(made))
+    for use in (Artifact.check, Artifact.verify, lambda artifact: artifact.path(NAME), lambda a: a.open(NAME)):
+        with pytest.raises(UserError, match=said) as raised:
+            use(Artifact(made.uri))
+        assert str(stored_file(made)) in str(raised.value)
+    Artifact(made.uri).path("parts/two.txt")
+
+
+def test_what_has_not_changed_is_not_read_again(made, monkeypatch):
+    read: list[str] = []
+    whole = Folder.sha256
+    monkeypatch.setattr(Folder, "sha256", lambda folder, name: read.append(name) or whole(folder, name))
+    Artifact(made.uri).check()
+    Artifact(made.uri).path(NAME)
+    assert read == []
+    os.utime(stored_file(made))  # as a copy has it: another time, the same bytes
+    Artifact(made.uri).check()
+    assert read == [NAME]
+    Artifact(made.uri).check()
+    assert read == [NAME]
+    (Path(made.uri) / CHECKED).unlink()
+    artifact = Artifact(made.uri)
+    artifact.path(NAME), artifact.path(NAME)
+    assert read == [NAME, NAME]
+
+
+def test_verify_reads_every_byte_whatever_the_times_say(made):
+    path = stored_file(made)
+    times = path.stat()
+    flip(path)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    Artifact(made.uri).check()
+    with pytest.raises(UserError, match="is damaged"):
+        Artifact(made.uri).verify()
+
+
+@given(st.binary(max_size=60) | st.sampled_from([b"{}", b"[]", b'{"a": 1}', b'{"a": [1]}', b"[" * 5000]))
+def test_any_record_of_what_was_compared_is_taken_or_left(tmp_path_factory, data):
+    made = make(tmp_path_factory.mktemp("any") / "made")
+    (Path(made.uri) / CHECKED).write_bytes(data)
+    Artifact(made.uri).check()
+    flip(stored_file(made))
+    with pytest.raises(UserError, match="is damaged"):
+        Artifact(made.uri).check()
+
+
+def test_a_shard_whose_files_changed_while_nobody_looked_is_made_again(tmp_path):
+    writer = ArtifactWriter(str(tmp_path / "made"), DERIVATION)
+    writer.begin()
+    with writer.folder.scratch() as scratch:
+        shard = ShardWriter(writer.folder, "all", scratch, DERIVATION.digest)
+        shard.path(NAME).write_text("finished, then the run was killed")
+        shard.add(NAME)
+        shard.commit(1)
+    assert ArtifactWriter(writer.folder.uri, DERIVATION).begin().keys() == {"all"}
+    flip(tmp_path / "made" / NAME)
+    assert ArtifactWriter(writer.folder.uri, DERIVATION).begin() == {}
+
+
+@pytest.mark.parametrize("with_manifest", [True, False])
+@pytest.mark.parametrize("linked", ["folder", "file"])
+def test_what_a_link_leads_to_is_never_removed(tmp_path, linked, with_manifest):
+    made = make(tmp_path / "made")
+    victim = tmp_path / "victim"
+    (victim / "deep").mkdir(parents=True)
+    (victim / "deep" / "thesis.txt").write_text("years")
+    link = Path(made.uri) / "parts" / "extra"
+    link.symlink_to(victim if linked == "folder" else victim / "deep" / "thesis.txt")
+    if not with_manifest:
+        (Path(made.uri) / "manifest.json").rename(Path(made.uri) / "building.json")
+    for derivation in (DERIVATION, Derivation("numbers", "count", 1, {"first": 2}, {})):
+        with pytest.raises(UserError, match=f"{link} is a link"):
+            make(tmp_path / "made", derivation, replace=True)
+    assert (victim / "deep" / "thesis.txt").read_text() == "years"
+    assert stored_file(made).exists()
+    Folder(made.uri).delete_temporary()
+    Folder(made.uri).delete_empty_folders()
+    assert (victim / "deep").is_dir()
+
+
+def test_a_folder_reached_by_a_link_is_an_output_like_any_other(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    make(tmp_path / "runs" / "made")
+    assert is_artifact(str(tmp_path / "disk" / "made"))
+
+
+def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(tmp_path):
+    made = make(tmp_path / "made")
+    for name in ("manifest.json", "run.json"):
+        (tmp_path / "made" / name).unlink()
+        os.mkfifo(tmp_path / "made" / name)
+    assert made.run_facts() == {}
+    with pytest.raises(UserError, match="holds no artifact"):
+        Artifact(made.uri)
+    with pytest.raises(UserError, match="no artifact but holds files"):
+        ArtifactWriter(made.uri, DERIVATION)
+
+
+@given(st.binary(max_size=80) | st.sampled_from([b"{", b"[]", b"[" * 100_000, b'"x"', b"1e999", b'{"recipe": []}']))
+def test_any_manifest_and_any_run_file_is_read_or_refused(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("any")
+    for name in ("manifest.json", "run.json", "building.json"):
+        (folder / name).write_bytes(data)
+    for use in (Artifact, lambda uri: read_run(Folder(uri)), lambda uri: ArtifactWriter(uri, DERIVATION)):
+        with suppress(UserError):
+            use(str(folder))
+    assert (folder / "manifest.json").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shards": {"a": 1}}, "shards: Input should be a valid tuple"),
+        ({"shards": [[]]}, "shards.0"),
+        ({"schema_version": "x"}, "schema_version: "),
+        ({"kind": 1}, "kind: Input should be a valid string"),
+        ({"inputs": {"collection": None}}, "inputs.collection: "),
+        ({"facts": 1}, "facts: "),
+    ],
+)
+def test_a_manifest_of_another_shape_is_refused(made, change, said):
+    path = Path(made.uri) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=rf"manifest.json is damaged \({said}"):
+        Artifact(made.uri)
+
+
+def test_a_name_that_no_file_system_takes_is_refused():
+    with pytest.raises(UserError, match="is a name of 5,000 letters"):
+        Folder(f"runs/{'x' * 5000}/made")
+
+
+def test_the_command_reads_all_artifacts_of_a_folder(tmp_path):
+    for name in ("one", "two"):
+        make(tmp_path / "run" / name)
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
+    assert (done.exit_code, done.stdout.count("ok")) == (0, 2)
+    flip(tmp_path / "run" / "two" / NAME)
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
+    assert done.exit_code == 1
+    assert f"{tmp_path}/run/two/{NAME} is damaged" in " ".join(done.stdout.split())
+    assert CliRunner().invoke(app, ["verify", str(tmp_path / "run" / "one")]).exit_code == 0
+    assert CliRunner().invoke(app, ["verify", str(tmp_path)]).exit_code == 1
+    assert CliRunner().invoke(app, ["verify", str(tmp_path / "none")]).exit_code == 2
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_files_have_the_mode_of_any_other(tmp_path, mask):
+    """Some libraries write weights for their owner alone, and others on shared storage could not read them."""
+    script = f"""
+import os; os.umask({mask})
+from pathlib import Path
+from raytriever.artifacts.storage import Folder
+folder = Folder({str(tmp_path)!r})
+with folder.scratch() as scratch:
+    (scratch / "x").touch(0o600); folder.put("x", scratch / "x")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[4])
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o666 & ~mask
+
+
+def test_the_security_page_names_tests_that_exist():
+    root = Path(__file__).parents[4]
+    named = re.findall(r"`((?:unit|cluster)/[^`]+\.py)`", (root / "SECURITY.md").read_text())
+    assert len(named) > 15
+    assert [name for name in named if not (root / "tests" / name).is_file()] == []
