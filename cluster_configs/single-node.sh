@@ -21,10 +21,12 @@ start)
         echo "a new token is in $TOKEN"
     fi
     chmod 600 "$TOKEN"
+    # Ray lets anybody write into its session folder: it lies in one that this user alone may enter
+    RAY_TMPDIR=$(raytriever session-folder)
     # 127.0.0.2: Ray takes 127.0.0.1 for "not said" and would listen on the machine's outer address
-    RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$TOKEN" RAY_USAGE_STATS_ENABLED=0 \
+    RAY_TMPDIR="$RAY_TMPDIR" RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$TOKEN" RAY_USAGE_STATS_ENABLED=0 \
         ray start --head --node-ip-address=127.0.0.2 --dashboard-host=127.0.0.1 --dashboard-port="$DASHBOARD_PORT" \
-        --disable-usage-stats "$@"
+        --dashboard-agent-listen-port=0 --disable-usage-stats "$@"
     ;;
 stop)
     ray stop # every Ray of this user on this machine

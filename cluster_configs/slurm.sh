@@ -59,8 +59,10 @@ MARK="$HOME/.ray/slurm-$SLURM_JOB_ID.done"
 rm -f "$MARK"
 export MARK RAY_ADDRESS="$HEAD_IP:$PORT"
 # --cpus-per-task: since Slurm 22.05 srun doesn't take it over from sbatch, and Ray would share one CPU
+# Ray lets anybody write into its session folder: on each node it lies in one that this user alone may enter
 srun --kill-on-bad-exit=0 --no-kill --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    env -u RAY_ADDRESS ray symmetric-run --address "$HEAD_IP:$PORT" --min-nodes "$SLURM_NNODES" \
+    bash -c 'RAY_TMPDIR=$(raytriever session-folder) && export RAY_TMPDIR && unset RAY_ADDRESS && exec "$@"' start \
+    ray symmetric-run --address "$HEAD_IP:$PORT" --min-nodes "$SLURM_NNODES" \
     --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" --disable-usage-stats \
     -- bash -c 'export RAY_ADDRESS="$0"; raytriever "$@"; code=$?; echo $code > "$MARK"; exit $code' \
     "$RAY_ADDRESS" "$@" || true

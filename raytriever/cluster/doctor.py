@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raytriever.artifacts.storage import Folder, absolute, cache_folder
-from raytriever.errors import UserError
+from raytriever.errors import StorageError, UserError
 from raytriever.reports.table import Table
+from raytriever.stages.ray_session import is_private
 
 if TYPE_CHECKING:
     from raytriever.stages.ray_session import RaySession
@@ -62,6 +63,7 @@ class Facts:
     gpus: tuple[str, ...]  # as the driver lists them
     libraries: dict[str, Any]
     disk: dict[str, tuple[int, int]]  # of the session and the cache: free and all bytes
+    open_session: str | None = None  # Ray's session folder where other users of the machine may enter it
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ def diagnose(storage: str | None) -> list[Check]:
 
     if storage is not None:
         refuse_copied_folder(storage)
-        Folder(storage)  # refuses what is no place to store anything
+        with suppress(StorageError):  # which the nodes come upon themselves
+            Folder(storage)  # refuses what is no place to store anything
         storage = absolute(storage)  # as a run's stages do: a node's current folder is another one
     with RaySession() as session:
         return check_nodes(examine(session, storage), storage)
@@ -166,7 +169,13 @@ def _facts() -> Facts:
             versions[package] = metadata.version(package)
     session_folder = global_worker.node.get_session_dir_path()  # where Ray spills objects to
     disk = {name: _room(Path(path)) for name, path in (("session", session_folder), ("cache", cache_folder()))}
-    return Facts(versions, _gpus_of_driver(), _gpus_of_libraries(), disk)
+    is_open = not is_shut(Path(session_folder)) and "KUBERNETES_SERVICE_HOST" not in os.environ  # a pod has no others
+    return Facts(versions, _gpus_of_driver(), _gpus_of_libraries(), disk, session_folder if is_open else None)
+
+
+def is_shut(folder: Path) -> bool:
+    """Whether the folder is, or lies in, one that its user alone may enter."""
+    return any(is_private(each) for each in (folder, *folder.parents))
 
 
 def _gpus_of_driver() -> tuple[str, ...]:
@@ -256,6 +265,12 @@ def check_nodes(nodes: Sequence[Node], storage: str | None) -> list[Check]:
             "Install a torch that is built for CUDA and for the node's driver, and start Ray with the GPUs there are.",
         ),
         _faiss(failing(_faiss_problem), answering),
+        _check(
+            "session",
+            failing(lambda _, facts: facts.open_session),
+            "lies in a folder that its user alone may enter, on each node",
+            "Whoever may write there runs code as this user. Start Ray with RAY_TMPDIR=$(raytriever session-folder).",
+        ),
         _check(
             "disk",
             failing(_disk_problem),

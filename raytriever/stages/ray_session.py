@@ -4,13 +4,17 @@ import logging
 import math
 import os
 import secrets
+import stat
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import typer
 
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
@@ -33,6 +37,12 @@ _QUIET_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # Threads that spin while they wait for one another slow a worker several times over as soon as anything else runs
     "OMP_WAIT_POLICY": "PASSIVE",
+}
+# Ray would serve them on all of the machine's addresses, to anybody; no port has the number -1
+_NO_METRICS = {
+    "RAY_enable_metrics_collection": "0",
+    "AUTOSCALER_METRIC_PORT": "-1",
+    "DASHBOARD_METRIC_PORT": "-1",
 }
 
 
@@ -66,8 +76,8 @@ class RaySession:
         address = os.environ.get("RAY_ADDRESS")
         if not address:
             _make_token()
-            # Ray would serve them on all of the machine's addresses, to anybody
-            os.environ.setdefault("RAY_enable_metrics_collection", "0")
+            for name, value in _NO_METRICS.items():
+                os.environ.setdefault(name, value)
             # under `uv run`, Ray would start each worker by uv anew; they find this one's environment without
             os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         import ray
@@ -150,6 +160,37 @@ def refuse_copied_folder(output: str) -> None:
         )
 
 
+def session_folder() -> Path:
+    """A folder that this user alone may enter, made where there is none, for Ray's own: Ray lets anybody write there.
+
+    ``RAY_TMPDIR``, ``TMPDIR`` or ``/tmp`` itself where that is private, else ``raytriever-UID`` in it. Raises
+    ``UserError`` where somebody else has been there first.
+    """
+    base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    folder = base if is_private(base) else base / f"raytriever-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_private(folder):
+        raise UserError(
+            f"Ray's sessions would lie in {folder}, which other users may enter, or own. Remove it, make it yours alone"
+            " (chmod 700), or name another folder by RAY_TMPDIR."
+        )
+    return folder
+
+
+def is_private(folder: Path) -> bool:
+    """Whether it is a folder, no link, that belongs to this user and lets nobody else in."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def print_session_folder() -> None:
+    """Makes the folder that this user alone may enter, for ``RAY_TMPDIR`` of ``ray start``, and prints it."""
+    typer.echo(session_folder())
+
+
 @contextmanager
 def _native_stderr_closed() -> Iterator[None]:
     sys.stderr.flush()
@@ -179,6 +220,8 @@ def _local_arguments(cpus: int | None) -> dict[str, Any]:
     paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     arguments: dict[str, Any] = {
+        "address": "local",  # whatever cluster Ray remembers on this machine
+        "_temp_dir": str(session_folder() / "ray"),
         "include_dashboard": False,
         "object_store_memory": _LOCAL_OBJECT_STORE_BYTES,
         "logging_level": "error",
@@ -186,7 +229,9 @@ def _local_arguments(cpus: int | None) -> dict[str, Any]:
         "num_cpus": cpus or usable_cpus() if sys.platform == "linux" else cpus,
     }
     if sys.platform == "linux":
-        arguments["_node_ip_address"] = "127.0.0.2"  # loopback; Ray replaces 127.0.0.1 by the machine's outer address
+        # Loopback: Ray replaces 127.0.0.1 by the machine's outer address. One of this session's own, as Ray's agent has
+        # the same port in all of them
+        arguments["_node_ip_address"] = ".".join(["127", *(str(1 + secrets.randbelow(254)) for _ in range(3))])
     return arguments
 
 

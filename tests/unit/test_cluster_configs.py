@@ -107,6 +107,7 @@ def test_no_disk_is_a_hard_disk() -> None:
 def test_a_launched_cluster_is_closed(path: Path) -> None:
     values = read(path)
     head, workers = (" ".join(values[f"{part}_start_ray_commands"]) for part in ("head", "worker"))
+    assert all("RAY_TMPDIR=$(raytriever session-folder) && export" in commands for commands in (head, workers))
     assert "RAY_AUTH_MODE=token" in head
     assert "RAY_AUTH_MODE=token" in workers
     assert "--dashboard-host=127.0.0.1" in head

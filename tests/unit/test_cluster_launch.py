@@ -90,6 +90,7 @@ STAND_INS = {
     """,
     "ray": """
         echo "$@" > "$ASKED"
+        [ "$RAY_TMPDIR" = /private ] && [ -z "$RAY_ADDRESS" ] || exit 99
         [ -e "$MARK" ] && echo "a mark that is left over" >&2
         umask > "$ASKED.umask"
         stat --format=%a "$RAY_AUTH_TOKEN_PATH" > "$ASKED.mode"
@@ -97,7 +98,7 @@ STAND_INS = {
         shift
         [ -z "$BROKEN" ] && "$@"
     """,
-    "raytriever": 'exit "${CODE:-0}"',
+    "raytriever": '[ "$1" = session-folder ] && echo /private || exit "${CODE:-0}"',
 }
 
 
@@ -149,7 +150,7 @@ def test_ray_on_slurm_has_all_cpus_and_outlives_a_node(
     slurm: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     assert slurm("10.1.2.3")[0] == 0
-    options = (tmp_path / "asked.srun").read_text().splitlines()[-1].split(" env ")[0].split()
+    options = (tmp_path / "asked.srun").read_text().splitlines()[-1].split(" bash ")[0].split()
     assert {"--cpus-per-task=4", "--no-kill"} <= set(options)
     assert "#SBATCH --no-kill" in (FOLDER / "slurm.sh").read_text().splitlines()
 

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +17,7 @@ import ray.train
 import torch
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
+from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group, _TorchBackend
 from ray.util.queue import Queue
 
 from raytriever.artifacts.artifact import ShardRecord
@@ -33,6 +36,7 @@ from raytriever.stages.metrics import (
     WAITING_SECONDS,
     StageMetrics,
 )
+from raytriever.stages.ray_session import session_folder
 from raytriever.stages.stage import Resources
 from trainers.engine.collectives import failing_together
 from trainers.engine.loop import Callback
@@ -49,6 +53,55 @@ _ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
 # back to the system, which maps and zeroes every page anew in the next: a sixth of a small run's time on CPUs
 # (`benchmarks/ray_train_share`). So blocks come from one heap, which is never trimmed.
 GLIBC_KEEPS_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
+
+
+# Interfaces by which ranks of one machine meet: they ask for no token, so nobody else may reach them
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def _worker_variables(on_gpus: bool) -> dict[str, str]:
+    return ({} if on_gpus else GLIBC_KEEPS_MEMORY) | (_LOOPBACK if _is_one_machine() else {})
+
+
+def _is_one_machine() -> bool:
+    """Whether Ray is this command's own; how many machines a cluster has tells only when workers have been placed."""
+    return sys.platform == "linux" and not os.environ.get("RAY_ADDRESS")
+
+
+def _torch_config(backend: str) -> TorchConfig:
+    return _OneMachine(backend=backend) if _is_one_machine() else TorchConfig(backend=backend)
+
+
+class _OneMachine(TorchConfig):  # type: ignore[misc]
+    """A process group whose ranks meet at a file of this user's alone.
+
+    PyTorch's store, by which they meet otherwise, listens on all of the machine's addresses and lets anybody write.
+    """
+
+    @property
+    def backend_cls(self) -> type[Any]:
+        """What starts the process group."""
+        return _MeetingAtAFile
+
+
+class _MeetingAtAFile(_TorchBackend):  # type: ignore[misc]
+    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
+        """Starts the process group on every worker."""
+        worker_group.execute(_set_torch_distributed_env_vars)
+        place = f"file://{session_folder()}/ranks-{uuid.uuid4().hex}"
+        started = [
+            worker_group.execute_single_async(
+                rank,
+                _setup_torch_process_group,
+                backend=backend_config.backend,
+                world_rank=rank,
+                world_size=len(worker_group),
+                init_method=place,
+                timeout_s=backend_config.timeout_s,
+            )
+            for rank in range(len(worker_group))
+        ]
+        ray.get(started)
 
 
 class Spread(NamedTuple):
@@ -72,14 +125,14 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
             use_gpu=gpus > 0,
             resources_per_worker={"CPU": cpus} | ({"GPU": gpus} if gpus > 0 else {}),
         ),
-        torch_config=TorchConfig(backend="nccl" if gpus > 0 else "gloo"),
+        torch_config=_torch_config("nccl" if gpus > 0 else "gloo"),
         run_config=RunConfig(
             # Checkpoints are ours; a new name keeps Ray Train from going on with a state of its own
             name=f"attempt-{uuid.uuid4().hex[:8]}",
             storage_path=f"{arguments['settings'].output}/ray-train",
             failure_config=FailureConfig(max_failures=failures_survived),
             callbacks=[EndAtMistakes()],
-            worker_runtime_env=None if gpus > 0 else {"env_vars": GLIBC_KEEPS_MEMORY},
+            worker_runtime_env={"env_vars": _worker_variables(gpus > 0)},
         ),
     )
 

@@ -1,0 +1,86 @@
+"""The Ray that a command starts for itself: joins no other, and nobody else on the machine gets at it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROBE = """
+import json
+import sys
+from types import SimpleNamespace
+
+import psutil
+import ray
+
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.stage import Resources
+
+
+def listening(process):
+    found = process.net_connections("tcp")
+    return [(each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN]
+
+
+def rank(arguments):
+    import torch
+    import torch.distributed as dist
+
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return json.dumps({"ranks": int(total), "listening": listening(psutil.Process())})
+
+
+with RaySession() as session:
+    session.start()
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    found = {"ports": [port for process in family for port in listening(process)], "nodes": len(ray.nodes())}
+    found["folder"] = ray._private.worker.global_worker.node.get_session_dir_path()
+    from trainers.jobs.workers import Spread, trainer_of
+
+    arguments = {"settings": SimpleNamespace(output=sys.argv[1])}
+    trainer = trainer_of(rank, arguments, Spread(Resources(workers=2, cpus_per_worker=1), None, 0))
+    print(json.dumps(found | {"rank": json.loads(trainer.fit().return_value)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def probed() -> Iterator[dict[str, Any]]:
+    """What a command's own Ray is like, beside a file that names another cluster as running."""
+    with tempfile.TemporaryDirectory(prefix="own") as base:  # a short path: Ray's sockets lie below it
+        Path(base).chmod(0o1777)
+        (Path(base) / "ray").mkdir()
+        (Path(base) / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+        (Path(base) / "probe.py").write_text(PROBE)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "RAY_TMPDIR": base}
+        command = [sys.executable, "probe.py", f"{base}/out"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=base)
+        assert done.returncode == 0, done.stderr[-3000:]
+        yield json.loads(done.stdout.splitlines()[-1]) | {"base": base}
+
+
+def test_it_joins_no_other_whatever_lies_about(probed: dict[str, Any]) -> None:
+    assert probed["nodes"] == 1
+
+
+def test_its_session_lies_where_nobody_else_may_enter(probed: dict[str, Any]) -> None:
+    assert probed["folder"].startswith(f"{probed['base']}/raytriever-{os.getuid()}/ray/session_")
+
+
+def test_it_serves_no_figures(probed: dict[str, Any]) -> None:
+    assert not {44217, 44227} & {port for _, port in probed["ports"]}
+
+
+def test_ranks_of_one_machine_meet_where_nobody_else_listens(probed: dict[str, Any]) -> None:
+    """One port of a rank is open to others: that of Ray's worker, which asks for the token."""
+    rank = probed["rank"]
+    assert rank["ranks"] == 2
+    others = [(ip, port) for ip, port in rank["listening"] if not ip.startswith("127.") and ip != "::1"]
+    assert len(others) <= 1, rank["listening"]

@@ -1,0 +1,88 @@
+"""Ray's sessions lie where this user alone may enter, whoever was there first."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raytriever.cluster.doctor import is_shut
+from raytriever.errors import UserError
+from raytriever.stages.ray_session import session_folder
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where anybody may write."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    return folder
+
+
+def test_it_is_made_closed_and_found_again(base: Path) -> None:
+    made = session_folder()
+    assert made == base / f"raytriever-{os.getuid()}"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert session_folder() == made
+
+
+def test_one_that_is_closed_is_taken_as_it_is(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(session_folder()))
+    assert session_folder() == base / f"raytriever-{os.getuid()}"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_one_that_others_may_enter_is_refused(base: Path, mode: int) -> None:
+    (base / f"raytriever-{os.getuid()}").mkdir()
+    (base / f"raytriever-{os.getuid()}").chmod(mode)
+    with pytest.raises(UserError, match="which other users may enter, or own"):
+        session_folder()
+
+
+def test_a_link_of_somebody_else_is_refused(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    (base / f"raytriever-{os.getuid()}").symlink_to(tmp_path / "theirs")
+    with pytest.raises(UserError, match="which other users may enter, or own"):
+        session_folder()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a folder away")
+def test_somebody_elses_folder_is_refused(base: Path) -> None:
+    (base / "raytriever-0").mkdir(mode=0o700)
+    os.chown(base / "raytriever-0", 65534, 65534)
+    with pytest.raises(UserError, match="which other users may enter, or own"):
+        session_folder()
+
+
+def test_a_folder_is_shut_where_one_above_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "closed").mkdir(mode=0o700)
+    inside = tmp_path / "closed" / "session"
+    inside.mkdir()
+    inside.chmod(0o777)
+    assert is_shut(inside)
+    assert is_shut(tmp_path / "closed" / "not yet there")
+
+
+@pytest.mark.usefixtures("base")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+def test_another_user_can_not_put_code_where_a_job_runs(tmp_path: Path) -> None:
+    """Ray's folders for copies of a job's program are open to all; what closes them is the folder above."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    resources = session_folder() / "ray" / "session_1" / "runtime_resources"
+    resources.mkdir(parents=True)
+    for folder in (resources, *resources.parents[:2]):
+        folder.chmod(0o777)
+    attack = (
+        f"import os; os.setgid(65534); os.setuid(65534); os.rename({str(resources)!r}, {str(resources)!r} + '-mine')"
+    )
+    done = subprocess.run([sys.executable, "-c", attack], capture_output=True, text=True)
+    assert "PermissionError" in done.stderr
+    assert resources.is_dir()
+    session_folder().chmod(0o777)  # the same attack where the folder above is open
+    assert subprocess.run([sys.executable, "-c", attack], capture_output=True).returncode == 0
