@@ -111,10 +111,10 @@ class BatchLines(JsonLines):
     def usage(self, published: Published) -> str:
         """FlagEmbedding's arguments, and what it needs of every example."""
         size, without = published.batch_size, published.figures.counts["examples without a hard negative"]
-        group = max(2, 1 + published.negatives)
+        group = 1 if without else 1 + published.negatives
         warning = (
-            f"\nFlagEmbedding needs a negative of every example; {without:,} here have none. Mine some and make the"
-            " batches again, or train with another tool.\n"
+            f"\n{without:,} examples have no hard negative, and FlagEmbedding can draw none for them: with"
+            " `--train_group_size 1` it trains on the other documents of the batch alone.\n"
             if without
             else ""
         )

@@ -88,7 +88,7 @@ def _described_layout(folder: Folder) -> Layout:
             for item in configurations
             if item.get("data_files")  # one that names a data_dir, say, is none of MTEB's
         }
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{where}: the YAML at its head can't be understood ({type(error).__name__}: {error}). Its configs must be"
             " a list of entries with config_name and data_files, these being a name, a list of entries with split and"

@@ -5,7 +5,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from html.parser import HTMLParser
+from html import unescape
 from itertools import groupby
 from typing import Literal, NamedTuple, Self
 from xml.etree import ElementTree
@@ -295,7 +295,12 @@ _INLINE = {"br": "\n", "code": "`", "td": " ", "th": " "}
 _BLOCKS = {"p", "div", "tr", "table", "dl", "dt", "dd", "hr", "section", "article", "details", "summary", "figure"} | {
     "pre", "li", "blockquote", *_LISTS, *_HEADINGS
 }  # fmt: skip
-_UNSEEN = {"script", "style", "template"}
+_RAW = {"script", "style", "template"}  # whose content is no text
+_DEEPEST = 100  # quotes and lists in one another; what is deeper is shown as if it were not
+_BOGUS = ("<!", "<?", "</")  # what browsers take for comments, up to the next >
+_TAG_NAME = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
+_END_OR_QUOTE = re.compile(r""">|=\s*["']""")
+_ATTRIBUTE = re.compile(r"""(?<![^\s/"'])([^\s/>=]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]*))""")
 _FENCES = re.compile(r"`{3,}")
 _LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]+)")
 
@@ -308,10 +313,67 @@ def html_to_text(html: str) -> str:
     description. White space outside code blocks is one space.
     """
     converter = _Converter()
-    converter.feed(html)
-    converter.close()
+    for tag, is_end, text in _pieces(html):
+        if not tag:
+            converter.add_text(text)
+        elif is_end:
+            converter.end(tag)
+        else:
+            converter.start(tag, text)
     converter.end_block()
     return "".join(converter.blocks)
+
+
+def _pieces(html: str) -> Iterator[tuple[str, bool, str]]:
+    """Tag after tag, each with whether it ends an element and with its attributes as written; texts have no tag.
+
+    In one pass from left to right, which no markup can make go back: a tag, a comment or a script without an end is
+    text, and so is what follows it.
+    """
+    at = 0
+    while (begin := html.find("<", at)) >= 0:
+        yield "", False, html[at:begin]
+        name = _TAG_NAME.match(html, begin)
+        if html.startswith("<!--", begin):
+            closed = html.find("-->", begin + 4)
+            at, name = closed + 3 if closed >= 0 else 0, None
+        elif name:
+            at = _end_of_tag(html, name.end())
+        elif html.startswith(_BOGUS, begin):
+            at = html.find(">", begin) + 1
+        else:
+            at = begin + 1
+            yield "", False, "<"
+        if at <= begin:  # there is no end
+            at = begin
+            break
+        if name:
+            tag = name[2].lower()
+            yield tag, bool(name[1]), html[name.end() : at - 1]
+            if tag in _RAW and not name[1]:
+                end = re.compile(f"</{tag}", re.IGNORECASE).search(html, at)
+                at = end.start() if end else len(html)
+    yield "", False, html[at:]
+
+
+def _end_of_tag(html: str, at: int) -> int:
+    """Where the tag ends, a > inside a quoted value being none; 0 where it doesn't."""
+    while mark := _END_OR_QUOTE.search(html, at):
+        if mark[0] == ">":
+            return mark.end()
+        closed = html.find(mark[0][-1], mark.end())
+        if closed < 0:
+            return 0
+        at = closed + 1
+    return 0
+
+
+def _plain(written: str) -> str:
+    """With its character references replaced; as it is where a number among them has thousands of digits."""
+    try:
+        return unescape(written)
+    except ValueError:
+        return written
 
 
 @dataclass
@@ -324,34 +386,29 @@ class _Open:
     items: int = 0
 
 
-class _Converter(HTMLParser):
+class _Converter:
     """Gathers finished ``blocks``; ``_line`` is the one being read, code where ``_language`` is a string."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.blocks: list[str] = []
         self._line: list[str] = []
         self._language: str | None = None
         self._open: list[_Open] = []
         self._follows_item = False  # whether the last block belongs to an item
-        self._unseen = 0
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def start(self, tag: str, attributes: str) -> None:
         """Begins a block, or marks code and images inside a line."""
-        values = {name: value or "" for name, value in attrs}
-        if tag in _UNSEEN:
-            self._unseen += 1
-        elif self._language is not None:
-            self._language = self._language or _language_of(values)
+        if self._language is not None:
+            self._language = self._language or _language_of(attributes)
             self._line.append("\n" if tag == "br" else "")
         elif tag not in _BLOCKS:
-            self._line.append(values.get("alt", "") if tag == "img" else _INLINE.get(tag, ""))
+            self._line.append(_attribute("alt", attributes) if tag == "img" else _INLINE.get(tag, ""))
         else:
             self.end_block()
             self._line.append(_HEADINGS.get(tag, ""))
             if tag == "pre":
-                self._language = _language_of(values)
-            elif tag in _LISTS or tag == "blockquote":
+                self._language = _language_of(attributes)
+            elif (tag in _LISTS or tag == "blockquote") and len(self._open) < _DEEPEST:
                 quote = "> " if tag == "blockquote" else ""
                 self._open.append(_Open(tag, quote, quote))
             elif tag == "li" and self._open:
@@ -363,11 +420,9 @@ class _Converter(HTMLParser):
         opened.first = f"{opened.items}. " if opened.tag == "ol" else "- "
         opened.later = " " * len(opened.first)
 
-    def handle_endtag(self, tag: str) -> None:
+    def end(self, tag: str) -> None:
         """Ends what the tag began."""
-        if tag in _UNSEEN:
-            self._unseen = max(0, self._unseen - 1)
-        elif tag == "pre" or (self._language is None and tag in _BLOCKS):
+        if tag == "pre" or (self._language is None and tag in _BLOCKS):
             self.end_block()
             if any(opened.tag == tag for opened in self._open):
                 while self._open.pop().tag != tag:
@@ -375,14 +430,10 @@ class _Converter(HTMLParser):
         elif self._language is None and tag == "code":
             self._line.append("`")
 
-    def handle_data(self, data: str) -> None:
+    def add_text(self, written: str) -> None:
         """Text, in which a line end outside of code is a space; one of the text's own is <br>."""
-        if not self._unseen:
-            self._line.append(data.replace("\n", " ") if self._language is None else data)
-
-    def parse_marked_section(self, i: int, report: bool = True) -> int:  # noqa: ARG002
-        """A comment, as in browsers; the parser of the library fails at kinds that it does not know."""
-        return self.parse_bogus_comment(i)
+        text = _plain(written)
+        self._line.append(text.replace("\n", " ") if self._language is None else text)
 
     def end_block(self) -> None:
         """Adds what was read to the blocks."""
@@ -408,6 +459,14 @@ class _Converter(HTMLParser):
         self.blocks.append(first + f"\n{later}".join(lines))
 
 
-def _language_of(attributes: dict[str, str]) -> str:
-    found = _LANGUAGE.search(attributes.get("class", ""))
+def _language_of(attributes: str) -> str:
+    found = _LANGUAGE.search(_attribute("class", attributes))
     return found[1] if found else ""
+
+
+def _attribute(name: str, attributes: str) -> str:
+    """The value of an attribute in those of a tag; '' where it has none."""
+    for found in _ATTRIBUTE.finditer(attributes):
+        if found[1].lower() == name:
+            return _plain(found[2] or found[3] or found[4] or "")
+    return ""

@@ -267,7 +267,9 @@ def _open_parquet(folder: Folder, name: str) -> pq.ParquetFile:
     try:
         # pre-buffering would hold whole row groups, which some writers make gigabytes large
         return pq.ParquetFile(folder.open_input(name), pre_buffer=False, buffer_size=_PARQUET_BUFFER)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the system, not of Arrow
+            raise
         raise _not_parquet(folder, name, error) from error
 
 

@@ -16,6 +16,7 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, Source, StoredCollection
+from retrieval.collections.records import Limits, reading_within
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
 
@@ -27,6 +28,8 @@ class CollectConfig(StageConfig):
     """The source, by its format."""
     rows_per_file: int = Field(default=50_000, gt=0)
     """Rows in a parquet file."""
+    limits: Limits = Limits()
+    """How large one piece of the source may be."""
 
 
 class Collect(Stage[CollectConfig]):
@@ -45,11 +48,13 @@ class Collect(Stage[CollectConfig]):
     def check_inputs(self, there: Set[str]) -> None:
         """Opens the source, which names a missing folder, file or split."""
         if input_paths(self.config).keys() <= there and not is_artifact(self.config.output):
-            self.source()
+            with reading_within(self.config.limits):
+                self.source()
 
     def resolved(self) -> dict[str, Any]:
-        """Without ``cross_validation`` where there is none."""
+        """Without ``cross_validation`` where there is none, and without limits, which change nothing that is read."""
         values = super().resolved()
+        del values["limits"]
         if values["source"].get("cross_validation", ...) is None:
             del values["source"]["cross_validation"]
         return values
@@ -60,7 +65,8 @@ class Collect(Stage[CollectConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """Writes documents, queries, judgments, and what the source says of itself."""
-        return write_collection(self.source(), writer, self.config.rows_per_file)
+        with reading_within(self.config.limits):
+            return write_collection(self.source(), writer, self.config.rows_per_file)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """What the source says of itself (the interpreter's version, say)."""

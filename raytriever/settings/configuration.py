@@ -49,6 +49,9 @@ class YamlLoader(yaml.SafeLoader):
         return int(self.construct_yaml_int(node))
 
 
+_MOST_VALUES, _DEEPEST = 100_000, 50  # that settings can mean, aliases written out
+_TOO_DEEP = f"it is nested more than {_DEEPEST} deep"
+
 YamlLoader.add_constructor("tag:yaml.org,2002:int", YamlLoader.construct_whole_number)
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,7 +60,8 @@ Model = TypeVar("Model", bound=BaseModel)
 class Settings(BaseModel):
     """Base of every settings model: immutable, and a key it doesn't know is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # NaN is neither above nor below a bound, so a setting that holds it would switch off what it is for
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -82,18 +86,36 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """Reads a YAML mapping. Raises ``UserError`` with the line where the text is no YAML or no mapping."""
+    """Reads a YAML mapping.
+
+    Raises ``UserError`` with the line where the text is no YAML or no mapping, and where it stands for too much.
+    """
     try:
         value = yaml.load(text, YamlLoader)
-    except yaml.YAMLError as error:
+        _require_bounded(value)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a date that doesn't exist is a ValueError
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it can't be parsed"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None)
+        problem = problem or (_TOO_DEEP if isinstance(error, RecursionError) else error)
         raise UserError(f"{where}{line} is not valid YAML: {problem}.") from error
     if not isinstance(value, dict):
         given = "nothing" if value is None else type(value).__name__
         raise UserError(f"{where} holds {given}; a mapping of settings (key: value) was expected.")
     return value
+
+
+def _require_bounded(value: Any) -> None:
+    """Raises ``YAMLError`` where aliases (``*name``) repeat so much, or themselves, that no settings can be meant."""
+    pending, count = [(value, 0)], 0
+    while pending:
+        item, depth = pending.pop()
+        count += 1
+        if depth > _DEEPEST or count > _MOST_VALUES:
+            problem = _TOO_DEEP if depth > _DEEPEST else f"it stands for more than {_MOST_VALUES:,} values"
+            raise yaml.MarkedYAMLError(problem=problem)
+        below = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        pending += [(each, depth + 1) for each in below]
 
 
 def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -118,9 +140,11 @@ def _override_value(override: str, key: str, text: str) -> Any:
     quoted = shlex.quote(f"{key}={json.dumps(text, ensure_ascii=False)}")
     try:
         node, value = yaml.compose(text, YamlLoader), yaml.load(text, YamlLoader)
-    except (yaml.YAMLError, ValueError) as error:  # a date that doesn't exist is a ValueError
+        _require_bounded(value)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a date that doesn't exist is a ValueError
         raise UserError(
-            f"--set {override!r}: the value is not valid YAML. If it is text, put it in quotes: --set {quoted}."
+            f"--set {override!r:.200}: the value is not valid YAML. If it is text, put it in quotes:"
+            f" --set {quoted:.200}."
         ) from error
     is_plain = isinstance(node, yaml.ScalarNode) and node.style is None and not text.startswith("!")  # as !!str 1
     if text and (node is None or (is_plain and isinstance(value, str) and value != text)):
@@ -138,7 +162,7 @@ def split_values(listed: str, where: str) -> list[str]:
     """
     try:
         node: Any = yaml.compose(f"[{listed}]", Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{where}: the values are not valid YAML; leave none empty, or quote them.") from error
     return [listed[item.start_mark.index - 1 : item.end_mark.index - 1].strip() for item in node.value]
 

@@ -8,6 +8,8 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from json.encoder import encode_basestring
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -26,6 +28,33 @@ _CHARACTERS_AT_ONCE = 4 << 20
 _COMMIT = re.compile(r"hf://.+@[0-9a-f]{40}")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}(\.0*)?")
 _INT32 = range(-(2**31), 2**31)
+
+
+class Limits(Settings):
+    """How large one piece of a source may be: what is larger is damaged or made to do harm, or the limit is raised."""
+
+    line_bytes: int = Field(default=64 << 20, gt=0)
+    """The longest line of a text file, without compression."""
+    document_characters: int = Field(default=20_000_000, gt=0)
+    """The longest text of a document or a query."""
+
+
+_limits = ContextVar("limits", default=Limits())  # noqa: B039  # settings are frozen
+
+
+@contextmanager
+def reading_within(limits: Limits) -> Iterator[None]:
+    """Whatever is read in the block has these limits, elsewhere the default ones."""
+    token = _limits.set(limits)
+    try:
+        yield
+    finally:
+        _limits.reset(token)
+
+
+def longest_line() -> int:
+    """Bytes of the longest line that may be read."""
+    return _limits.get().line_bytes
 
 
 class CrossValidation(Settings):
@@ -90,7 +119,8 @@ class Record(NamedTuple):
     def required(self, key: str) -> Any:
         """What is under the key, which must be there."""
         if key not in self.values:
-            raise UserError(f'{self.place} has no "{key}"; its keys are {sorted(self.values)}. Every record needs one.')
+            keys = f"{sorted(self.values)}"
+            raise UserError(f'{self.place} has no "{key}"; its keys are {keys:.300}. Every record needs one.')
         return self.values[key]
 
     def id(self, key: str) -> str:
@@ -225,12 +255,18 @@ class Format(ABC):
 
 
 def in_chunks(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
-    """Lists bounded in records and in characters."""
+    """Lists bounded in records and in characters. Raises ``UserError`` for a record above the limit on texts."""
     chunk: list[AnyRecord] = []
-    characters = 0
+    characters, longest = 0, _limits.get().document_characters
     for record in records:
         chunk.append(record)
-        characters += sum(len(value) for value in record if isinstance(value, str))
+        length = sum(len(value) for value in record if isinstance(value, str))
+        if length > longest:
+            raise UserError(
+                f"{record.place} holds {length:,} characters, above limits.document_characters ({longest:,}). If that"
+                " is one document, raise the limit; else cut the file into documents."
+            )
+        characters += length
         if len(chunk) == _RECORDS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
             yield chunk
             chunk, characters = [], 0

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Annotated, Any, cast
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from pydantic import BeforeValidator
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from retrieval.collections.records import Place, Record
+from retrieval.collections.records import Place, Record, longest_line
 
 # what a setting that names files takes: one name or several, which may hold *
 FileNames = Annotated[
@@ -89,12 +90,17 @@ def open_decompressed(folder: Folder, name: str) -> io.BufferedReader:
 def numbered_lines(folder: Folder, name: str) -> Iterator[tuple[Place, str]]:
     """Place and text of every line of a file, without its line end.
 
-    A byte order mark is skipped; the last line needs no end. Raises ``UserError`` for bytes not in UTF-8, and for a
-    compressed file that is cut off or damaged.
+    A byte order mark is skipped; the last line needs no end. Raises ``UserError`` for bytes not in UTF-8, for a line
+    above the limit, and for a compressed file that is cut off or damaged.
     """
-    path, offset = folder.describe(name), 0
+    path, offset, longest = folder.describe(name), 0, longest_line()
     with open_decompressed(folder, name) as file:
-        for number, line in enumerate(_lines_of(file, path), start=1):
+        for number, line in enumerate(_lines_of(file, path, longest), start=1):
+            if len(line) > longest:
+                raise UserError(
+                    f"{path}, line {number} is longer than {longest:,} bytes (limits.line_bytes). If the file is meant"
+                    " to have such lines, raise the limit."
+                )
             try:
                 text = line.decode()
             except UnicodeDecodeError as error:
@@ -106,9 +112,9 @@ def numbered_lines(folder: Folder, name: str) -> Iterator[tuple[Place, str]]:
             yield Place(path, number), (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
 
 
-def _lines_of(file: io.BufferedReader, name: str) -> Iterator[bytes]:
+def _lines_of(file: io.BufferedReader, name: str, longest: int) -> Iterator[bytes]:
     try:
-        yield from file
+        yield from iter(partial(file.readline, longest + 1), b"")
     except (OSError, EOFError) as error:
         if not name.endswith(tuple(_COMPRESSIONS)):
             raise
@@ -188,6 +194,7 @@ def json_records(folder: Folder, name: str) -> Iterator[Record]:
 
 def _list_entries(stream: io.TextIOBase, text: str) -> Iterator[dict[str, Any]]:
     """The objects of a JSON list that begins with ``text``. Raises ``ValueError`` for what is none."""
+    longest = longest_line()
     at, allowed = 0, "["  # how many characters of the text are used, and what may come next
     while True:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
@@ -208,6 +215,8 @@ def _list_entries(stream: io.TextIOBase, text: str) -> Iterator[dict[str, Any]]:
         else:
             is_cut = not character
             problem = f"{character!r} stands where {' or '.join(allowed) or 'its end'} must" if character else _NO_END
+        if len(text) - at > longest:
+            raise ValueError(f"it is longer than limits.line_bytes, {longest:,}")
         # as much as is left at least, so that a long object is not read over and over
         block = stream.read(max(len(text) - at, _BLOCK_CHARACTERS)) if is_cut else ""
         if not block and (character or allowed):

@@ -1,6 +1,7 @@
 """HTML of posts as text: code and structure stay, markup goes, and nothing written in it is an error."""
 
 import html
+import time
 
 import pytest
 from hypothesis import given
@@ -73,3 +74,40 @@ def test_any_markup_gives_text_without_blank_ends(pieces: list[str]) -> None:
     assert text == text.strip("\n")
     if "<!--" not in pieces and "<" not in pieces:
         assert text.count("w") == pieces.count("w")
+
+
+PIECES = [
+    "<blockquote>x",
+    "<!--",
+    "</",
+    "<?",
+    '<a "',
+    '<a b="',
+    "<a b='",
+    "&#",
+    "<!",
+    "<![CDATA[",
+    "<ul><li>x",
+    "<a ",
+    "<p",
+]
+PIECES += ["<script>", "<", "<pre>x", "</x>", "<code>", "<textarea>", f"<p {'x' * 300}", "<img alt=x=", "&#99999999999"]
+
+
+@pytest.mark.parametrize("end", ["", ">", '">', "-->"])
+@pytest.mark.parametrize("piece", PIECES)
+def test_no_markup_takes_more_time_or_memory_than_its_length_allows(piece: str, end: str) -> None:
+    """What takes quadratic time took a minute and half a gigabyte at this size."""
+    source = piece * (300_000 // len(piece)) + end
+    started = time.monotonic()
+    assert len(html_to_text(source)) <= 101 * len(source)
+    assert time.monotonic() - started < 15
+
+
+def test_what_is_nested_too_deep_is_shown_less_deep() -> None:
+    text = html_to_text("<blockquote>" * 300 + "<p>x</p>")
+    assert text == "> " * 100 + "x"
+
+
+def test_a_number_with_thousands_of_digits_is_no_character() -> None:
+    assert html_to_text(f"<p>&#{'9' * 5000}; &amp;</p>") == f"&#{'9' * 5000}; &amp;"

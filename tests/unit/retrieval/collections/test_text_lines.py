@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,19 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections import text_lines
+from retrieval.collections.records import Limits, reading_within
 from retrieval.collections.text_lines import (
     find_file,
     find_files,
     json_lists,
     json_objects,
+    json_records,
     numbered_lines,
     plain_name,
     tab_separated,
 )
 from tests.unit.retrieval.collections.packed_files import write_files
+from tests.unit.small_run import make
 
 
 def written(folder: Path, data: bytes) -> Folder:
@@ -198,3 +203,40 @@ def test_files_are_found_by_name_and_by_pattern(place: str) -> None:
 def test_escaped_surrogate_pairs_are_text(tmp_path: Path) -> None:
     folder = written(tmp_path, rb'{"text": "\ud83d\ude00 \uD55C"}')
     assert [record.values for record in json_objects(folder, "file")] == [{"text": "😀 한"}]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_line_above_the_limit_is_refused_before_it_is_in_memory(tmp_path: Path, ending: str) -> None:
+    data = b"short\n" + b"x" * 50_000_000 + b"\n"
+    (tmp_path / f"file{ending}").write_bytes(gzip.compress(data) if ending else data)
+    folder = Folder(str(tmp_path))
+    tracemalloc.start()
+    with (
+        reading_within(Limits(line_bytes=1_000_000)),
+        pytest.raises(UserError, match="line 2 is longer than 1,000,000"),
+    ):
+        lines_of(folder, f"file{ending}")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 30_000_000
+    assert [number for number, _ in lines_of(folder, f"file{ending}")] == [1, 2]
+
+
+def test_an_entry_of_a_json_list_has_the_limit_of_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(json.dumps([{"a": "x"}, {"a": "x" * 30_000_000}]))
+    with reading_within(Limits(line_bytes=1_000_000)), pytest.raises(UserError, match=r"longer than limits.line_bytes"):
+        list(json_records(Folder(str(tmp_path)), "file"))
+
+
+def test_a_text_above_the_limit_is_named_by_its_line(tmp_path: Path) -> None:
+    write_files(str(tmp_path), {"corpus.jsonl": json.dumps({"_id": "0", "title": "", "text": "x" * 2000}) + "\n"})
+    write_files(str(tmp_path), {"queries.jsonl": json.dumps({"_id": "q", "text": "what"}) + "\n"})
+    write_files(str(tmp_path), {"qrels/test.tsv": "query-id\tcorpus-id\tscore\nq\t0\t1\n"})
+    source = {"kind": "beir", "path": str(tmp_path)}
+    values = {"source": source, "limits": {"document_characters": 1000}, "output": str(tmp_path / "out")}
+    with pytest.raises(UserError, match=r"corpus.jsonl, line 1 holds 2,001 characters, above limits"):
+        make(Collect(CollectConfig.model_validate(values)))
+    one, other = (
+        Collect(CollectConfig.model_validate({**values, "limits": {"document_characters": n}})) for n in (1, 2)
+    )
+    assert one.derivation() == other.derivation()

@@ -1,0 +1,164 @@
+"""Any bytes in any file of a source are read or refused by name: no reader fails otherwise, and none waits for ever.
+
+``RAYTRIEVER_FUZZ``: how many inputs each reader is given, 40 by default.
+"""
+
+import gzip
+import io
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from pipelines.formats.sources import AnySource
+from raytriever.errors import UserError
+from tests.unit.pipelines.formats import test_dpr, test_ms_marco, test_mteb, test_nomic, test_tevatron, test_tripclick
+from tests.unit.pipelines.formats.test_flag_embedding import EXAMPLES
+from tests.unit.pipelines.formats.test_stack_exchange import POSTS
+from tests.unit.retrieval.collections.contents import contents
+
+INPUTS = int(os.environ.get("RAYTRIEVER_FUZZ", "40"))
+CORPUS = [{"_id": "0", "title": "One", "text": "first"}, {"_id": "1", "title": "", "text": "second"}]
+QUERIES = [{"_id": "a", "text": "what"}, {"_id": "b", "text": "who"}]
+QRELS = "query-id\tcorpus-id\tscore\na\t0\t1\nb\t1\t2\n"
+
+
+def lines(*rows: Any) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+# by name: settings, and the files of a source that can be read
+READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
+    "beir": (
+        {"kind": "beir"},
+        {"corpus.jsonl": lines(*CORPUS), "queries.jsonl": lines(*QUERIES), "qrels/test.tsv": QRELS},
+    ),
+    "packed beir": (
+        {"kind": "beir"},
+        {
+            "corpus.jsonl.gz": gzip.compress(lines(*CORPUS).encode()),
+            "queries.jsonl": lines(*QUERIES),
+            "qrels/test.tsv": QRELS,
+        },
+    ),
+    "mteb": (
+        {"kind": "mteb"},
+        {
+            "README.md": test_mteb.README,
+            "judged/test.jsonl": lines(*test_mteb.TEST),
+            "judged/train-1.jsonl": lines(*test_mteb.TRAIN),
+            "judged/more.jsonl": lines({"query-id": "q2", "corpus-id": "d1", "score": 0}),
+            "texts/c.parquet": parquet(test_mteb.CORPUS),
+            "texts/q-1.jsonl": lines(*test_mteb.QUERIES),
+        },
+    ),
+    "columns": (
+        {
+            "kind": "columns",
+            "documents": {"table": "docs.csv", "id": "_id", "text": "text", "title": "title"},
+            "queries": {"table": "queries.tsv", "id": "_id", "text": "text"},
+        },
+        {"docs.csv": '_id,title,text\n0,One,"first, ""x"""\n', "queries.tsv": "_id\ttext\na\twhat\n"},
+    ),
+    "parquet": (
+        {"kind": "columns", "documents": {"table": "docs.parquet", "id": "_id", "text": "text"}},
+        {"docs.parquet": parquet(CORPUS)},
+    ),
+    "ms_marco": ({"kind": "ms_marco"}, {name: test_ms_marco.FILES[name] for name in list(test_ms_marco.FILES)[:5]}),
+    "ms_marco triples": (
+        {
+            "kind": "ms_marco",
+            "qrels": {},
+            "triples": {"train": "triples.tsv"},
+            "text_triples": {"train": "texts.tsv"},
+            "colbert_triples": {"train": "colbert.json"},
+            "top1000": "top1000.dev.tsv",
+        },
+        test_ms_marco.FILES,
+    ),
+    "trec": (
+        {"kind": "trec", "documents": "docs.txt", "queries": "topics.txt", "qrels": {"test": "qrels.txt"}},
+        {
+            "docs.txt": test_tripclick.MARKED_UP["documents/docs_grp_00.txt"],
+            "topics.txt": test_tripclick.MARKED_UP["topics/topics.head.train.txt"],
+            "qrels.txt": "1 0 7 1\n",
+        },
+    ),
+    "tripclick": ({"kind": "tripclick"}, test_tripclick.MARKED_UP),
+    "dpr list": (
+        {"kind": "dpr", "examples": {"train": "t.json"}},
+        {"t.json": json.dumps(test_dpr.EXAMPLES)},
+    ),
+    "dpr": (
+        {"kind": "dpr", "passages": "psgs.tsv", "questions": {"test": "q.csv"}},
+        {"psgs.tsv": test_dpr.PASSAGES, "q.csv": test_dpr.QUESTIONS},
+    ),
+    "tevatron": (
+        {"kind": "tevatron", "examples": {"train": "t.jsonl"}},
+        {"t.jsonl": lines(*test_tevatron.WRITTEN_OUT)},
+    ),
+    "flag_embedding": (
+        {"kind": "flag_embedding", "examples": {"train": "t.jsonl"}},
+        {"t.jsonl": lines(*EXAMPLES)},
+    ),
+    "nomic": (
+        {"kind": "nomic"},
+        {"data/train.parquet": parquet(test_nomic.ROWS), "more.jsonl": lines(*test_nomic.ROWS)},
+    ),
+    "source_tree": ({"kind": "source_tree"}, {"a.py": "x = 1\n", "b/c.md": "# Head\n", "d.rs": "fn f() {}\n"}),
+    "stack_exchange": ({"kind": "stack_exchange", "posts": {"site": "Posts.xml"}}, {"Posts.xml": POSTS}),
+}
+
+MARKS = "\0|{|\"|'|\\ud800|\t|\n|\r|<|<!--|&#|PAR1|1e999|NaN|null|[]|\u2028|-0|<DOC>|</DOC>|<row |/>|query-id|_id|:|,"
+JUNK = st.sampled_from(
+    [b"", b"\xff\xfe", b"\x1f\x8b", b"[" * 3000, b"9" * 5000, *(mark.encode() for mark in MARKS.split("|"))]
+)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_source_can_be_read(tmp_path: Path, name: str) -> None:
+    assert contents(opened(tmp_path, *READERS[name])).documents
+
+
+def opened(folder: Path, values: dict[str, Any], files: Mapping[str, str | bytes]) -> Any:
+    for file, content in files.items():
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return TypeAdapter(AnySource).validate_python({**values, "path": str(folder)}).open()
+
+
+@settings(max_examples=INPUTS, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(data=st.data())
+@pytest.mark.parametrize("name", READERS)
+def test_any_bytes_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
+    values, files = READERS[name]
+    changed = data.draw(st.sampled_from(sorted(files)))
+    content = files[changed]
+    whole = content if isinstance(content, bytes) else content.encode()
+    for _ in range(data.draw(st.integers(1, 3))):
+        begin = data.draw(st.integers(0, len(whole)))
+        end = data.draw(st.sampled_from([begin, begin + 1, begin + 7, len(whole)]))
+        whole = whole[:begin] + data.draw(JUNK | st.binary(max_size=12)) + whole[end:]
+    folder = tmp_path_factory.mktemp("any")
+    with suppress(UserError):
+        source = opened(folder, values, {**files, changed: whole})
+        source.fingerprint()
+        contents(source)
