@@ -8,6 +8,7 @@ The command. ``raytriever run quickstart`` chains the jobs of a recipe; every jo
 """
 
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +24,12 @@ from raytriever.command_line import (
     user_errors,
 )
 from raytriever.jobs import COMMANDS, JOBS, load, stage_class
-from raytriever.reports.log import configure_log, log
+from raytriever.reports.log import configure_log
 
 TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
+VersionOption = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=lambda asked: asked and _print_version(), help="Shows it.")
+]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replaces a different artifact, and takes over another machine's lock.")
 ]
@@ -56,9 +60,15 @@ for _name, (_, _line) in {**COMMANDS, **JOBS}.items():
 @app.callback()
 def before_any_command(
     with_traceback: TracebackOption = False,  # noqa: ARG001  # read where a command is invoked
+    version: VersionOption = False,  # noqa: ARG001
 ) -> None:
     """Train retrievers on well-built batches, index, search and evaluate. See README.md."""
     configure_log()
+
+
+def _print_version() -> None:
+    typer.echo(metadata.version("raytriever"))
+    raise typer.Exit
 
 
 def _command(name: str) -> Any:
@@ -121,7 +131,7 @@ def _job(job: str) -> Callable[..., None]:
         with RaySession() as session:
             artifact = run_stage(stage, session, replace=force, force=force)
         for line in closing_lines([(stage, artifact)]):
-            log.info(line)
+            typer.echo(line)
 
     command.__doc__ = JOBS[job][1]
     return command

@@ -16,9 +16,11 @@ from pipelines.queries.headings import HeadingQueries, TitleQueries
 from pipelines.queries.spans import CropQueries, InverseClozeQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
+from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, record_batches
+from retrieval.collections.digests import DigestSet
 
 _ROWS_AT_ONCE = 1_000
 HELD_OUT_SPLIT = "test"
@@ -124,11 +126,17 @@ class Queries(Stage[QueriesConfig]):
         return {"made_by": self.config.queries.kind}
 
     def summary(self, artifact: Artifact) -> str:
-        """Queries, documents, and how many source documents they were made from."""
-        counts = artifact.manifest["counts"]
-        return (
-            f"{counts['queries']:,} queries and {counts['documents']:,} documents out of {counts['source documents']:,}"
-        )
+        """Queries, documents, and how many source documents they were made from; a warning of one text many times."""
+        counts, texts = artifact.manifest["counts"], DigestSet()
+        for table in StoredCollection(artifact.uri).rows_of("queries").tables(["text"]):
+            texts.add(table["text"].to_pylist())
+        if 2 * len(texts) < counts["queries"]:
+            log.warning(
+                f"Warning: {counts['queries']:,} queries have {len(texts):,} different texts, and each judges its own"
+                " document alone. Another kind of queries, or other documents, may tell them apart."
+            )
+        made = f"{counts['queries']:,} queries and {counts['documents']:,} documents"
+        return f"{made} out of {counts['source documents']:,}"
 
 
 def is_chunked(collection: StoredCollection) -> bool:

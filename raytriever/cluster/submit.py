@@ -6,6 +6,7 @@ Secrets don't travel: Ray writes a job's command and its runtime environment int
 import asyncio
 import logging
 import os
+import re
 import secrets
 import shlex
 import signal
@@ -35,6 +36,7 @@ _SILENCE_SECONDS = 45  # of a log; below the minute after which many proxies cut
 _POLL_SECONDS = 0.5
 _RECONNECT_SECONDS = 2.0
 _PATIENCE_SECONDS = 180  # with a cluster that doesn't answer
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # Ray makes files and addresses of it
 _INTERRUPTED = 128 + signal.SIGINT
 
 AddressOption = Annotated[
@@ -55,6 +57,8 @@ def submit(
 ) -> None:
     """Runs a command on a cluster: sends the program, shows what it writes, exits with its code."""
     words = checked_command(command)
+    if name and not _NAME.fullmatch(name):
+        raise UserError(f"--name {name!r}: it takes letters, digits, '.', '_' and '-', a letter or digit first.")
     environment = _runtime_environment(runtime_env)
     client = job_client(address)
     name = name or f"{words[0]}-{secrets.token_hex(4)}"

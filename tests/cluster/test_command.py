@@ -65,7 +65,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.yaml").write_text(recipe)
     done = raytriever("run", "recipe.yaml", "--output", "out", folder=folder)
     assert done.returncode == 0, done.stderr
-    assert "1.0000" in done.stderr  # both queries have their document first
+    assert "1.0000" in done.stdout  # both queries have their document first
     return folder
 
 
@@ -190,7 +190,7 @@ def test_bad_data_is_named_and_nothing_is_left(finished, session, tmp_path, docu
     before = hashes(finished / "out")
     arguments = ["collect", "--set", "source.kind=beir", "--set", f"source.path={data}"]
     assert expected in refused(*arguments, "--set", f"output={tmp_path / 'out'}")
-    assert list(hashes(tmp_path / "out")) == [str(tmp_path / "out" / "building.json")]
+    assert hashes(tmp_path / "out") == {}
     assert hashes(finished / "out") == before
 
     shutil.rmtree(data)  # mended, the same command goes through
@@ -230,7 +230,7 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(finished, session, smal
     assert "No space left on device" in said
     assert "run the same command again" in said
     assert hashes(small_disk / "out") == before
-    assert list(hashes(small_disk / "large")) == [str(small_disk / "large" / "building.json")]
+    assert hashes(small_disk / "large") == {}
 
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
     assert CliRunner().invoke(app, arguments).exit_code == 0

@@ -51,7 +51,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, session
     each = "corpus.source.path=" + ",".join(f"{data}/{name}" for name in COLLECTIONS)
     done = CliRunner().invoke(app, ["run", "retrieval", "--each", each, *overrides, "--output", str(folder)])
     assert done.exit_code == 0, (done.output[-3000:], done.exception)
-    assert "nDCG@10 by collection" in done.stderr
+    assert "nDCG@10 by collection" in done.stdout
     return folder
 
 

@@ -91,6 +91,13 @@ def test_a_password_in_a_uri_is_not_sent(command: list[str], word: str) -> None:
     assert submit.checked_command(["run", "a@b", "--output", "s3://b/x"]) == ["run", "a@b", "--output", "s3://b/x"]
 
 
+@pytest.mark.parametrize("name", ["../../x", "a/b", "<script>", " ", "-x", "x" * 129, "a\nb"])
+def test_a_name_that_is_no_files_name_is_refused(name: str) -> None:
+    done = CliRunner().invoke(app, ["submit", "--name", name, "--", "doctor"])
+    assert done.exit_code == 2
+    assert "it takes letters, digits" in done.stderr
+
+
 def test_a_runtime_environment_is_sent_but_for_what_submit_sets(tmp_path: Path) -> None:
     file = tmp_path / "env.yaml"
     file.write_text("env_vars: {A: '1'}\npip: [x]\n")
