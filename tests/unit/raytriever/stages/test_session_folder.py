@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -68,21 +69,19 @@ def test_a_folder_is_shut_where_one_above_it_is(tmp_path: Path) -> None:
     assert is_shut(tmp_path / "closed" / "not yet there")
 
 
-@pytest.mark.usefixtures("base")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
-def test_another_user_can_not_put_code_where_a_job_runs(tmp_path: Path) -> None:
+def test_another_user_can_not_put_code_where_a_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's folders for copies of a job's program are open to all; what closes them is the folder above."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    resources = session_folder() / "ray" / "session_1" / "runtime_resources"
-    resources.mkdir(parents=True)
-    for folder in (resources, *resources.parents[:2]):
-        folder.chmod(0o777)
-    attack = (
-        f"import os; os.setgid(65534); os.setuid(65534); os.rename({str(resources)!r}, {str(resources)!r} + '-mine')"
-    )
-    done = subprocess.run([sys.executable, "-c", attack], capture_output=True, text=True)
-    assert "PermissionError" in done.stderr
-    assert resources.is_dir()
-    session_folder().chmod(0o777)  # the same attack where the folder above is open
-    assert subprocess.run([sys.executable, "-c", attack], capture_output=True).returncode == 0
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        Path(base).chmod(0o1777)
+        monkeypatch.setenv("RAY_TMPDIR", base)
+        resources = session_folder() / "ray" / "session_1" / "runtime_resources"
+        resources.mkdir(parents=True)
+        for folder in (resources, *resources.parents[:2]):
+            folder.chmod(0o777)
+        rename = f"os.rename({str(resources)!r}, {str(resources)!r} + '-mine')"
+        attack = [sys.executable, "-c", f"import os; os.setgid(65534); os.setuid(65534); {rename}"]
+        assert "PermissionError" in subprocess.run(attack, capture_output=True, text=True).stderr
+        assert resources.is_dir()
+        session_folder().chmod(0o777)  # the same attack where the folder above is open
+        assert subprocess.run(attack, capture_output=True).returncode == 0
