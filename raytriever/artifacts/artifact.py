@@ -327,7 +327,8 @@ def _first_problem(error: Exception) -> object:
         return error
     problem = error.errors()[0]
     place = ".".join(map(str, problem["loc"]))
-    return problem["ctx"]["error"] if problem["type"] == "value_error" else f"{place}: {problem['msg']}"
+    own = problem.get("ctx", {}).get("error")  # what a dataclass of ours has raised
+    return own or f"{place}: {problem['msg']}"
 
 
 def _absent(folder: Folder, kind: str | None) -> str:
