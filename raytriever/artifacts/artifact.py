@@ -209,13 +209,12 @@ class Artifact:
 
         Raises ``UserError`` where the file is missing or damaged.
         """
+        if self.folder.is_local:
+            self._compare(name)
         try:
-            path = self.folder.local_path(name, self._files[name].sha256)
-            if self.folder.is_local:
-                self._compare(name)
+            return self.folder.local_path(name, self._files[name].sha256)
         except FileNotFoundError as error:
             raise self._missing(name) from error
-        return path
 
     def open(self, name: str) -> pa.NativeFile:
         """One of its files for random access, where it is stored; of a local one the bytes are known to be whole.
@@ -238,41 +237,42 @@ class Artifact:
         Files in an object store are compared by their sizes; whoever reads one compares its hash. Raises ``UserError``
         that names the file.
         """
-        stored = self.folder.files()
-        for name, file in self._files.items():
-            if name not in stored:
-                raise self._missing(name)
-            if stored[name] != file.bytes:
-                raise self._damaged(name)
         if self.folder.is_local:
             before = dict(self._stamps())
             for name in self._files:
                 self._compare(name)
             if self._stamps() != before:
                 write_stamps(self.folder, self._stamps())
+            return
+        stored = self.folder.files()
+        for name, file in self._files.items():
+            if name not in stored:
+                raise self._missing(name)
+            if stored[name] != file.bytes:
+                raise self._damaged(name)
 
     def verify(self) -> None:
         """Reads every file where it is stored and compares hashes. Raises ``UserError`` that names the damaged file."""
-        stamps = {}
-        for name, file in self._files.items():
-            try:
-                found = self.folder.sha256(name)
-            except FileNotFoundError as error:
-                raise self._missing(name) from error
-            if found != file.sha256:
-                raise self._damaged(name)
-            if stamp := self.folder.stamp(name):
-                stamps[name] = stamp
-        write_stamps(self.folder, stamps)
+        for name in self._files:
+            self._compare(name, read=True)
+        write_stamps(self.folder, self._stamps())
 
-    def _compare(self, name: str) -> None:
-        """Compares a local file with the manifest, by its hash unless it has not changed since that was done."""
-        stamp = self.folder.stamp(name)
-        if stamp is None or self._stamps().get(name) == stamp:
-            return
-        if self.folder.sha256(name) != self._files[name].sha256:
+    def _compare(self, name: str, *, read: bool = False) -> None:
+        """Compares a file with the manifest by its hash, unless it has not changed since that was done.
+
+        ``read``: whatever its time says. Raises ``UserError``.
+        """
+        try:
+            stamp = self.folder.stamp(name)
+            if not read and stamp is not None and self._stamps().get(name) == stamp:
+                return
+            found = self.folder.sha256(name)
+        except FileNotFoundError as error:
+            raise self._missing(name) from error
+        if found != self._files[name].sha256:
             raise self._damaged(name)
-        self._stamps()[name] = stamp
+        if stamp is not None:
+            self._stamps()[name] = stamp
 
     def _stamps(self) -> dict[str, tuple[int, int]]:
         """Of each file its bytes and time of change when it was last compared."""

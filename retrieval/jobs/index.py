@@ -211,8 +211,7 @@ def id_blocks(artifact: Artifact, prefix: str = "ids/", suffix: str = ".parquet"
     Of an object store's files nothing else is fetched.
     """
     for name in artifact.names(prefix, suffix):
-        source = artifact.path(name) if artifact.folder.is_local else artifact.folder.open_input(name)
-        for batch in pq.ParquetFile(source).iter_batches(_IDS_AT_ONCE, columns=["id"]):
+        for batch in pq.ParquetFile(artifact.open(name)).iter_batches(_IDS_AT_ONCE, columns=["id"]):
             yield batch.column(0)
 
 
