@@ -26,10 +26,15 @@ from raytriever.command_line import (
 from raytriever.jobs import COMMANDS, JOBS, load, stage_class
 from raytriever.reports.log import configure_log
 
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(metadata.version("raytriever"))
+        raise typer.Exit
+
+
 TracebackOption = Annotated[bool, typer.Option("--traceback", help="Shows where in the code an error arose.")]
-VersionOption = Annotated[
-    bool, typer.Option("--version", is_eager=True, callback=lambda asked: asked and _print_version(), help="Shows it.")
-]
+VersionOption = Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Shows it.")]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replaces a different artifact, and takes over another machine's lock.")
 ]
@@ -64,11 +69,6 @@ def before_any_command(
 ) -> None:
     """Train retrievers on well-built batches, index, search and evaluate. See README.md."""
     configure_log()
-
-
-def _print_version() -> None:
-    typer.echo(metadata.version("raytriever"))
-    raise typer.Exit
 
 
 def _command(name: str) -> Any:

@@ -306,7 +306,7 @@ def _refuse_long_names(uri: str) -> None:
     for part in uri.split("/"):
         if len(os.fsencode(part)) > _LONGEST_NAME:
             raise UserError(
-                f"{part[:40]}… is a name of {len(part):,} letters; file systems take {_LONGEST_NAME} bytes."
+                f"{part[:40]}… is a name of {len(part):,} letters; file systems take {_LONGEST_NAME} bytes. Shorten it."
             )
 
 

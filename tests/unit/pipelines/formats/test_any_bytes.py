@@ -4,7 +4,6 @@
 """
 
 import gzip
-import io
 import json
 import os
 from collections.abc import Mapping
@@ -12,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,6 +20,7 @@ from pipelines.formats.sources import AnySource
 from raytriever.errors import UserError
 from tests.unit.pipelines.formats import test_dpr, test_ms_marco, test_mteb, test_nomic, test_tevatron, test_tripclick
 from tests.unit.pipelines.formats.test_flag_embedding import EXAMPLES
+from tests.unit.pipelines.formats.test_nomic import lines, parquet
 from tests.unit.pipelines.formats.test_stack_exchange import POSTS
 from tests.unit.retrieval.collections.contents import contents
 
@@ -30,16 +28,6 @@ INPUTS = int(os.environ.get("RAYTRIEVER_FUZZ", "40"))
 CORPUS = [{"_id": "0", "title": "One", "text": "first"}, {"_id": "1", "title": "", "text": "second"}]
 QUERIES = [{"_id": "a", "text": "what"}, {"_id": "b", "text": "who"}]
 QRELS = "query-id\tcorpus-id\tscore\na\t0\t1\nb\t1\t2\n"
-
-
-def lines(*rows: Any) -> str:
-    return "".join(f"{json.dumps(row)}\n" for row in rows)
-
-
-def parquet(rows: list[dict[str, Any]]) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), file)
-    return file.getvalue()
 
 
 # by name: settings, and the files of a source that can be read
