@@ -64,8 +64,8 @@ def _worker_variables(on_gpus: bool) -> dict[str, str]:
 
 
 def _is_one_machine() -> bool:
-    """Whether Ray is this command's own; how many machines a cluster has tells only when workers have been placed."""
-    return sys.platform == "linux" and not os.environ.get("RAY_ADDRESS")
+    """Whether Ray is this command's own, or this process's on one node; a cluster may get more while workers start."""
+    return sys.platform == "linux" and not os.environ.get("RAY_ADDRESS") and len(ray.nodes()) == 1
 
 
 def _torch_config(backend: str) -> TorchConfig:
