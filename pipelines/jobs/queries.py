@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
@@ -23,6 +24,7 @@ from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, Q
 from retrieval.collections.digests import DigestSet
 
 _ROWS_AT_ONCE = 1_000
+_LONGEST_CROP = 2_000  # characters, more than half of any passage that encoders read whole
 HELD_OUT_SPLIT = "test"
 _SCHEMAS = {"documents": DOCUMENTS, "queries": QUERIES, "judgments": JUDGMENTS}
 
@@ -58,7 +60,7 @@ class Queries(Stage[QueriesConfig]):
 
     command = "queries"
     kind = COLLECTION
-    algorithm_version = 6
+    algorithm_version = 7
     config_class = QueriesConfig
     unit = "documents"
 
@@ -126,17 +128,29 @@ class Queries(Stage[QueriesConfig]):
         return {"made_by": self.config.queries.kind}
 
     def summary(self, artifact: Artifact) -> str:
-        """Queries, documents, and how many source documents they were made from; a warning of one text many times."""
-        counts, texts = artifact.manifest["counts"], DigestSet()
+        """Queries, documents, and how many source documents they were made from; warns of one text many times."""
+        counts, texts, longest = artifact.manifest["counts"], DigestSet(), 0
         for table in StoredCollection(artifact.uri).rows_of("queries").tables(["text"]):
             texts.add(table["text"].to_pylist())
+            longest = max(longest, pc.max(pc.utf8_length(table["text"])).as_py() or 0)
         if 2 * len(texts) < counts["queries"]:
             log.warning(
                 f"Warning: {counts['queries']:,} queries have {len(texts):,} different texts, and each judges its own"
                 " document alone. Another kind of queries, or other documents, may tell them apart."
             )
+        self._warn_of_long_crops(longest)
         made = f"{counts['queries']:,} queries and {counts['documents']:,} documents"
         return f"{made} out of {counts['source documents']:,}"
+
+    def _warn_of_long_crops(self, longest: int) -> None:
+        """Crops are shares of a text; ``longest`` of them in characters."""
+        is_crops = isinstance(self.config.queries, CropQueries)
+        if is_crops and longest > _LONGEST_CROP and not is_chunked(StoredCollection(self.config.collection)):
+            log.warning(
+                f"Warning: the longest query has {longest:,} characters, as a crop is a share of its document and"
+                f" {self.config.collection} is not chunked. Crops are made for passages: cut the documents by"
+                " `raytriever chunk` first, and make queries of its output."
+            )
 
 
 def is_chunked(collection: StoredCollection) -> bool:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator
@@ -19,10 +20,10 @@ _FUNCTION = re.compile(
     r"(?:generator_)?function_(?:definition|declaration|item)$|(?:method|constructor)_(?:definition|declaration)$"
     r"|(?:singleton_)?method$|arrow_function$|(?:generator_)?function_expression$"
 )
-# what a function may be the only content of: `export const f = () => {}`, `template <class T> …`
+# what a function may be the only content of: `export const f = () => {}`, `template <class T> …`, a field `f = …`
 _WRAPPER = re.compile(
     r"export_statement$|template_declaration$|lexical_declaration$|variable_declar|expression_statement$"
-    r"|assignment_expression$"
+    r"|assignment_expression$|(?:public_)?field_definition$"
 )
 _ATTRIBUTE = "attribute_item"  # a node of its own in Rust
 _MARKS = re.compile(r"\s*(?://[/!]?|#+['!]?)")
@@ -94,7 +95,12 @@ def _moved_left(source: bytes, first: Node, last: Node) -> str:
 
 
 _GRAMMARS: dict[str, Grammar] = {row.name: row.grammar for row in LANGUAGES if row.grammar}
-_TAG = re.compile(r"\s*[@\\](?:brief|short)\b|</?[a-z]+/?>")
+_BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+"  # text in which braces are balanced, two deep
+_MARKUP = re.compile(
+    rf"\{{@(?P<tag>\w+)\s*(?P<content>{_BRACES})\}}"  # {@code a}: Javadoc, JSDoc, PHPDoc
+    r"|[@\\](?:brief|short)\b|</?[a-z]+(?:\s+[\w-]+=(?:\"[^\"]*\"|'[^']*'))*\s*/?>"
+)
+_LINK = re.compile(r"(?P<target>[^\s(|]*(?:\([^)]*\))?)[\s|]*(?P<label>.*)", re.DOTALL)  # {@link A#b(int, int) label}
 _SECTION = re.compile(r"\s*[@\\:]\w")  # @param and the like: no description
 
 
@@ -153,11 +159,18 @@ def _functions(source: SourceDocument, language: str) -> Iterator[tuple[str, str
 
 
 def description(function: DocumentedFunction) -> str:
-    """The first paragraph of a comment before its tags, as one line."""
-    lines = []
-    for line in function.comment.split("\n"):
-        text = _TAG.sub("", line)
-        if _SECTION.match(text):
-            break
-        lines.append(text)
-    return first_paragraph("\n".join(lines))
+    """The first paragraph of a comment before its tags, as one line; of inline tags what they show."""
+    lines = _MARKUP.sub(_shown, function.comment).split("\n")
+    return first_paragraph("\n".join(takewhile(lambda line: not _SECTION.match(line), lines)))
+
+
+def _shown(markup: re.Match[str]) -> str:
+    """What a reader of the documentation sees of it."""
+    tag, content = (markup["tag"] or "").lower(), markup["content"]
+    if tag in ("code", "literal"):
+        return content.strip()
+    if tag in ("", "inheritdoc", "docroot"):
+        return ""
+    if tag in ("link", "linkplain", "see", "value") and (link := _LINK.match(content)):
+        content = link["label"] or link["target"].removeprefix("#").replace("#", ".")
+    return _MARKUP.sub(_shown, content).strip()

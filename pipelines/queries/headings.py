@@ -13,7 +13,7 @@ from pipelines.chunking.markdown import blocks
 from pipelines.chunking.pieces import row_starts
 from pipelines.queries.examples import Example, MadeDocument, SourceDocument
 from raytriever.settings.configuration import Settings
-from retrieval.words import count_words
+from retrieval.words import count_words, words_of
 
 How = Literal["title and heading", "heading", "title and path"]
 
@@ -50,7 +50,7 @@ class HeadingQueries(Settings):
     """Deeper headings are text of the section they are in."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
-        """One example a section; ``dropped`` counts sections that are too short and introductions without a title."""
+        """One example a section; ``dropped`` counts the others: too short, headed by ``}`` or by nothing."""
         number = 0
         for place, section in enumerate(sections(source.text, self.deepest_level)):
             words = count_words(source.text[section.start : section.end])
@@ -59,6 +59,9 @@ class HeadingQueries(Settings):
             query = self._query(source.title, section.path)
             if not query:
                 dropped["introductions without a title"] += 1
+                continue
+            if section.path and not words_of(section.path[-1]):
+                dropped["headings without a word"] += 1
                 continue
             if words < self.minimum_words:
                 dropped["sections too short"] += 1

@@ -118,6 +118,8 @@ def test_javascript_calls_are_no_functions() -> None:
         ("# Adds claws.", "add() {\n\techo $1\n}", "bash"),
         ("// Adds claws.", "func (l *L) Add(n int) int {\n\treturn n\n}", "go"),
         ("/// Adds claws.", "template <class T>\nT add(T n) {\n  return n + 2;\n}", "cpp"),
+        ("/// Adds claws.", "template <class T> T add(T n) { return n + 2; }", "cpp"),
+        ("// Adds claws.", "const add = n => n + 2", "javascript"),
         ("// Adds claws.", "function add(n: number): number {\n  return n + 2;\n}", "typescript"),
     ],
 )
@@ -134,6 +136,12 @@ def test_methods(grammar: Grammar) -> None:
 def test_php() -> None:
     code = "<?php\n/** Adds claws. */\nfunction add($n) {\n  return $n + 2;\n}\n"
     assert list(commented_functions(code, "php")) == [("Adds claws.", "function add($n) {\n  return $n + 2;\n}")]
+
+
+@pytest.mark.parametrize("grammar", ["javascript", "typescript"])
+def test_a_field_that_is_a_function(grammar: Grammar) -> None:
+    code = "class L {\n  /** Adds claws. */\n  add = (n) => n + 2;\n}\n"
+    assert list(commented_functions(code, grammar)) == [("Adds claws.", "add = (n) => n + 2")]
 
 
 @pytest.mark.parametrize(

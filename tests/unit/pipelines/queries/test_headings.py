@@ -121,6 +121,14 @@ def test_what_is_dropped_is_counted() -> None:
     assert dropped == {"sections too short": 2, "introductions without a title": 1}
 
 
+@pytest.mark.parametrize("query", ["title and heading", "heading", "title and path"])
+def test_a_heading_without_a_word_is_no_query(query: str) -> None:
+    text = "# }\nNo claws.\n# , Claws\nTwo claws.\n## 爪\nTwo more."
+    made, dropped = examples(HeadingQueries(minimum_words=1, query=query), source(text, "Lobster"))
+    assert made[0].query.removeprefix("Lobster ") == ", Claws"
+    assert (len(made), dropped) == (2, {"headings without a word": 1})
+
+
 @given(st.lists(st.integers(1, 30), max_size=12))
 def test_chunks_are_cut_at_headings(sizes: list[int]) -> None:
     made, _ = examples(HeadingQueries(minimum_words=1), source(ARTICLE, "Lobster", "s", chunks(ARTICLE, sizes)))
@@ -152,8 +160,8 @@ def test_no_piece_is_shorter_than_asked_for(sizes: list[int], minimum_words: int
 
 
 def test_short_pieces_join_their_neighbours() -> None:
-    text = "# A\nOne two three four five. Six. Seven eight nine ten eleven. Twelve."
-    cuts = (len("# A\nOne two three four five."), text.index("Seven"), text.index("Twelve"))
+    text = "# Aa\nOne two three four five. Six. Seven eight nine ten eleven. Twelve."
+    cuts = (len("# Aa\nOne two three four five."), text.index("Seven"), text.index("Twelve"))
     made, _ = examples(HeadingQueries(minimum_words=3), source(text, "", "s", cuts))
     assert [document.text for document in made[0].documents] == [
         "One two three four five. Six.",
@@ -168,8 +176,8 @@ def test_short_pieces_join_their_neighbours() -> None:
 
 def test_many_sections_in_many_chunks_take_linear_time() -> None:
     def seconds(number: int) -> float:
-        text = "# A\nsome words\n" * number
-        chunked = source(text, "", "s", tuple(range(15, len(text), 15)))
+        text = "# Aa\nsome words\n" * number
+        chunked = source(text, "", "s", tuple(range(16, len(text), 16)))
         begin = time.perf_counter()
         made, _ = examples(HeadingQueries(minimum_words=1), chunked)
         assert len(made) == number
