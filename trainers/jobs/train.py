@@ -58,7 +58,7 @@ class Train(Stage[TrainConfig]):
 
     command = "train"
     kind = MODEL
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = TrainConfig
     unit = "examples"
 

@@ -111,6 +111,8 @@ def neighbourhoods(similarities: Tensor, neighbours: int, trust: float, weights:
     """Each item's members as weights that sum to 1, (m, m), and ``nearest``.
 
     Members are the reciprocal neighbours, and the closer ones of each of these where most of those are members already.
+    By inner products of vectors that are far from one length an item may be nobody's neighbour, not even its own: it
+    has no members, a row of zeros.
     """
     ranked = nearest(similarities, neighbours)
     width = ranked.shape[1] - 1
@@ -119,14 +121,22 @@ def neighbourhoods(similarities: Tensor, neighbours: int, trust: float, weights:
     common = members.to(similarities.dtype) @ closer.to(similarities.dtype).T
     taken = members & (common > _OVERLAP * closer.sum(dim=1))
     members = members | (taken.to(similarities.dtype) @ closer.to(similarities.dtype) > 0)
-    values = similarities if weights == "linear" else torch.exp(_EXPONENT * similarities) - 1
-    values = torch.where(members, values, 0.0)
-    return values / values.sum(dim=1, keepdim=True), ranked
+    values = torch.where(members, similarities, 0.0)
+    if weights == "exponential":  # exp(x) - 1 of a row's x, all divided by its largest: of long vectors exp(x) overflows
+        largest = (_EXPONENT * values).amax(dim=1, keepdim=True).clamp(min=0)
+        values = torch.exp(_EXPONENT * values - largest) - torch.exp(-largest)
+    return _quotients(values, values.sum(dim=1, keepdim=True)), ranked
 
 
 def jaccard(probes: Tensor, rows: Tensor) -> Tensor:
-    """Weighted Jaccard similarities (p, m) of ``probes`` (p, n) and ``rows`` (m, n)."""
-    return torch.stack([torch.minimum(row, rows).sum(dim=1) / torch.maximum(row, rows).sum(dim=1) for row in probes])
+    """Weighted Jaccard similarities (p, m) of ``probes`` (p, n) and ``rows`` (m, n); 0 of two rows of zeros."""
+    common = torch.stack([torch.minimum(row, rows).sum(dim=1) for row in probes])
+    return _quotients(common, torch.stack([torch.maximum(row, rows).sum(dim=1) for row in probes]))
+
+
+def _quotients(values: Tensor, totals: Tensor) -> Tensor:
+    """``values / totals``, 0 where a total is."""
+    return torch.where(totals == 0, 0.0, values / torch.where(totals == 0, 1.0, totals))
 
 
 def mixed_similarities(similarities: Tensor, probes: Tensor, settings: SmoothingSettings) -> Tensor:
@@ -144,7 +154,7 @@ def smoothed_labels(similarities: Tensor, grades: Tensor, settings: SmoothingSet
     labels = _aggregated(evidence, settings.aggregation)
     if settings.redistribution == "fully":
         others = labels[positives:]
-        shared = (1 - _KEPT_BY_POSITIVES) * grades.sum() * others / others.sum()
+        shared = (1 - _KEPT_BY_POSITIVES) * grades.sum() * _quotients(others, others.sum())
         labels = torch.cat([_KEPT_BY_POSITIVES * grades, shared])
     boost = torch.ones_like(labels)
     boost[:positives] = settings.boost
