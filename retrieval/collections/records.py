@@ -64,8 +64,8 @@ class CrossValidation(Settings):
     trained on.
     """
 
-    folds: int = Field(default=5, ge=3)
-    """Number of folds."""
+    folds: int = Field(default=5, ge=2)
+    """Number of folds; of two, none is for training."""
     fold: int = Field(ge=0)
     """The fold for testing ('test'); the next one is for validation ('dev'), the others for training ('train')."""
     split: str = "test"

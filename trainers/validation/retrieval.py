@@ -73,13 +73,21 @@ class Selection:
 def select(settings: RetrievalValidationSettings, collection: StoredCollection) -> Selection:
     """Reads judgments and run.
 
-    Raises ``UserError`` for a split that isn't there or has no positive, a measure that looks for answers where there
-    are none, a run of other queries or of another collection, and a measure that no ranking of its candidates changes.
+    Raises ``UserError`` for a split that isn't there or has no positive that counts, a measure that looks for answers
+    where there are none, a run of other queries or of another collection, and a measure that no ranking of its
+    candidates changes.
     """
     qrels = collection_judgments(settings.collection, settings.split, settings.measures).qrels
     if not qrels:
         raise UserError(f"{collection.uri} has no judgment of split '{settings.split}', so no query to validate on.")
     notes = []
+    if settings.exclude_split is not None:
+        excluded = qrels.keys() & set(collection.judgments(settings.exclude_split)["query_id"].to_pylist())
+        notes.append(
+            f"{len(excluded):,} of the {len(qrels):,} queries of split '{settings.split}' are left out, as split"
+            f" '{settings.exclude_split}' judges them"
+        )
+        qrels = {query: grades for query, grades in qrels.items() if query not in excluded}
     if settings.queries is not None and settings.queries < len(qrels):
         notes.append(f"{settings.queries:,} of the {len(qrels):,} queries of split '{settings.split}' are a sample")
         qrels = _sampled_queries(qrels, settings.queries, settings.seed)

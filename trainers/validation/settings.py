@@ -49,6 +49,8 @@ class RetrievalValidationSettings(EvaluationSettings):
     """The collection whose split is searched."""
     split: str = "dev"
     """The judgments that decide."""
+    exclude_split: str | None = None
+    """Queries that this split judges too, such as test queries among a larger dev split, are left out."""
     measure: str = "nDCG@10"
     """What decides which state is the best."""
     others: tuple[str, ...] = ("RR@10", "R@100")
@@ -86,6 +88,8 @@ class RetrievalValidationSettings(EvaluationSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.exclude_split == self.split:
+            raise ValueError(f"exclude_split is '{self.split}', the split that decides: leave it out, or name another")
         if self.run is None:
             if self.candidates is not None:
                 raise ValueError("candidates are those of a run: name the 'run', or leave candidates out")
@@ -106,7 +110,7 @@ class RetrievalValidationSettings(EvaluationSettings):
     @property
     def is_complete(self) -> bool:
         """Whether all queries search all documents, texts cut as in use: the numbers may be told without saying how."""
-        limits = (self.run, self.queries, self.query_max_length, self.document_max_length)
+        limits = (self.run, self.exclude_split, self.queries, self.query_max_length, self.document_max_length)
         return all(limit is None for limit in limits)
 
     @property

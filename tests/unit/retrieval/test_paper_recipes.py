@@ -90,11 +90,16 @@ PRINTED = {
         "model.training.optimizer.max_grad_norm": 1.0,
         "model.training.schedule.warmup_steps": 9000,
         "model.validation.queries": 10000,
+        "model.validation.exclude_split": "test",
     },
     "coder_tripclick": {
         "vectors.encoder.max_length": 512,
         "model.training.optimizer.learning_rate": pytest.approx(1.73e-6, rel=2e-3),
         "corpus.source.kind": "tripclick",
+        "corpus.source.splits.val": ("dctr.head.val",),
+        "corpus.source.cross_validation.split": "val",
+        "corpus.source.cross_validation.folds": 2,
+        "model.validation.split": "dev",
     },
     "contextual_large": {
         "clusters.cluster_size": 512,

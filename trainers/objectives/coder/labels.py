@@ -122,7 +122,7 @@ def neighbourhoods(similarities: Tensor, neighbours: int, trust: float, weights:
     taken = members & (common > _OVERLAP * closer.sum(dim=1))
     members = members | (taken.to(similarities.dtype) @ closer.to(similarities.dtype) > 0)
     values = torch.where(members, similarities, 0.0)
-    if weights == "exponential":  # exp(x) - 1 of a row's x, all divided by its largest: of long vectors exp(x) overflows
+    if weights == "exponential":  # exp(x) - 1 over the largest exp(x) of the row, which may overflow
         largest = (_EXPONENT * values).amax(dim=1, keepdim=True).clamp(min=0)
         values = torch.exp(_EXPONENT * values - largest) - torch.exp(-largest)
     return _quotients(values, values.sum(dim=1, keepdim=True)), ranked

@@ -329,6 +329,21 @@ def test_every_query_is_tested_in_one_fold_and_never_trained_on_in_it() -> None:
     assert sorted(tested) == sorted(id_ for id_, _ in queries[:-1])
 
 
+def test_two_folds_share_a_split_out_between_selecting_and_testing() -> None:
+    queries = [(f"q{number}", "text") for number in range(40)]
+    judged = [(id_, "d1", 1, "val" if int(id_[1:]) < 30 else "train") for id_, _ in queries]
+    halves = []
+    for fold in (0, 1):
+        policies = Policies(cross_validation=CrossValidation(folds=2, fold=fold, split="val"))
+        table = rows(CheckedSource(Listed(DOCUMENTS, queries, judged), policies).judgments())
+        of_split = {split: {row[0] for row in table if row[3] == split} for split in ("train", "dev", "test")}
+        assert of_split["train"] == {f"q{number}" for number in range(30, 40)}
+        halves.append((of_split["dev"], of_split["test"]))
+    assert halves[0] == halves[1][::-1]
+    assert len(halves[0][0] | halves[0][1]) == 30
+    assert min(map(len, halves[0])) > 5
+
+
 SHARED = [("q1", "d1", 1, "test"), ("q2", "d1", 1, "test"), ("q1", "d1", 1, "train"), ("q2", "x", 1, "dev")]
 
 

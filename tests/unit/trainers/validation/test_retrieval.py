@@ -246,6 +246,23 @@ def test_samples_are_the_same_every_time(collection):
     assert len(opened(collection, queries=600).notes) == 1
 
 
+def test_queries_of_the_test_split_do_not_select(tmp_path):
+    dev = {f"q{number}": {f"d{number}": 1} for number in range(8)}
+    collection = make_collection(tmp_path, dev=dev, test={name: dev[name] for name in ("q1", "q2", "q5")})
+    selected = opened(collection, exclude_split="test")._selected
+    assert selected.query_ids == ["q0", "q3", "q4", "q6", "q7"]
+    assert "3 of the 8 queries of split 'dev' are left out, as split 'test' judges them" in selected.notes
+    for seed in range(5):  # they are left out before a sample is drawn
+        sample = opened(collection, exclude_split="test", queries=4, seed=seed)._selected
+        assert len(sample.query_ids) == 4
+        assert {*sample.query_ids} <= {*selected.query_ids}
+    with pytest.raises(UserError, match="no judgments of split 'tets'"):
+        opened(collection, exclude_split="tets")
+    whole = make_collection(tmp_path / "whole", dev=dev, test=dev)
+    with pytest.raises(UserError, match=r"No judgment of split 'dev'.*above 0 for the 0 queries"):
+        opened(whole, exclude_split="test")
+
+
 def test_the_first_evaluation_of_a_better_encoder_is_better(collection, objective):
     """What is measured is the encoder as it is now, not as it was when texts were tokenised."""
     validation = opened(collection)
