@@ -11,7 +11,7 @@ from raytriever.settings.configuration import apply_overrides, apply_values, did
 _KEYS = ("description", "output", "resources", "stages")
 _FILE_KEYS = (*_KEYS, "based_on", "set")
 _ENDINGS = (".yaml", ".yml")
-_OF_HUB = " A model of the hub is named with its owner (sentence-transformers/all-MiniLM-L6-v2)."
+OF_HUB = " A model of the hub is named with its owner (sentence-transformers/all-MiniLM-L6-v2)."  # added where none is
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Recipe:
         if "/" not in value and not Path(value).exists():
             raise UserError(
                 f"Recipe {self.name}: {stage}.{key} is '{value}', neither an earlier stage nor a path."
-                f"{_OF_HUB if key.endswith('model') else ''}{did_you_mean(value, earlier)}"
+                f"{OF_HUB if key.endswith('model') else ''}{did_you_mean(value, earlier)}"
             )
         return value
 

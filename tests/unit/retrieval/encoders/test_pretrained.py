@@ -14,6 +14,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
+from raytriever.settings.recipe import OF_HUB
 from retrieval.encoders import pretrained
 from retrieval.encoders.pretrained import (
     PACKAGED_MODELS,
@@ -51,6 +52,8 @@ def test_a_model_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "is no folder" in refused(lambda: locate_model("./nowhere"))
     message = refused(lambda: locate_model("some-org/some-model"))
     assert message.startswith("Encoder 'some-org/some-model' is neither a folder nor in the hub's cache")
+    assert OF_HUB not in message
+    assert OF_HUB in refused(lambda: locate_model("some-model"))
     monkeypatch.setitem(PACKAGED_MODELS, "org/packaged", PackagedModel("package_that_is_absent", "model", "0" * 64))
     assert "pip install package-that-is-absent" in refused(lambda: locate_model("org/packaged"))
 
