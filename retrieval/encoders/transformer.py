@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
-from retrieval.encoders.modules import require_safetensors
+from retrieval.encoders.modules import read_json, require_safetensors
 from retrieval.encoders.specification import require_positions
 from retrieval.encoders.structure import is_causal, position_limit, transformer_blocks
 
 _FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "tokenizer.model")
+# what transformers raises for configurations that ask for the impossible, beside what it means to raise
+_MEANINGLESS = (LookupError, TypeError, ArithmeticError, AttributeError, StrictDataclassError)
+_UNREADABLE = (OSError, ValueError, RuntimeError, ImportError, *_MEANINGLESS)
 _LENGTH_WITHOUT_LIMIT = 512  # for models and tokenizers that state none
 # what transformers doesn't know of published weights' names: pattern and replacement, by family
 _OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model, whose class held the encoder under this name
@@ -71,7 +75,7 @@ def load_pretrained(
             key_mapping=_OTHER_NAMES.get(config.model_type),
             **arguments,
         )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+    except (*_UNREADABLE, SafetensorError) as error:
         raise UserError(f"The {what} in {path} can't be loaded: {first_line(error)}") from error
     return model, set(report["missing_keys"])
 
@@ -111,6 +115,15 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).exists() for name in _FILES)
 
 
+def require_tokenizer(folder: Path) -> None:
+    """Raises ``UserError`` where the folder holds no tokenizer's files."""
+    if not has_tokenizer(folder):
+        raise UserError(
+            f"{folder} holds no tokenizer (none of {', '.join(_FILES)}). Save the tokenizer beside the weights:"
+            " tokenizer.save_pretrained(folder)."
+        )
+
+
 def load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any:
     """The fast tokenizer at ``path``, padding on the right with the end-of-sequence token where it has no other.
 
@@ -119,11 +132,7 @@ def load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any
     from tokenizers.normalizers import Lowercase, Sequence
     from transformers import AutoTokenizer
 
-    if not has_tokenizer(path):
-        raise UserError(
-            f"{path} holds no tokenizer (none of {', '.join(_FILES)}). Save the tokenizer beside the weights:"
-            " tokenizer.save_pretrained(folder)."
-        )
+    require_tokenizer(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
@@ -213,8 +222,7 @@ def resolve_length(wanted: int | None, stated: frozenset[int], transformer: nn.M
     Never more than have a learned position. Raises ``UserError`` where more are wanted than the model can take, for so
     few that nothing of a text is left, and for several lengths in the folder.
     """
-    positions, config = position_limit(transformer), getattr(transformer, "config", None)
-    trained = positions or getattr(config, "max_position_embeddings", None)
+    positions, trained = position_limit(transformer), _longest_text(transformer)
     if wanted is not None:
         if trained is not None:
             require_positions(wanted, trained, "max_length", "the encoder")
@@ -230,6 +238,37 @@ def resolve_length(wanted: int | None, stated: frozenset[int], transformer: nn.M
     length = length if positions is None else min(length, positions)
     require_room_for_text(length, tokenizer, "the length that the encoder's folder cuts texts at")
     return length
+
+
+def _longest_text(transformer: nn.Module) -> int | None:
+    """Tokens that it has positions for, or was trained on."""
+    limit: int | None = getattr(getattr(transformer, "config", None), "max_position_embeddings", None)
+    return position_limit(transformer) or limit
+
+
+def read_longest_text(path: Path) -> int | None:
+    """Tokens that the transformer at ``path`` takes, by its configuration alone; None where that doesn't say."""
+    stated = read_json(path / "config.json").get("max_position_embeddings")
+    outline = outline_transformer(path)
+    return stated if outline is None else _longest_text(outline)
+
+
+def outline_transformer(path: Path) -> nn.Module | None:
+    """The transformer at ``path`` without any weights; None where its configuration isn't whole, or has its own code.
+
+    Of a language model too it is what is below the head.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    stated = read_json(path / "config.json")
+    if not {"max_position_embeddings", "n_positions"} & stated.keys():
+        return None  # transformers would make one up
+    try:
+        with torch.device("meta"):
+            outline: nn.Module = AutoModel.from_config(AutoConfig.from_pretrained(path, trust_remote_code=False))
+    except _UNREADABLE:
+        return None
+    return outline
 
 
 def checkpoint_activations(transformer: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """What jobs share whose workers load a pretrained model: it is found and checked before the run, and placed.
 
-Before a run nothing of a model is read but its configuration. What that doesn't state is checked when the model is
-loaded: a check here never refuses what would run.
+Before a run no weights of a model are read, but its configuration. What that doesn't state is checked when the model
+is loaded: a check here never refuses what would run.
 """
 
 import socket
@@ -16,7 +16,7 @@ from raytriever.errors import NotLocal, UserError
 from raytriever.stages.stage import Config, Stage
 from retrieval.encoders.adapter import has_adapter
 from retrieval.encoders.modules import CONTEXTUAL_FILE, read_json, read_modules, read_text_settings
-from retrieval.encoders.pretrained import LocatedModel, locate_named
+from retrieval.encoders.pretrained import LocatedModel, find_base, locate_named
 from retrieval.encoders.specification import (
     EncoderSettings,
     ModelSettings,
@@ -25,6 +25,7 @@ from retrieval.encoders.specification import (
     require_positions,
     resolve_dtype,
 )
+from retrieval.encoders.transformer import has_tokenizer, read_longest_text, require_tokenizer
 
 _LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")  # as BERT, DistilBERT, T5 and GPT-2 call them
 
@@ -43,23 +44,36 @@ def folder_of(model: ModelSettings) -> Path:
         raise NotLocal(str(error)) from error
 
 
-def check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapping[str, int | None]) -> None:
-    """Layers and lengths that the encoder in ``path`` doesn't have, as those who load it refuse them: ``UserError``.
+def check_model(settings: ModelSettings, path: Path, key: str, lengths: Mapping[str, int | None]) -> None:
+    """A tokenizer, layers and lengths that the model in ``path`` lacks, as those who load it refuse them.
 
-    ``key``: of ``settings``; ``lengths``: tokens of a text, by the names of the settings that ask for them.
+    ``key``: of ``settings``; ``lengths``: tokens of a text, by the names of the settings that ask for them. Raises
+    ``UserError``.
     """
-    if has_adapter(path) or (path / CONTEXTUAL_FILE).exists():
-        return  # a base model or another folder knows more of it
+    if isinstance(settings, EncoderSettings):
+        _check_encoder(settings, path, key, lengths)
+    elif not has_adapter(path):  # which is refused as a language model
+        require_tokenizer(path)
+
+
+def _check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapping[str, int | None]) -> None:
+    if (path / CONTEXTUAL_FILE).exists():
+        return  # another folder knows more of it
     try:
-        modules = read_modules(path)
-        stated = read_text_settings(modules).max_lengths
+        modules, under = read_modules(path), find_base(path, settings.base_model)
+        base = read_modules(under.path) if under else modules
+        stated = read_text_settings(modules if modules.pooling else base).max_lengths
     except UserError:
         return  # loading the encoder names the problem
-    config = read_json(modules.transformer / "config.json")
+    if not has_tokenizer(modules.transformer):
+        require_tokenizer(base.transformer)
+    config = read_json(base.transformer / "config.json")
     count = next((config[name] for name in _LAYERS if isinstance(config.get(name), int)), None)
     if settings.form is not None and count is not None:
         settings.form.require_last_layer(count, f"{key}.form.layers", settings.model)
-    positions = config.get("max_position_embeddings")
+    if settings.max_length is None and not any(lengths.values()):
+        return
+    positions = read_longest_text(base.transformer)
     if isinstance(positions, int):
         require_positions(settings.max_length, positions, f"{key}.max_length", settings.model)
     most = settings.max_length or (next(iter(stated)) if len(stated) == 1 else positions)
@@ -94,12 +108,10 @@ class ModelStage(Stage[Config], Generic[Config]):
         return is_there(self.model_setting, getattr(self.config, self.model_setting), there)
 
     def check_inputs(self, there: Set[str]) -> None:
-        """A model that can't be had, layers and lengths that it doesn't have."""
+        """A model that can't be had; a tokenizer, layers and lengths that it doesn't have."""
         source: Any = getattr(self.config, self.model_setting)
         if self.has_model(there):
-            folder = folder_of(source)
-            if isinstance(source, EncoderSettings):
-                check_encoder(source, folder, self.model_setting, {})
+            check_model(source, folder_of(source), self.model_setting, {})
 
     def placement(self) -> dict[str, Any]:
         """Arguments of ``torch.nn.Module.to``: where this worker's model computes, and in which precision.

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import pyarrow.parquet as pq
 from pydantic import Field
+from torch import nn
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
@@ -14,6 +15,7 @@ from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.encoders.specification import Dtype
 from retrieval.encoders.structure import position_limit
+from retrieval.encoders.transformer import outline_transformer
 from retrieval.jobs.model_stage import ModelStage
 from trainers.objectives.replug import SCHEMA, SCORES, conditional_likelihoods, score_table
 from trainers.objectives.revela.language_model import LanguageModelSettings, load_language_model
@@ -60,8 +62,12 @@ class Score(ModelStage[ScoreConfig]):
         return {"batches": batches, "language_model.model": self.located.fingerprint}
 
     def check_inputs(self, there: Set[str]) -> None:
-        """A model that can't be had, and batches of another layout."""
+        """A model that can't be had or lacks a tokenizer or positions, and batches of another layout."""
         super().check_inputs(there)
+        if self.has_model(there):
+            outline = outline_transformer(self.located.path)
+            if outline is not None:
+                self._require_positions(outline)
         if "batches" not in there:
             return
         batches = BatchReader(self.config.batches)
@@ -69,6 +75,15 @@ class Score(ModelStage[ScoreConfig]):
             raise UserError(
                 f"{batches.uri} holds batches of layout '{batches.layout}'; scores are of chunks. Make batches of"
                 " chunks (raytriever chunk, then group)."
+            )
+
+    def _require_positions(self, model: nn.Module) -> None:
+        settings, positions = self.config.language_model, position_limit(model)
+        if positions is not None and 2 * settings.max_length + _SEPARATOR_TOKENS > positions:
+            raise UserError(
+                f"language_model.max_length is {settings.max_length}, and a chunk is read behind another, but"
+                f" {settings.model} has positions for {positions} tokens in all. Lower max_length to"
+                f" {(positions - _SEPARATOR_TOKENS) // 2}, or choose a model without such a limit."
             )
 
     def plan(self) -> list[Shard]:
@@ -91,15 +106,9 @@ class Score(ModelStage[ScoreConfig]):
 
     def load(self) -> None:
         """Loads the language model in the resolved precision, on a GPU where the worker has one."""
-        settings, placement = self.config.language_model, self.placement()
+        placement = self.placement()
         model, tokenizer = load_language_model(self.located.path)
-        positions = position_limit(model)
-        if positions is not None and 2 * settings.max_length + _SEPARATOR_TOKENS > positions:
-            raise UserError(
-                f"language_model.max_length is {settings.max_length}, and a chunk is read behind another, but"
-                f" {settings.model} has positions for {positions} tokens in all. Lower max_length to"
-                f" {(positions - _SEPARATOR_TOKENS) // 2}, or choose a model without such a limit."
-            )
+        self._require_positions(model)
         model = model.eval().requires_grad_(False)
         self._loaded = (model.to(**placement), tokenizer)
         self._batches = BatchReader(self.config.batches)

@@ -9,8 +9,7 @@ from raytriever.errors import NotLocal, UserError
 from raytriever.stages.stage import Stages, made_by, warned_of_on_a_cluster
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import named_models
-from retrieval.encoders.specification import EncoderSettings
-from retrieval.jobs.model_stage import check_encoder, folder_of, is_there
+from retrieval.jobs.model_stage import check_model, folder_of, is_there
 from trainers.engine.optimization import OptimizerSettings, require_package
 from trainers.engine.order import can_share
 from trainers.record.trackers import TrackingSettings, require_packages
@@ -75,8 +74,7 @@ def check_models(config: RunSettings, there: Set[str]) -> None:
     for key, model in named_models(config).items():
         if is_there(key, model, there):
             folder = folder_of(cast(Hashable, model))  # pyright doesn't see that frozen models have a hash
-            if isinstance(model, EncoderSettings):
-                check_encoder(model, folder, key, _lengths(config, key))
+            check_model(model, folder, key, _lengths(config, key))
 
 
 def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:

@@ -74,8 +74,15 @@ def test_a_chunk_behind_another_must_have_positions(tmp_path: Path) -> None:
     settings = {"model": str(folder), "dtype": "float32", "max_length": 21}
     with pytest.raises(UserError, match=r"positions for 48 tokens in all\. Lower max_length to 20"):
         score(tmp_path / "scores", batches, folder, language_model=settings)
+    values = {"batches": batches, "output": str(tmp_path / "other"), "language_model": settings}
+    stage = Score(validate(ScoreConfig, values, "score"))
+    with pytest.raises(UserError, match="Lower max_length to 20"):
+        stage.check_inputs({"language_model.model"})
     settings["max_length"] = 20
     score(tmp_path / "scores", batches, folder, language_model=settings)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        stage.check_inputs({"language_model.model"})
 
 
 def test_code_of_a_models_own_is_not_run(tmp_path: Path) -> None:

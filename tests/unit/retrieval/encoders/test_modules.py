@@ -66,6 +66,7 @@ def pickled(name: str) -> Damage:
         (lambda path: (path / "model.safetensors").write_bytes(b"12345678"), "can't be loaded"),
         (pickled("model.safetensors"), r"as a pickle alone \(pytorch_model.bin\), which isn't read"),
         (edit("config.json", model_type="unheard of"), "can't be loaded"),
+        (edit("config.json", hidden_size="many"), "can't be loaded"),
         (lambda path: (path / "modules.json").write_text("{"), "is not readable JSON"),
         (lambda path: (path / "modules.json").write_text('{"a": 1}'), r"modules\.json can't be read"),
         (edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]), "a pooling that is not supported: cls, mean"),
