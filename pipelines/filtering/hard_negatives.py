@@ -1,4 +1,8 @@
-"""Which of a query's hard negatives go into a batch: a fixed number for every example, drawn anew in every epoch."""
+"""Which of a query's hard negatives go into a batch: a fixed number for every example in every epoch.
+
+A sample is drawn without replacement over epochs: a pair has one random order of its n negatives, of which each epoch
+takes the next ones, so that all have been seen once before one comes again.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -111,12 +115,13 @@ class NegativeDraw:
         drawn = np.empty((len(pairs), self.number), dtype=np.int64)
         repeated = at_random = 0
         positives = positives_of(known_positives, query_rows)
-        keys = _keys(self.seed, epoch, pairs)
+        keys = sampling_keys(self.seed, (f"{epoch}\0{pair}" for pair in pairs.tolist()))
+        orders = sampling_keys(self.seed, map(str, pairs.tolist()))  # the same in every epoch
         for place, available in enumerate(self.lists.of(query_rows)):
             if self.choose == "balanced_margins":
                 chosen = self._balanced(available, pairs[place], query_rows[place], document_rows[place], keys[place])
             else:
-                chosen = choose_negatives(available, self.number, self.choose, keys[place])
+                chosen = choose_negatives(available, self.number, self.choose, orders[place], epoch)
             if len(chosen) < self.number:
                 if self.too_few == "refuse":
                     raise UserError(self._too_few(pairs[place], len(chosen), len(available)))
@@ -197,17 +202,18 @@ def allowed_instead(*, scored: bool) -> str:
     return "'repeat'" if scored else "'repeat' or 'random'"
 
 
-def _keys(seed: int, epoch: int, pairs: NDArray[np.int64]) -> NDArray[np.uint64]:
-    return sampling_keys(seed, (f"{epoch}\0{pair}" for pair in pairs.tolist()))
-
-
 def choose_negatives(
-    available: NDArray[np.int64], number: int, choose: Literal["sample", "first"], key: np.uint64
+    available: NDArray[np.int64], number: int, choose: Literal["sample", "first"], key: np.uint64, epoch: int
 ) -> NDArray[np.int64]:
-    """At most ``number`` of the document rows ``available`` (n,): the first, or a sample by ``key``."""
-    if choose == "first":
+    """At most ``number`` of the document rows ``available`` (n,): the first, or the next of a random order by ``key``.
+
+    Of that order ``epoch`` has the places from ``epoch * number`` on, and the first again behind the last.
+    """
+    if choose == "first" or not len(available):
         return available[:number]
-    return available[np.argsort(numbers_at(np.array([key]), available), kind="stable")[:number]]
+    order = np.argsort(numbers_at(np.array([key]), available), kind="stable")
+    places = (epoch * number + np.arange(min(number, len(available)))) % len(available)
+    return available[order[places]]
 
 
 def fill_at_random(

@@ -61,7 +61,8 @@ class FilterConfig(StageConfig):
     negatives_per_example: int = Field(default=1, gt=0)
     """Hard negatives stored with every example: the pool that training.hard_negatives draws from each epoch."""
     choose_negatives: Choice = "sample"
-    """first: the best ranked; sample: drawn for each epoch; balanced_margins: drawn evenly over a teacher's margins."""
+    """first: the best ranked; sample: drawn for each epoch, all before one comes again; balanced_margins: drawn evenly
+    over a teacher's margins."""
     balanced_margins: BalancedMarginSettings = BalancedMarginSettings()
     """For choose_negatives: balanced_margins."""
     too_few_negatives: TooFew = "refuse"
@@ -106,7 +107,7 @@ class Filter(Stage[FilterConfig]):
 
     command = "filter"
     kind = BATCHES
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = FilterConfig
     unit = "examples"
 

@@ -2,13 +2,13 @@
 
 import io
 from collections.abc import Set
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.duplicates import (
@@ -22,7 +22,7 @@ from pipelines.pairs.duplicates import (
     shingle_hashes,
     text_blocks,
 )
-from pipelines.pairs.pairs import PAIRS, judged_pairs, some_of_each_query
+from pipelines.pairs.pairs import PAIRS, SCHEMA, ChooseDocuments, judged_pairs, some_of_each_query
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.long_columns import take_rows
 from raytriever.settings.configuration import InputPath
@@ -45,11 +45,19 @@ class PairsConfig(StageConfig):
     duplicates: DuplicateSettings = DuplicateSettings()
     """Pairs that repeat an earlier one."""
     documents_per_query: int | None = Field(default=None, gt=0)
-    """Most pairs of one query, drawn by their ids: a batch of one query's pairs alone has all negatives masked."""
+    """Most pairs of one query: a batch of one query's pairs alone has all negatives masked."""
+    choose_documents: ChooseDocuments = "drawn"
+    """Which so many: drawn by their ids, or the first as the source lists them, in DPR's files the annotated one."""
     rows_per_file: int = Field(default=1_000_000, gt=0)
     """Pairs of a file."""
     texts_per_shard: int = Field(default=100_000, gt=0)
     """Rows of the collection whose texts one worker hashes."""
+
+    @model_validator(mode="after")
+    def _number_is_said(self) -> Self:
+        if self.choose_documents == "first" and self.documents_per_query is None:
+            raise ValueError("'choose_documents: first' needs 'documents_per_query', how many of a query's to keep")
+        return self
 
 
 class Pairs(Stage[PairsConfig]):
@@ -179,10 +187,10 @@ class Pairs(Stage[PairsConfig]):
     ) -> ShardRecord:
         """Writes ``pairs/00000.parquet`` and on."""
         if self.config.documents_per_query is not None:
-            chosen = some_of_each_query(table, self.config.documents_per_query)
+            chosen = some_of_each_query(table, self.config.documents_per_query, self.config.choose_documents)
             dropped = {**dropped, "pairs beyond documents_per_query": int((~chosen).sum())}
             table = take_rows(table, np.flatnonzero(chosen))
-        size = self.config.rows_per_file
+        table, size = table.select(SCHEMA.names), self.config.rows_per_file
         for number, start in enumerate(range(0, len(table), size)):
             name = f"pairs/{number:05d}.parquet"
             pq.write_table(table.slice(start, size).combine_chunks(), writer.path(name), compression="zstd")

@@ -26,6 +26,10 @@ SCHEMA = pa.schema(
         pa.field("document_row", pa.int64(), nullable=False),
     ]
 )
+LISTED = "listed"
+"""A column beside these until pairs are written: int64, the place of a pair among the judgments as they were read."""
+
+ChooseDocuments = Literal["drawn", "first"]
 
 
 def judged_pairs(collection: StoredCollection, splits: Iterable[str], minimum_relevance: int) -> pa.Table:
@@ -37,6 +41,7 @@ def judged_pairs(collection: StoredCollection, splits: Iterable[str], minimum_re
 def pairs_from_judgments(collection: StoredCollection, judgments: pa.Table, minimum_relevance: int) -> pa.Table:
     """One pair for every judgment of at least ``minimum_relevance``, in (query row, document row) order.
 
+    Columns are those of ``SCHEMA`` and ``LISTED``.
     ``judgments``: columns query_id, document_id, relevance; a pair's domain is its document's. Raises ``UserError``
     where no judgment is relevant enough or one names an unknown id.
     """
@@ -56,17 +61,23 @@ def pairs_from_judgments(collection: StoredCollection, judgments: pa.Table, mini
         query_rows[order],
         document_rows[order],
     ]
-    return pa.table(columns, schema=SCHEMA)
+    return pa.table(columns, schema=SCHEMA).append_column(LISTED, pa.array(order))
 
 
-def some_of_each_query(pairs: pa.Table, number: int) -> NDArray[np.bool_]:
-    """Whether a pair is one of at most ``number`` of its query, drawn by a hash of both ids; (pairs,)."""
+def some_of_each_query(pairs: pa.Table, number: int, choose: ChooseDocuments) -> NDArray[np.bool_]:
+    """Whether a pair is one of at most ``number`` of its query: drawn by a hash of both ids, or first listed; (pairs,).
+
+    ``pairs``: those of ``pairs_from_judgments``.
+    """
     query_rows = pairs["query_row"].to_numpy()
     _, query, counts = np.unique(query_rows, return_inverse=True, return_counts=True)
     chosen = counts[query] <= number
     crowded = np.flatnonzero(~chosen)
-    ids = zip(*(take_texts(pairs[name], crowded).to_pylist() for name in ("query_id", "document_id")), strict=True)
-    keys = sampling_keys(0, ("\0".join(pair) for pair in ids))
+    if choose == "first":
+        keys = pairs[LISTED].to_numpy()[crowded]
+    else:
+        ids = zip(*(take_texts(pairs[name], crowded).to_pylist() for name in ("query_id", "document_id")), strict=True)
+        keys = sampling_keys(0, ("\0".join(pair) for pair in ids))
     order = np.lexsort((keys, query[crowded]))
     first = np.searchsorted(query[crowded[order]], query[crowded[order]])
     chosen[crowded[order[np.arange(len(order)) - first < number]]] = True

@@ -51,6 +51,8 @@ PRINTED = {
         "model.validation.patience": 16,
     },
     "multi_layer": {
+        "pairs.choose_documents": "first",
+        "dev_pairs.choose_documents": "first",
         "packing.packing.batch_size": 128,
         "model.document_encoder.form.layers": (10, 12),
         "model.objective.regularisation": 1.0,
@@ -159,11 +161,32 @@ def test_what_the_papers_print_is_what_runs(name: str) -> None:
     assert {key: value(stages, key) for key in printed} == printed
 
 
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("multi_layer", []),  # all documents of other queries are negatives
+        ("multi_layer_two_stages", []),
+        ("contextual_large", ["surrogate_score"]),  # eq. 4
+        ("contextual_small", ["surrogate_score"]),
+        ("contextual_supervised", ["surrogate_score"]),
+    ],
+)
+def test_what_is_left_out_of_a_softmax_is_what_the_paper_leaves_out(name: str, rules: list[str]) -> None:
+    filters = [stage.config for stage in stages_of(f"papers/{name}").values() if stage.command == "filter"]
+    for config in filters:
+        settings = config.false_negatives.model_dump()
+        assert [rule for rule, asked in settings.items() if asked is True] == rules
+    assert filters
+
+
 def test_adaptive_margins_see_every_triplet_once() -> None:
     stages = stages_of("papers/adaptive_margins")
     size = value(stages, "packing.packing.batch_size")
     assert value(stages, "model.training.optimizer.learning_rate") * size == pytest.approx(5e-6)
     assert 0 <= 39_780_811 - value(stages, "model.training.max_steps") * size < size
+    # a sample is drawn without replacement over epochs; some queries have more than a hundred negatives
+    assert value(stages, "batches.choose_negatives") == "sample"
+    assert value(stages, "batches.negatives_per_example") == 1
 
 
 @pytest.mark.parametrize(

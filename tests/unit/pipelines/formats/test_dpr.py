@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from pipelines.formats.dpr import Dpr
 from pipelines.jobs.collect import Collect, CollectConfig
+from pipelines.jobs.pairs import Pairs
+from pipelines.pairs.pairs import SCHEMA, read_pairs
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import parse_yaml, validate
 from retrieval.collections.collection import StoredCollection
@@ -239,3 +242,22 @@ def test_the_fingerprint_names_every_file(tmp_path: Path) -> None:
     assert [(file["name"], file["bytes"]) for file in described] == [
         (name, len(text.encode())) for name, text in files.items()
     ]
+
+
+def test_the_annotated_passage_of_a_question_is_the_first_of_its_positives(tmp_path: Path) -> None:
+    """Whatever number it has in the collection, in which passages come in the order of their first example."""
+    examples = [
+        {"question": f"question {number}", "answers": [], "positive_ctxs": [{"text": f"passage {at}"} for at in listed]}
+        for number, listed in enumerate([[0, 1, 2], [2, 0, 1], [1, 2, 0], [3], [2, 1, 0]])
+    ]
+    (tmp_path / "train.json").write_text(json.dumps(examples))
+    source = Dpr(path=str(tmp_path), examples={"train": "train.json"})
+    collection = make(Collect(CollectConfig(source=source, output=str(tmp_path / "collection"))))
+    values = {"collection": collection, "documents_per_query": 1, "output": str(tmp_path / "pairs")}
+    pairs = Artifact(make(Pairs(validate(Pairs.config_class, values | {"choose_documents": "first"}, "pairs"))))
+    assert read_pairs(pairs, SCHEMA.names).schema == SCHEMA
+    assert read_pairs(pairs, ["document_id"])["document_id"].to_pylist() == [
+        text_id("", f"passage {at}") for at in (0, 2, 1, 3, 2)
+    ]
+    with pytest.raises(UserError, match="'choose_documents: first' needs 'documents_per_query'"):
+        validate(Pairs.config_class, values | {"documents_per_query": None, "choose_documents": "first"}, "pairs")
