@@ -1,0 +1,85 @@
+"""The results that five papers print, to show beside our own.
+
+``published.csv`` holds one line for each figure of their tables: ``paper,table,row,collection,measure,figure``. Figures
+are fractions with the printed digits; nDCG@10 of 46.1 % is 0.461. Measures have our names. Two need a word: binary
+measures of TREC DL name the grade that their column counts (``R(rel=2)@1000``), and ``main_score`` is what MTEB reports
+of a kind of task. A printed mean has the collection ``mean`` where it is over the row's other columns, else
+``mean of …``. A cell that can't be read with certainty in the papers' texts is left out.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from raytriever.errors import UserError
+from raytriever.settings.configuration import did_you_mean
+
+_FIGURES = Path(__file__).with_suffix(".csv")
+
+
+@dataclass(frozen=True)
+class PublishedPaper:
+    """A paper whose figures are kept."""
+
+    authors: str
+    title: str
+    url: str
+
+
+PAPERS = {
+    "revela": PublishedPaper("Cai et al. 2025", "Revela", "https://arxiv.org/abs/2506.16552"),
+    "adaptive_margins": PublishedPaper(
+        "Gienapp et al. 2025", "Self-Distillation with Adaptive Relevance Margins", "https://arxiv.org/abs/2407.21515"
+    ),
+    "multi_layer": PublishedPaper(
+        "Xie & Lukasiewicz 2025",
+        "Multi-layer Representations for Dense Passage Retrieval",
+        "https://aclanthology.org/2025.findings-emnlp.1333/",
+    ),
+    "coder": PublishedPaper("Zerveas et al. 2022", "CODER", "https://arxiv.org/abs/2112.08766"),
+    "contextual": PublishedPaper(
+        "Morris & Rush 2024", "Contextual Document Embeddings", "https://arxiv.org/abs/2410.02525"
+    ),
+}
+"""By the name that the first column has; the titles are short forms."""
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """What a row of a paper's table (one system) prints.
+
+    ``figures``: (collection, measure) to a fraction, in the order of the table's columns.
+    """
+
+    paper: str
+    table: str
+    row: str
+    figures: Mapping[tuple[str, str], float]
+
+
+def published_row(name: str) -> PublishedRow:
+    """The row ``paper/table/row``, such as ``revela/1/Revela 135M``.
+
+    Raises ``UserError`` for a name of another form, and for an unknown paper, table or row.
+    """
+    parts = name.split("/", 2)
+    if len(parts) < 3:
+        raise UserError(
+            f"'{name}' names no published result. Allowed is paper/table/row, such as 'revela/1/Revela 135M'."
+        )
+    paper, table, row = parts
+    with _FIGURES.open(newline="", encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if line["paper"] == paper]
+    if not lines:
+        raise UserError(f"'{name}': there is no paper '{paper}'.{did_you_mean(paper, list(PAPERS))}")
+    rows = [line for line in lines if line["table"] == table]
+    if not rows:
+        tables = list(dict.fromkeys(line["table"] for line in lines))
+        raise UserError(f"'{name}': no table '{table}' of {paper} is kept.{did_you_mean(table, tables)}")
+    found = [line for line in rows if line["row"] == row]
+    if not found:
+        systems = list(dict.fromkeys(line["row"] for line in rows))
+        raise UserError(f"'{name}': table {table} of {paper} has no row '{row}'.{did_you_mean(row, systems)}")
+    figures = {(line["collection"], line["measure"]): float(line["figure"]) for line in found}
+    return PublishedRow(paper, table, row, figures)
