@@ -116,14 +116,16 @@ def _job(job: str) -> Callable[..., None]:
         force: ForceOption = False,
     ) -> None:
         from raytriever.settings.configuration import apply_overrides, read_yaml, validate
-        from raytriever.settings.description import commented_yaml
+        from raytriever.settings.description import commented_yaml, with_gaps
         from raytriever.stages.ray_session import RaySession
         from raytriever.stages.recipe_run import check_before_run, closing_lines, run_stage
 
-        values = read_yaml(config, str(config)) if config else {}
+        values = apply_overrides(read_yaml(config, str(config)) if config else {}, overrides or [])
         stage_type = stage_class(job, job)
-        settings = validate(stage_type.config_class, apply_overrides(values, overrides or []), f"Settings of {job}")
-        stage = stage_type(settings)
+        if print_config and (incomplete := with_gaps(stage_type.config_class, values)):
+            typer.echo(commented_yaml(incomplete))
+            return
+        stage = stage_type(validate(stage_type.config_class, values, f"Settings of {job}"))
         if print_config:
             typer.echo(commented_yaml(stage.config))
             return
@@ -133,7 +135,7 @@ def _job(job: str) -> Callable[..., None]:
         for line in closing_lines([(stage, artifact)]):
             typer.echo(line)
 
-    command.__doc__ = JOBS[job][1]
+    command.__doc__ = f"{JOBS[job][1]}\n\n`raytriever settings {job}` describes every setting."
     return command
 
 
