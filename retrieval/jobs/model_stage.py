@@ -31,8 +31,9 @@ _LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")  # as BERT,
 
 
 def is_there(key: str, model: ModelSettings, there: Set[str]) -> bool:
-    """Whether the model of the setting ``key``, with its base, is among the inputs that are ``there``."""
-    return f"{key}.model" in there and (model.base_model is None or f"{key}.base_model" in there)
+    """Whether the model of the setting ``key``, with its base and tokenizer, is among the inputs ``there``."""
+    parts = [name for name in ("model", "base_model", "tokenizer") if getattr(model, name, None) is not None]
+    return {f"{key}.{name}" for name in parts} <= there
 
 
 @cache
@@ -65,7 +66,7 @@ def _check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Map
         stated = read_text_settings(modules if modules.pooling else base).max_lengths
     except UserError:
         return  # loading the encoder names the problem
-    if not has_tokenizer(modules.transformer):
+    if settings.tokenizer is None and not has_tokenizer(modules.transformer):
         require_tokenizer(base.transformer)
     config = read_json(base.transformer / "config.json")
     count = next((config[name] for name in _LAYERS if isinstance(config.get(name), int)), None)

@@ -81,7 +81,7 @@ class Train(Stage[TrainConfig]):
         """The batches', the models', the objective's own and those of what is validated on."""
         found = {"batches": BatchReader(self.config.batches).fingerprint, **self._located().fingerprints}
         for key, path in input_paths(self.config).items():
-            if key.startswith(_OTHER_INPUTS) and key not in found and not key.endswith(".base_model"):
+            if key.startswith(_OTHER_INPUTS) and key not in found and not key.endswith((".base_model", ".tokenizer")):
                 found[key] = Artifact(path).fingerprint
         return found
 

@@ -110,6 +110,7 @@ PRINTED = {
         "packing.packing.order": "tour",
         "packing.packing.batch_size": 512,
         "batches.false_negatives.surrogate_score": True,
+        "model.encoder.tokenizer": "google-bert/bert-base-uncased",
         "model.objective.context_documents": 512,
         "model.objective.document_max_length": 512,
         "model.objective.similarity_temperature": 0.02,
@@ -120,6 +121,7 @@ PRINTED = {
         "model.training.schedule.warmup_steps": 1000,
     },
     "contextual_small": {
+        "model.encoder.tokenizer": None,
         "model.objective.context_documents": 64,
         "model.objective.query_max_length": 64,
         "model.objective.document_max_length": 64,
@@ -127,6 +129,7 @@ PRINTED = {
     },
     "contextual_supervised": {
         "model.encoder.model": "runs/papers/contextual_large/model",
+        "model.encoder.tokenizer": None,
         "model.objective.context_documents": 512,
         "batches.negatives_per_example": 1,
     },

@@ -239,3 +239,53 @@ def test_an_adapter_over_a_model_with_code_of_its_own(hub: Hub, tmp_path: Path) 
     assert {path.name for path in hub.cache.rglob("*.py")} == CODE.keys()
     assert trusted.fingerprint != plain.fingerprint
     assert locate_named(settings_of(str(adapter))).fingerprint == plain.fingerprint
+
+
+def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
+    """As nomic-bert-2048 has that of bert-base-uncased: it counts as the encoder's own, and is exported with it."""
+    whole, other = (save_tiny_model("bert", tmp_path / name) for name in ("whole", "other"))
+    bare = shutil.copytree(whole, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    settings = EncoderSettings(model=str(bare), pooling="mean", tokenizer=str(whole))
+    located, own = locate_named(settings), locate_model(str(bare)).fingerprint
+    assert located.path == bare
+    assert located.fingerprint not in (own, locate_model(str(whole)).fingerprint)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["##zzzz"] = len(tokenizer["model"]["vocab"])
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    changed = settings.model_copy(update={"tokenizer": str(other)})
+    with_more = locate_named(changed).fingerprint
+    assert with_more != located.fingerprint
+    (other / "model.safetensors").write_bytes(b"")  # what isn't read doesn't count
+    assert locate_named(changed).fingerprint == with_more
+
+    with pytest.raises(UserError, match=r"bare holds no tokenizer .* name the folder that has it in 'tokenizer'"):
+        load_encoder(EncoderSettings(model=str(bare), pooling="mean"), bare, own)
+    with pytest.raises(UserError, match=r"other has 401 tokens, and the model embeddings of 400"):
+        load_encoder(changed, bare, with_more)
+    encoder = load_encoder(settings, bare, located.fingerprint)
+    assert encoder.contract.model == located.fingerprint
+    encoder.save(tmp_path / "export")
+    exported = load_encoder(EncoderSettings(model="x"), tmp_path / "export", "x")
+    assert exported.tokenize_ids(["the sea"], "query") == encoder.tokenize_ids(["the sea"], "query")
+    named = EncoderSettings(model=str(whole), pooling="mean")
+    assert encoder.tokenize_ids(["the sea"], "query") == load_encoder(named, whole, "x").tokenize_ids(
+        ["the sea"], "query"
+    )
+
+
+def test_of_a_tokenizer_on_the_hub_its_files_alone_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, asked = save_tiny_model("bert", tmp_path / "model"), []
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool = False) -> str:
+        asked.append((name, revision, allow_patterns))
+        if local_files_only:
+            raise LocalEntryNotFoundError("not cached")
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert pretrained.find_tokenizer("google-bert/bert-base-uncased") == folder
+    assert len(asked) == 2
+    for name, revision, patterns in asked:
+        assert (name, revision) == ("google-bert/bert-base-uncased", PINNED_REVISIONS["google-bert/bert-base-uncased"])
+        assert {"tokenizer.json", "vocab.txt", "config.json"} <= {*patterns}
+        assert not any("safetensors" in pattern or "*" in pattern for pattern in patterns)

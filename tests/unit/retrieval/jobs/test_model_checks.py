@@ -37,6 +37,15 @@ def test_an_encoder(
     check(folder, said, **encoder)
 
 
+def test_an_encoder_with_the_tokenizer_of_another(tmp_path: Path) -> None:
+    folder, other = (save_tiny_model("bert", tmp_path / name) for name in ("model", "other"))
+    without_tokenizer(folder)
+    stage = check(folder, None, tokenizer=str(other))
+    stage.check_inputs({"encoder.model"})  # the tokenizer is of a stage that has not run: nothing is looked at
+    without_tokenizer(other)
+    check(folder, "other holds no tokenizer", tokenizer=str(other))
+
+
 def test_the_base_of_an_adapter(tmp_path: Path) -> None:
     base = save_tiny_model("qwen2", tmp_path / "base")
     adapter = save_adapter(base, tmp_path / "adapter")
@@ -50,7 +59,7 @@ def _meaningless(config: dict[str, Any]) -> None:
     config["hidden_size"] = "many"  # whoever loads it says so
 
 
-def check(model: Path, said: str | None, **encoder: Any) -> None:
+def check(model: Path, said: str | None, **encoder: Any) -> Embed:
     for weights in model.glob("*.safetensors"):
         weights.write_bytes(b"")  # none are read
     values = {
@@ -59,8 +68,10 @@ def check(model: Path, said: str | None, **encoder: Any) -> None:
         "output": "absent",
     }
     stage = Embed(EmbedConfig.model_validate(values))
+    there = {"encoder.model", *(["encoder.tokenizer"] if "tokenizer" in encoder else [])}
     if said is None:
-        stage.check_inputs({"encoder.model"})
+        stage.check_inputs(there)
     else:
         with pytest.raises(UserError, match=said):
-            stage.check_inputs({"encoder.model"})
+            stage.check_inputs(there)
+    return stage
