@@ -14,6 +14,7 @@ from pydantic import Field, FiniteFloat
 
 from raytriever.hashes import string_hashes
 from raytriever.settings.configuration import Settings
+from retrieval.evaluation.conventions import SelfHits
 from retrieval.vectors import VectorRows
 
 RULES = {
@@ -35,7 +36,7 @@ _NUMBER_OF_RULE = {name: number for number, name in enumerate(RULES)}
 
 
 class MiningRules(Settings):
-    """What is dropped. Positives, the query itself and repeated texts always are.
+    """What is dropped. Positives, the query's own text and repeated texts always are.
 
     A margin is that of the candidate's score to the query's lowest-scored positive. Scores are inner products of the
     vectors where vectors are given; else they are the run's, a positive that was not retrieved has none, and of a query
@@ -46,6 +47,9 @@ class MiningRules(Settings):
     """The grade from which a judged document is a positive."""
     judged_negatives: Literal["keep", "drop"] = "keep"
     """What becomes of documents judged below that."""
+    self_hits: SelfHits = "remove"
+    """What becomes of the document that has the query's id, which is the query itself where queries are documents; keep
+    where both are numbered apart, as in MS MARCO. A document that has the query's text is always removed."""
     skip_first: int = Field(default=0, ge=0)
     """Ranks that are dropped."""
     depth: int | None = Field(default=None, gt=0)
@@ -141,7 +145,7 @@ def apply_rules(
     minimum, scores = rules.minimum_relevance, block.scores
     reference = reference_scores(len(scores), block.positives)
     ask("positive", lambda: block.relevance < minimum)
-    ask("self", lambda: is_not_query(block))
+    ask("self", lambda: is_not_query(block, by_id=rules.self_hits == "remove"))
     ask("judged_negative", lambda: (block.relevance == UNJUDGED) | (block.relevance >= minimum))
     ask("duplicate", lambda: is_first_of_text(block))
     ask("rank", lambda: np.broadcast_to(np.arange(scores.shape[1]) >= rules.skip_first, scores.shape))
@@ -154,11 +158,10 @@ def apply_rules(
     return rule_of
 
 
-def is_not_query(block: Block) -> NDArray[np.bool_]:
-    """Whether a candidate has neither the query's id nor its text."""
-    other_id = np.not_equal(block.rows, block.own_rows[:, None])
+def is_not_query(block: Block, *, by_id: bool) -> NDArray[np.bool_]:
+    """Whether a candidate has another text than the query, and where that counts (``by_id``) another id."""
     other_text = np.not_equal(block.text_keys, block.query_text_keys[:, None])
-    return np.asarray(other_id & other_text)
+    return np.asarray(other_text & np.not_equal(block.rows, block.own_rows[:, None]) if by_id else other_text)
 
 
 def is_first_of_text(block: Block) -> NDArray[np.bool_]:

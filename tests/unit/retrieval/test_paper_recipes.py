@@ -182,6 +182,12 @@ def test_what_is_left_out_of_a_softmax_is_what_the_paper_leaves_out(name: str, r
     assert filters
 
 
+@pytest.mark.parametrize("name", ["multi_layer_two_stages", "coder_ms_marco", "coder_tripclick"])
+def test_a_passage_that_has_a_querys_number_is_no_query(name: str) -> None:
+    mined = [stage.config for stage in stages_of(f"papers/{name}").values() if stage.command == "mine"]
+    assert {config.rules.self_hits for config in mined} == {"keep"}
+
+
 def test_adaptive_margins_see_every_triplet_once() -> None:
     stages = stages_of("papers/adaptive_margins")
     size = value(stages, "packing.packing.batch_size")

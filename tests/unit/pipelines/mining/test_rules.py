@@ -79,6 +79,7 @@ def rule_sets(draw: st.DrawFn) -> MiningRules:
     return MiningRules(
         minimum_relevance=draw(st.integers(1, 3)),
         judged_negatives=draw(st.sampled_from(["keep", "drop"])),
+        self_hits=draw(st.sampled_from(["keep", "remove"])),
         skip_first=draw(st.integers(0, 3)),
         maximum_score=draw(st.none() | SCORES),
         absolute_margin=draw(margins),
@@ -129,7 +130,9 @@ def literal_rule(rules: MiningRules, case: Case, query: int, place: int) -> str 
     positives = [document for document, grade in grades.items() if grade >= rules.minimum_relevance]
     if row in positives:
         return "positive"
-    if row == case.own_rows[query] or case.texts[row] == case.query_texts[query]:
+    if row == case.own_rows[query] and rules.self_hits == "remove":
+        return "self"
+    if case.texts[row] == case.query_texts[query]:
         return "self"
     if row in grades and rules.judged_negatives == "drop":
         return "judged_negative"
