@@ -16,7 +16,7 @@ DEFAULT_MEASURES = ("nDCG@10", "RR@10", "R@100")
 
 # Is a cutoff "@k" needed, possible or neither, and can "(rel=n)" set the lowest relevant grade?
 _FAMILIES = {
-    "nDCG": ("possible", False),
+    "nDCG": ("possible", True),
     "RR": ("possible", True),
     "AP": ("possible", True),
     "R": ("needed", True),
@@ -26,6 +26,7 @@ _FAMILIES = {
     "Judged": ("possible", False),
     "Accuracy": ("needed", False),
 }
+_GRADED = "nDCG"
 # how names of other tools begin: MRR@10, recall_100, hit_rate_at_5
 _OTHER_NAMES = {
     "ndcg": "nDCG", "mrr": "RR", "recip": "RR", "map": "AP", "recall": "R", "precision": "P", "hit": "Success",
@@ -46,7 +47,7 @@ class Measure:
 
     @property
     def takes_level(self) -> bool:
-        """Whether it is binary, so that a lowest relevant grade means something."""
+        """Whether a lowest relevant grade means something: for binary ones, and nDCG, whose lower grades gain 0."""
         return _FAMILIES[self.family][1]
 
     @property
@@ -108,7 +109,7 @@ def evaluate(
     Measures have ir-measures' names: ``nDCG@10`` (gain is the grade, discount log2), ``RR@10``, ``AP``,
     ``R@100``, ``P@5``, ``Success@5``, ``Rprec``, ``Judged@10``; ``(rel=2)`` before the cutoff sets the lowest
     grade that counts as relevant, 1 where it isn't said (a query with no such grade then counts 0, as in
-    trec_eval).
+    trec_eval). For nDCG grades below it gain 0, as in the strict reading of Zerveas et al. 2022 (CODER), appendix A.3.
 
     Scores are compared as float32 as trec_eval does, and ties ordered alike for every measure, though the libraries
     below differ in this. A query that the ranking has without any document counts 0, and so does one whose grades are
@@ -117,7 +118,7 @@ def evaluate(
     Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a ranking that has no query of
     theirs.
     """
-    parsed = {name: _ir_measure(parse_measure(name)) for name in measures}
+    parsed = {name: (_lowest_gain(parse_measure(name)), _ir_measure(parse_measure(name))) for name in measures}
     judged = {query for query, grades in qrels.items() if grades}
     positive = {query for query in judged if max(qrels[query].values()) > 0}
     if not positive:
@@ -131,18 +132,20 @@ def evaluate(
     answered = [index for index, query in enumerate(query_ids) if ranking.get(query)]
     missing = np.array([query not in ranking for query in query_ids])
     of_missing = 0.0 if conventions.missing_queries == "count_as_zero" else np.nan
-    values = {measure: np.where(missing, of_missing, 0.0) for measure in parsed.values()}
+    values = {key: np.where(missing, of_missing, 0.0) for key in parsed.values()}
     for start in range(0, len(answered), _QUERIES_AT_ONCE):
         places = {query_ids[index]: index for index in answered[start : start + _QUERIES_AT_ONCE]}
-        # no gain below 0, and trec_eval's code crashes at a query whose best grade is -2
-        grades = {query: {name: max(int(grade), 0) for name, grade in qrels[query].items()} for query in places}
         ranked = {query: distinct_scores(query, ranking[query], conventions) for query in places}
         ranked = {query: scores for query, scores in ranked.items() if scores}  # of self-hits alone nothing is left
-        for metric in ir_measures.iter_calc(list(values), grades, ranked):
-            values[metric.measure][places[metric.query_id]] = metric.value
+        for lowest in {lowest for lowest, _ in values}:
+            # no gain below 0, and trec_eval's code crashes at a query whose best grade is -2
+            grades = {query: _gains(qrels[query], lowest) for query in places}
+            asked = [measure for gain, measure in values if gain == lowest]
+            for metric in ir_measures.iter_calc(asked, grades, ranked):
+                values[lowest, metric.measure][places[metric.query_id]] = metric.value
     return PerQuery(
         tuple(query_ids),
-        {name: values[measure] for name, measure in parsed.items()},
+        {name: values[key] for name, key in parsed.items()},
         missing_queries=int(missing.sum()),
         queries_without_positive=len(judged) - len(positive),
         unjudged_queries=len(ranking.keys() - judged),
@@ -171,7 +174,7 @@ def distinct_scores(query: str, scores: Mapping[str, float], conventions: Conven
 
 
 def at_levels(measures: Sequence[str], levels: Mapping[str, int]) -> list[str]:
-    """The measures with every binary one that names no grade once for each of ``levels``: ``R(rel=2)@100``.
+    """The measures with each that could name a grade and doesn't once for each of ``levels``: ``R(rel=2)@100``.
 
     No levels leave them as they are, which means grade 1. Raises ``UserError`` for an unknown measure.
     """
@@ -202,9 +205,18 @@ def _ir_measure(parsed: Measure) -> Any:
     if parsed.by_answers:
         raise UserError(f"{parsed.name} is measured by answers in the documents' texts, not by judgments.")
     measure = getattr(ir_measures, parsed.family)
-    if parsed.level:
+    if parsed.level and parsed.family != _GRADED:
         measure = measure(rel=parsed.level)
     return measure @ parsed.cutoff if parsed.cutoff else measure
+
+
+def _lowest_gain(parsed: Measure) -> int:
+    """The lowest grade that gains something: ir-measures knows a level for binary measures alone."""
+    return parsed.level or 1 if parsed.family == _GRADED else 1
+
+
+def _gains(grades: Mapping[str, int], lowest: int) -> dict[str, int]:
+    return {name: int(grade) if grade >= lowest else 0 for name, grade in grades.items()}
 
 
 def _guess(name: str) -> str:

@@ -62,7 +62,7 @@ class EvaluateConfig(StageConfig):
     measures: tuple[str, ...] = Field(default=DEFAULT_MEASURES, min_length=1)
     """By their names in ir-measures, and Accuracy@k."""
     relevance_levels: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
-    """Lowest relevant grades by name, {lenient: 1, strict: 2}; binary measures are taken at each."""
+    """Lowest relevant grades by name, {lenient: 1, strict: 2}; binary measures and nDCG are taken at each."""
     like: Like = "trec"
     """The tool whose number is wanted."""
     conventions: Conventions = Conventions()
@@ -100,7 +100,7 @@ class Evaluate(Stage[EvaluateConfig]):
 
     command = "evaluate"
     kind = EVALUATION
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = EvaluateConfig
     unit = "runs"
 

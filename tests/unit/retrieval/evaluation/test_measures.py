@@ -15,14 +15,27 @@ from retrieval.evaluation.measures import Measure, PerQuery, at_levels, evaluate
 
 Grades = dict[str, int]
 NAMES = ["nDCG@10", "nDCG", "RR@10", "RR", "AP", "AP@5", "R@20", "P@3", "Success@5", "Rprec", "Judged@10"]
-LEVELS = ["RR(rel=2)@10", "AP(rel=2)", "R(rel=2)@20", "P(rel=2)@3", "Success(rel=3)@5", "Rprec(rel=2)"]
+LEVELS = [
+    "nDCG(rel=2)@10",
+    "RR(rel=2)@10",
+    "AP(rel=2)",
+    "R(rel=2)@20",
+    "P(rel=2)@3",
+    "Success(rel=3)@5",
+    "Rprec(rel=2)",
+]
 
 
 def ndcg(ranked: list[str], grades: Grades, cutoff: int) -> float:
     def dcg(gains: list[int]) -> float:
         return sum(max(gain, 0) / math.log2(rank + 1) for rank, gain in enumerate(gains[:cutoff], 1))
 
-    return dcg([grades.get(name, 0) for name in ranked]) / dcg(sorted(grades.values(), reverse=True))
+    ideal = dcg(sorted(grades.values(), reverse=True))
+    return dcg([grades.get(name, 0) for name in ranked]) / ideal if ideal else 0.0
+
+
+def strict(grades: Grades) -> Grades:
+    return {name: grade if grade >= 2 else 0 for name, grade in grades.items()}
 
 
 def average_precision(ranked: list[str], grades: Grades, cutoff: int, level: int = 1) -> float:
@@ -52,6 +65,7 @@ END = 10**9
 ORACLES: dict[str, Callable[[list[str], Grades], float]] = {
     "nDCG@10": lambda ranked, grades: ndcg(ranked, grades, 10),
     "nDCG": lambda ranked, grades: ndcg(ranked, grades, END),
+    "nDCG(rel=2)@10": lambda ranked, grades: ndcg(ranked, strict(grades), 10),
     "RR@10": lambda ranked, grades: reciprocal_rank(ranked, grades, 10),
     "RR": lambda ranked, grades: reciprocal_rank(ranked, grades, END),
     "RR(rel=2)@10": lambda ranked, grades: reciprocal_rank(ranked, grades, 10, 2),
@@ -161,11 +175,12 @@ def test_own_documents_are_removed_where_the_conventions_say_so() -> None:
     assert run["1"] == {"1": 9.0, "2": 5.0}  # what was passed in is as it was
 
 
-def test_levels_are_readings_of_binary_measures() -> None:
+def test_levels_are_readings_of_measures() -> None:
     names = ["nDCG@10", "R@100", "RR(rel=3)@10", "AP", "Judged@10"]
     assert at_levels(names, {}) == names
     assert at_levels(names, {"lenient": 1, "strict": 2}) == [
-        "nDCG@10", "R(rel=1)@100", "R(rel=2)@100", "RR(rel=3)@10", "AP(rel=1)", "AP(rel=2)", "Judged@10",
+        "nDCG(rel=1)@10", "nDCG(rel=2)@10", "R(rel=1)@100", "R(rel=2)@100", "RR(rel=3)@10", "AP(rel=1)", "AP(rel=2)",
+        "Judged@10",
     ]  # fmt: skip
     assert at_levels(["R(rel=2)@5", "R@5"], {"strict": 2}) == ["R(rel=2)@5"]
     grades, run = {"q": {"a": 1, "b": 2}}, {"q": {"a": 3.0, "c": 2.0, "b": 1.0}}
@@ -203,7 +218,7 @@ def test_the_same_measure_under_two_names() -> None:
         "R",
         "P",
         "ndcg@10",
-        "nDCG(rel=2)@10",
+        "nDCG(rel=0)@10",
         "Judged(rel=2)",
         "Rprec@5",
         "R@0",
@@ -213,7 +228,9 @@ def test_the_same_measure_under_two_names() -> None:
     ],
 )
 def test_unknown_measures_are_refused_with_what_is_allowed(name: str) -> None:
-    with pytest.raises(UserError, match=r"is not a measure. Allowed, .*nDCG\[@k\], RR\[\(rel=n\)\]\[@k\].*, Rprec\["):
+    with pytest.raises(
+        UserError, match=r"is not a measure. Allowed, .*nDCG\[\(rel=n\)\]\[@k\], RR\[\(rel=n\)\]\[@k\].*, Rprec\["
+    ):
         evaluate({"q": {"a": 1}}, {"q": {"a": 1.0}}, ["nDCG@10", name])
 
 
@@ -271,7 +288,11 @@ def test_agrees_with_pytrec_eval_on_real_judgments(path: str) -> None:
         "R(rel=2)@100": "recall_100",
         "RR(rel=2)": "recip_rank",
     }
-    result = evaluate(qrels, run, [*pairs, "RR(rel=2)@10"])
+    result = evaluate(qrels, run, [*pairs, "RR(rel=2)@10", "nDCG(rel=2)@10", "nDCG(rel=1)@10"])
+    changed = pytrec_eval.RelevanceEvaluator(
+        {query: strict(grades) for query, grades in qrels.items()}, {"ndcg_cut_10"}
+    )
+    expected_strict = changed.evaluate(run)
     judge = pytrec_eval.RelevanceEvaluator(qrels, set(pairs.values()), relevance_level=2)
     expected = judge.evaluate(run)
     assert result.missing_queries == 2
@@ -279,5 +300,10 @@ def test_agrees_with_pytrec_eval_on_real_judgments(path: str) -> None:
         for name, theirs in pairs.items():
             value = expected[query][theirs] if query in expected else 0.0
             assert result.values[name][index] == pytest.approx(value, abs=1e-12)
+        value = expected_strict[query]["ndcg_cut_10"] if query in expected_strict else 0.0
+        assert result.values["nDCG(rel=2)@10"][index] == pytest.approx(value, abs=1e-12)
         rank = result.values["RR(rel=2)"][index]
         assert result.values["RR(rel=2)@10"][index] == (rank if rank >= 0.1 else 0.0)
+    np.testing.assert_array_equal(result.values["nDCG(rel=1)@10"], result.values["nDCG@10"])
+    if "trec_dl" in path:  # the others' grades are not spread over levels
+        assert result.mean("nDCG(rel=2)@10") != result.mean("nDCG@10")

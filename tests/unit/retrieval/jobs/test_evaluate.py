@@ -48,7 +48,7 @@ def test_everything_that_decides_a_number_is_recorded_and_printed(collection: st
         like="coir",
         conventions={"ties": "run_order"},
     )
-    names = ["nDCG@10", "R(rel=1)@2", "R(rel=2)@2", "Accuracy@2"]
+    names = ["nDCG(rel=1)@10", "nDCG(rel=2)@10", "R(rel=1)@2", "R(rel=2)@2", "Accuracy@2"]
     config = artifact.manifest["config"]
     assert config["measures"] == names
     assert (config["like"], config["relevance_levels"]) == ("coir", {"lenient": 1, "strict": 2})
