@@ -1,17 +1,24 @@
-"""The quickstart, small and with a tiny encoder: killed at several moments, against an undisturbed run."""
+"""The quickstart, small and with a tiny encoder: killed twice, against the same stages made in one process."""
 
 import hashlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from raytriever.artifacts.artifact import TIMES
+from raytriever.artifacts.artifact import TIMES, ShardRecord
+from raytriever.settings.recipe import load_recipe
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.recipe_run import recipe_stages, run_stage
+from raytriever.stages.stage import Shard, Stage
+from tests.cluster.test_faults import TrainHere
+from trainers.jobs.train import Train
 
 ROOT = Path(__file__).parents[2]
 NO_PART_OF_ARTIFACTS = (*TIMES, "report.html")
@@ -27,6 +34,7 @@ SMALL = {
     "model.encoder.pooling": "mean",
     "model.objective.document_max_length": "64",  # all that the tiny encoder reads
     "model.training.bf16": "false",
+    "model.resources.cpus_per_worker": "1",  # as many threads as the process of the tests has
     "model.training.checkpoint_every": "4",
     "model.training.max_steps": "12",
     "model.training.schedule.warmup_steps": "2",
@@ -34,9 +42,12 @@ SMALL = {
 }
 
 
+def settings_of(encoder: Path) -> dict[str, str]:
+    return SMALL | {"base_vectors.encoder.model": str(encoder), "model.encoder.model": str(encoder)}
+
+
 def command(encoder: Path, output: Path, *more: str) -> list[str]:
-    settings = SMALL | {"base_vectors.encoder.model": str(encoder), "model.encoder.model": str(encoder)}
-    overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    overrides = [part for key, value in settings_of(encoder).items() for part in ("--set", f"{key}={value}")]
     return [
         sys.executable,
         "-m",
@@ -82,41 +93,52 @@ def hashes(output: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("undisturbed") / "run"
+def killed(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed among the shards of a stage and among the steps of training, and went on to its end."""
+    output = tmp_path_factory.mktemp("killed") / "run"
+    run_until_killed(tiny_encoder, output, "base_vectors/shards/documents-*.json")
+    run_until_killed(tiny_encoder, output, "model/checkpoints/step-00000008/checkpoint.json")
     log = run(tiny_encoder, output)
+    assert log.count(": reused") == 6  # what is before the model
     assert "trained encoder" in log
     return output
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(tiny_encoder: Path, undisturbed: Path, tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(undisturbed / "functions", output / "functions")  # whose making no kill is to meet
-    run_until_killed(tiny_encoder, output, "base_vectors/shards/documents-*.json")
-    run_until_killed(tiny_encoder, output, "model/checkpoints/step-00000008/checkpoint.json")
-    log = run(tiny_encoder, output, "--until", "model")
-    assert "base_vectors: reused" in log
-    assert "model: reused" not in log
-    made = {folder.name for folder in output.iterdir()}
-    assert {"base_vectors", "batches", "model"} <= made
-    assert hashes(output) == {
-        name: digest for name, digest in hashes(undisturbed).items() if name.split("/")[0] in made
-    }
+def execute_here(stage: Stage[Any], pending: list[Shard], *_: object) -> Iterator[ShardRecord]:
+    """Makes the shards in this process, without Ray."""
+    stage.load()
+    for shard in pending:
+        yield stage.make_shard(shard)
 
 
-def test_a_second_run_reuses_everything_without_ray(tiny_encoder: Path, undisturbed: Path) -> None:
-    before = hashes(undisturbed)
-    log = run(tiny_encoder, undisturbed)
+@pytest.mark.usefixtures("one_thread")
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    tiny_encoder: Path, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stage, "execute", execute_here)
+    monkeypatch.setattr(Train, "execute", TrainHere.execute)
+    settings = [f"{key}={value}" for key, value in settings_of(tiny_encoder).items()]
+    undisturbed = load_recipe("quickstart", settings, str(tmp_path / "run"))
+    stages, names = recipe_stages(undisturbed), undisturbed.names_until("model")
+    for name in names:
+        run_stage(stages[name], RaySession(), recipe="quickstart")
+    made = hashes(killed)
+    assert hashes(tmp_path / "run") == {name: digest for name, digest in made.items() if name.split("/")[0] in names}
+
+
+def test_a_second_run_reuses_everything_without_ray(tiny_encoder: Path, killed: Path) -> None:
+    before = hashes(killed)
+    log = run(tiny_encoder, killed)
     assert log.count(": reused, ") == 17
     assert "Ray:" not in log
-    assert hashes(undisturbed) == before
+    assert hashes(killed) == before
 
 
-def test_what_comes_out_is_a_retriever(undisturbed: Path) -> None:
+def test_what_comes_out_is_a_retriever(killed: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    vectors = SentenceTransformer(str(undisturbed / "model"), device="cpu").encode(["Return the sum of a and b."])
+    vectors = SentenceTransformer(str(killed / "model"), device="cpu").encode(["Return the sum of a and b."])
     assert vectors.shape == (1, 32)
-    lines = (undisturbed / "model_run" / "run.trec").read_text().splitlines()
+    lines = (killed / "model_run" / "run.trec").read_text().splitlines()
     assert {len(line.split(" ")) for line in lines} == {6}
-    assert (undisturbed / "report" / "report.html").exists()
+    assert (killed / "report" / "report.html").exists()

@@ -202,7 +202,11 @@ def server(object_store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faili
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [("503 Slow Down", "SlowDown"), ("500 Internal Server Error", "InternalError")]
+    ("status", "code"),
+    [
+        ("503 Slow Down", "SlowDown"),
+        pytest.param("500 Internal Server Error", "InternalError", marks=pytest.mark.slow),
+    ],
 )
 def test_an_answer_now_and_then_that_fails_changes_nothing(
     server: FailingServer,

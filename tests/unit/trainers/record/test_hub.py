@@ -123,7 +123,10 @@ def test_a_hostile_model_is_not_sent(hub: Hub, model: Path) -> None:
 
 
 @pytest.mark.parametrize(("where", "status"), [("/api/", 401), ("/api/", 403), ("/commit/", 403), ("/commit/", 500)])
-def test_what_the_hub_refuses_is_said(hub: Hub, model: Path, where: str, status: int) -> None:
+def test_what_the_hub_refuses_is_said(
+    hub: Hub, model: Path, monkeypatch: pytest.MonkeyPatch, where: str, status: int
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between its attempts
     hub.refuses = (where, status, "these are the hub's words")
     with pytest.raises(
         UserError, match=rf"was not pushed to 'org/name': .*{status}.*hf auth login.*HF_TOKEN"

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytrec_eval
-from typer.testing import CliRunner
 
 from raytriever.artifacts.artifact import Artifact
-from raytriever.cli import app
-from raytriever.stages.ray_session import RaySession
+from raytriever.settings.recipe import load_recipe
+from raytriever.stages.recipe_run import recipe_stages
 from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.exact_search import search_stored
 from retrieval.rankings import StoredRanking, read_ranking_file
 from retrieval.vectors import StoredVectors
+from tests.unit.small_run import make
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
@@ -32,7 +32,7 @@ COLLECTIONS = ("cacm", "cystic_fibrosis")  # documents without texts; grades 1 t
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, session: RaySession) -> Path:  # noqa: ARG001
+def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Path:
     """The folder in which the recipe has run over the collections, with a tiny encoder and small codes."""
     data = os.environ.get("RAYTRIEVER_TEST_DATA")
     if not data:
@@ -47,11 +47,10 @@ def output(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, session
         "ivf_pq_index.index.factory": "IVF16,PQ8x4",
         "hnsw_pq_index.index.factory": "HNSW32_PQ16x6",
     }
-    overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    each = "corpus.source.path=" + ",".join(f"{data}/{name}" for name in COLLECTIONS)
-    done = CliRunner().invoke(app, ["run", "retrieval", "--each", each, *overrides, "--output", str(folder)])
-    assert done.exit_code == 0, (done.output[-3000:], done.exception)
-    assert "nDCG@10 by collection" in done.stdout
+    for name in COLLECTIONS:
+        overrides = [f"{key}={value}" for key, value in (settings | {"corpus.source.path": f"{data}/{name}"}).items()]
+        for stage in recipe_stages(load_recipe("retrieval", overrides, str(folder / name))).values():
+            make(stage)
     return folder
 
 
