@@ -22,8 +22,9 @@ _EARLIEST = (1980, 1, 1, 0, 0, 0)  # one time for all files: equal contents are 
 
 def program_files() -> Iterator[tuple[str, Path]]:
     """Name inside the package and path of every file of the program, the same from a checkout and from a wheel."""
-    # of the packages code alone: in a wheel the recipes lie inside of one of them
+    # of the packages code and one table of figures: in a wheel the recipes lie inside of one of them
     sent = [*((name, _ROOT / name, "*.py") for name in _PACKAGES), ("recipes", recipes_folder(), "*.yaml")]
+    sent.append(("retrieval/evaluation", _ROOT / "retrieval" / "evaluation", "published.csv"))
     for folder, root, pattern in sent:
         for path in sorted(root.rglob(pattern)):
             yield f"{folder}/{path.relative_to(root).as_posix()}", path
