@@ -182,6 +182,32 @@ def test_what_is_left_out_of_a_softmax_is_what_the_paper_leaves_out(name: str, r
     assert filters
 
 
+def test_revela_dual_reads_the_sets_of_the_two_it_is_made_of() -> None:
+    dual = stages_of("papers/revela_dual")
+    for kind, batches, chunks, single in (
+        ("article", "article_batches", "chunks", "papers/revela"),
+        ("thread", "thread_batches", "thread_chunks", "papers/revela_code"),
+    ):
+        alone = stages_of(single)
+        for here, there in ((dual[batches], alone["batches"]), (dual[chunks], alone["chunks"])):
+            left_out = {"output", "collection", "batches_per_epoch"}
+            assert here.config.model_dump(exclude=left_out) == there.config.model_dump(exclude=left_out), kind
+        assert dual[batches].config.batches_per_epoch == 160_000  # a draw whose first so many are those of a longer one
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "Llama" in str(load_recipe(name, []).stages)])
+def test_a_gated_model_is_named_as_one(name: str) -> None:
+    text = (Path(__file__).parents[3] / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert "meta-llama/Llama-3.2-1B is gated: accept its licence" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_retromae_is_read_where_its_safetensors_are(name: str) -> None:
+    for stage in stages_of(name).values():
+        for model in (getattr(stage.config, key, None) for key in ("encoder", "document_encoder")):
+            assert model is None or model.model != "Shitao/RetroMAE" or model.revision == "refs/pr/1"
+
+
 @pytest.mark.parametrize("name", ["multi_layer_two_stages", "coder_ms_marco", "coder_tripclick"])
 def test_a_passage_that_has_a_querys_number_is_no_query(name: str) -> None:
     mined = [stage.config for stage in stages_of(f"papers/{name}").values() if stage.command == "mine"]
