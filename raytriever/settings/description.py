@@ -175,7 +175,7 @@ def _gaps_filled(model: type[BaseModel], values: Mapping[str, Any]) -> BaseModel
             filled[name] = _gaps_filled(chosen[0], given)
         elif name in values:
             with suppress(ValidationError):  # of what is below in a list or mapping
-                filled[name] = TypeAdapter(cast(Any, field.annotation)).validate_python(given)
+                filled[name] = TypeAdapter(cast(Any, Annotated[field.annotation, field])).validate_python(given)
         elif field.is_required():
             filled[name] = "<required>"
     return model.model_construct(**filled)

@@ -47,11 +47,13 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> None:
 
     Raises ``UserError``.
     """
-    for name in names:
+    pending = {name: stages[name] for name in names}
+    for name in pending:
         with _naming(name):
             refuse_copied_folder(stages[name].config.output)
             stages[name].check_settings(stages)
             stages[name].check_inputs(_made_by(None, stages[name], stages))
+            stages[name].check_ahead(pending)
 
 
 @contextmanager
@@ -88,10 +90,12 @@ def run_variants(
                 with _naming(name):
                     artifact = run_stage(stage, session, replace=True, force=force, label=label, recipe=recipe)
                 finished.setdefault(variant, []).append((stage, artifact))
-                for later in wanted[variant][place:]:
-                    if made := _made_by(stage, stages[later], stages):
-                        with _naming(later):
+                pending = {later: stages[later] for later in wanted[variant][place:]}
+                for later in pending:
+                    with _naming(later):
+                        if made := _made_by(stage, stages[later], stages):
                             stages[later].check_inputs(made)
+                        stages[later].check_ahead(pending)
     for variant, done in finished.items():
         for line in [*(["", variant] if variant else []), *closing_lines(done)]:
             typer.echo(line)

@@ -4,7 +4,7 @@ The only module that imports FAISS, and it does so when first used: a process th
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from faiss import Index as Index
 
 _LIST_ID_BYTES = 8
+_OPQ_CLUSTERS = 256  # of the product quantizer by which a rotation is learnt, whatever comes behind it
+_DIVISIBLE = 3840  # a dimension that the parts of nearly every product quantizer divide
 
 
 def empty_index(dimension: int, factory: str) -> "Index":
@@ -32,6 +34,39 @@ def empty_index(dimension: int, factory: str) -> "Index":
     if inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise UserError(f"FAISS can't build '{factory}' for inner products, by which all encoders here compare.")
     return index
+
+
+def index_of_any_dimension(factory: str) -> "Index | None":
+    """An empty index, for what goes by the factory string alone; None where it can't be had here."""
+    with suppress(UserError):
+        return empty_index(_DIVISIBLE, factory)
+    return None
+
+
+def fewest_to_learn_from(index: "Index") -> int:
+    """Vectors below which FAISS refuses to train an index; 0 where it learns nothing.
+
+    Of the chain the clusters of inverted lists, of product quantizers and of OPQ count, and the dimensions of PCA; for
+    rarer quantizers FAISS's own refusal has to do.
+    """
+    faiss = import_faiss()
+    whole, inner = faiss.downcast_index(index), innermost(index)
+    whole = faiss.downcast_index(whole.base_index) if isinstance(whole, faiss.IndexRefine) else whole
+    needed = [0]
+    if isinstance(whole, faiss.IndexPreTransform):
+        for number in range(whole.chain.size()):
+            transform = faiss.downcast_VectorTransform(whole.chain.at(number))
+            if isinstance(transform, faiss.OPQMatrix):
+                needed.append(_OPQ_CLUSTERS)
+            elif isinstance(transform, faiss.PCAMatrix):
+                needed.append(transform.d_out)
+    if isinstance(inner, faiss.IndexHNSW):
+        inner = faiss.downcast_index(inner.storage)
+    if isinstance(inner, faiss.IndexIVF):
+        needed.append(inner.nlist)
+    if hasattr(inner, "pq"):
+        needed.append(inner.pq.ksub)
+    return max(needed)
 
 
 def _compare_by_inner_product(index: "Index", graph: Any) -> "Index":

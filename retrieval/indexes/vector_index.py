@@ -118,7 +118,7 @@ def set_search_parameters(index: "Index", parameters: str) -> None:
 
     Raises ``UserError`` for a parameter that this index does not have.
     """
-    with explaining(f"The search parameters '{parameters}' don't fit this index"):
+    with explaining(f"The search parameters '{parameters}' don't fit this index (null fits any)"):
         import_faiss().ParameterSpace().set_index_parameters(index, parameters)
 
 

@@ -11,11 +11,18 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
+from raytriever.artifacts.artifact import (
+    Artifact,
+    ShardRecord,
+    ShardWriter,
+    is_artifact,
+    require_own_queries,
+    require_same_origin,
+)
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath, input_paths
-from raytriever.stages.stage import Shard, StageConfig
+from raytriever.stages.stage import Shard, StageConfig, Stages, made_by
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
 from retrieval.encoders.contextual.contexts import CorpusContext
@@ -24,7 +31,7 @@ from retrieval.encoders.contextual.folder import is_contextual
 from retrieval.encoders.modules import read_document_model
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
 from retrieval.encoders.towers import load_towers, resolve_form
-from retrieval.jobs.model_stage import ModelStage
+from retrieval.jobs.model_stage import ModelStage, folder_of
 from retrieval.rankings import StoredRanking
 from retrieval.vectors import ROW, VECTORS
 
@@ -100,6 +107,17 @@ class Embed(ModelStage[EmbedConfig]):
             self._check_query_encoder()
             if input_paths(self.config).keys() <= there:
                 self._check_context()
+
+    def document_vectors(self, pending: Stages) -> int | None:
+        """How many vectors documents will have, all together; None where ``pending`` stages have to tell, or a run."""
+        config = self.config
+        if config.run or any(made_by(pending, path) for path in (config.collection, config.encoder.model)):
+            return None
+        if not is_artifact(config.collection):
+            return None  # which is refused when it is read
+        form, _ = resolve_form(config.encoder.form, folder_of(config.encoder))
+        each = 1 if form.reduced else form.vectors
+        return None if each is None else StoredCollection(config.collection).count("documents") * each
 
     def plan(self) -> list[Shard]:
         """Ranges of rows of each part."""

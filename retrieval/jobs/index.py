@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Set
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +15,22 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, re
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, Settings
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
 from retrieval.encoders.contextual.contexts import copy_context
-from retrieval.indexes.faiss_factory import bytes_per_vector
+from retrieval.indexes.faiss_factory import (
+    bytes_per_vector,
+    empty_index,
+    fewest_to_learn_from,
+    index_of_any_dimension,
+)
 from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
 from retrieval.lexical import BM25Settings, LexicalIndex
 from retrieval.rankings import require_names
 from retrieval.vectors import StoredVectors, VectorRows
+
+if TYPE_CHECKING:
+    from retrieval.indexes.faiss_factory import Index as FaissIndex
 
 INDEX = "index"
 _TRAINED = "trained.faiss"
@@ -85,15 +93,32 @@ class Index(Stage[IndexConfig]):
         return self.config.resources.gpus_per_worker > 0
 
     def check_inputs(self, there: Set[str]) -> None:
-        """Documents whose ids no ranking can name."""
+        """Documents whose ids no ranking can name, and too few to learn a quantizer from."""
         settings = self.config.index
         if not there:
             return
         if isinstance(settings, LexicalIndexSettings):
             names = id_blocks(StoredCollection(settings.collection), "documents/")
         else:
-            names = id_blocks(StoredVectors(settings.vectors), "documents/", ".ids.parquet")
+            stored = StoredVectors(settings.vectors)
+            names = id_blocks(stored, "documents/", ".ids.parquet")
+            rows = stored.part("documents")
+            index = empty_index(rows.dimension, settings.factory)
+            _require_enough(settings, index, len(rows) * rows.vectors_per_text, stored.uri)
         require_names(names, "A document id")
+
+    def check_ahead(self, pending: Stages) -> None:
+        """Too few documents to learn a quantizer from, before they are embedded."""
+        settings = self.config.index
+        if not isinstance(settings, VectorIndexSettings):
+            return
+        from retrieval.jobs.embed import Embed
+
+        maker, index = made_by(pending, settings.vectors), index_of_any_dimension(settings.factory)
+        if isinstance(maker, Embed) and index is not None:
+            found = maker.document_vectors(pending)
+            if found is not None:
+                _require_enough(settings, index, found, maker.config.collection)
 
     def plan(self) -> list[Shard]:
         """A training shard, then a shard for each run of rows."""
@@ -179,6 +204,22 @@ class Index(Stage[IndexConfig]):
         if index["kind"] == "lexical":
             return f"{artifact.rows:,} documents, BM25"
         return f"{artifact.rows:,} documents, {index['factory']}, {counted(len(artifact.shards), 'shard')}"
+
+
+def _require_enough(settings: VectorIndexSettings, index: "FaissIndex", found: int, where: str) -> None:
+    """Raises ``UserError`` where the ``found`` vectors of the documents in ``where`` are too few to train the index."""
+    needed = fewest_to_learn_from(index)
+    if found < needed:
+        raise UserError(
+            f"index.factory is '{settings.factory}', which learns from at least {needed:,} vectors, and the"
+            f" documents of {where} have {found:,}. Set index.factory to Flat, which learns nothing, and"
+            " search_parameters of the stages that search it to null."
+        )
+    if settings.training_sample < needed:
+        raise UserError(
+            f"index.training_sample is {settings.training_sample:,}, but '{settings.factory}' learns from at least"
+            f" {needed:,} vectors. Raise it."
+        )
 
 
 def _rows_that_fit(settings: VectorIndexSettings, vectors: VectorRows) -> int:

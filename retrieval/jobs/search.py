@@ -2,23 +2,24 @@
 
 import io
 from collections.abc import Iterator, Set
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.stage import Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.specification import EncoderContract
+from retrieval.indexes.faiss_factory import index_of_any_dimension
 from retrieval.indexes.top_k import Ranking, merge_rankings
 from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
-from retrieval.jobs.index import INDEX, id_blocks, lexical_folder
+from retrieval.jobs.index import INDEX, VectorIndexSettings, id_blocks, lexical_folder
 from retrieval.lexical import LexicalIndex
 from retrieval.rankings import RANKING, Tag, require_names, write_stored_ranking
 from retrieval.vectors import StoredVectors
@@ -39,8 +40,8 @@ class SearchConfig(StageConfig):
     """The queries that it judges; null: every query."""
     top_k: int = Field(default=100, gt=0)
     """Results of each query."""
-    search_parameters: str = ""
-    """As FAISS writes them: nprobe=64, efSearch=128."""
+    search_parameters: Annotated[str, BeforeValidator(lambda given: "" if given is None else given)] = ""
+    """As FAISS writes them: nprobe=64, efSearch=128; null: none."""
     queries_per_shard: int = Field(default=8192, gt=0)
     """Queries that are searched in one task."""
     tag: Tag = "raytriever"
@@ -55,6 +56,14 @@ class Search(Stage[SearchConfig]):
     algorithm_version = 2
     config_class = SearchConfig
     unit = "queries"
+
+    def check_settings(self, stages: Stages) -> None:
+        """Parameters that an index of this recipe doesn't have."""
+        settings = getattr(getattr(made_by(stages, self.config.index), "config", None), "index", None)
+        if self.config.search_parameters and isinstance(settings, VectorIndexSettings):
+            index = index_of_any_dimension(settings.factory)
+            if index is not None:
+                set_search_parameters(index, self.config.search_parameters)
 
     def check_inputs(self, there: Set[str]) -> None:
         """Ids that a ranking can't name, and a split that is not judged."""
