@@ -13,6 +13,10 @@ class NotLocal(UserError):
     """What this machine lacks, and another one of a cluster may have."""
 
 
+class NothingMade(UserError):
+    """All shards are made, and there is nothing in them: by these settings the artifact will never be finished."""
+
+
 class StorageError(UserError):
     """A disk or an object store that is full, refuses or fails: what is stored can't be known to be damaged."""
 

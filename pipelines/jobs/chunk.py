@@ -13,7 +13,7 @@ from pipelines.chunking.chunks import chunk_text
 from pipelines.chunking.settings import ChunkingSettings
 from pipelines.chunking.stretches import Place, Stretch, stretches, tables_of
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
-from raytriever.errors import UserError
+from raytriever.errors import NothingMade
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, record_batches
@@ -84,9 +84,9 @@ class Chunk(Stage[ChunkConfig]):
         return writer.commit(tally.chunks, counts=counts, dropped=tally.dropped, facts=facts)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """The histogram of chunk lengths. Refuses no chunks at all."""
+        """The histogram of chunk lengths. Raises ``NothingMade`` where there is no chunk."""
         if not any(record.rows for record in records):
-            raise UserError(f"{self.config.collection} has no document with a text, so there is nothing to cut.")
+            raise NothingMade(f"{self.config.collection} has no document with a text, so there is nothing to cut.")
         histogram = np.sum([record.facts["words_per_chunk"] for record in records], axis=0)
         return {
             "words_per_chunk": {

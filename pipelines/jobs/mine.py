@@ -66,6 +66,7 @@ class Mine(Stage[MineConfig]):
 
     command = "mine"
     kind = CANDIDATES
+    algorithm_version = 2
     config_class = MineConfig
     unit = "queries"
 

@@ -16,7 +16,7 @@ from pipelines.queries.functions import DocstringQueries
 from pipelines.queries.headings import HeadingQueries, TitleQueries
 from pipelines.queries.spans import CropQueries, InverseClozeQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
-from raytriever.errors import UserError
+from raytriever.errors import NothingMade, UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
@@ -115,13 +115,13 @@ class Queries(Stage[QueriesConfig]):
             yield rows.take(np.arange(first, min(first + _ROWS_AT_ONCE, stop)), columns)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Which queries these are. Raises ``UserError`` where there is none, saying why."""
+        """Which queries these are. Raises ``NothingMade`` where there is none, saying why."""
         if not sum(record.counts["queries"] for record in records):
             dropped: Counter[str] = Counter()
             for record in records:
                 dropped.update(record.dropped)
             reasons = "; ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "it is empty"
-            raise UserError(
+            raise NothingMade(
                 f"No query of kind '{self.config.queries.kind}' can be made from the documents of"
                 f" {self.config.collection}: {reasons}. Choose another kind, or other settings of it."
             )

@@ -58,8 +58,8 @@ class MiningRules(Settings):
     """The highest score of a candidate."""
     absolute_margin: FiniteFloat | None = None
     """How far below the positive's score a candidate's must be."""
-    relative_margin: FiniteFloat | None = None
-    """The same as a share of the positive's score."""
+    relative_margin: FiniteFloat | None = Field(default=None, le=1)
+    """The same as a share of the positive's score: 0.05 keeps what scores at most 95 % of it, 1 none above 0."""
     answers: Literal["string", "regex", "ignore"] = "string"
     """How answers are looked for in candidates."""
     with_title: bool = True

@@ -162,8 +162,9 @@ def mining_section(audit: Audit) -> Section:
 
 def _example_candidates(examples: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
-        [found["query"], f"{found['document_id']}: {found['document']}", f"{found['rank']:,}", f"{found['score']:.4f}"]
+        [query, f"{found['document_id']}: {found['document']}", f"{found['rank']:,}", f"{found['score']:.4f}"]
         for found in examples
+        for query in [f"{found['query']} ({found['answer']})" if "answer" in found else found["query"]]
     ]
     caption = "The best ranked such candidate of some queries, drawn by a hash of their ids."
     return Table(["query", "document", "rank", "score"], rows, caption, text_columns=2)

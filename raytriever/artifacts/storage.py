@@ -127,6 +127,13 @@ class Folder:
         names = {info.path[start:]: info.size for info in sorted(infos, key=lambda info: info.path)}
         return {name: size for name, size in names.items() if not name.startswith(TEMPORARY_PREFIX)}
 
+    def refuse_file(self) -> None:
+        """Raises ``UserError`` where a file stands at a local folder's path or above it."""
+        root = Path(self._root)
+        for path in (root, *root.parents) if self.is_local else ():
+            if path.exists() and not path.is_dir():
+                raise UserError(f"{path} is a file; an output is a folder. Choose another output than {self.uri}.")
+
     def refuse_links(self) -> None:
         """Raises ``UserError`` for a link anywhere below a local folder: what lies behind it belongs to somebody else.
 

@@ -27,7 +27,7 @@ from raytriever.artifacts.artifact import (
     write_stamps,
 )
 from raytriever.artifacts.storage import Folder
-from raytriever.errors import StorageError, UserError
+from raytriever.errors import NothingMade, StorageError, UserError
 from raytriever.settings.configuration import Settings
 
 _LOCK = "lock-"
@@ -166,7 +166,8 @@ class ArtifactWriter:
         differences = self.derivation.differences(stored)
         if differences and not self._replace and files - {BUILDING}:
             raise UserError(
-                f"{self.folder.uri} holds a different {stored['kind']} artifact: {'; '.join(differences[:_SHOWN])}"
+                f"{self.folder.uri} holds a different {'' if MANIFEST in files else 'unfinished '}{stored['kind']}"
+                f" artifact: {'; '.join(differences[:_SHOWN])}"
                 f"{f'; and {len(differences) - _SHOWN} more' if len(differences) > _SHOWN else ''}. Choose another"
                 " output, or --force to replace it."
             )
@@ -198,12 +199,15 @@ class ArtifactWriter:
     def making(self, *, force: bool = False) -> Iterator[dict[str, ShardRecord]]:
         """Holds the folder's lock, with the shards that are already finished, by name.
 
-        Where nothing came of it, the folder is left as another making would like to find it: empty. Raises
-        ``UserError`` as ``locked``.
+        Where nothing came of it, or nothing can (``NothingMade``), the folder is left as another making would like to
+        find it: empty. Raises ``UserError`` as ``locked``.
         """
         with locked(self.folder, force=force):
             try:
                 yield self.begin()
+            except NothingMade:
+                self._clear(asdict(self.derivation))
+                raise
             finally:
                 if not self.complete and [name for name in self.folder.files() if not is_lock(name)] == [BUILDING]:
                     self.folder.delete(BUILDING)

@@ -98,10 +98,10 @@ def doctor(
 
 def diagnose(storage: str | None) -> list[Check]:
     """Examines the cluster of RAY_ADDRESS, or this machine, and the folder or URI ``storage`` as each node sees it."""
-    from raytriever.stages.ray_session import RaySession, refuse_copied_folder
+    from raytriever.stages.ray_session import RaySession, check_output
 
     if storage is not None:
-        refuse_copied_folder(storage)
+        check_output(storage)
         with suppress(StorageError):  # which the nodes come upon themselves
             Folder(storage)  # refuses what is no place to store anything
         storage = absolute(storage)  # as a run's stages do: a node's current folder is another one

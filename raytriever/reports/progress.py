@@ -70,27 +70,28 @@ class ProgressLine:
             self._counted += units
         if self._live:
             rate = f"{self._rate(now)} {note}".strip()
-            self._live.update(self._task, completed=self._done, rate=rate, left=self._left(now).removeprefix(", "))
+            self._live.update(self._task, completed=self._done, rate=rate, left=self._left(now))
         elif now - self._logged >= LOG_INTERVAL_SECONDS:
             self._logged = now
-            log.info(
-                f"  {self._title}: {self._count()}, {self._rate(now)}{self._left(now)}{', ' + note if note else ''}"
-            )
+            parts = (self._count(), self._rate(now), self._left(now), note)
+            log.info(f"  {self._title}: {', '.join(part for part in parts if part)}")
 
     def _count(self) -> str:
+        if not self._done:
+            return f"no {self._unit} yet"
         total = "" if self._total is None else f" of {self._total:,}"
         return f"{self._done:,}{total} {self._unit}"
 
     def _rate(self, now: float) -> str:
         if self._first is None or not self._counted:
-            return "starting"
+            return ""
         return f"{self._counted / max(now - self._first, 1e-9):,.1f} {self._unit}/s"
 
     def _left(self, now: float) -> str:
         if self._total is None or self._first is None or not self._counted:
             return ""
         seconds = (self._total - self._done) * (now - self._first) / self._counted
-        return f", {format_seconds(seconds)} left"
+        return f"{format_seconds(seconds)} left"
 
 
 def format_seconds(seconds: float) -> str:

@@ -227,6 +227,8 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
         return f"'{key}.kind' can't be '{problem['ctx']['tag']}'.{did_you_mean(problem['ctx']['tag'], kinds)}"
     message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")
+    if problem["type"] == "too_short":
+        return f"'{key}' needs at least {problem['ctx']['min_length']}, and has {len(given)}: {list(given)}."
     if problem["type"] == "string_type" and given is not None:
         return (
             f"'{key}': {message} (given: {given!r}, as YAML reads it). Quote it: \"…\", after --set within the shell's"

@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from raytriever.artifacts.storage import absolute
+from raytriever.artifacts.storage import Folder, absolute
 from raytriever.errors import UserError
 from raytriever.reports.log import SUBMITTED, log
 from raytriever.reports.progress import format_seconds
@@ -144,13 +144,15 @@ def open_board() -> Any:
     return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here, **lasting})
 
 
-def refuse_copied_folder(output: str) -> None:
-    """Raises ``UserError`` inside a submitted job for an ``output`` that is relative, or in the job's own folder.
+def check_output(output: str) -> None:
+    """Raises ``UserError`` for an ``output`` that is a file or below one, and for what a submitted job can't keep.
 
-    That folder is a copy which Ray removes; a job that was sent none (``--installed``) runs wherever Ray was started.
+    That is one that is relative, or in the job's own folder, a copy which Ray removes; a job that was sent none
+    (``--installed``) runs wherever Ray was started.
     """
     if "://" in output:
         return
+    Folder(output).refuse_file()
     submitted = SUBMITTED in os.environ and not Path(output).expanduser().is_absolute()
     if submitted or _COPIED_FOLDERS in Path(absolute(output)).parts:
         raise UserError(

@@ -22,7 +22,7 @@ from raytriever.reports.progress import ProgressLine, format_seconds
 from raytriever.settings.configuration import input_paths, map_inputs, validate
 from raytriever.settings.recipe import Recipe
 from raytriever.stages.metrics import StageMetrics, stage_labels
-from raytriever.stages.ray_session import RaySession, refuse_copied_folder
+from raytriever.stages.ray_session import RaySession, check_output
 from raytriever.stages.stage import Stage, Stages, made_by
 
 
@@ -50,7 +50,7 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> None:
     pending = {name: stages[name] for name in names}
     for name in pending:
         with _naming(name):
-            refuse_copied_folder(stages[name].config.output)
+            check_output(stages[name].config.output)
             stages[name].check_settings(stages)
             stages[name].check_inputs(_made_by(None, stages[name], stages))
             stages[name].check_ahead(pending)
@@ -139,8 +139,8 @@ def run_stage(
     label = label or stage.command
     output = stage.config.output
     refuse_keys(output)  # before its parts become labels of lines
-    refuse_copied_folder(output)
     with log_fields(**stage_labels(output)), storage_errors(output):
+        check_output(output)
         for path in input_paths(stage.config).values():
             if is_artifact(path):
                 Artifact(path).check()

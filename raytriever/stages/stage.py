@@ -139,7 +139,7 @@ class Stage(Generic[Config]):
         return None
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
-        """Deterministic facts of the whole for the manifest."""
+        """Deterministic facts of the whole for the manifest. Raises ``NothingMade`` where the whole is nothing."""
         return {}
 
     def summary(self, artifact: Artifact) -> str:

@@ -18,7 +18,7 @@ from raytriever.reports.log import log, log_to
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import Settings, validate
 from raytriever.settings.recipe import Recipe, load_recipe
-from raytriever.stages.ray_session import RaySession, refuse_copied_folder
+from raytriever.stages.ray_session import RaySession, check_output
 from raytriever.stages.recipe_run import check_before_run, recipe_stages, run_stage
 from raytriever.stages.stage import Stage, Stages, warned_of_on_a_cluster
 from raytriever.sweep.grid import Axis, folder_name, grid, parse_axis
@@ -66,7 +66,7 @@ def sweep(
     lists = {"grid": grid or [], "set": overrides or [], "measures": measure or []}
     others = {"seeds": seeds, "until": until, "system": system, "output": output}
     values = lists | others | {"recipe": recipe, "concurrent": concurrent}
-    refuse_copied_folder(load_recipe(recipe, overrides or [], output).output)
+    check_output(load_recipe(recipe, overrides or [], output).output)
     planned = plan_sweep(validate(SweepSettings, values, "sweep"), recipe_stages)
     if print_config:
         print_yaml(planned.described())

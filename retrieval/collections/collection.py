@@ -276,8 +276,9 @@ class StoredCollection(Artifact):
         table = self.rows_of("judgments").read(["query_id", "document_id", "relevance", "split"])
         chosen = table.filter(pc.equal(table["split"], split))
         if not len(chosen):
-            splits = ", ".join(sorted(set(table["split"].to_pylist()))) or "none"
-            raise UserError(f"{self.uri} has no judgments of split '{split}'. Splits there: {splits}.")
+            splits = ", ".join(sorted(set(table["split"].to_pylist())))
+            there = f"{splits}. Set 'split' to one of them" if splits else "none"
+            raise UserError(f"{self.uri} has no judgments of split '{split}'. Splits there: {there}.")
         return chosen
 
 

@@ -14,9 +14,9 @@ from raytriever.artifacts.artifact import Artifact, is_artifact, require_same_or
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.reports.report import Details, render
-from raytriever.reports.table import Table
+from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import did_you_mean
-from raytriever.stages.ray_session import refuse_copied_folder
+from raytriever.stages.ray_session import check_output
 from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, pair_table, result_section, signed
@@ -113,7 +113,7 @@ def compare_sources(
     """
     sources = _sources(systems)
     if len(sources) < 2:
-        raise UserError(f"{len(sources)} system can't be compared: name at least 2.")
+        raise UserError(f"{counted(len(sources), 'system')} can't be compared: name at least 2.")
     if baseline is not None and baseline not in sources:
         raise UserError(f"--baseline {baseline}: no such system.{did_you_mean(baseline, [*sources])}")
     artifacts = {source.path: StoredEvaluation(source.path) for several in sources.values() for source in several}
@@ -265,7 +265,7 @@ def compare(
 ) -> None:
     """Tests systems of evaluations against one another, query by query; one NAME's evaluations are of its seeds."""
     if output is not None:
-        refuse_copied_folder(output)
+        check_output(output)
     compared = compare_sources(
         systems or [], collection=collection, measures=measure or [], baseline=baseline, margin=margin, level=level
     )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raytriever.errors import UserError
+from raytriever.reports.table import counted
 from retrieval.evaluation.conventions import CONVENTIONS, Conventions
 
 DEFAULT_MEASURES = ("nDCG@10", "RR@10", "R@100")
@@ -111,9 +112,10 @@ def evaluate(
     grade that counts as relevant, 1 where it isn't said (a query with no such grade then counts 0, as in
     trec_eval). For nDCG grades below it gain 0, as in the strict reading of Zerveas et al. 2022 (CODER), appendix A.3.
 
-    Scores are compared as float32 as trec_eval does, and ties ordered alike for every measure, though the libraries
-    below differ in this. A query that the ranking has without any document counts 0, and so does one whose grades are
-    all 0 or below; a grade below 0 counts as judged and as 0.
+    Scores are compared as float32 as trec_eval does, and ties ordered alike for every measure. The libraries below
+    differ in this: ir-measures' own RR of tied scores may be another (.004 in a mean was seen). A query that the
+    ranking has without any document counts 0, and so does one whose grades are all 0 or below; a grade below 0 counts
+    as judged and as 0.
 
     Raises ``UserError`` for an unknown measure, qrels without a positive judgment, and a ranking that has no query of
     theirs.
@@ -124,10 +126,12 @@ def evaluate(
     if not positive:
         raise UserError(f"The qrels have {len(qrels)} queries and no judgment above 0: there is nothing to measure.")
     query_ids = sorted(judged if conventions.queries_without_positives == "count_as_zero" else positive)
+    if not ranking:
+        raise UserError("The ranking is empty: it has no query.")
     if ranking.keys().isdisjoint(query_ids):
         raise UserError(
-            f"The ranking ({len(ranking)} queries, such as {next(iter(ranking), None)!r}) has none of the"
-            f" {len(query_ids)} judged queries, such as {query_ids[0]!r}. Are both of the same collection?"
+            f"The ranking ({counted(len(ranking), 'query', 'queries')}, such as {next(iter(ranking))!r}) has none of"
+            f" the {len(query_ids)} judged queries, such as {query_ids[0]!r}. Are both of the same collection?"
         )
     answered = [index for index, query in enumerate(query_ids) if ranking.get(query)]
     missing = np.array([query not in ranking for query in query_ids])

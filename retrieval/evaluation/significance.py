@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from raytriever.errors import UserError
+from raytriever.reports.table import counted
 from retrieval.evaluation.measures import PerQuery
 
 Values = NDArray[np.float64]
@@ -112,7 +113,7 @@ def paired_difference(a: Values, b: Values) -> Values:
     0.3 - 0.2 and 0.4 - 0.3 differ in the last bit: such differences are one constant, not a tiny variance.
     """
     if len(a) < 2:
-        raise UserError(f"{len(a)} query can't be tested; at least 2 are needed.")
+        raise UserError(f"{counted(len(a), 'query', 'queries')} can't be tested; at least 2 are needed.")
     difference = np.subtract(a, b, dtype=np.float64)
     rounding = 4 * np.finfo(np.float64).eps * max(np.abs(a).max(), np.abs(b).max())
     if np.ptp(difference) <= rounding:

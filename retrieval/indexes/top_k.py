@@ -1,8 +1,8 @@
 """The one order that every ranking has.
 
-**The order**: score descending, then row ascending. Rows number the documents of a collection in the order of
-their ids, so equal scores are in id order, whatever the number of shards, workers or blocks. It holds at the
-cut as well: of documents that tie for the last place, the ones with the lowest rows are in.
+**The order**: score descending, then row ascending. Rows number the documents of a collection in the order in which
+its source has them, so equal scores are in that order, whatever the number of shards, workers or blocks. It holds at
+the cut as well: of documents that tie for the last place, the ones with the lowest rows are in.
 
 A score and a row are packed into one int64 **key**, so that sorting keys sorts by both.
 """

@@ -37,12 +37,15 @@ def is_there(key: str, model: ModelSettings, there: Set[str]) -> bool:
 
 
 @cache
-def folder_of(model: ModelSettings) -> Path:
-    """Where the model's files are; a sweep's trials look for one and the same. Raises ``NotLocal``."""
+def folder_of(key: str, model: ModelSettings) -> Path:
+    """Where the files of the model of the setting ``key`` are; a sweep's trials look for one and the same.
+
+    Raises ``NotLocal``.
+    """
     try:
         return locate_named(model).path
     except UserError as error:
-        raise NotLocal(str(error)) from error
+        raise NotLocal(f"{key}.model: {error}") from error
 
 
 def check_model(settings: ModelSettings, path: Path, key: str, lengths: Mapping[str, int | None]) -> None:
@@ -112,7 +115,7 @@ class ModelStage(Stage[Config], Generic[Config]):
         """A model that can't be had; a tokenizer, layers and lengths that it doesn't have."""
         source: Any = getattr(self.config, self.model_setting)
         if self.has_model(there):
-            check_model(source, folder_of(source), self.model_setting, {})
+            check_model(source, folder_of(self.model_setting, source), self.model_setting, {})
 
     def placement(self) -> dict[str, Any]:
         """Arguments of ``torch.nn.Module.to``: where this worker's model computes, and in which precision.

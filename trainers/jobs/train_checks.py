@@ -73,7 +73,7 @@ def check_models(config: RunSettings, there: Set[str]) -> None:
     """``UserError`` for models of the inputs ``there`` that can't be had, or lack layers or lengths asked of them."""
     for key, model in named_models(config).items():
         if is_there(key, model, there):
-            folder = folder_of(cast(Hashable, model))  # pyright doesn't see that frozen models have a hash
+            folder = folder_of(key, cast(Hashable, model))  # pyright doesn't see that frozen models have a hash
             check_model(model, folder, key, _lengths(config, key))
 
 

@@ -207,7 +207,7 @@ def test_judgments_are_looked_up_both_ways(case: Case) -> None:
         ({"relative_margin": 0.0}, 0.5, [0.5, 0.0, -1.0]),
         ({"relative_margin": 1.0}, 0.5, [0.0, -1.0]),
         ({"relative_margin": 1.0}, -0.5, [-1.0]),  # below a negative score is further down
-        ({"absolute_margin": 0.0, "relative_margin": 4.0}, 0.25, [-1.0]),
+        ({"absolute_margin": 0.0, "relative_margin": 0.5}, 0.25, [0.0, -1.0]),
         ({"maximum_score": 0.5}, None, [0.5, 0.0, -1.0]),
         ({"relative_margin": 0.0}, None, []),
     ],
@@ -332,6 +332,7 @@ def test_as_many_vectors_are_gathered_at_once_however_many_a_document_has(monkey
         {"depth": 0},
         {"maximum_score": float("nan")},
         {"relative_margin": float("inf")},
+        {"relative_margin": 1.5},
         {"answers": "exact"},
     ],
 )

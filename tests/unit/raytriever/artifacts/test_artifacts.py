@@ -171,7 +171,9 @@ def test_an_unfinished_artifact_of_another_derivation_is_refused_too(place: str)
     writer.begin()
     make_shard(writer.folder, SHARDS[0])
     before = contents(place)
-    assert "config.repeat: 3 there, 4 now" in refused(lambda: ArtifactWriter(place, OTHER))
+    assert "different unfinished counts artifact: config.repeat: 3 there, 4 now" in refused(
+        lambda: ArtifactWriter(place, OTHER)
+    )
     assert contents(place) == before
     assert ArtifactWriter(place, OTHER, replace=True).begin() == {}
     assert contents(place).keys() == {"building.json"}

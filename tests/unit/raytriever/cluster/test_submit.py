@@ -14,7 +14,7 @@ from raytriever.cli import app
 from raytriever.cluster import submit
 from raytriever.cluster.doctor import diagnose
 from raytriever.errors import UserError
-from raytriever.stages.ray_session import refuse_copied_folder
+from raytriever.stages.ray_session import check_output
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +27,21 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_an_output_that_would_be_lost_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_0"
     folder.mkdir(parents=True)
-    refuse_copied_folder("runs/mine")
+    check_output("runs/mine")
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match="runs/mine is a relative path"):
-        refuse_copied_folder("runs/mine")
+        check_output("runs/mine")
     with pytest.raises(UserError, match=r"runs/mine is a relative path.*of doctor: --storage"):
         diagnose("runs/mine")
-    refuse_copied_folder("/shared/mine")
-    refuse_copied_folder("s3://bucket/working_dir_files/mine")
+    check_output("/shared/mine")
+    check_output("s3://bucket/working_dir_files/mine")
+
+
+@pytest.mark.parametrize("below", ["", "/run/vectors"])
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "mine").write_text("a file")
+    with pytest.raises(UserError, match=r"mine is a file; an output is a folder\. Choose another output than .*mine"):
+        check_output(f"{tmp_path}/mine{below}")
 
 
 def test_a_submitted_job_that_was_sent_no_folder_refuses_a_relative_output(
@@ -44,10 +51,10 @@ def test_a_submitted_job_that_was_sent_no_folder_refuses_a_relative_output(
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     for output in ("runs/mine", "mine", "./mine", "../mine", "working_dir_files"):
         with pytest.raises(UserError, match=f"{output} is a relative path"):
-            refuse_copied_folder(output)
-    refuse_copied_folder(str(tmp_path / "mine"))
-    refuse_copied_folder("~/mine")
-    refuse_copied_folder("gs://bucket/mine")
+            check_output(output)
+    check_output(str(tmp_path / "mine"))
+    check_output("~/mine")
+    check_output("gs://bucket/mine")
 
 
 @pytest.mark.parametrize(

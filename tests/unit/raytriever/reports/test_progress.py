@@ -53,6 +53,12 @@ def test_without_a_total_there_is_no_time_left(
     assert lines_of([(1, 5), (21, 40)], monkeypatch, capsys) == ["  embed: 45 texts, 2.0 texts/s, loss 1.5"]
 
 
+def test_what_is_not_known_yet_is_not_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of([(16, 0), (32, 5)], monkeypatch, capsys)
+    assert lines == ["  embed: no texts yet, loss 1.5", "  embed: 5 texts, 0.3 texts/s, loss 1.5"]
+    assert lines_of([(16, 5)], monkeypatch, capsys, total=9) == ["  embed: 5 of 9 texts, loss 1.5"]
+
+
 def test_short_work_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines_of([(1, 5), (14, 40)], monkeypatch, capsys, total=45) == []
 

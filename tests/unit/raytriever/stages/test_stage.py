@@ -11,7 +11,7 @@ import pytest
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import storage_errors
 from raytriever.artifacts.writer import ArtifactWriter, is_lock
-from raytriever.errors import UserError
+from raytriever.errors import NothingMade, UserError
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig
@@ -114,6 +114,18 @@ def test_of_a_failing_shard_nothing_is_left(stage: Numbers, failure: Exception) 
     assert files(stage.config.output) == []
     stage.failure = None
     assert run(stage).rows == 5
+
+
+def test_where_nothing_can_be_made_the_folder_stays_free(stage: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> dict[str, Any]:
+        raise NothingMade("There is nothing.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Numbers, "facts", nothing)
+        with pytest.raises(UserError, match="There is nothing"):
+            run(stage)
+    assert files(stage.config.output) == []
+    run(Numbers(stage.config.model_copy(update={"first": 1})))
 
 
 def test_workers_get_absolute_paths(stage: Numbers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

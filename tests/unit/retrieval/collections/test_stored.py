@@ -91,7 +91,9 @@ def test_answers_are_those_of_queries_that_have_some(stored: StoredCollection) -
 
 def test_judgments_are_those_of_a_split(stored: StoredCollection) -> None:
     assert stored.judgments("test")["document_id"].to_pylist() == ["d1", "d2"]
-    with pytest.raises(UserError, match=r"no judgments of split 'dev'\. Splits there: test, train\."):
+    with pytest.raises(
+        UserError, match=r"no judgments of split 'dev'\. Splits there: test, train\. Set 'split' to one of them\."
+    ):
         stored.judgments("dev")
 
 

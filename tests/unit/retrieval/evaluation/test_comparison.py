@@ -136,7 +136,7 @@ def test_what_is_printed_and_written(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "0 system can't be compared: name at least 2."),
+        ([], "0 systems can't be compared: name at least 2."),
         (["%/first:a"], "1 system can't be compared"),
         (["%/first", "%/first:a"], "Two systems are called 'a'. Name them: first=PATH second=PATH."),
         (["%/first", "a=%/second:c"], "Two systems are called 'a'."),

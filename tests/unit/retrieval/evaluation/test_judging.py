@@ -146,10 +146,10 @@ def test_runs_that_do_not_fit_are_refused_by_name(collection: str, tmp_path: Pat
     with pytest.raises(UserError, match=r"twice\.trec, line 2 names document 'd1' again for query 'q1'"):
         judge_rankings({"mine": str(tmp_path / "twice.trec")}, judgments, ["RR"], TREC)
     elsewhere = write_run_file(tmp_path / "elsewhere.trec", {"Q7": {"d1": 1.0}})
-    with pytest.raises(UserError, match=r"Ranking 'mine' .*\(1 queries, such as 'Q7'\) has none of the 4 judged"):
+    with pytest.raises(UserError, match=r"Ranking 'mine' .*\(1 query, such as 'Q7'\) has none of the 4 judged"):
         judge_rankings({"mine": elsewhere}, judgments, ["RR"], TREC)
     (tmp_path / "empty.trec").write_text("")
-    with pytest.raises(UserError, match=r"Ranking 'mine' .*The ranking \(0 queries"):
+    with pytest.raises(UserError, match=r"Ranking 'mine' .*The ranking is empty: it has no query"):
         judge_rankings({"mine": str(tmp_path / "empty.trec")}, judgments, ["RR"], TREC)
     only_q3 = write_run_file(tmp_path / "q3.trec", {"q3": {"d1": 1.0}})
     judgments = collection_judgments(collection, "test", ["Accuracy@1"])

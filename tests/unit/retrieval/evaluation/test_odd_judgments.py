@@ -45,5 +45,5 @@ def test_a_run_whose_queries_found_nothing_counts_zero() -> None:
     assert (result.missing_queries, result.unjudged_queries, result.depth) == (0, 1, 0)
     left_out = resolve("trec", Conventions(missing_queries="leave_out"))
     assert evaluate(qrels, {"1": {}}, ["RR"], left_out).mean("RR") == 0.0
-    with pytest.raises(UserError, match=r"The ranking \(1 queries, such as '3'\) has none of the 2 judged queries"):
+    with pytest.raises(UserError, match=r"The ranking \(1 query, such as '3'\) has none of the 2 judged queries"):
         evaluate(qrels, {"3": {}}, ["RR"])

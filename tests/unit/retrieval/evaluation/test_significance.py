@@ -242,6 +242,6 @@ def test_queries_that_do_not_count_for_one_are_not_paired() -> None:
     assert found["details"]["t_test"]["p_value"] == pytest.approx(stats.ttest_rel(a[10:55], b[10:55]).pvalue)
     assert found["details"]["mean_a"] == pytest.approx(a[10:55].mean())
     a[1:] = np.nan
-    with pytest.raises(UserError, match="'a' and 'b' can't be compared by RR: 0 query can't be tested"):
+    with pytest.raises(UserError, match="'a' and 'b' can't be compared by RR: 0 queries can't be tested"):
         compare_systems(given, ["RR"], seed=0, margin=0.05, pairs=[("a", "b")])
     assert comparable_pairs(given, ["RR"]) == []

@@ -226,8 +226,13 @@ def test_vectors_of_another_encoder_are_not_added(
             run(first)
     else:
         run(first)
-    with pytest.raises(UserError, match=rf"holds a different vectors artifact: .*{named}"):
+    with pytest.raises(UserError, match=rf"holds a different (unfinished )?vectors artifact: .*{named}"):
         run(stage(collection, model, tmp_path / "out", **change))
+
+
+def test_a_model_that_is_nowhere_is_named_by_its_setting(collection: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^encoder\.model: Encoder '/nowhere' is no folder"):
+        stage(collection, Path("/nowhere"), tmp_path / "out").check_inputs({"encoder.model"})
 
 
 def test_vectors_of_another_model_are_not_added(collection: str, model: Path, tmp_path: Path) -> None:
