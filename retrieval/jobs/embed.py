@@ -115,7 +115,7 @@ class Embed(ModelStage[EmbedConfig]):
             return None
         if not is_artifact(config.collection):
             return None  # which is refused when it is read
-        form, _ = resolve_form(config.encoder.form, folder_of(config.encoder))
+        form, _ = resolve_form(config.encoder.form, folder_of(self.model_setting, config.encoder))
         each = 1 if form.reduced else form.vectors
         return None if each is None else StoredCollection(config.collection).count("documents") * each
 
