@@ -16,9 +16,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
-from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.artifact import (
+    Artifact,
+    ShardRecord,
+    ShardWriter,
+    is_artifact,
+    require_own_queries,
+    require_same_origin,
+)
+from raytriever.artifacts.storage import Folder, sha256_of
 from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
 from retrieval.collections.text_lines import open_decompressed
 from retrieval.indexes.top_k import Ranking
 
@@ -202,3 +210,64 @@ class StoredRanking(Artifact):
     def document_ids(self) -> pa.StringArray:
         """The document of each row number."""
         return pq.read_table(self.path("documents.parquet"))["id"].combine_chunks()
+
+
+class RankingFile:
+    """Another tool's ranking of a collection's documents for its queries, read as ``StoredRanking`` reads ours.
+
+    Raises ``UserError`` as ``read_ranking_file``, and for queries and documents that the collection doesn't have.
+    """
+
+    def __init__(self, path: Path, collection: StoredCollection) -> None:
+        self.uri = str(path)
+        self.system: dict[str, Any] = {}  # nobody said
+        found = read_ranking_file(path)
+        self._query_ids, self._collection = list(found), collection
+        lengths = np.array([len(documents) for documents in found.values()], dtype=np.int64)
+        ids = pa.chunked_array([pa.array(list(documents), pa.string()) for documents in found.values()], pa.string())
+        try:
+            collection.require("queries", self._query_ids)
+            rows = collection.require("documents", ids)
+        except UserError as error:
+            raise UserError(f"The ranking {path} is of other texts: {error}") from error
+        scores = np.array([score for documents in found.values() for score in documents.values()], dtype=np.float32)
+        queries = np.repeat(np.arange(len(found)), lengths)
+        order = np.lexsort((rows, -scores, queries))
+        shape = len(found), int(lengths.max(initial=0))
+        is_there = np.arange(shape[1]) < lengths[:, None]
+        self._ranking = Ranking(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
+        self._ranking.rows[is_there], self._ranking.scores[is_there] = rows[order], scores[order]
+
+    def ranking(self) -> Ranking:
+        """The ranking, its row numbers being those of the collection."""
+        return self._ranking
+
+    def query_ids(self) -> list[str]:
+        """The query of each line."""
+        return self._query_ids
+
+    def document_ids(self) -> pa.StringArray:
+        """The document of each row number."""
+        return self._collection.rows_of("documents").read(["id"])["id"].combine_chunks()
+
+
+def open_ranking(path: str, collection: StoredCollection) -> StoredRanking | RankingFile:
+    """A ranking of ``collection``: an artifact, or a file of another tool in TREC's form or MS MARCO's.
+
+    Raises ``UserError`` for one of other documents or queries.
+    """
+    if not is_artifact(path):
+        return RankingFile(Path(path), collection)
+    stored = StoredRanking(path)
+    require_same_origin("collection", collection, stored)
+    require_own_queries(collection, stored)
+    return stored
+
+
+def ranking_fingerprint(setting: str, path: str) -> str:
+    """That of the artifact, or of the file's bytes. Raises ``UserError`` where ``path`` is neither."""
+    if is_artifact(path):
+        return StoredRanking(path).fingerprint
+    if not Path(path).is_file():
+        raise UserError(f"{setting} is {path!r}, which is not a run artifact or a run file. Is the path right?")
+    return sha256_of(Path(path))

@@ -11,14 +11,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from raytriever.artifacts.artifact import (
-    Artifact,
-    ShardRecord,
-    ShardWriter,
-    is_artifact,
-    require_own_queries,
-    require_same_origin,
-)
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath, input_paths
@@ -32,7 +25,7 @@ from retrieval.encoders.modules import read_document_model
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
 from retrieval.encoders.towers import load_towers, resolve_form
 from retrieval.jobs.model_stage import ModelStage, folder_of
-from retrieval.rankings import StoredRanking
+from retrieval.rankings import open_ranking, ranking_fingerprint
 from retrieval.vectors import ROW, VECTORS
 
 ON_CPU = {"texts_per_shard": 1_024, "token_budget": TOKENS_ON_CPU}
@@ -92,7 +85,7 @@ class Embed(ModelStage[EmbedConfig]):
         collection = StoredCollection(self.config.collection).fingerprint
         found = {"collection": collection, "encoder.model": self.located.fingerprint}
         if self.config.run:
-            found["run"] = StoredRanking(self.config.run).fingerprint
+            found["run"] = ranking_fingerprint("run", self.config.run)
         if context := self._context():
             found["context"] = context.description.fingerprint
         return found
@@ -127,8 +120,7 @@ class Embed(ModelStage[EmbedConfig]):
             log.info(f"  {form.vectors or 'max_length'} vectors a document: {form}")
         collection = StoredCollection(self.config.collection)
         if self.config.run:
-            require_same_origin("collection", collection, StoredRanking(self.config.run))
-            require_own_queries(collection, StoredRanking(self.config.run))
+            open_ranking(self.config.run, collection)
         shards = []
         for part in self.config.parts:
             size, total = self.config.texts_per_shard, len(self._chosen[part])
@@ -199,7 +191,7 @@ class Embed(ModelStage[EmbedConfig]):
         collection = StoredCollection(self.config.collection)
         if self.config.run is None:
             return np.arange(collection.count(part), dtype=np.int64)
-        ranking = StoredRanking(self.config.run)
+        ranking = open_ranking(self.config.run, collection)
         if part == "queries":
             return np.sort(collection.require("queries", ranking.query_ids()))
         found = np.unique(ranking.ranking().rows[:, : self.config.depth])

@@ -42,7 +42,7 @@ from retrieval.evaluation.stored import (
     metrics_of,
     per_query_table,
 )
-from retrieval.rankings import StoredRanking
+from retrieval.rankings import StoredRanking, ranking_fingerprint
 
 
 class EvaluateConfig(StageConfig):
@@ -130,12 +130,9 @@ class Evaluate(Stage[EvaluateConfig]):
         if self.config.collection is not None:
             found = {"collection": StoredCollection(self.config.collection).fingerprint}
         else:
-            found = {"qrels": _file_fingerprint("qrels", str(self.config.qrels), "a qrels file")}
+            found = {"qrels": _file_fingerprint(str(self.config.qrels))}
         for name, path in self.config.runs.items():
-            if is_artifact(path):
-                found[f"runs.{name}"] = StoredRanking(path).fingerprint
-            else:
-                found[f"runs.{name}"] = _file_fingerprint(f"runs.{name}", path, "a run artifact or a run file")
+            found[f"runs.{name}"] = ranking_fingerprint(f"runs.{name}", path)
         return found
 
     def plan(self) -> list[Shard]:
@@ -195,9 +192,9 @@ class Evaluate(Stage[EvaluateConfig]):
         )
 
 
-def _file_fingerprint(key: str, path: str, what: str) -> str:
+def _file_fingerprint(path: str) -> str:
     if not Path(path).is_file():
-        raise UserError(f"{key} is {path!r}, which is not {what}. Is the path right?")
+        raise UserError(f"qrels is {path!r}, which is not a qrels file. Is the path right?")
     return sha256_of(Path(path))
 
 

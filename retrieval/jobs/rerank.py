@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_own_queries, require_same_origin
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, input_paths
 from raytriever.stages.stage import Shard, Stage, StageConfig
@@ -15,7 +15,14 @@ from retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
 from retrieval.encoders.pretrained import LocatedModel, locate_model
 from retrieval.indexes.top_k import Ranking
 from retrieval.jobs.search import read_ranking, write_ranking
-from retrieval.rankings import RANKING, StoredRanking, Tag, write_stored_ranking
+from retrieval.rankings import (
+    RANKING,
+    StoredRanking,
+    Tag,
+    open_ranking,
+    ranking_fingerprint,
+    write_stored_ranking,
+)
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 
@@ -24,7 +31,7 @@ class RerankConfig(StageConfig):
     """Which ranking, and the vectors by which its candidates are scored."""
 
     run: InputPath
-    """The ranking whose candidates are scored anew."""
+    """The ranking whose candidates are scored anew: an artifact, or a file of another tool."""
     vectors: InputPath
     """The documents' vectors: those behind its index, or another encoder's."""
     query_vectors: InputPath | None = None
@@ -58,15 +65,15 @@ class Rerank(Stage[RerankConfig]):
     def input_fingerprints(self) -> dict[str, str]:
         """Those of the artifacts, and the scoring module's model, which may be any folder."""
         found = {key: path for key, path in input_paths(self.config).items() if key != "scoring"}
-        fingerprints = {key: Artifact(path).fingerprint for key, path in found.items()}
+        run = {"run": ranking_fingerprint("run", found.pop("run"))}
+        fingerprints = run | {key: Artifact(path).fingerprint for key, path in found.items()}
         return fingerprints | ({"scoring": self._scoring.fingerprint} if self._scoring else {})
 
     def plan(self) -> list[Shard]:
         """Blocks of queries, then one ranking; refuses a ranking or vectors of another collection."""
-        given, vectors = StoredRanking(self.config.run), StoredVectors(self.config.vectors)
-        collection = StoredCollection(self.config.collection)
-        require_same_origin("collection", collection, given, vectors)
-        require_own_queries(collection, given)
+        vectors, collection = StoredVectors(self.config.vectors), StoredCollection(self.config.collection)
+        require_same_origin("collection", collection, vectors)
+        given = open_ranking(self.config.run, collection)
         asked = self._asked()
         if asked.uri != vectors.uri:
             require_same_origin("collection", collection, asked)
@@ -91,7 +98,8 @@ class Rerank(Stage[RerankConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Scores one block of queries, or joins all blocks."""
-        given = StoredRanking(self.config.run)
+        collection = StoredCollection(self.config.collection)
+        given = open_ranking(self.config.run, collection)
         query_ids = given.query_ids()
         depth = min(self.config.depth, given.ranking().rows.shape[1])
         width = min(depth, self.config.top_k or depth)
@@ -103,7 +111,7 @@ class Rerank(Stage[RerankConfig]):
         block = slice(shard.description["start"], shard.description["start"] + self.config.queries_per_shard)
         candidates = Ranking(given.ranking().rows[block, :depth], given.ranking().scores[block, :depth])
         vectors = StoredVectors(self.config.vectors)
-        query_rows = StoredCollection(self.config.collection).require("queries", query_ids[block])
+        query_rows = collection.require("queries", query_ids[block])
         queries = self._asked().part("queries").gather(query_rows)
         documents = vectors.part("documents").gather
         if self._scoring is None:
@@ -116,14 +124,15 @@ class Rerank(Stage[RerankConfig]):
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the ranking uses, and what made it."""
-        given, vectors = StoredRanking(self.config.run), StoredVectors(self.config.vectors)
+        vectors, collection = StoredVectors(self.config.vectors), StoredCollection(self.config.collection)
+        made_first = StoredRanking(self.config.run).system if is_artifact(self.config.run) else {}
         contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})
-        first_stage = {key: value for key, value in given.system.items() if key not in contract}
+        first_stage = {key: value for key, value in made_first.items() if key not in contract}
         system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
         if self._scoring is not None:
             system["scoring"] = list_scorer_beside(self._scoring.path)
         system["top_k"] = self.config.top_k or self.config.depth
-        return {"origins": {"collection": require_same_origin("collection", given, vectors)}, "system": system}
+        return {"origins": {"collection": require_same_origin("collection", collection, vectors)}, "system": system}
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The ranking file."""

@@ -14,6 +14,7 @@ from raytriever.settings.configuration import input_paths
 from raytriever.stages.ray_session import RaySession, open_board
 from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate
+from retrieval.rankings import ranking_fingerprint
 from trainers.engine.optimization import require_room_for_warmup
 from trainers.jobs.train_checks import (
     check_batches,
@@ -82,7 +83,8 @@ class Train(Stage[TrainConfig]):
         found = {"batches": BatchReader(self.config.batches).fingerprint, **self._located().fingerprints}
         for key, path in input_paths(self.config).items():
             if key.startswith(_OTHER_INPUTS) and key not in found and not key.endswith((".base_model", ".tokenizer")):
-                found[key] = Artifact(path).fingerprint
+                is_run = key == "validation.run"
+                found[key] = ranking_fingerprint(key, path) if is_run else Artifact(path).fingerprint
         return found
 
     def check_settings(self, stages: Stages) -> None:

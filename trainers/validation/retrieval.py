@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytriever.artifacts.artifact import require_own_queries, require_same_origin
+from raytriever.artifacts.artifact import require_same_origin
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, TextPart
 from retrieval.embedding import TOKENS_ON_GPU
@@ -26,7 +26,7 @@ from retrieval.evaluation.judging import collection_judgments
 from retrieval.evaluation.measures import evaluate, parse_measure
 from retrieval.indexes.exact_search import exact_top_k
 from retrieval.indexes.top_k import Ranking, best_of_documents, merge_rankings, query_blocks
-from retrieval.rankings import StoredRanking
+from retrieval.rankings import RankingFile, StoredRanking, open_ranking
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
@@ -97,7 +97,7 @@ def select(settings: RetrievalValidationSettings, collection: StoredCollection) 
             " that validation measures: every encoder would score 0. Name another split, or more queries."
         )
     if settings.run is not None:
-        return _of_run(settings, StoredRanking(settings.run), collection, qrels, notes)
+        return _of_run(settings, open_ranking(settings.run, collection), collection, qrels, notes)
     rows, ids = _in_row_order(collection, list(qrels))
     documents = np.arange(collection.count("documents"), dtype=np.int64)
     return Selection(ids, rows, documents, qrels, None, tuple(notes))
@@ -105,13 +105,11 @@ def select(settings: RetrievalValidationSettings, collection: StoredCollection) 
 
 def _of_run(
     settings: RetrievalValidationSettings,
-    run: StoredRanking,
+    run: StoredRanking | RankingFile,
     collection: StoredCollection,
     qrels: dict[str, dict[str, int]],
     notes: list[str],
 ) -> Selection:
-    require_same_origin("collection", collection, run)
-    require_own_queries(collection, run)
     lines = {query: line for line, query in enumerate(run.query_ids())}
     rows, ids = _in_row_order(collection, [query for query in qrels if query in lines])
     if not ids:

@@ -62,7 +62,7 @@ class RetrievalValidationSettings(EvaluationSettings):
     top_k: int | None = Field(default=None, ge=1)
     """Documents found for a query; None: 100, or as many as a measure looks at."""
     run: InputPath | None = None
-    """A run whose documents are ranked anew, in place of a search."""
+    """A run whose documents are ranked anew, in place of a search: an artifact, or a file of another tool."""
     candidates: int | None = Field(default=None, ge=1)
     """The first so many of each query of the run; None: all."""
     queries: int | None = Field(default=None, ge=1)

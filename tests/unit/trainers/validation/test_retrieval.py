@@ -78,6 +78,34 @@ def test_a_run_is_ranked_anew_as_by_the_stages(collection, spread_encoder, objec
     assert "25 candidates of each" in validation.notes[0]
 
 
+def test_a_file_of_another_tool_is_ranked_anew_as_an_artifact_is(collection, spread_encoder, objective, tmp_path):
+    run = searched_by_words(collection, tmp_path, "dev", top_k=40)
+    lines = (Path(run) / "run.trec").read_text().splitlines(keepends=True)
+    file = tmp_path / "official.trec"
+    file.write_text("".join(random.Random(0).sample(lines, len(lines))))  # tools sort by the score
+    by_artifact, by_file = tmp_path / "a", tmp_path / "f"
+    vectors = embedded(collection, encoder_settings(spread_encoder), by_artifact, run=run, depth=25)
+    again = reranked(collection, run, vectors, by_artifact, depth=25)
+    of_file = embedded(collection, encoder_settings(spread_encoder), by_file, run=str(file), depth=25)
+    official = reranked(collection, str(file), of_file, by_file, depth=25)
+    assert sorted(text(again)) == sorted(text(official))  # queries come in the order of the file
+    expected = opened(collection, run=run, candidates=25).measure(objective)
+    assert opened(collection, run=str(file), candidates=25).measure(objective) == pytest.approx(expected, abs=1e-9)
+    for change, named in (("d1", "documents are not in"), ("q1", "queries are not in")):
+        file.write_text("".join(line.replace(f"{change} ", f"{change}x ") for line in lines))
+        message = rf"ranking .*official.trec is of other texts: .* {named}"
+        with pytest.raises(UserError, match=message):
+            opened(collection, run=str(file))
+        with pytest.raises(UserError, match=message):
+            reranked(collection, str(file), vectors, tmp_path / change, depth=5)
+    with pytest.raises(UserError, match=r"run is '.*absent.trec', which is not a run artifact or a run file"):
+        reranked(collection, str(tmp_path / "absent.trec"), vectors, tmp_path / "absent", depth=5)
+
+
+def text(run: str) -> list[str]:
+    return (Path(run) / "run.trec").read_text().splitlines()
+
+
 def test_conventions_are_those_of_the_tool_that_is_named(spread_encoder, objective, tmp_path):
     judged = {"q0": {"d1": 1}, "q1": {"d2": 1, "d3": 0}, "q2": {"d4": 0}}
     collection = make_collection(tmp_path, dev=judged)
