@@ -1,7 +1,7 @@
 """The candidates that each query of a batch is trained with, and their vectors.
 
-A list has a query's positives, and negatives of one kind. Its documents are frozen: memory-mapped float16 vectors,
-fetched by row.
+A list has a query's positives, and negatives that were retrieved, that are drawn, or some of both. Its documents are
+frozen: memory-mapped float16 vectors, fetched by row.
 """
 
 import hashlib
@@ -49,13 +49,15 @@ def compose_lists(
     level: float,
     candidates: int | None,
     negatives: Negatives,
+    retrieved: int = 0,
     documents: int,
 ) -> list[CandidateList]:
     """Each list with all its positives (grades of ``level`` and more), filled up to ``candidates`` with negatives.
 
     'retrieved': the others of the list, in its order, so that the best are kept. 'in_batch': drawn from the other lists
     of the batch, 'corpus': from all ``documents``; both without those of the query's own list, at random by its key,
-    fewer where there are no more. ``candidates``: None is the length of the list. ``draw_keys`` has one for each list.
+    fewer where there are no more, and behind the first ``retrieved`` negatives of that list. ``candidates``: None is
+    the length of the list. ``draw_keys`` has one for each list.
     """
     pool: NDArray[np.int64] | int = documents
     if negatives == "in_batch":
@@ -65,17 +67,14 @@ def compose_lists(
         positive = found.grades >= level
         length = len(found.rows) if candidates is None else candidates
         wanted = max(0, length - int(positive.sum()))
-        if negatives == "retrieved":
-            kept = positive | (np.cumsum(~positive) <= wanted)
-            composed.append(CandidateList(found.rows[kept], found.grades[kept]))
-            continue
-        drawn = draw_others(pool, found.rows, wanted, key)
-        unknown = np.full(len(drawn), np.nan, dtype=np.float32)
-        composed.append(
-            CandidateList(
-                np.concatenate([found.rows[positive], drawn]), np.concatenate([found.grades[positive], unknown])
-            )
-        )
+        of_list = wanted if negatives == "retrieved" else min(retrieved, wanted)
+        kept = positive | (np.cumsum(~positive) <= of_list)
+        rows, grades = found.rows[kept], found.grades[kept]
+        if negatives != "retrieved":
+            drawn = draw_others(pool, found.rows, max(0, length - len(rows)), key)
+            rows = np.concatenate([rows, drawn])
+            grades = np.concatenate([grades, np.full(len(drawn), np.nan, dtype=np.float32)])
+        composed.append(CandidateList(rows, grades))
     return composed
 
 

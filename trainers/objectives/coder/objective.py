@@ -115,6 +115,8 @@ class CoderSettings(ObjectiveSettings):
     """Candidates of a query, its positives always among them; None: as many as its list has."""
     negatives: Negatives = "retrieved"
     """The list's own, or drawn anew each epoch from the batch's other lists or the whole collection."""
+    retrieved_negatives: int = Field(default=0, ge=0)
+    """Beside negatives that are drawn: so many of the list's own, its first (Fig. 2)."""
     seed: int = Field(default=0, ge=0)
     """Of negatives that are drawn, and of fresh weights."""
     distribution: Literal["gathered", "sharded"] = "gathered"
@@ -128,6 +130,13 @@ class CoderSettings(ObjectiveSettings):
             raise ValueError(f"binary_labels and label_normalization shape the target of list_net, not {self.loss}")
         if self.loss != "max_margin" and self.margin_divisor != "list":
             raise ValueError(f"margin_divisor belongs to the loss max_margin, not to {self.loss}")
+        if self.retrieved_negatives and self.negatives == "retrieved":
+            raise ValueError(
+                "retrieved_negatives stand beside negatives that are drawn, but negatives is 'retrieved': set it to"
+                " in_batch or corpus, or leave retrieved_negatives out"
+            )
+        if self.retrieved_negatives and self.candidates is None:
+            raise ValueError("retrieved_negatives are some of a list's 'candidates': say how many it has with those")
         if self.scoring.kind == "transformer" and (self.similarity == "cosine" or self.distribution == "sharded"):
             raise ValueError(
                 "scoring 'transformer' adds to inner products, and reads all candidates of a query on one rank: set"
@@ -268,6 +277,7 @@ class Coder(Objective[CoderBatch]):
             level=settings.relevance_level,
             candidates=settings.candidates,
             negatives=settings.negatives,
+            retrieved=settings.retrieved_negatives,
             documents=self._documents.total,
         )
 
@@ -325,13 +335,16 @@ class Coder(Objective[CoderBatch]):
         lists = self._lists(rows)
         positives = _mean([int((found.grades >= self.settings.relevance_level).sum()) for found in lists])
         others = _mean([len(found.rows) for found in lists]) - positives
-        drawn = self.settings.negatives == "in_batch"
+        in_batch = 0.0
+        if self.settings.negatives == "in_batch":
+            stored = stored_lists(rows)
+            in_batch = _mean([int((~np.isin(a.rows, b.rows)).sum()) for a, b in zip(lists, stored, strict=True)])
         return Comparisons(
             queries=len(rows),
             documents=len(np.unique(np.concatenate([found.rows for found in lists]))),
             positives=positives,
-            in_batch=others if drawn else 0.0,
-            hard=0.0 if drawn else others,
+            in_batch=in_batch,
+            hard=others - in_batch,
             masked=0.0,
         )
 

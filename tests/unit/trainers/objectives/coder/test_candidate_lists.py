@@ -14,9 +14,10 @@ def a_list(rows, grades):
 LISTS = [a_list([5, 3, 9, 1, 7], [NAN, 2, 0, NAN, 1]), a_list([4, 5], [3, NAN]), a_list([], [])]
 
 
-def composed(candidates, negatives="retrieved", level=1.0, key="", documents=DOCUMENTS):
+def composed(candidates, negatives="retrieved", level=1.0, key="", documents=DOCUMENTS, retrieved=0):
     keys = [f"{key}{place}" for place in range(len(LISTS))]
-    return compose_lists(LISTS, keys, level=level, candidates=candidates, negatives=negatives, documents=documents)
+    how = {"candidates": candidates, "negatives": negatives, "retrieved": retrieved, "documents": documents}
+    return compose_lists(LISTS, keys, level=level, **how)
 
 
 def test_stored_lists_are_as_stored():
@@ -49,6 +50,22 @@ def test_negatives_of_the_batch_are_other_lists():
     assert len(found[1].rows) == 4
     assert np.isnan(found[1].grades).tolist() == [False, True, True, True]
     assert len(set(found[2].rows.tolist())) == 4
+
+
+@pytest.mark.parametrize("negatives", ["in_batch", "corpus"])
+def test_some_retrieved_negatives_are_kept_beside_those_that_are_drawn(negatives):
+    first, second, third = composed(7, negatives, retrieved=2)
+    assert first.rows[:4].tolist() == [5, 3, 9, 7]  # both positives, and the first two of the others
+    assert np.array_equal(first.grades[:4], np.float32([NAN, 2, 0, 1]), equal_nan=True)
+    assert second.rows[:2].tolist() == [4, 5]  # it has one
+    for found, own in zip((first, second, third), LISTS, strict=True):
+        kept = min(len(own.rows), 4)
+        assert not set(found.rows[kept:].tolist()) & set(own.rows.tolist())
+        assert np.isnan(found.grades[kept:]).all()
+        assert len(set(found.rows.tolist())) == len(found.rows)
+    if negatives == "corpus":
+        assert [len(found.rows) for found in (first, second, third)] == [7, 7, 7]
+    assert composed(3, negatives, retrieved=9)[0].rows.tolist() == [5, 3, 7]
 
 
 def test_negatives_of_the_corpus_are_drawn_anew_and_the_same_again():

@@ -159,6 +159,9 @@ def test_what_queries_are_compared_with(stored):
     assert (found.queries, found.positives, found.in_batch) == (4, np.mean(positives), 0)
     assert found.hard == pytest.approx(np.mean(lengths) - np.mean(positives))
     assert tiny_coder(stored, negatives="in_batch").comparisons(rows).in_batch > 0
+    some = tiny_coder(stored, negatives="in_batch", candidates=5, retrieved_negatives=1).comparisons(rows)
+    assert 0 < some.hard <= 1
+    assert some.in_batch > 0
 
 
 @pytest.mark.parametrize(
@@ -168,6 +171,8 @@ def test_what_queries_are_compared_with(stored):
         ({"loss": "info_nce", "binary_labels": True}, "shape the target of list_net, not info_nce"),
         ({"margin_divisor": "padded_width"}, "belongs to the loss max_margin"),
         ({"temperature": 0}, "temperature"),
+        ({"retrieved_negatives": 5, "candidates": 10}, "beside negatives that are drawn, but negatives is 'retrieved'"),
+        ({"retrieved_negatives": 5, "negatives": "corpus"}, "some of a list's 'candidates': say how many"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, match):
