@@ -85,7 +85,6 @@ def _command(name: str) -> Any:
 def run(
     recipe: RecipeArgument,
     overrides: SetOption = None,
-    each: Annotated[str | None, typer.Option(metavar="KEY=A,B,C", help="Runs once for each value of one key.")] = None,
     output: OutputOption = None,
     until: UntilOption = None,
     print_config: PrintOption = False,
@@ -93,19 +92,16 @@ def run(
 ) -> None:
     """Runs a recipe: finished stages are reused, interrupted ones go on, changed ones and later ones run again."""
     from raytriever.settings.description import commented_recipe
-    from raytriever.settings.recipe import load_recipe, load_variants
-    from raytriever.stages.recipe_run import recipe_stages, run_variants
+    from raytriever.settings.recipe import load_recipe
+    from raytriever.stages.recipe_run import recipe_stages, run_recipe
 
-    overrides = overrides or []
-    recipes = load_variants(recipe, overrides, output, each) if each else {"": load_recipe(recipe, overrides, output)}
-    wanted = {variant: loaded.names_until(until) for variant, loaded in recipes.items()}
-    stages = {variant: recipe_stages(loaded) for variant, loaded in recipes.items()}
+    loaded = load_recipe(recipe, overrides or [], output)
+    stages = recipe_stages(loaded)
     if print_config:
-        for variant, loaded in recipes.items():
-            shown = {name: (stage.command, stage.config) for name, stage in stages[variant].items()}
-            typer.echo(commented_recipe(loaded.output, shown))
+        shown = {name: (stage.command, stage.config) for name, stage in stages.items()}
+        typer.echo(commented_recipe(loaded.output, shown))
         return
-    run_variants(stages, wanted, next(iter(recipes.values())).name, force=force)
+    run_recipe(stages, loaded.names_until(until), loaded.name, force=force)
 
 
 def _job(job: str) -> Callable[..., None]:

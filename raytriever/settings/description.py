@@ -19,6 +19,7 @@ from pydantic.json_schema import models_json_schema
 from raytriever.errors import UserError
 from raytriever.jobs import JOBS, stage_class
 from raytriever.settings.configuration import Input, is_input, kind_of, models_in
+from raytriever.settings.suite import Suite
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null"}
 _LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "items >=", "max_length": "items <="}
@@ -210,7 +211,7 @@ def recipe_schema() -> dict[str, Any]:
     """JSON schema of a recipe's file; which settings a stage may have goes by its ``job``."""
     models = {job: stage_class(job, job).config_class for job in JOBS}
     references, schema = models_json_schema(
-        [(model, "validation") for model in models.values()], ref_template=_REFERENCES
+        [(model, "validation") for model in [*models.values(), Suite]], ref_template=_REFERENCES
     )
     definitions = schema["$defs"]
     stages = []
@@ -235,9 +236,24 @@ def recipe_schema() -> dict[str, Any]:
                 "additionalProperties": {"anyOf": stages},
             },
             "based_on": {"type": "string", "description": "Another recipe, by name or path, whose stages these are."},
+            "until": {"type": "string", "description": "The last stage that is taken from that recipe."},
             "set": {"type": "object", "description": "What differs from that recipe, by dotted key."},
+            "suite": _suite(definitions),
         },
         "$defs": definitions,
+    }
+
+
+def _suite(definitions: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's suite: what is laid over that of another recipe, so nothing is required, and null leaves out."""
+    of_suite = definitions.pop("Suite")
+    for key in ("collections", "systems"):
+        each = of_suite["properties"][key]
+        each["additionalProperties"] = {"anyOf": [each["additionalProperties"], {"type": "null"}]}
+        each.pop("minProperties")
+    base = {"type": "string", "description": "Another recipe, by name or path, over whose suite this is laid."}
+    return {key: value for key, value in of_suite.items() if key != "required"} | {
+        "properties": {"from": base, **of_suite["properties"]}
     }
 
 

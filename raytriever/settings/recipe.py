@@ -1,15 +1,16 @@
 """Recipes: a run as one YAML file, whose stages name each other as inputs, or as what differs from another recipe."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raytriever.errors import UserError
-from raytriever.settings.configuration import apply_overrides, apply_values, did_you_mean, read_yaml, split_values
+from raytriever.settings.configuration import apply_overrides, apply_values, did_you_mean, read_yaml, validate
+from raytriever.settings.suite import Suite, suite_stages
 
-_KEYS = ("description", "output", "resources", "stages")
-_FILE_KEYS = (*_KEYS, "based_on", "set")
+_KEYS = ("description", "output", "resources", "stages", "suite")
+_FILE_KEYS = (*_KEYS, "based_on", "until", "set")
 _ENDINGS = (".yaml", ".yml")
 OF_HUB = " A model of the hub is named with its owner (sentence-transformers/all-MiniLM-L6-v2)."  # added where none is
 
@@ -76,15 +77,22 @@ def recipe_names() -> list[str]:
 def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None = None) -> Recipe:
     """Reads a recipe by name (of those that come along) or by path, and lays ``--set`` over it.
 
-    An override's key begins with a stage's name or with ``output``. Raises ``UserError`` for an unknown recipe, stage
-    or key, and for a recipe that is based on itself.
+    An override's key begins with a stage's name, one of the suite's too, or with ``suite`` or ``output``. Raises
+    ``UserError`` for an unknown recipe, stage or key, and for a recipe that is based on itself.
     """
     path = _find(name_or_path, Path(), f"There is no recipe '{name_or_path}'.")
     where = _where(path)
     values = _written_out(path)
-    of_stages, of_recipe = _sort_overrides(overrides, list(_stages_of(values, where)), where)
+    own = _stages_of(values, where)
+    of_recipe = [each for each in overrides if _first_key(each) not in own and _first_key(each) in _KEYS]
+    of_stages = [each for each in overrides if each not in of_recipe]
     values = apply_overrides(values, of_recipe)
-    stages = apply_overrides(dict(_stages_of(values, where)), of_stages)
+    stages = dict(_stages_of(values, where)) | _stages_of_suite(values, where)
+    for override in of_stages:
+        if (key := _first_key(override)) not in stages:
+            hint = did_you_mean(key, [*own, "output", "resources", *(["suite"] if values["suite"] is not None else [])])
+            raise UserError(f"--set {override!r}: '{key}' is no stage of {where}.{hint}")
+    stages = apply_overrides(stages, of_stages)
     shared = values.get("resources")
     merged = {}
     for stage, settings in stages.items():
@@ -106,36 +114,6 @@ def _with_resources(settings: Mapping[str, Any], shared: Any) -> dict[str, Any]:
     if isinstance(shared, Mapping) and isinstance(own, Mapping):
         own = {**shared, **own}
     return dict(settings) | {"resources": own}
-
-
-def load_variants(name_or_path: str, overrides: Sequence[str], output: str | None, each: str) -> dict[str, Recipe]:
-    """The recipe once for each value of one key, ``each`` being ``key=value,value``: by the value's last part.
-
-    A variant's artifacts go into a folder of that name below the recipe's output. Values are listed
-    as ``split_values`` reads them. Raises ``UserError`` as ``load_recipe``, where there are no values, and where two
-    have one name.
-    """
-    key, equals, text = each.partition("=")
-    values = split_values(text, f"--each {each!r}")
-    if not equals or not key or not values:
-        raise UserError(
-            f"--each {each!r} is not of the form key=value,value, such as corpus.source.path=data/a,data/b."
-        )
-    variants: dict[str, Recipe] = {}
-    for value in values:
-        variant = _variant_name(value)
-        if variant in variants:
-            raise UserError(f"--each {each!r}: two values are named {variant!r}, and would share a folder. Rename one.")
-        loaded = load_recipe(name_or_path, [*overrides, f"{key}={value}"], output)
-        variants[variant] = replace(loaded, output=f"{loaded.output.rstrip('/')}/{variant}")
-    return variants
-
-
-def _variant_name(value: str) -> str:
-    """The value's last part; of a list those of its items, joined by a +."""
-    if value.startswith("[") and value.endswith("]"):
-        return "+".join(_variant_name(item.strip(" '\"")) for item in value[1:-1].split(",")) or value
-    return value.rstrip("/").rpartition("/")[2]
 
 
 def _find(name_or_path: str, folder: Path, problem: str) -> Path:
@@ -168,9 +146,11 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     for key in values:
         if key not in _FILE_KEYS:
             raise UserError(f"{where}: '{key}' is not a setting.{did_you_mean(str(key), _FILE_KEYS)}")
+    values = values | {"suite": _suite(values.get("suite"), path, above)}
     if "based_on" not in values:
-        if "set" in values:
-            raise UserError(f"{where}: 'set' changes another recipe's stages. Name that recipe in 'based_on'.")
+        for key in ("set", "until"):
+            if key in values:
+                raise UserError(f"{where}: '{key}' changes another recipe's stages. Name that recipe in 'based_on'.")
         return values
     if "stages" in values:
         raise UserError(
@@ -179,22 +159,71 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         )
     base_path = _base_path(path, values["based_on"], (*above, path))
     base = _written_out(base_path, (*above, path))
-    stages = _changed(dict(_stages_of(base, _where(base_path))), values.get("set"), where, _where(base_path))
+    stages = _until(dict(_stages_of(base, _where(base_path))), values.get("until"), where)
+    stages = _changed(stages, values.get("set"), where, _where(base_path))
     own = {key: values[key] for key in ("description", "output") if key in values}
-    return own | {"resources": values.get("resources", base.get("resources")), "stages": stages}
+    suite = base["suite"] if values["suite"] is None else _merged(base["suite"], values["suite"])
+    return own | {"resources": values.get("resources", base.get("resources")), "stages": stages, "suite": suite}
 
 
-def _base_path(path: Path, based_on: Any, above: tuple[Path, ...]) -> Path:
+def _until(stages: dict[str, Any], last: Any, where: str) -> dict[str, Any]:
+    """Those up to ``last``; all where it is None."""
+    if last is None:
+        return stages
+    names = list(stages)
+    if last not in names:
+        hint = did_you_mean(str(last), names)
+        raise UserError(f"{where}: 'until' is {last!r}, no stage of what it is based on.{hint}")
+    return {name: stages[name] for name in names[: names.index(last) + 1]}
+
+
+def _suite(values: Any, path: Path, above: tuple[Path, ...]) -> Any:
+    """A file's suite, laid over that of the recipe which its ``from`` names; None where it has none."""
+    if not isinstance(values, Mapping) or "from" not in values:
+        return values
+    base_path = _base_path(path, values["from"], (*above, path), "suite.from")
+    base = _written_out(base_path, (*above, path))["suite"]
+    if base is None:
+        raise UserError(f"{_where(path)}: suite.from is '{values['from']}', and {_where(base_path)} has no suite.")
+    return _merged(base, {key: value for key, value in values.items() if key != "from"})
+
+
+def _merged(below: Any, above: Any) -> Any:
+    """``above`` laid over ``below``, key by key where both are mappings."""
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return above
+    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+
+
+def _stages_of_suite(values: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """Those that the suite comes to; a collection or a system that is null is left out."""
+    if values.get("suite") is None:
+        return {}
+    given = values["suite"]
+    if not isinstance(given, Mapping):
+        raise UserError(f"{where}: 'suite' is {given!r}; a mapping with collections and systems was expected.")
+    kept = dict(given)
+    for key in ("collections", "systems"):
+        if isinstance(given.get(key), Mapping):
+            kept[key] = {name: item for name, item in given[key].items() if item is not None}
+    stages = suite_stages(validate(Suite, kept, f"{where}, suite"), where)
+    for name in values.get("stages") or ():
+        if any(stage.split("/")[0] == name for stage in stages):
+            raise UserError(f"{where}: '{name}' is a stage, and the suite has a folder of this name. Rename one.")
+    return stages
+
+
+def _base_path(path: Path, based_on: Any, above: tuple[Path, ...], key: str = "based_on") -> Path:
     """The file of the recipe that the one at ``path`` names; a path is read from that one's folder."""
     where = _where(path)
     if not isinstance(based_on, str):
-        raise UserError(f"{where}: 'based_on' is {based_on!r}; the name of a recipe or the path of one was expected.")
-    base = _find(based_on, path.parent, f"{where}: 'based_on' is '{based_on}', and there is no such recipe.")
+        raise UserError(f"{where}: '{key}' is {based_on!r}; the name of a recipe or the path of one was expected.")
+    base = _find(based_on, path.parent, f"{where}: '{key}' is '{based_on}', and there is no such recipe.")
     chain = [file.resolve() for file in above]
     if base.resolve() in chain:
         names = [_name(file) for file in (*above[chain.index(base.resolve()) :], base)]
         raise UserError(
-            f"{where}: 'based_on' is '{based_on}', which leads back to itself ({' → '.join(names)}). Give one of them"
+            f"{where}: '{key}' is '{based_on}', which leads back to itself ({' → '.join(names)}). Give one of them"
             " stages of its own."
         )
     return base
@@ -216,21 +245,12 @@ def _changed(stages: dict[str, Any], values: Any, where: str, base: str) -> dict
 
 def _stages_of(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     stages = values.get("stages")
+    if stages is None and values.get("suite") is not None:
+        return {}
     if not isinstance(stages, Mapping) or not stages:
         raise UserError(f"{where}: 'stages' is missing or empty; it maps each stage's name to its settings.")
     return stages
 
 
-def _sort_overrides(overrides: Sequence[str], stages: Sequence[str], where: str) -> tuple[list[str], list[str]]:
-    """Those whose key begins with a stage's name, and those of the recipe itself."""
-    of_stages, of_recipe = [], []
-    for override in overrides:
-        key = override.partition("=")[0].split(".")[0]
-        if key in stages:
-            of_stages.append(override)
-        elif key in _KEYS:
-            of_recipe.append(override)
-        else:
-            hint = did_you_mean(key, [*stages, "output", "resources"])
-            raise UserError(f"--set {override!r}: '{key}' is no stage of {where}.{hint}")
-    return of_stages, of_recipe
+def _first_key(override: str) -> str:
+    return override.partition("=")[0].split(".")[0]

@@ -1,11 +1,11 @@
-"""Running stages: one, or those of a recipe in several variants, checked before the first of them begins."""
+"""Running stages: one, or those of a recipe, checked before the first of them begins."""
 
 import dataclasses
 import platform
 import resource
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,53 +71,39 @@ def _made_by(maker: Stage[Any] | None, stage: Stage[Any], stages: Stages) -> set
     return {key for key, path in input_paths(stage.config).items() if made_by(stages, path) is maker}
 
 
-def run_variants(
-    variants: Mapping[str, Stages], wanted: Mapping[str, Sequence[str]], recipe: str, *, force: bool = False
-) -> None:
-    """Makes the ``wanted`` stages of each variant ('' where there is but one) of ``recipe``, then says what came out.
+def run_recipe(stages: Stages, names: Sequence[str], recipe: str, *, force: bool = False) -> None:
+    """Makes the stages of these ``names`` of ``recipe``, then says what came out.
 
     All are checked before the first begins, and what a later one reads as soon as it is made. ``force``: as
     ``run_stage`` takes it.
     """
-    for variant, stages in variants.items():
-        check_before_run(stages, wanted[variant])
-    finished: dict[str, list[tuple[Stage[Any], Artifact]]] = {}
+    check_before_run(stages, names)
+    finished: list[tuple[Stage[Any], Artifact]] = []
     with RaySession() as session:
-        for variant, stages in variants.items():
-            for place, name in enumerate(wanted[variant], start=1):
-                stage = stages[name]
-                label = f"{variant}: {name}" if variant else name
-                with _naming(name):
-                    artifact = run_stage(stage, session, replace=True, force=force, label=label, recipe=recipe)
-                finished.setdefault(variant, []).append((stage, artifact))
-                pending = {later: stages[later] for later in wanted[variant][place:]}
-                for later in pending:
-                    with _naming(later):
-                        if made := _made_by(stage, stages[later], stages):
-                            stages[later].check_inputs(made)
-                        stages[later].check_ahead(pending)
-    for variant, done in finished.items():
-        for line in [*(["", variant] if variant else []), *closing_lines(done)]:
-            typer.echo(line)
-    for line in _overview(finished):
+        for place, name in enumerate(names, start=1):
+            stage = stages[name]
+            with _naming(name):
+                artifact = run_stage(stage, session, replace=True, force=force, label=name, recipe=recipe)
+            finished.append((stage, artifact))
+            pending = {later: stages[later] for later in names[place:]}
+            for later in pending:
+                with _naming(later):
+                    if made := _made_by(stage, stages[later], stages):
+                        stages[later].check_inputs(made)
+                    stages[later].check_ahead(pending)
+    for line in closing_lines(finished):
         typer.echo(line)
 
 
-def _overview(finished: Mapping[str, Sequence[tuple[Stage[Any], Artifact]]]) -> list[str]:
-    """What stages say of several variants side by side, of each kind the last in its variant."""
-    last: dict[str, dict[str, Artifact]] = {}
-    stages: dict[str, Stage[Any]] = {}
-    for variant, done in finished.items():
-        for stage, artifact in done:
-            last.setdefault(stage.kind, {})[variant] = artifact
-            stages[stage.kind] = stage
-    return [line for kind, stage in stages.items() for line in stage.overview(last[kind])]
-
-
 def closing_lines(stages: Sequence[tuple[Stage[Any], Artifact]]) -> list[str]:
-    """What is said at the end: every stage's lines, then where results are."""
-    lines = [line for stage, artifact in stages for line in stage.announce(artifact)]
-    for stage, artifact in stages:
+    """What is said at the end: every stage's lines, then where results are; a table stands for what it is made of."""
+    gathered = {path for stage, _ in stages if stage.shows_inputs for path in input_paths(stage.config).values()}
+    gathered |= {
+        path for stage, _ in stages if stage.config.output in gathered for path in input_paths(stage.config).values()
+    }
+    shown = [(stage, artifact) for stage, artifact in stages if stage.config.output not in gathered]
+    lines = [line for stage, artifact in shown for line in stage.announce(artifact)]
+    for stage, artifact in shown:
         lines += [f"  {artifact.kind:10} {artifact.folder.describe(name)}" for name in stage.results(artifact)]
     return lines
 

@@ -77,6 +77,7 @@ class Stage(Generic[Config]):
     unit: ClassVar[str] = "rows"
     config_class: ClassVar[type[StageConfig]]
     keeps_state: ClassVar[bool] = False  # True: workers are actors that load something once (an encoder)
+    shows_inputs: ClassVar[bool] = False  # True: what is said of its inputs is part of what it says
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -148,10 +149,6 @@ class Stage(Generic[Config]):
 
     def announce(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """Lines for the user when everything is done: a table, say."""
-        return []
-
-    def overview(self, artifacts: Mapping[str, Artifact]) -> list[str]:  # noqa: ARG002
-        """Lines that set the artifacts of several variants of a recipe side by side, by variant."""
         return []
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002

@@ -179,30 +179,6 @@ def domain_table(domains: Domains, measure: str) -> Table:
     return Table(["", *(name or "(none)" for name in shown)], rows, caption)
 
 
-def overview_lines(evaluations: Mapping[str, Metrics]) -> list[str]:
-    """A table for each measure that all have: a row for each system, a column for each collection, and their mean.
-
-    ``evaluations``: what an evaluation's ``metrics.json`` holds, by collection. The last column is the plain mean over
-    collections, as BEIR reports it. Nothing where there are fewer than two, or they share no system.
-    """
-    if len(evaluations) < 2:
-        return []
-    first, *others = evaluations.values()
-    systems = [name for name in first["means"] if all(name in other["means"] for other in others)]
-    if not systems:
-        return []
-    lines = []
-    for measure in first["measures"]:
-        if any(measure not in other["measures"] for other in others):
-            continue
-        rows = []
-        for system in systems:
-            values = [metrics["means"][system][measure] for metrics in evaluations.values()]
-            rows.append([system, *(f"{value:.4f}" for value in [*values, sum(values) / len(values)])])
-        lines += ["", f"{measure} by collection", "", *Table(["", *evaluations, "mean"], rows).lines()]
-    return lines
-
-
 def _conventions(metrics: Metrics) -> Details:
     """Every switch by its name in the settings and how it was set, then each system's title and prompts."""
     levels = ", ".join(f"{name} from grade {level} on" for name, level in metrics["relevance_levels"].items())

@@ -134,6 +134,26 @@ def paired_t_test(difference: Values) -> SignificanceTest:
     return SignificanceTest(float(result.statistic), float(result.pvalue))
 
 
+def stratified_z_test(differences: Sequence[Values], weights: Sequence[float]) -> SignificanceTest:
+    """z-test that a weighted sum of means is 0, each of the ``differences`` (queries,) of one collection.
+
+    The variance of the sum is that of stratified sampling, ``Σ_c w_c² s_c² / n_c`` (Cochran, Sampling Techniques,
+    1977, chapter 5, without the finite correction). Where no difference varies, p is that of
+    ``paired_t_test`` with all queries.
+    """
+    total = sum(weight * float(difference.mean()) for difference, weight in zip(differences, weights, strict=True))
+    variance = sum(
+        weight**2 * float(difference.var(ddof=1)) / len(difference)
+        for difference, weight in zip(differences, weights, strict=True)
+        if not _is_constant(difference)  # whose variance rounding makes some 1e-34
+    )
+    if variance == 0.0:
+        queries = sum(map(len, differences))
+        return SignificanceTest(_limit(total), math.ldexp(1.0, 1 - queries) if total else 1.0)
+    statistic = total / math.sqrt(variance)
+    return SignificanceTest(statistic, float(2 * stats.norm.sf(abs(statistic))))
+
+
 def equivalence_test(difference: Values, margin: float) -> SignificanceTest:
     """Two one-sided paired t-tests (Schuirmann, 1987) that the mean difference lies within ± ``margin``.
 

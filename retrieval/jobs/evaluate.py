@@ -1,7 +1,7 @@
 """`raytriever evaluate`: measures rankings on a split and tests their differences."""
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -27,7 +27,7 @@ from retrieval.evaluation.answers import Match
 from retrieval.evaluation.conventions import Conventions, Like, resolve
 from retrieval.evaluation.judging import Judgments, collection_judgments, file_judgments, judge_rankings, made_with
 from retrieval.evaluation.measures import DEFAULT_MEASURES, at_levels
-from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, overview_lines
+from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import (
     COMPARISONS,
@@ -184,12 +184,6 @@ class Evaluate(Stage[EvaluateConfig]):
         evaluated = Evaluated(metrics, stored.comparisons, self.config.significance_level, stored.domains)
         heading = f"{counted(metrics['queries'], 'query', 'queries')} of {metrics['judgments']}"
         return ["", heading, "", *block_lines(evaluation_blocks(evaluated)), ""]
-
-    def overview(self, artifacts: Mapping[str, Artifact]) -> list[str]:
-        """The measures side by side."""
-        return overview_lines(
-            {variant: StoredEvaluation(artifact.uri).metrics for variant, artifact in artifacts.items()}
-        )
 
 
 def _file_fingerprint(path: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.errors import UserError
-from raytriever.settings.recipe import load_recipe, load_variants, recipes_folder
+from raytriever.settings.recipe import load_recipe, recipes_folder
 
 BASE = """
 description: small
@@ -67,9 +67,6 @@ def test_the_command_lays_its_values_on_top(folder: Path) -> None:
     stages = load_recipe(mine, ["documents.source.path=there"]).stages
     assert stages["documents"]["source"] == {"kind": "beir", "path": "there"}
     assert stages["pairs"]["split"] == "dev"
-    variants = load_variants(mine, [], None, "pairs.split=test,train")
-    assert [recipe.stages["pairs"]["split"] for recipe in variants.values()] == ["test", "train"]
-    assert variants["test"].stages["documents"]["source"]["path"] == "here"
 
 
 def test_output_and_resources_are_the_recipes_own(folder: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.errors import UserError
-from raytriever.settings.recipe import load_recipe, load_variants, recipe_names
+from raytriever.settings.recipe import load_recipe, recipe_names
 
 RECIPE = """
 description: small
@@ -148,47 +148,3 @@ def test_every_recipe_that_comes_along_is_valid(name: str, monkeypatch: pytest.M
     assert stages
     assert recipe.name == name
     assert not list(tmp_path.iterdir())  # nothing is read or written
-
-
-def test_variants_are_the_recipe_once_for_each_value(recipe: str) -> None:
-    variants = load_variants(recipe, ["pairs.split=dev"], None, "documents.source.path=data/nq/,s3://b/quora")
-    assert list(variants) == ["nq", "quora"]
-    assert [loaded.output for loaded in variants.values()] == ["runs/mine/nq", "runs/mine/quora"]
-    assert variants["quora"].stages["documents"]["source"] == {"kind": "beir", "path": "s3://b/quora"}
-    assert variants["nq"].stages["pairs"]["split"] == "dev"
-    assert load_variants(recipe, [], "out", "pairs.minimum_relevance=1,2")["2"].folder("pairs") == "out/2/pairs"
-
-
-def test_a_value_of_a_variant_may_be_a_list(recipe: str) -> None:
-    each = "pairs.domains=[beer.example],[ai.example, 'data/tea'],plain"
-    variants = load_variants(recipe, [], None, each)
-    assert [loaded.stages["pairs"]["domains"] for loaded in variants.values()] == [
-        ["beer.example"],
-        ["ai.example", "data/tea"],
-        "plain",
-    ]
-    assert [loaded.output for loaded in variants.values()] == [
-        "runs/mine/beer.example",
-        "runs/mine/ai.example+tea",
-        "runs/mine/plain",
-    ]
-    with pytest.raises(UserError, match="two values are named 'a', and would share a folder"):
-        load_variants(recipe, [], None, "pairs.domains=[a],a")
-
-
-@pytest.mark.parametrize("each", ["documents.source.path", "=a,b", "documents.source.path="])
-def test_variants_without_a_key_or_values_are_refused(recipe: str, each: str) -> None:
-    with pytest.raises(UserError, match="is not of the form key=value,value"):
-        load_variants(recipe, [], None, each)
-
-
-def test_an_empty_value_among_variants_is_refused(recipe: str) -> None:
-    with pytest.raises(
-        UserError, match=r"--each 'pairs.domains=a,,b': the values are not valid YAML; leave none empty"
-    ):
-        load_variants(recipe, [], None, "pairs.domains=a,,b")
-
-
-def test_variants_of_one_name_are_refused(recipe: str) -> None:
-    with pytest.raises(UserError, match="two values are named 'nq', and would share a folder"):
-        load_variants(recipe, [], None, "documents.source.path=a/nq,b/nq")

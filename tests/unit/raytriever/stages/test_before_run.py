@@ -12,7 +12,7 @@ from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
-from raytriever.stages.recipe_run import run_variants
+from raytriever.stages.recipe_run import run_recipe
 from raytriever.stages.stage import Stage, StageConfig
 from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
 from retrieval.jobs.search import Search, SearchConfig
@@ -61,7 +61,7 @@ def watching(folder: Path, names: str) -> dict[str, Stage[Any]]:
 
 
 def test_later_stages_see_each_artifact_as_soon_as_it_is_made(tmp_path: Path) -> None:
-    run_variants({"": watching(tmp_path, "abcd")}, {"": "abc"}, "letters")
+    run_recipe(watching(tmp_path, "abcd"), "abc", "letters")
     before = [("a", "sees outside"), ("b", "sees outside"), ("c", "sees outside")]
     first = [("a", "sees outside"), ("a", "made"), ("b", "sees a"), ("c", "sees a")]
     second = [("b", "sees a"), ("b", "sees outside"), ("b", "made"), ("c", "sees b")]
@@ -73,7 +73,7 @@ def test_what_a_later_stage_refuses_ends_the_run_at_once(tmp_path: Path, monkeyp
     stages = watching(tmp_path, "abc")
     monkeypatch.setattr(Watching, "refused", "a")
     with pytest.raises(UserError, match="no good"):
-        run_variants({"": stages}, {"": "abc"}, "letters")
+        run_recipe(stages, "abc", "letters")
     assert ("b", "made") not in Watching.happened
 
 

@@ -16,7 +16,6 @@ from retrieval.evaluation.report import (
     domain_table,
     evaluation_blocks,
     notes,
-    overview_lines,
     pair_table,
     result_section,
 )
@@ -252,32 +251,3 @@ def test_every_convention_is_a_line() -> None:
         ["relevance_levels", "relevant from grade 1 on"],
         ["'mine'", "with_title True, query_prompt 'query: '"],
     ]
-
-
-def of_means(**means: dict[str, float]) -> dict[str, object]:
-    return {"measures": list(next(iter(means.values()))), "means": means}
-
-
-def test_systems_by_collection_with_their_mean() -> None:
-    a = of_means(bm25={"nDCG@10": 0.25, "R@100": 0.5}, ours={"nDCG@10": 0.5, "R@100": 0.75})
-    b = of_means(bm25={"nDCG@10": 0.75, "R@100": 1.0}, ours={"nDCG@10": 0.25, "R@100": 0.0}, other={"nDCG@10": 1.0})
-    assert overview_lines({"cranfield": a, "x": b}) == [
-        "",
-        "nDCG@10 by collection",
-        "",
-        "      cranfield       x    mean",
-        "bm25     0.2500  0.7500  0.5000",
-        "ours     0.5000  0.2500  0.3750",
-        "",
-        "R@100 by collection",
-        "",
-        "      cranfield       x    mean",
-        "bm25     0.5000  1.0000  0.7500",
-        "ours     0.7500  0.0000  0.3750",
-    ]
-
-
-def test_one_evaluation_or_no_common_system_gives_no_table() -> None:
-    a, b = of_means(bm25={"AP": 0.25}), of_means(ours={"AP": 0.5})
-    assert overview_lines({"a": a}) == []
-    assert overview_lines({"a": a, "b": b}) == []

@@ -1,0 +1,242 @@
+"""Suites: several systems on several collections, ending in one table, written out as the stages of a recipe.
+
+What a suite holds of a job's settings (a source, an encoder) is checked where that job's settings are.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings, did_you_mean
+
+TABLE = "table"
+"""The last stage of a suite."""
+
+
+class SuiteCollection(Settings):
+    """A collection: where it is, and what its judgments become in the table."""
+
+    source: dict[str, Any] | None = None
+    """As the job collect reads it; not needed where the suite has a ``folder``."""
+    evaluate: dict[str, Any] = Field(default={})
+    """Settings of the job evaluate, laid over the suite's: ``split``, ``conventions``, ``measures``."""
+    columns: dict[str, dict[str, Any]] = Field(default={})
+    """Columns of the table by name, where there are several (of several splits), each with more settings of evaluate;
+    {}: one, by the collection's name."""
+    group: str | None = None
+    """Collections of one group count as one in the mean over collections, by their own mean: CQADupStack's forums."""
+    encoder: dict[str, Any] = Field(default={})
+    """Settings laid over those of every encoder, such as ``query_prompt``."""
+
+    def settings_by_column(self, name: str, shared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """The settings of evaluate of each column; ``name``: of the collection; ``shared``: the suite's."""
+        columns = self.columns or {name: {}}
+        return {column: {**shared, **self.evaluate, **own} for column, own in columns.items()}
+
+
+class Fusion(Settings):
+    """Reciprocal rank fusion of other systems of the suite."""
+
+    systems: tuple[str, ...] = Field(min_length=2)
+    """Their names."""
+    rank_constant: int = Field(default=60, gt=0)
+    """k in 1 / (k + rank)."""
+
+
+class Reranking(Settings):
+    """Another system's candidates, ranked by an encoder's inner products."""
+
+    candidates: str
+    """The system whose ranking it is."""
+    by: str
+    """The system with the encoder."""
+
+
+class SuiteSystem(Settings):
+    """A row of the table: ``bm25``, an ``encoder``, or what ``fuse`` or ``rerank`` makes of other rows above."""
+
+    bm25: dict[str, Any] | None = None
+    """Settings of BM25; {}: its defaults."""
+    encoder: dict[str, Any] | None = None
+    """Settings of an encoder, as the job embed has them: ``model`` is a folder, a hub name or a stage's name."""
+    fuse: Fusion | None = None
+    """Reciprocal rank fusion."""
+    rerank: Reranking | None = None
+    """Re-ranking."""
+    documents: str | None = None
+    """Of an encoder of queries alone: the system whose documents it searches."""
+    context: dict[str, Any] | None = None
+    """Of a contextual encoder: settings of the job context, which is fitted to each collection; {}: its defaults."""
+    index: dict[str, Any] = Field(default={})
+    """Of an encoder: settings of its index, such as ``factory``."""
+    search_parameters: str = ""
+    """Of an encoder: FAISS's, such as efSearch=128."""
+    top_k: int | None = Field(default=None, gt=0)
+    """Results of each query; null: the suite's."""
+    resources: dict[str, Any] | None = None
+    """Of the stages in which the encoder runs."""
+    published: str | None = None
+    """The row of a paper that is shown beside this one: paper/table/row."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        kinds = ("bm25", "encoder", "fuse", "rerank")
+        if sum(getattr(self, kind) is not None for kind in kinds) != 1:
+            raise ValueError(f"a system has one of {', '.join(kinds)}: name exactly one")
+        for name in ("documents", "context"):
+            if getattr(self, name) is not None and self.encoder is None:
+                raise ValueError(f"{name} belongs to an encoder: leave it out")
+        return self
+
+
+class Suite(Settings):
+    """Which systems are measured on which collections."""
+
+    collections: dict[str, SuiteCollection] = Field(min_length=1)
+    """By the names that they have in the table."""
+    systems: dict[str, SuiteSystem] = Field(min_length=1)
+    """By the names that they have in the table."""
+    evaluate: dict[str, Any] = Field(default={})
+    """Settings of the job evaluate for all collections."""
+    with_title: bool = True
+    """Whether documents are read with their titles."""
+    folder: str | None = None
+    """Where all collections lie as folders of their names in BEIR's form; null: where their ``source`` says."""
+    top_k: int = Field(default=200, gt=0)
+    """Results of each query."""
+
+
+def suite_stages(suite: Suite, where: str) -> dict[str, dict[str, Any]]:
+    """The suite's stages by name, ``<collection>/<system>/<what>``; a collection is finished before the next begins.
+
+    Each collection is read once, and embedded and indexed once by each system. Raises ``UserError``, led by ``where``,
+    for names that can't be folders or that two have, and for a system that names none above it.
+    """
+    folders = _folders(suite, where)
+    stages: dict[str, dict[str, Any]] = {}
+    evaluations: dict[str, str] = {}
+    groups: dict[str, list[str]] = {}
+    for name, collection in suite.collections.items():
+        stages[f"{name}/collection"] = {"job": "collect", "source": _source(suite, name, where)}
+        columns = collection.settings_by_column(name, suite.evaluate)
+        for system, folder in folders.items():
+            stages |= _index_stages(suite, name, system, folders)
+            for column, settings in columns.items():
+                run = _run(name, folder, column)
+                stages[run] = _run_stage(suite, name, system, folders, column) | _split_of(settings, suite, system)
+        for column, settings in columns.items():
+            if column in evaluations:
+                raise UserError(f"{where}: two columns are called '{column}'. Rename one.")
+            evaluations[column] = f"{name}/evaluation" if column == name else f"{name}/{column}/evaluation"
+            runs = {system: _run(name, folder, column) for system, folder in folders.items()}
+            stages[evaluations[column]] = {
+                "job": "evaluate",
+                "collection": f"{name}/collection",
+                "runs": runs,
+                **settings,
+            }
+            if collection.group is not None:
+                groups.setdefault(collection.group, []).append(column)
+    published = {name: system.published for name, system in suite.systems.items() if system.published is not None}
+    return stages | {TABLE: {"job": "table", "evaluations": evaluations, "groups": groups, "published": published}}
+
+
+def _folders(suite: Suite, where: str) -> dict[str, str]:
+    """The folder of each system, its name with what is awkward in paths and dotted keys replaced."""
+    for name in suite.collections:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise UserError(f"{where}: a collection is called '{name}'; letters, digits, _ and - are allowed.")
+    folders = {name: re.sub("[^A-Za-z0-9_-]+", "_", name) for name in suite.systems}
+    for name, folder in folders.items():
+        if folder in ("", "collection", "evaluation") or list(folders.values()).count(folder) > 1:
+            raise UserError(f"{where}: the folder of system '{name}' would be '{folder}', which is taken. Rename it.")
+    return folders
+
+
+def _source(suite: Suite, name: str, where: str) -> dict[str, Any]:
+    if suite.folder is not None:
+        return {"kind": "beir", "path": f"{suite.folder.rstrip('/')}/{name}"}
+    source = suite.collections[name].source
+    if source is None:
+        raise UserError(f"{where}: collection '{name}' has no source, and the suite no folder. Give one of the two.")
+    return source
+
+
+def _run(collection: str, folder: str, column: str) -> str:
+    """The stage of a ranking; of the only column it isn't named after that."""
+    return f"{collection}/{folder}/run" if column == collection else f"{collection}/{folder}/{column}/run"
+
+
+def _above(suite: Suite, system: str, other: str, key: str) -> str:
+    """``other``, a system that stands above ``system``, whose setting ``key`` names it. Raises ``UserError``."""
+    names = list(suite.systems)
+    above = names[: names.index(system)]
+    if other not in above:
+        hint = did_you_mean(other, above)
+        raise UserError(f"suite.systems.{system}.{key} is '{other}', which is no system above it.{hint}")
+    return other
+
+
+def _index_stages(suite: Suite, collection: str, system: str, folders: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What of a system comes before its rankings: vectors in their context, and an index."""
+    settings, place = suite.systems[system], f"{collection}/{folders[system]}"
+    whole = f"{collection}/collection"
+    if settings.bm25 is not None:
+        lexical = {"kind": "lexical", "collection": whole, "with_title": suite.with_title, "bm25": settings.bm25}
+        return {f"{place}/index": {"job": "index", "index": lexical}}
+    if settings.encoder is None:
+        return {}
+    encoder = {**settings.encoder, **suite.collections[collection].encoder}
+    resources = {} if settings.resources is None else {"resources": settings.resources}
+    stages: dict[str, dict[str, Any]] = {}
+    embed = {"job": "embed", "collection": whole, "encoder": encoder, "with_title": suite.with_title, **resources}
+    if settings.context is not None:
+        own = {"job": "context", "collection": whole, "encoder": encoder, "with_title": suite.with_title}
+        own |= settings.context
+        stages[f"{place}/context"], embed["context"] = own, f"{place}/context"
+    if settings.documents is not None:
+        embed["parts"] = ["queries"]
+    stages[f"{place}/vectors"] = embed
+    if settings.documents is None:
+        index = {"kind": "vectors", "vectors": f"{place}/vectors", **settings.index}
+        stages[f"{place}/index"] = {"job": "index", "index": index}
+    return stages
+
+
+def _run_stage(suite: Suite, collection: str, system: str, folders: Mapping[str, str], column: str) -> dict[str, Any]:
+    """The stage of the system's ranking for a column, but for the split that is searched."""
+    settings, place = suite.systems[system], f"{collection}/{folders[system]}"
+    whole, top_k = f"{collection}/collection", settings.top_k or suite.top_k
+    if settings.fuse is not None:
+        names = [_above(suite, system, name, "fuse.systems") for name in settings.fuse.systems]
+        runs = {folders[name]: _run(collection, folders[name], column) for name in names}
+        return {"job": "fuse", "runs": runs, "rank_constant": settings.fuse.rank_constant, "depth": top_k}
+    if settings.rerank is not None:
+        candidates = _above(suite, system, settings.rerank.candidates, "rerank.candidates")
+        by = _above(suite, system, settings.rerank.by, "rerank.by")
+        documents = suite.systems[by].documents or by
+        stage = {
+            "job": "rerank",
+            "run": _run(collection, folders[candidates], column),
+            "vectors": f"{collection}/{folders[documents]}/vectors",
+            "collection": whole,
+            "depth": suite.systems[candidates].top_k or suite.top_k,
+            "top_k": top_k,
+        }
+        return stage | ({} if documents == by else {"query_vectors": f"{collection}/{folders[by]}/vectors"})
+    if settings.encoder is not None:
+        documents = system if settings.documents is None else _above(suite, system, settings.documents, "documents")
+        own = {"vectors": f"{place}/vectors", "search_parameters": settings.search_parameters}
+        index = f"{collection}/{folders[documents]}/index"
+    else:
+        own, index = {}, f"{place}/index"
+    return {"job": "search", "index": index, "collection": whole, "top_k": top_k, **own}
+
+
+def _split_of(settings: Mapping[str, Any], suite: Suite, system: str) -> dict[str, Any]:
+    """The queries that are searched: those of the split that judges."""
+    is_search = suite.systems[system].bm25 is not None or suite.systems[system].encoder is not None
+    return {"split": settings["split"]} if is_search and "split" in settings else {}

@@ -1,0 +1,177 @@
+"""One table over several collections: a row for each system, published figures beside it, and which differ in the mean.
+
+The mean is that over columns, as BEIR reports it; collections of a group make one column, their own mean.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from raytriever.errors import UserError
+from raytriever.reports.table import Cell, Table
+from retrieval.evaluation.measures import PerQuery
+from retrieval.evaluation.published import PAPERS, PublishedRow
+from retrieval.evaluation.report import signed
+from retrieval.evaluation.significance import holm, paired_difference, stratified_z_test
+
+MEAN = "mean"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+Evaluations = Mapping[str, Mapping[str, PerQuery]]
+"""Of each collection each system's values of each query."""
+
+
+@dataclass(frozen=True)
+class MeasureTable:
+    """A measure of all systems on all collections that have it.
+
+    ``columns``: of each the collections that it is the mean of, one where they make no group. ``values``: by system
+    and column; ``means``: by system, over the columns. ``comparisons``: of each pair of systems the difference of their
+    means, and p of the z-test, Holm-corrected.
+    """
+
+    measure: str
+    columns: Mapping[str, Sequence[str]]
+    values: Mapping[str, Mapping[str, float]]
+    means: Mapping[str, float]
+    comparisons: Sequence[Mapping[str, Any]]
+
+
+def measure_tables(evaluations: Evaluations, groups: Mapping[str, Sequence[str]]) -> list[MeasureTable]:
+    """A table for each measure, in the order in which collections have them.
+
+    Raises ``UserError`` for a group of what is no collection, and where collections have different systems.
+    """
+    for group, members in groups.items():
+        if unknown := sorted(set(members) - set(evaluations)):
+            raise UserError(f"groups.{group} has {', '.join(unknown)}; the collections are {', '.join(evaluations)}.")
+    first, *others = evaluations
+    for other in others:
+        if list(evaluations[other]) != list(evaluations[first]):
+            here, there = (", ".join(evaluations[name]) for name in (first, other))
+            raise UserError(f"{first} has the systems {here}, and {other} {there}: evaluate the same ones on both.")
+    measures = dict.fromkeys(
+        measure for systems in evaluations.values() for system in systems.values() for measure in system.values
+    )
+    return [_measure_table(measure, evaluations, groups) for measure in measures]
+
+
+def _measure_table(measure: str, evaluations: Evaluations, groups: Mapping[str, Sequence[str]]) -> MeasureTable:
+    measured = {
+        name: systems for name, systems in evaluations.items() if measure in next(iter(systems.values())).values
+    }
+    group_of = {member: group for group, members in groups.items() for member in members}
+    columns: dict[str, list[str]] = {}
+    for name in measured:
+        columns.setdefault(group_of.get(name, name), []).append(name)
+    systems = list(next(iter(measured.values())))
+    values = {
+        system: {
+            column: float(np.mean([measured[name][system].mean(measure) for name in names]))
+            for column, names in columns.items()
+        }
+        for system in systems
+    }
+    means = {system: float(np.mean(list(of_system.values()))) for system, of_system in values.items()}
+    return MeasureTable(measure, columns, values, means, _comparisons(measure, measured, columns, systems))
+
+
+def _comparisons(
+    measure: str, measured: Evaluations, columns: Mapping[str, Sequence[str]], systems: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Each pair of systems, the later one minus the earlier one; none where a collection has fewer than two queries."""
+    weights = {name: 1 / (len(columns) * len(names)) for names in columns.values() for name in names}
+    found = []
+    for earlier, later in combinations(systems, 2):
+        differences = []
+        for of_collection in measured.values():
+            a, b = of_collection[later].values[measure], of_collection[earlier].values[measure]
+            both = ~(np.isnan(a) | np.isnan(b))
+            if both.sum() < 2:
+                return []
+            differences.append(paired_difference(a[both], b[both]))
+        test = stratified_z_test(differences, [weights[name] for name in measured])
+        queries = sum(map(len, differences))
+        found.append({"a": later, "b": earlier, "queries": queries, "z": test.statistic, "p": test.p_value})
+        found[-1]["difference"] = float(
+            sum(weights[name] * of_pair.mean() for name, of_pair in zip(measured, differences, strict=True))
+        )
+    corrected = holm(np.array([comparison["p"] for comparison in found]))
+    return [comparison | {"holm": float(p)} for comparison, p in zip(found, corrected, strict=True)]
+
+
+def published_figures(table: MeasureTable, row: PublishedRow) -> dict[str, float]:
+    """The row's figures for the table's columns, and their mean where there is one for each of them.
+
+    A printed mean stands in for that where nothing else is printed; of other collections it is another quantity.
+    """
+    figures = {collection: figure for (collection, measure), figure in row.figures.items() if measure == table.measure}
+    found = {column: figures[column] for column in table.columns if column in figures}
+    if len(found) == len(table.columns):
+        found[MEAN] = float(np.mean(list(found.values())))
+    elif list(figures) == [MEAN]:
+        found[MEAN] = figures[MEAN]
+    return found
+
+
+def shown_table(table: MeasureTable, published: Mapping[str, PublishedRow], level: float) -> Table:
+    """A row for each system, below it what a paper prints and the difference; letters behind the mean.
+
+    ``level``: p below which a difference of means gets its letter.
+    """
+    letters = dict(zip(table.values, _LETTERS, strict=False))
+    best = {column: max(values[column] for values in table.values.values()) for column in table.columns}
+    has_mean = len(table.columns) > 1
+    rows: list[list[str | Cell]] = []
+    for system, values in table.values.items():
+        cells: list[str | Cell] = [
+            Cell(f"{values[column]:.4f}", is_strong=len(table.values) > 1 and values[column] == best[column])
+            for column in table.columns
+        ]
+        if has_mean:
+            cells.append(Cell(f"{table.means[system]:.4f}", _marks(table, system, letters, level)))
+        rows.append([letters.get(system, ""), system, *cells])
+        if system in published:
+            rows += _published_rows(table, system, published[system], has_mean)
+    columns = [*table.columns, *([MEAN] if has_mean else [])]
+    return Table(["", table.measure, *columns], rows, _caption(table, published, level), text_columns=2)
+
+
+def _published_rows(table: MeasureTable, system: str, row: PublishedRow, has_mean: bool) -> list[list[str | Cell]]:
+    figures = published_figures(table, row)
+    if not figures:
+        return []
+    ours = {**table.values[system], MEAN: table.means[system]}
+    columns = [*table.columns, *([MEAN] if has_mean else [])]
+    printed = [f"{figures[column]:.4f}" if column in figures else "-" for column in columns]
+    differences = [signed(ours[column] - figures[column]) if column in figures else "-" for column in columns]
+    return [["", f"  {row.paper}, table {row.table}: {row.row}", *printed], ["", "  difference", *differences]]
+
+
+def _marks(table: MeasureTable, system: str, letters: Mapping[str, str], level: float) -> str:
+    """The letters of the systems whose mean is significantly lower."""
+    worse = set()
+    for comparison in table.comparisons:
+        if comparison["holm"] < level:
+            higher, lower = ("a", "b") if comparison["difference"] > 0 else ("b", "a")
+            if comparison[higher] == system:
+                worse.add(comparison[lower])
+    return "".join(letter for name, letter in letters.items() if name in worse)
+
+
+def _caption(table: MeasureTable, published: Mapping[str, PublishedRow], level: float) -> str:
+    said = []
+    if table.comparisons:
+        said.append(
+            "Letters behind the mean: significantly better than that system (z-test of the mean over collections,"
+            f" queries paired within each, Holm-corrected, p < {level:g})."
+        )
+    if grouped := [f"{column} of {len(names)}" for column, names in table.columns.items() if len(names) > 1]:
+        said.append(f"Means of collections: {', '.join(grouped)}.")
+    shown = [row for row in published.values() if published_figures(table, row)]
+    for paper in dict.fromkeys(row.paper for row in shown):
+        said.append(f"{paper}: {PAPERS[paper].authors}, {PAPERS[paper].title}, {PAPERS[paper].url}.")
+    return " ".join(said)

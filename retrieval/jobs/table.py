@@ -1,0 +1,102 @@
+"""`raytriever table`: evaluations of several collections in one table, beside what papers print."""
+
+from collections.abc import Set
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, to_strict_json
+from raytriever.errors import UserError
+from raytriever.reports.report import Section, render
+from raytriever.reports.table import counted
+from raytriever.settings.configuration import Input, did_you_mean
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
+from retrieval.evaluation.published import published_row
+from retrieval.evaluation.report import block_lines
+from retrieval.evaluation.stored import StoredEvaluation
+from retrieval.evaluation.suite_table import MEAN, MeasureTable, measure_tables, shown_table
+
+TABLES = "tables"
+RESULTS, PAGE = "results.json", "table.html"
+
+
+class TableConfig(StageConfig):
+    """Which evaluations, and what is shown beside them."""
+
+    evaluations: Annotated[dict[str, str], Input()] = Field(min_length=1)
+    """Evaluations of the same systems by the name that each has in the table."""
+    groups: dict[str, tuple[str, ...]] = Field(default={})
+    """Evaluations that make one column, their mean, by its name."""
+    published: dict[str, str] = Field(default={})
+    """The row of a paper that is shown beside a system: paper/table/row, such as revela/1/BM25."""
+    significance_level: float = Field(default=0.05, gt=0, lt=1)
+    """Of the letters."""
+
+
+class SuiteTable(Stage[TableConfig]):
+    """A table for each measure: systems by collections, their mean, its significance, and published figures."""
+
+    command = "table"
+    kind = TABLES
+    config_class = TableConfig
+    unit = "collections"
+    shows_inputs = True
+
+    def check_settings(self, stages: Stages) -> None:
+        """A published row that there is not, or of which no figure is measured here."""
+        evaluations = {name: made_by(stages, path) for name, path in self.config.evaluations.items()}
+        measured = {name: stage.resolved()["measures"] for name, stage in evaluations.items() if stage is not None}
+        group_of = {member: group for group, members in self.config.groups.items() for member in members}
+        columns = {(group_of.get(name, name), measure) for name, measures in measured.items() for measure in measures}
+        columns |= {(MEAN, measure) for _, measure in columns}
+        for system, name in self.config.published.items():
+            row = published_row(name)
+            if len(measured) == len(evaluations) and columns.isdisjoint(row.figures):
+                printed = ", ".join(dict.fromkeys(f"{measure} on {column}" for column, measure in row.figures))
+                raise UserError(
+                    f"published.{system} is '{name}', which prints {printed}: none of it is measured here. Choose"
+                    " another row, or add its measure to those of evaluate."
+                )
+            for stage in evaluations.values():
+                if stage is not None and system not in stage.config.runs:
+                    raise UserError(
+                        f"published.{system}: no such system.{did_you_mean(system, list(stage.config.runs))}"
+                    )
+
+    def check_inputs(self, there: Set[str]) -> None:
+        """Evaluations of different systems."""
+        evaluations = {name: path for name, path in self.config.evaluations.items() if f"evaluations.{name}" in there}
+        if len(evaluations) == len(self.config.evaluations):
+            self._tables()
+
+    def _tables(self) -> list[MeasureTable]:
+        evaluations = {name: StoredEvaluation(path).values() for name, path in self.config.evaluations.items()}
+        return measure_tables(evaluations, self.config.groups)
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+        """All tables, as JSON and as a page."""
+        tables = self._tables()
+        writer.path(RESULTS).write_bytes(to_strict_json([asdict(table) for table in tables]))
+        writer.add(RESULTS)
+        columns = len(self.config.evaluations)
+        subtitle = f"Raytriever · {counted(len(tables[0].values), 'system')} on {counted(columns, 'collection')}"
+        sections = [
+            Section(table.measure, "", [shown]) for table, shown in zip(tables, self._shown(tables), strict=True)
+        ]
+        writer.path(PAGE).write_text(render("Systems by collection", subtitle, sections), encoding="utf-8")
+        writer.add(PAGE)
+        return writer.commit(columns)
+
+    def _shown(self, tables: list[MeasureTable]) -> list[Any]:
+        published = {system: published_row(name) for system, name in self.config.published.items()}
+        return [shown_table(table, published, self.config.significance_level) for table in tables]
+
+    def announce(self, artifact: Artifact) -> list[str]:
+        """The tables."""
+        tables = [MeasureTable(**values) for values in artifact.read_json(RESULTS)]
+        return ["", *block_lines(self._shown(tables)), ""]
+
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The page."""
+        return [PAGE]

@@ -1,0 +1,141 @@
+"""A suite as the stages of a recipe."""
+
+from pathlib import Path
+
+import pytest
+
+from raytriever.errors import UserError
+from raytriever.settings.recipe import load_recipe, recipe_names
+from raytriever.stages.recipe_run import recipe_stages
+
+SUITE = """
+output: out
+suite:
+  evaluate: {like: beir, measures: [nDCG@10]}
+  collections:
+    arguana: {source: {kind: beir, path: data/arguana}}
+    android: {source: {kind: beir, path: data/android}, group: cqadupstack, evaluate: {split: dev}}
+    msmarco:
+      source: {kind: beir, path: data/msmarco}
+      columns: {dl19: {split: dl2019}, dl20: {split: dl2020, relevance_levels: {strict: 2}}}
+  systems:
+    BM25: {bm25: {k1: 0.82}, published: revela/1/BM25}
+    base: {encoder: {model: org/base}, index: {factory: Flat}, top_k: 50}
+    tuned: {encoder: {model: org/tuned}, documents: base}
+    BM25 + tuned: {fuse: {systems: [BM25, tuned]}}
+    reranked: {rerank: {candidates: BM25, by: tuned}}
+"""
+
+
+def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_each_collection_is_read_once_and_indexed_once_by_each_system(tmp_path: Path) -> None:
+    stages = load_recipe(write(tmp_path, SUITE), []).stages
+    assert [name for name in stages if name.startswith("arguana/")] == [
+        "arguana/collection",
+        "arguana/BM25/index",
+        "arguana/BM25/run",
+        "arguana/base/vectors",
+        "arguana/base/index",
+        "arguana/base/run",
+        "arguana/tuned/vectors",  # of queries alone: it searches the documents of base
+        "arguana/tuned/run",
+        "arguana/BM25_tuned/run",
+        "arguana/reranked/run",
+        "arguana/evaluation",
+    ]
+
+
+def test_stages_have_the_settings_of_their_system_and_collection(tmp_path: Path) -> None:
+    stages = load_recipe(write(tmp_path, SUITE), []).stages
+    assert stages["arguana/BM25/index"]["index"]["bm25"] == {"k1": 0.82}
+    assert stages["arguana/tuned/vectors"]["parts"] == ["queries"]
+    assert stages["arguana/tuned/run"]["index"] == "arguana/base/index"
+    assert stages["arguana/tuned/run"]["vectors"] == "arguana/tuned/vectors"
+    assert stages["arguana/base/run"]["top_k"] == 50
+    assert stages["arguana/BM25_tuned/run"]["runs"] == {"BM25": "arguana/BM25/run", "tuned": "arguana/tuned/run"}
+    reranked = stages["arguana/reranked/run"]
+    assert (reranked["vectors"], reranked["query_vectors"]) == ("arguana/base/vectors", "arguana/tuned/vectors")
+    assert stages["android/BM25/run"]["split"] == stages["android/evaluation"]["split"] == "dev"
+    assert stages["arguana/evaluation"]["like"] == "beir"
+
+
+def test_splits_of_one_collection_are_columns(tmp_path: Path) -> None:
+    stages = load_recipe(write(tmp_path, SUITE), []).stages
+    assert [name for name in stages if name.startswith("msmarco/BM25/")] == [
+        "msmarco/BM25/index",
+        "msmarco/BM25/dl19/run",
+        "msmarco/BM25/dl20/run",
+    ]
+    assert stages["msmarco/BM25/dl20/run"]["split"] == "dl2020"
+    assert stages["msmarco/dl20/evaluation"]["relevance_levels"] == {"strict": 2}
+    table = stages["table"]
+    assert list(table["evaluations"]) == ["arguana", "android", "dl19", "dl20"]
+    assert table["groups"] == {"cqadupstack": ["android"]}
+    assert table["published"] == {"BM25": "revela/1/BM25"}
+
+
+def test_a_recipe_ends_in_the_suite_of_another_with_systems_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, SUITE, "suite.yaml")
+    mine = """
+    based_on: quickstart
+    until: model
+    suite:
+      from: suite.yaml
+      collections: {msmarco: null, android: null}
+      systems: {base: {encoder: {model: model}}, reranked: null}
+    """
+    recipe = load_recipe(write(tmp_path, mine), ["suite.systems.BM25.bm25.b=0.5", "suite.top_k=7"])
+    names = list(recipe.stages)
+    assert names[names.index("model") + 1] == "arguana/collection"
+    assert "model_vectors" not in names
+    assert recipe.stages["arguana/base/vectors"]["encoder"] == {"model": "model"}
+    assert recipe.stages["arguana/BM25/index"]["index"]["bm25"] == {"k1": 0.82, "b": 0.5}
+    assert recipe.stages["arguana/BM25/run"]["top_k"] == 7
+    stage = recipe_stages(recipe)["arguana/base/vectors"]
+    assert stage.config.encoder.model == recipe.folder("model")  # type: ignore[attr-defined]
+
+
+def test_a_folder_holds_all_collections(tmp_path: Path) -> None:
+    stages = load_recipe(write(tmp_path, SUITE), ["suite.folder=here/"]).stages
+    assert stages["arguana/collection"]["source"] == {"kind": "beir", "path": "here/arguana"}
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("suite.systems.reranked.rerank.by=tuend", "rerank.by is 'tuend', which is no system above it. Did you mean"),
+        ("suite.systems.base.bm25={}", "a system has one of bm25, encoder, fuse, rerank: name exactly one"),
+        ("suite.systems.BM25.context={}", "context belongs to an encoder"),
+        ("suite.collections.arguana.source=null", "collection 'arguana' has no source, and the suite no folder"),
+        ("suite.collections.a/b={}", "a collection is called 'a/b'; letters, digits, _ and - are allowed"),
+        ("suite.systems.BM2$={bm25: {}}", "the folder of system 'BM2_' would be"),
+        ("suite.systems.BM25.published=revela/1/BM52", "has no row 'BM52'. Did you mean 'BM25'?"),
+        ("suite.systems.BM25.published=coder/1/BM25", "none of it is measured here. Choose another row"),
+        ("suite.topk=3", "'topk' is not a setting. Did you mean 'top_k'?"),
+        ("suite.collections.android.columns={arguana: {}}", "two columns are called 'arguana'"),
+        ("suite=3", "'suite' is 3; a mapping with collections and systems was expected"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_is_computed(tmp_path: Path, override: str, said: str) -> None:
+    more = ["suite.systems.BM2_={bm25: {}}"] if "BM2$" in override else []
+
+    def check() -> None:
+        stages = recipe_stages(load_recipe(write(tmp_path, SUITE), [*more, override]))
+        stages["table"].check_settings(stages)
+
+    with pytest.raises(UserError) as raised:
+        check()
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("suites/")])
+def test_collections_of_a_suite_that_comes_along_are_pinned(name: str) -> None:
+    stages = recipe_stages(load_recipe(name, []))
+    for stage in stages.values():
+        if stage.command == "collect" and stage.config.source.kind == "hub":  # type: ignore[attr-defined]
+            assert len(stage.config.source.revision) == 40  # type: ignore[attr-defined]
+    stages["table"].check_settings(stages)

@@ -1,0 +1,129 @@
+"""Several collections in one table: means by group, which systems differ in the mean, published figures beside ours."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from raytriever.artifacts.artifact import Artifact
+from raytriever.errors import UserError
+from raytriever.settings.recipe import load_recipe
+from raytriever.stages.recipe_run import closing_lines, recipe_stages
+from retrieval.evaluation.measures import PerQuery
+from retrieval.evaluation.published import published_row
+from retrieval.evaluation.significance import stratified_z_test
+from retrieval.evaluation.suite_table import measure_tables, published_figures, shown_table
+from tests.unit.small_run import make
+
+SIZES = {"arguana": 40, "android": 10, "gaming": 25}
+GROUPS = {"cqadupstack": ("android", "gaming")}
+
+
+def evaluations(*, shift: float = 0.1) -> dict[str, dict[str, PerQuery]]:
+    draw = np.random.default_rng(0)
+    found = {}
+    for name, size in SIZES.items():
+        ids = tuple(map(str, range(size)))
+        base = draw.random(size)
+        better = base + shift + 0.05 * draw.standard_normal(size)
+        found[name] = {
+            system: PerQuery(ids, {"nDCG@10": values}) for system, values in (("base", base), ("better", better))
+        }
+    return found
+
+
+def test_a_group_counts_once() -> None:
+    given = evaluations()
+    (table,) = measure_tables(given, GROUPS)
+    means = {name: float(systems["base"].values["nDCG@10"].mean()) for name, systems in given.items()}
+    forums = (means["android"] + means["gaming"]) / 2
+    assert table.values["base"] == pytest.approx({"arguana": means["arguana"], "cqadupstack": forums})
+    assert table.means["base"] == pytest.approx((means["arguana"] + forums) / 2)
+
+
+def test_the_difference_is_that_of_the_means_and_its_error_that_of_strata() -> None:
+    given = evaluations()
+    (table,) = measure_tables(given, GROUPS)
+    (comparison,) = table.comparisons
+    assert comparison["difference"] == pytest.approx(table.means["better"] - table.means["base"])
+    weights = {"arguana": 1 / 2, "android": 1 / 4, "gaming": 1 / 4}
+    variance = sum(
+        weights[name] ** 2 * stats.sem(systems["better"].values["nDCG@10"] - systems["base"].values["nDCG@10"]) ** 2
+        for name, systems in given.items()
+    )
+    z = comparison["difference"] / np.sqrt(variance)
+    assert comparison["z"] == pytest.approx(z)
+    assert comparison["p"] == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-9)
+
+
+def test_of_one_stratum_it_is_the_t_statistic_with_a_normal_p() -> None:
+    difference = np.random.default_rng(1).standard_normal(500) + 0.1
+    test = stratified_z_test([difference], [1.0])
+    expected = stats.ttest_1samp(difference, 0.0)
+    assert test.statistic == pytest.approx(expected.statistic)
+    assert test.p_value == pytest.approx(expected.pvalue, rel=0.05)
+
+
+def test_equal_systems_do_not_differ() -> None:
+    assert stratified_z_test([np.zeros(5), np.zeros(3)], [0.5, 0.5]).p_value == 1.0
+    assert stratified_z_test([np.full(5, 0.1), np.full(3, 0.1)], [0.5, 0.5]).p_value == 2.0**-7
+
+
+def test_published_figures_stand_below_the_system() -> None:
+    (table,) = measure_tables({"arguana": evaluations()["arguana"]}, {})
+    row = published_row("revela/1/BM25")
+    assert published_figures(table, row) == {"arguana": 0.487, "mean": 0.487}
+    lines = shown_table(table, {"base": row}, 0.05).lines()
+    ours = table.values["base"]["arguana"]
+    assert lines[2].split()[-1] == "0.4870"
+    assert float(lines[3].split()[-1]) == pytest.approx(ours - 0.487, abs=1e-4)
+
+
+def test_a_mean_over_other_collections_is_not_compared() -> None:
+    (table,) = measure_tables(evaluations(), GROUPS)
+    assert published_figures(table, published_row("revela/1/BM25")) == {"arguana": 0.487}
+
+
+def test_collections_of_other_systems_are_refused() -> None:
+    given = evaluations()
+    del given["gaming"]["better"]
+    with pytest.raises(UserError, match="arguana has the systems base, better, and gaming base"):
+        measure_tables(given, {})
+    with pytest.raises(UserError, match="cqadupstack has english; the collections are arguana"):
+        measure_tables(evaluations(), {"cqadupstack": ("english",)})
+
+
+def write_arguments(folder: Path) -> None:
+    """A collection whose queries are documents, each with its counter-argument, as ArguAna's."""
+    (folder / "qrels").mkdir(parents=True)
+    topics = ["tax on sugar", "a ban of cars", "free museums", "school uniforms"]
+    texts = {
+        f"{side}-{n}": f"{topic} {word}"
+        for n, topic in enumerate(topics)
+        for side, word in (("pro", "good good"), ("con", "bad"))
+    }
+    lines = [json.dumps({"_id": name, "title": "", "text": text}) for name, text in texts.items()]
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+    (folder / "queries.jsonl").write_text("\n".join(line for line in lines if "pro-" in line))
+    judged = [f"pro-{n}\tcon-{n}\t1" for n in range(len(topics))]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]))
+
+
+def test_queries_that_are_documents_get_the_figure_of_beir(tmp_path: Path) -> None:
+    """BEIR takes a query's own document out of its results; with it the counter-argument is second at best."""
+    write_arguments(tmp_path / "arguments")
+    (tmp_path / "suite.yaml").write_text(
+        "suite: {folder: DATA, evaluate: {like: beir, measures: [nDCG@10, RR@10]},"
+        " collections: {arguments: {}}, systems: {BM25: {bm25: {}}}}".replace("DATA", str(tmp_path))
+    )
+    stages = recipe_stages(load_recipe(str(tmp_path / "suite.yaml"), [], str(tmp_path / "out")))
+    made = [(stage, Artifact(make(stage))) for stage in stages.values()]
+    (first, _) = Artifact(str(tmp_path / "out/table")).read_json("results.json")
+    assert first["values"] == {"BM25": {"arguments": 1.0}}
+    lines = closing_lines(made)
+    assert sum("1.0000" in line for line in lines) == 2  # a table of each measure, once
+    assert [line.split()[0] for line in lines if str(tmp_path) in line] == ["tables"]
+    page = (tmp_path / "out/table/table.html").read_text()
+    assert "1.0000" in page
