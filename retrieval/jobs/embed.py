@@ -24,7 +24,7 @@ from retrieval.encoders.contextual.folder import is_contextual
 from retrieval.encoders.modules import read_document_model
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
 from retrieval.encoders.towers import load_towers, resolve_form
-from retrieval.jobs.model_stage import ModelStage, folder_of
+from retrieval.jobs.model_stage import ModelStage
 from retrieval.rankings import open_ranking, ranking_fingerprint
 from retrieval.vectors import ROW, VECTORS
 
@@ -108,7 +108,7 @@ class Embed(ModelStage[EmbedConfig]):
             return None
         if not is_artifact(config.collection):
             return None  # which is refused when it is read
-        form, _ = resolve_form(config.encoder.form, folder_of(self.model_setting, config.encoder))
+        form, _ = resolve_form(config.encoder.form, self.located.path)
         each = 1 if form.reduced else form.vectors
         return None if each is None else StoredCollection(config.collection).count("documents") * each
 
