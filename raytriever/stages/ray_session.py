@@ -7,6 +7,7 @@ import secrets
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from raytriever.reports.progress import format_seconds
 _LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the container; a machine's own root group has none
+
+_WATCH_SECONDS = 0.5
+_SIGNAL_SECONDS = 2  # by which this process may take to shut Ray down, where a signal to all has ended that first
 
 _COPIED_FOLDERS = "working_dir_files"  # where Ray unpacks what a job was submitted with
 
@@ -56,6 +60,7 @@ class RaySession:
     def __init__(self, cpus: int | None = None) -> None:
         self._cpus = cpus
         self._owned = False
+        self._closing = threading.Event()
 
     def __enter__(self) -> "RaySession":
         return self
@@ -66,6 +71,7 @@ class RaySession:
         if self._owned:
             import ray
 
+            self._closing.set()
             ray.shutdown()
             self._owned = False
 
@@ -104,6 +110,8 @@ class RaySession:
                 f"Ray: local instance on {int(ray.cluster_resources().get('CPU', 0))} CPUs"
                 f" ({format_seconds(time.monotonic() - started)})"
             )
+            self._closing.clear()
+            threading.Thread(target=_end_with_ray, args=[self._closing], daemon=True).start()
         self._owned = True
         _quiet_ray_data()
 
@@ -128,6 +136,27 @@ class RaySession:
                 " lines above say InvalidAuthToken, it does answer and asks for its token: set RAY_AUTH_MODE=token, and"
                 " RAY_AUTH_TOKEN_PATH to the file with it."
             ) from error
+
+
+def _end_with_ray(closing: threading.Event) -> None:
+    """Ends this process, and says so, where Ray can't go on because a process of its own has died.
+
+    Ray's library would end it in 10 to 60 s by itself, without a word of what to do. ``closing``: set where Ray is shut
+    down.
+    """
+    from ray._private.worker import global_worker
+
+    node = global_worker.node
+    needed = [each.process for name in ("raylet", "gcs_server") for each in node.all_processes.get(name, [])]
+    while not closing.wait(_WATCH_SECONDS):
+        if all(process.poll() is None for process in needed) or closing.wait(_SIGNAL_SECONDS):
+            continue
+        log.error(
+            "raytriever: Ray's own process on this machine has died, killed perhaps for want of memory. Run the same"
+            " command again to go on from here."
+        )
+        node.kill_all_processes(check_alive=False)
+        os._exit(1)  # the main thread waits inside of Ray's library
 
 
 def open_board() -> Any:

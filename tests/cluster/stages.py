@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
@@ -45,6 +46,15 @@ class Count(Stage[CountConfig]):
         writer.path(name).write_text(f"{number}\n" * self.config.repeat)
         writer.add(name)
         return writer.commit(self.config.repeat, counts={"numbers": self.config.repeat})
+
+
+class CountOnceAllowed(Count):
+    """Waits behind the first shard until there is a file ``allowed`` beside the output."""
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        while shard.description["number"] and not Path(self.config.output).with_name("allowed").exists():
+            time.sleep(0.05)
+        return super().make(shard, writer)
 
 
 class CountWithState(Count):

@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 PROBE = """
@@ -50,6 +53,21 @@ with RaySession() as session:
 """
 
 
+COUNT = """
+import sys
+
+from raytriever.command_line import user_errors
+from raytriever.reports.log import configure_log
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.recipe_run import run_stage
+from tests.cluster.stages import CountConfig, CountOnceAllowed
+
+configure_log()
+with user_errors(), RaySession(cpus=2) as session:
+    run_stage(CountOnceAllowed(CountConfig(output=sys.argv[1])), session)
+"""
+
+
 @pytest.fixture(scope="module")
 def probed() -> Iterator[dict[str, Any]]:
     """What a command's own Ray is like, beside a file that names another cluster as running."""
@@ -84,3 +102,25 @@ def test_ranks_of_one_machine_meet_where_nobody_else_listens(probed: dict[str, A
     assert rank["ranks"] == 2
     others = [(ip, port) for ip, port in rank["listening"] if not ip.startswith("127.") and ip != "::1"]
     assert len(others) <= 1, rank["listening"]
+
+
+@pytest.mark.parametrize("killed", ["raylet", "gcs_server"])
+def test_a_run_whose_ray_dies_says_so_at_once_and_is_resumed(tmp_path: Path, killed: str) -> None:
+    command, output = [sys.executable, "-c", COUNT, str(tmp_path / "out")], tmp_path / "out"
+    settings: dict[str, Any] = {"cwd": Path(__file__).parents[2], "text": True, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **settings) as process:
+        deadline = time.monotonic() + 120
+        while not (output / "shards" / "00000.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (needed,) = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == killed]
+        os.kill(needed.pid, signal.SIGKILL)
+        _, said = process.communicate(timeout=8)  # Ray's own library takes 10 and 60 s
+    assert process.returncode == 1
+    assert "Ray's own process on this machine has died" in said
+    assert "Run the same command again to go on from here." in " ".join(said.split())
+    (tmp_path / "allowed").touch()
+    again = subprocess.run(command, **settings, check=True, timeout=120)
+    assert " of 4 shards are there already" in " ".join(again.stderr.split())
+    assert {path.name for path in output.iterdir() if path.name.startswith(".tmp-")} == set()
