@@ -6,7 +6,7 @@ TREC calls a ranking) holds that file and the same ranking as arrays for the nex
 """
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -36,28 +36,33 @@ Tag = Annotated[str, Field(pattern=r"^\S+$")]
 TREC_COLUMNS = "query Q0 document rank score tag"
 
 # what str.split splits at, or nothing at all, as Arrow's regular expressions have it
+_LINES_AT_ONCE = 1 << 20
 _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace()) + "]"
 
 
 def write_trec(
-    file: IO[str],
-    query_ids: Sequence[str],
-    document_ids: Sequence[str] | Mapping[int, str],
-    ranking: Ranking,
-    tag: str,
+    file: IO[bytes], query_ids: Sequence[str], document_ids: pa.StringArray, ranking: Ranking, tag: str
 ) -> None:
     """Writes the lines of a ranking, ranks from 1.
 
     ``query_ids`` name the lines of ``ranking``, ``document_ids`` its row numbers; see ``require_names`` for
-    what the form can't hold. Scores are written so that reading them gives the same float32.
+    what the form can't hold. A score has the fewest digits of which reading makes the same float32.
     """
-    for query, rows, scores in zip(query_ids, ranking.rows, ranking.scores, strict=True):
-        found = zip(rows.tolist(), scores.tolist(), strict=True)
-        file.writelines(
-            f"{query} Q0 {document_ids[row]} {rank} {score!r} {tag}\n"
-            for rank, (row, score) in enumerate(found, 1)
-            if row >= 0
+    step = max(1, _LINES_AT_ONCE // max(1, ranking.rows.shape[1]))
+    for start in range(0, len(ranking.rows), step):
+        rows, scores = ranking.rows[start : start + step], ranking.scores[start : start + step]
+        is_there = rows >= 0
+        lines, places = np.nonzero(is_there)
+        columns = (
+            pa.array(query_ids[start : start + step], pa.string()).take(pa.array(lines)),
+            "Q0",
+            document_ids.take(pa.array(rows[is_there])),
+            pa.array(places + 1).cast(pa.string()),
+            pa.array(scores[is_there]).cast(pa.string()),
+            f"{tag}\n",
         )
+        text = pc.binary_join_element_wise(*columns, " ")
+        file.write(pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), "")[0].as_buffer())
 
 
 def read_ranking_file(path: Path) -> dict[str, dict[str, float]]:
@@ -168,13 +173,11 @@ def write_stored_ranking(
     shape, start, results = (len(query_ids), width), 0, 0
     rows = np.lib.format.open_memmap(writer.path("rows.npy"), "w+", np.int64, shape)
     scores = np.lib.format.open_memmap(writer.path("scores.npy"), "w+", np.float32, shape)
-    with writer.path("run.trec").open("w", encoding="utf-8", newline="\n") as file:
+    with writer.path("run.trec").open("wb") as file:
         for block in rankings:
             stop = start + len(block.rows)
             rows[start:stop], scores[start:stop] = block.rows, block.scores
-            used = np.unique(block.rows[block.rows >= 0])
-            names = dict(zip(used.tolist(), document_ids.take(pa.array(used)).to_pylist(), strict=True))
-            write_trec(file, query_ids[start:stop], names, block, tag)
+            write_trec(file, query_ids[start:stop], document_ids, block, tag)
             start, results = stop, results + int((block.rows >= 0).sum())
     for array in (rows, scores):
         array.flush()

@@ -30,6 +30,7 @@ class Fuse(Stage[FuseConfig]):
 
     command = "fuse"
     kind = RANKING
+    algorithm_version = 2
     config_class = FuseConfig
     unit = "queries"
 

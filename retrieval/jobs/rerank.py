@@ -55,6 +55,7 @@ class Rerank(Stage[RerankConfig]):
 
     command = "rerank"
     kind = RANKING
+    algorithm_version = 2
     config_class = RerankConfig
     unit = "queries"
 

@@ -53,7 +53,7 @@ class Search(Stage[SearchConfig]):
 
     command = "search"
     kind = RANKING
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = SearchConfig
     unit = "queries"
 

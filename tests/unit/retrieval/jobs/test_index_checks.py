@@ -9,7 +9,7 @@ import pytest
 from pipelines.jobs.collect import Collect
 from raytriever.errors import UserError
 from raytriever.settings.recipe import load_recipe
-from raytriever.stages.recipe_run import recipe_stages, run_variants
+from raytriever.stages.recipe_run import recipe_stages, run_recipe
 from retrieval.jobs.embed import Embed
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
@@ -50,7 +50,7 @@ def run(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch):
         lines = (json.dumps({"_id": f"d{row}", "title": "", "text": "x"}) for row in range(documents))
         (source / "corpus.jsonl").write_text("\n".join(lines))
         stages = recipe_stages(load_recipe(str(tmp_path / "recipe.yaml"), overrides, str(tmp_path / "out")))
-        run_variants({"": stages}, {"": list(stages)}, "recipe")
+        run_recipe(stages, list(stages), "recipe")
 
     return run
 
