@@ -73,11 +73,11 @@ class VectorRows:
         return self._artifact.path(name.removesuffix(".npy") + ".ids.parquet")
 
     def require_all(self) -> None:
-        """Raises ``UserError`` where only the texts of a ranking were embedded."""
+        """Raises ``UserError`` where only some texts of the collection were embedded."""
         if self._chosen is not None:
             raise UserError(
-                f"{self._artifact.uri} holds vectors of a ranking's texts alone. Embed the whole collection for this:"
-                " leave the embed job's 'run' out."
+                f"{self._artifact.uri} holds vectors of a ranking's texts alone, or of some splits' queries. Embed the"
+                " whole collection for this: leave the embed job's 'run' and 'splits' out."
             )
 
     def __len__(self) -> int:
@@ -125,7 +125,8 @@ class VectorRows:
         if len(absent):
             raise UserError(
                 f"{self._artifact.uri} holds no vector of row {rows[absent[0]]} ({len(absent)} of {len(rows)} are"
-                " missing): it was embedded for another ranking, or for fewer of its results. Embed with that one."
+                " missing): it was embedded for another ranking, for fewer of its results, or for other splits. Embed"
+                " with that one."
             )
         return places
 

@@ -50,7 +50,8 @@ class Dpr(Policies):
     passages: FileNames = ()
     """psgs_w100.tsv: columns id, text and title, their names in the first line."""
     questions: dict[str, FileNames] = Field(default={})
-    """Each split's files with questions and answers (*.qa.csv, or JSON); they have no judgments."""
+    """Each split's files with questions and answers (*.qa.csv, or JSON); they have no judgments. Of
+    several splits each is the domain of its questions, by which they can be searched alone."""
     differing_texts: Literal["refuse", "first"] = "refuse"
     """Of passages with one id; first: the one read first, from ``passages`` where it is there."""
 
@@ -69,18 +70,25 @@ class DprFormat(ExampleFormat):
     """Reads what is there: passages and then those of the examples; questions and then those of the examples.
 
     Of an example, ``positive_ctxs`` have relevance 1, ``hard_negative_ctxs`` 0, ``negative_ctxs`` (random ones) -1. A
-    passage without an id gets one made from title and text; a question's is made from the question and its answers.
+    passage without an id gets one made from title and text; a question's is made from the question and its answers,
+    of several splits of ``questions`` from the split too, as sets share some.
     """
 
     def __init__(self, config: Dpr) -> None:
         folder = Folder(config.path)
         self._passages = find_files(folder, config.passages, "passages")
-        self._questions = list(chain.from_iterable(files_of_splits(folder, config.questions, "questions").values()))
+        self._questions = [
+            (split, name)
+            for split, names in files_of_splits(folder, config.questions, "questions").items()
+            for name in names
+        ]
+        self._splits = set(config.questions)
+        questions = [name for _, name in self._questions]
         examples = files_of_splits(folder, config.examples, "examples")
-        super().__init__(folder, examples, [*self._passages, *self._questions])
+        super().__init__(folder, examples, [*self._passages, *questions])
         self._differing_texts = config.differing_texts
         self.documents_name = ", ".join(filter(None, [self.describe(self._passages), self.judgments_name]))
-        self.queries_name = ", ".join(filter(None, [self.describe(self._questions), self.judgments_name]))
+        self.queries_name = ", ".join(filter(None, [self.describe(questions), self.judgments_name]))
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The passages, then those of every example."""
@@ -90,9 +98,13 @@ class DprFormat(ExampleFormat):
 
     def queries(self) -> Iterator[QueryRecord]:
         """The questions, then that of every example."""
-        for name in self._questions:
+        for split, name in self._questions:
             is_json = plain_name(name).endswith((".json", ".jsonl"))
-            yield from _json_questions(self.folder, name) if is_json else _csv_questions(self.folder, name)
+            questions = _json_questions(self.folder, name) if is_json else _csv_questions(self.folder, name)
+            if len(self._splits) == 1:
+                yield from questions
+            else:
+                yield from (each._replace(id=text_id(split, each.id), domain=split) for each in questions)
         yield from super().queries()
 
     def records(self, name: str) -> Iterator[Record]:

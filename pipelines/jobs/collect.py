@@ -37,7 +37,7 @@ class Collect(Stage[CollectConfig]):
 
     command = "collect"
     kind = COLLECTION
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = CollectConfig
     unit = "documents"
 

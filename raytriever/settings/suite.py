@@ -4,7 +4,8 @@ What a suite holds of a job's settings (a source, an encoder) is checked where t
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -16,6 +17,15 @@ TABLE = "table"
 """The last stage of a suite."""
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A column of the table: its name, settings of evaluate, and those of search."""
+
+    name: str
+    evaluate: dict[str, Any]
+    search: dict[str, Any]
+
+
 class SuiteCollection(Settings):
     """A collection: where it is, and what its judgments become in the table."""
 
@@ -23,18 +33,23 @@ class SuiteCollection(Settings):
     """As the job collect reads it; not needed where the suite has a ``folder``."""
     evaluate: dict[str, Any] = Field(default={})
     """Settings of the job evaluate, laid over the suite's: ``split``, ``conventions``, ``measures``."""
-    columns: dict[str, dict[str, Any]] = Field(default={})
-    """Columns of the table by name, where there are several (of several splits), each with more settings of evaluate;
-    {}: one, by the collection's name."""
+    columns: dict[str, dict[str, Any] | None] = Field(default={})
+    """Columns of the table by name, where there are several (of several splits), each with more settings of evaluate,
+    and under ``search`` settings of search; null: none of this name; {}: one, by the collection's name."""
     group: str | None = None
     """Collections of one group count as one in the mean over collections, by their own mean: CQADupStack's forums."""
     encoder: dict[str, Any] = Field(default={})
     """Settings laid over those of every encoder, such as ``query_prompt``."""
 
-    def settings_by_column(self, name: str, shared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The settings of evaluate of each column; ``name``: of the collection; ``shared``: the suite's."""
-        columns = self.columns or {name: {}}
-        return {column: {**shared, **self.evaluate, **own} for column, own in columns.items()}
+    def columns_of(self, name: str, shared: Mapping[str, Any]) -> list[_Column]:
+        """The columns; ``name``: of the collection; ``shared``: the suite's settings of evaluate."""
+        found = []
+        for column, own in (self.columns or {name: {}}).items():
+            if own is not None:
+                evaluate = {**shared, **self.evaluate, **own}
+                search = {"split": evaluate.get("split", "test")} | evaluate.pop("search", {})
+                found.append(_Column(column, evaluate, search))
+        return found
 
 
 class Fusion(Settings):
@@ -56,7 +71,7 @@ class Reranking(Settings):
 
 
 class SuiteSystem(Settings):
-    """A row of the table: ``bm25``, an ``encoder``, or what ``fuse`` or ``rerank`` makes of other rows above."""
+    """A row of the table: ``bm25``, an ``encoder``, ``files``, or what ``fuse`` or ``rerank`` makes of rows above."""
 
     bm25: dict[str, Any] | None = None
     """Settings of BM25; {}: its defaults."""
@@ -66,6 +81,8 @@ class SuiteSystem(Settings):
     """Reciprocal rank fusion."""
     rerank: Reranking | None = None
     """Re-ranking."""
+    files: dict[str, str] | None = None
+    """Rankings that another tool made, a file for each column."""
     documents: str | None = None
     """Of an encoder of queries alone: the system whose documents it searches."""
     context: dict[str, Any] | None = None
@@ -83,7 +100,7 @@ class SuiteSystem(Settings):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        kinds = ("bm25", "encoder", "fuse", "rerank")
+        kinds = ("bm25", "encoder", "fuse", "rerank", "files")
         if sum(getattr(self, kind) is not None for kind in kinds) != 1:
             raise ValueError(f"a system has one of {', '.join(kinds)}: name exactly one")
         for name in ("documents", "context"):
@@ -121,25 +138,22 @@ def suite_stages(suite: Suite, where: str) -> dict[str, dict[str, Any]]:
     groups: dict[str, list[str]] = {}
     for name, collection in suite.collections.items():
         stages[f"{name}/collection"] = {"job": "collect", "source": _source(suite, name, where)}
-        columns = collection.settings_by_column(name, suite.evaluate)
-        for system, folder in folders.items():
-            stages |= _index_stages(suite, name, system, folders)
-            for column, settings in columns.items():
-                run = _run(name, folder, column)
-                stages[run] = _run_stage(suite, name, system, folders, column) | _split_of(settings, suite, system)
-        for column, settings in columns.items():
-            if column in evaluations:
-                raise UserError(f"{where}: two columns are called '{column}'. Rename one.")
-            evaluations[column] = f"{name}/evaluation" if column == name else f"{name}/{column}/evaluation"
-            runs = {system: _run(name, folder, column) for system, folder in folders.items()}
-            stages[evaluations[column]] = {
-                "job": "evaluate",
-                "collection": f"{name}/collection",
-                "runs": runs,
-                **settings,
-            }
+        columns = collection.columns_of(name, suite.evaluate)
+        for system in folders:
+            stages |= _index_stages(suite, name, system, folders, columns)
+            for column in columns:
+                if suite.systems[system].files is None:
+                    run = _run(suite, name, system, folders, column.name)
+                    stages[run] = _run_stage(suite, name, system, folders, column)
+        for column in columns:
+            if column.name in evaluations:
+                raise UserError(f"{where}: two columns are called '{column.name}'. Rename one.")
+            stage = f"{name}/evaluation" if column.name == name else f"{name}/{column.name}/evaluation"
+            runs = {system: _run(suite, name, system, folders, column.name) for system in folders}
+            stages[stage] = {"job": "evaluate", "collection": f"{name}/collection", "runs": runs, **column.evaluate}
+            evaluations[column.name] = stage
             if collection.group is not None:
-                groups.setdefault(collection.group, []).append(column)
+                groups.setdefault(collection.group, []).append(column.name)
     published = {name: system.published for name, system in suite.systems.items() if system.published is not None}
     return stages | {TABLE: {"job": "table", "evaluations": evaluations, "groups": groups, "published": published}}
 
@@ -165,9 +179,20 @@ def _source(suite: Suite, name: str, where: str) -> dict[str, Any]:
     return source
 
 
-def _run(collection: str, folder: str, column: str) -> str:
-    """The stage of a ranking; of the only column it isn't named after that."""
-    return f"{collection}/{folder}/run" if column == collection else f"{collection}/{folder}/{column}/run"
+def _run(suite: Suite, collection: str, system: str, folders: Mapping[str, str], column: str) -> str:
+    """The stage of a ranking, of the only column not named after that; or another tool's file.
+
+    Raises ``UserError`` for a column without a file.
+    """
+    files, place = suite.systems[system].files, f"{collection}/{folders[system]}"
+    if files is None:
+        return f"{place}/run" if column == collection else f"{place}/{column}/run"
+    if column not in files:
+        raise UserError(
+            f"suite.systems.{system}.files has no ranking for column '{column}'. Name its file, or leave the column"
+            " out by setting it to null."
+        )
+    return files[column]
 
 
 def _above(suite: Suite, system: str, other: str, key: str) -> str:
@@ -180,8 +205,10 @@ def _above(suite: Suite, system: str, other: str, key: str) -> str:
     return other
 
 
-def _index_stages(suite: Suite, collection: str, system: str, folders: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What of a system comes before its rankings: vectors in their context, and an index."""
+def _index_stages(
+    suite: Suite, collection: str, system: str, folders: Mapping[str, str], columns: Sequence[_Column]
+) -> dict[str, dict[str, Any]]:
+    """What of a system comes before its rankings: vectors in their context, those of searched queries, and an index."""
     settings, place = suite.systems[system], f"{collection}/{folders[system]}"
     whole = f"{collection}/collection"
     if settings.bm25 is not None:
@@ -197,6 +224,9 @@ def _index_stages(suite: Suite, collection: str, system: str, folders: Mapping[s
         own = {"job": "context", "collection": whole, "encoder": encoder, "with_title": suite.with_title}
         own |= settings.context
         stages[f"{place}/context"], embed["context"] = own, f"{place}/context"
+    splits = dict.fromkeys(column.search["split"] for column in columns)
+    if None not in splits:
+        embed["splits"] = list(splits)
     if settings.documents is not None:
         embed["parts"] = ["queries"]
     stages[f"{place}/vectors"] = embed
@@ -206,13 +236,15 @@ def _index_stages(suite: Suite, collection: str, system: str, folders: Mapping[s
     return stages
 
 
-def _run_stage(suite: Suite, collection: str, system: str, folders: Mapping[str, str], column: str) -> dict[str, Any]:
-    """The stage of the system's ranking for a column, but for the split that is searched."""
+def _run_stage(
+    suite: Suite, collection: str, system: str, folders: Mapping[str, str], column: _Column
+) -> dict[str, Any]:
+    """The stage of the system's ranking for a column."""
     settings, place = suite.systems[system], f"{collection}/{folders[system]}"
     whole, top_k = f"{collection}/collection", settings.top_k or suite.top_k
     if settings.fuse is not None:
         names = [_above(suite, system, name, "fuse.systems") for name in settings.fuse.systems]
-        runs = {folders[name]: _run(collection, folders[name], column) for name in names}
+        runs = {folders[name]: _run(suite, collection, name, folders, column.name) for name in names}
         return {"job": "fuse", "runs": runs, "rank_constant": settings.fuse.rank_constant, "depth": top_k}
     if settings.rerank is not None:
         candidates = _above(suite, system, settings.rerank.candidates, "rerank.candidates")
@@ -220,7 +252,7 @@ def _run_stage(suite: Suite, collection: str, system: str, folders: Mapping[str,
         documents = suite.systems[by].documents or by
         stage = {
             "job": "rerank",
-            "run": _run(collection, folders[candidates], column),
+            "run": _run(suite, collection, candidates, folders, column.name),
             "vectors": f"{collection}/{folders[documents]}/vectors",
             "collection": whole,
             "depth": suite.systems[candidates].top_k or suite.top_k,
@@ -233,10 +265,4 @@ def _run_stage(suite: Suite, collection: str, system: str, folders: Mapping[str,
         index = f"{collection}/{folders[documents]}/index"
     else:
         own, index = {}, f"{place}/index"
-    return {"job": "search", "index": index, "collection": whole, "top_k": top_k, **own}
-
-
-def _split_of(settings: Mapping[str, Any], suite: Suite, system: str) -> dict[str, Any]:
-    """The queries that are searched: those of the split that judges."""
-    is_search = suite.systems[system].bm25 is not None or suite.systems[system].encoder is not None
-    return {"split": settings["split"]} if is_search and "split" in settings else {}
+    return {"job": "search", "index": index, "collection": whole, "top_k": top_k, **own, **column.search}

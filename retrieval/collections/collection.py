@@ -271,6 +271,24 @@ class StoredCollection(Artifact):
         found = zip(table["id"].to_pylist(), table["answers"].to_pylist(), strict=True)
         return {query: answers for query, answers in found if answers}
 
+    def queries_of(self, split: str | None, domain: str | None = None) -> NDArray[np.int64]:
+        """Rows of the queries that the split judges (None: of all) in the domain (None: in any), ascending.
+
+        Raises ``UserError`` for a split without judgments and a domain without queries, naming those there are.
+        """
+        table = self.rows_of("queries").read(["id", "domain"])
+        chosen = np.ones(len(table), dtype=np.bool_)
+        if split is not None:
+            judged = self.judgments(split)["query_id"].unique()
+            chosen &= pc.is_in(table["id"].combine_chunks(), value_set=judged).to_numpy(zero_copy_only=False)
+        if domain is not None:
+            of_domain = pc.equal(table["domain"].combine_chunks(), domain).to_numpy(zero_copy_only=False)
+            if not of_domain.any():
+                there = ", ".join(map(repr, sorted(table["domain"].unique().to_pylist())))
+                raise UserError(f"{self.uri} has no query of domain '{domain}'. Set 'domain' to one of {there}.")
+            chosen &= of_domain
+        return np.flatnonzero(chosen).astype(np.int64)
+
     def judgments(self, split: str) -> pa.Table:
         """The judgments of one split. Raises ``UserError`` naming the splits there are."""
         table = self.rows_of("judgments").read(["query_id", "document_id", "relevance", "split"])

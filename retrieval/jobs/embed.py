@@ -42,6 +42,8 @@ class EmbedConfig(StageConfig):
     """What embeds them."""
     parts: tuple[TextPart, ...] = ("documents", "queries")
     """Which of the two are embedded."""
+    splits: tuple[str, ...] = ()
+    """Of the queries only those that one of these splits judges; []: all."""
     run: InputPath | None = None
     """Only the queries of this ranking and the documents it found, for ranking them anew."""
     depth: int = Field(default=100, gt=0)
@@ -63,6 +65,8 @@ class EmbedConfig(StageConfig):
     def _one_context(self) -> Self:
         if self.context is not None and self.without_context is not None:
             raise ValueError("context and without_context exclude each other: leave one out")
+        if self.run is not None and self.splits:
+            raise ValueError("run and splits both say which queries are embedded: leave one out")
         return self
 
 
@@ -173,7 +177,7 @@ class Embed(ModelStage[EmbedConfig]):
     def resolved(self) -> dict[str, Any]:
         """Without ``depth`` where there is no ranking to which it would apply, and without what isn't set."""
         values = super().resolved()
-        for name in ("without_context", "foreign_context"):
+        for name in ("without_context", "foreign_context", "splits"):
             if not values[name]:
                 del values[name]
         if self.config.encoder.form is None:
@@ -184,13 +188,19 @@ class Embed(ModelStage[EmbedConfig]):
 
     @cached_property
     def _chosen(self) -> dict[TextPart, NDArray[np.int64]]:
-        """The rows to embed of each part, ascending: all, or those of the ranking."""
+        """The rows to embed of each part, ascending: all, or those of the splits or of the ranking."""
         return {part: self._choose(part) for part in self.config.parts}
+
+    def _is_whole(self, part: TextPart) -> bool:
+        """Whether all texts of the part are embedded."""
+        return self.config.run is None and not (part == "queries" and self.config.splits)
 
     def _choose(self, part: TextPart) -> NDArray[np.int64]:
         collection = StoredCollection(self.config.collection)
-        if self.config.run is None:
+        if self._is_whole(part):
             return np.arange(collection.count(part), dtype=np.int64)
+        if self.config.run is None:
+            return np.unique(np.concatenate([collection.queries_of(split) for split in self.config.splits]))
         ranking = open_ranking(self.config.run, collection)
         if part == "queries":
             return np.sort(collection.require("queries", ranking.query_ids()))
@@ -220,7 +230,7 @@ class Embed(ModelStage[EmbedConfig]):
         vectors = encode_texts(towers.of(role), texts, role, token_budget=self.config.token_budget)
         name = f"{part}/{shard.description['number']:05d}"
         np.save(writer.path(f"{name}.npy"), _in_half_precision(vectors, table["id"], self.config.encoder.model))
-        ids = pa.table({"id": table["id"]} | ({ROW: rows} if self.config.run else {}))
+        ids = pa.table({"id": table["id"]} | ({} if self._is_whole(part) else {ROW: rows}))
         pq.write_table(ids, writer.path(f"{name}.ids.parquet"), compression="zstd")
         writer.add(f"{name}.npy")
         writer.add(f"{name}.ids.parquet")

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
@@ -38,6 +37,8 @@ class SearchConfig(StageConfig):
     """The queries' vectors, for an index of vectors."""
     split: str | None = "test"
     """The queries that it judges; null: every query."""
+    domain: str | None = None
+    """Of those the ones of this domain; null: of any."""
     top_k: int = Field(default=100, gt=0)
     """Results of each query."""
     search_parameters: Annotated[str, BeforeValidator(lambda given: "" if given is None else given)] = ""
@@ -53,7 +54,7 @@ class Search(Stage[SearchConfig]):
 
     command = "search"
     kind = RANKING
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = SearchConfig
     unit = "queries"
 
@@ -70,8 +71,7 @@ class Search(Stage[SearchConfig]):
         if "collection" in there:
             require_names(id_blocks(StoredCollection(self.config.collection), "documents/"), "A document id")
         if ("queries" if self.config.queries else "collection") in there:
-            asked = self._asked()
-            require_names([_ids_of(asked, searched_queries(asked, self.config.split))], "A query id")
+            require_names([_ids_of(self._asked(), self._searched())], "A query id")
 
     def plan(self) -> list[Shard]:
         """A partial result for each block and index shard, then the merge; refuses vectors of another encoder."""
@@ -94,7 +94,7 @@ class Search(Stage[SearchConfig]):
             require_same_origin("collection", asked, queries)
             contract = EncoderContract.model_validate(index.manifest["facts"]["encoder"])
             contract.require_queries(queries.contract, index.uri, queries.uri)
-        rows = searched_queries(asked, self.config.split)
+        rows = self._searched()
         blocks = range(-(-len(rows) // self.config.queries_per_shard))
         partial = [
             Shard(_partial(record, block), {"shard": number, "block": block}, phase=0, intermediate=True)
@@ -107,11 +107,15 @@ class Search(Stage[SearchConfig]):
         """The collection whose queries are searched."""
         return StoredCollection(self.config.queries or self.config.collection)
 
+    def _searched(self) -> NDArray[np.int64]:
+        """Rows of the queries that are searched."""
+        return self._asked().queries_of(self.config.split, self.config.domain)
+
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One index shard's best for one block of queries, or the merge of all."""
         index = Artifact(self.config.index, INDEX)
         asked = self._asked()
-        rows = searched_queries(asked, self.config.split)
+        rows = self._searched()
         if shard.name != "run":
             start = shard.description["block"] * self.config.queries_per_shard
             block = rows[start : start + self.config.queries_per_shard]
@@ -173,15 +177,6 @@ class Search(Stage[SearchConfig]):
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The ranking file."""
         return ["run.trec"]
-
-
-def searched_queries(collection: StoredCollection, split: str | None) -> NDArray[np.int64]:
-    """Row numbers of the queries that the split judges, or of all, in row order."""
-    if split is None:
-        return np.arange(collection.count("queries"), dtype=np.int64)
-    ids = collection.rows_of("queries").read(["id"])["id"].combine_chunks()
-    judged = collection.judgments(split)["query_id"].unique()
-    return np.flatnonzero(pc.is_in(ids, value_set=judged).to_numpy(zero_copy_only=False)).astype(np.int64)
 
 
 def _ids_of(collection: StoredCollection, rows: NDArray[np.int64]) -> pa.ChunkedArray:

@@ -17,6 +17,10 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import parse_yaml, validate
 from retrieval.collections.collection import StoredCollection
 from retrieval.collections.records import text_id
+from retrieval.evaluation.stored import StoredEvaluation
+from retrieval.jobs.evaluate import Evaluate, EvaluateConfig
+from retrieval.jobs.index import Index, IndexConfig
+from retrieval.jobs.search import Search, SearchConfig
 from tests.unit.retrieval.collections.contents import Contents, contents
 from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.small_run import make
@@ -149,6 +153,31 @@ def test_questions_without_judgments_are_stored(tmp_path: Path) -> None:
     assert next(iter(stored.answers().values())) == ["Röntgen", "Wilhelm 's"]
     with pytest.raises(UserError, match=r"no judgments of split 'test'\. Splits there: none"):
         stored.judgments("test")
+
+
+def test_questions_of_one_split_are_searched_and_judged_alone(tmp_path: Path) -> None:
+    shared = {"question": "who found the rays", "answers": ["Ten"]}
+    files = {"nq.json": [shared], "web.json": [shared, {"question": "how many in the series", "answers": ["seven"]}]}
+    passages = "id\ttext\ttitle\n10\tTen found the rays.\t\n11\tAll seven.\tSeries\n"
+    write_files(str(tmp_path), {"p.tsv": passages} | {name: json.dumps(each) for name, each in files.items()})
+    source = {"kind": "dpr", "path": str(tmp_path), "passages": "p.tsv"}
+    source |= {"questions": {"nq": "nq.json", "web": "web.json"}}
+    config = validate(CollectConfig, {"output": str(tmp_path / "collection"), "source": source}, "collect")
+    collection = make(Collect(config))
+    index = {"kind": "lexical", "collection": collection}
+    index_uri = make(Index(validate(IndexConfig, {"index": index, "output": str(tmp_path / "index")}, "index")))
+
+    def evaluated(domain: str) -> dict[str, Any]:
+        search = {"index": index_uri, "collection": collection, "split": None, "domain": domain}
+        ranking = make(Search(validate(SearchConfig, search | {"output": str(tmp_path / domain)}, "search")))
+        judged = {"collection": collection, "runs": {"BM25": ranking}, "measures": ["Accuracy@5"]}
+        judged["output"] = str(tmp_path / f"{domain}-evaluation")
+        metrics: dict[str, Any] = StoredEvaluation(make(Evaluate(validate(EvaluateConfig, judged, "evaluate")))).metrics
+        return metrics
+
+    assert (evaluated("nq")["queries"], evaluated("web")["queries"]) == (1, 2)
+    with pytest.raises(UserError, match=r"no query of domain 'nqq'. Set 'domain' to one of 'nq', 'web'"):
+        evaluated("nqq")
 
 
 answers = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n")), max_size=3)

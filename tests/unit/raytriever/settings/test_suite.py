@@ -78,6 +78,31 @@ def test_splits_of_one_collection_are_columns(tmp_path: Path) -> None:
     assert table["published"] == {"BM25": "revela/1/BM25"}
 
 
+def test_only_queries_that_are_searched_are_embedded(tmp_path: Path) -> None:
+    stages = load_recipe(write(tmp_path, SUITE), []).stages
+    assert stages["arguana/base/vectors"]["splits"] == ["test"]
+    assert stages["msmarco/base/vectors"]["splits"] == ["dl2019", "dl2020"]
+
+
+def test_a_column_is_of_the_queries_of_a_domain_where_nothing_is_judged(tmp_path: Path) -> None:
+    dl19 = "suite.collections.msmarco.columns.dl19={search: {split: null, domain: dl}, answer_match: regex}"
+    stages = load_recipe(write(tmp_path, SUITE), [dl19, "suite.collections.msmarco.columns.dl20=null"]).stages
+    run, evaluation = stages["msmarco/BM25/dl19/run"], stages["msmarco/dl19/evaluation"]
+    assert (run["split"], run["domain"], evaluation["answer_match"]) == (None, "dl", "regex")
+    assert "search" not in evaluation
+    assert "splits" not in stages["msmarco/base/vectors"]
+    assert list(stages["table"]["evaluations"]) == ["arguana", "android", "dl19"]
+
+
+def test_rankings_of_another_tool_are_measured_and_ranked_anew(tmp_path: Path) -> None:
+    columns = ("arguana", "android", "dl19", "dl20")
+    files = "{files: {" + ", ".join(f"{name}: runs/{name}.trec" for name in columns) + "}}"
+    stages = load_recipe(write(tmp_path, SUITE), [f"suite.systems.BM25={files}"]).stages
+    assert "arguana/BM25/index" not in stages
+    assert stages["arguana/evaluation"]["runs"]["BM25"] == "runs/arguana.trec"
+    assert stages["msmarco/reranked/dl20/run"]["run"] == "runs/dl20.trec"
+
+
 def test_a_recipe_ends_in_the_suite_of_another_with_systems_of_its_own(tmp_path: Path) -> None:
     write(tmp_path, SUITE, "suite.yaml")
     mine = """
@@ -108,7 +133,7 @@ def test_a_folder_holds_all_collections(tmp_path: Path) -> None:
     ("override", "said"),
     [
         ("suite.systems.reranked.rerank.by=tuend", "rerank.by is 'tuend', which is no system above it. Did you mean"),
-        ("suite.systems.base.bm25={}", "a system has one of bm25, encoder, fuse, rerank: name exactly one"),
+        ("suite.systems.base.bm25={}", "a system has one of bm25, encoder, fuse, rerank, files: name exactly one"),
         ("suite.systems.BM25.context={}", "context belongs to an encoder"),
         ("suite.collections.arguana.source=null", "collection 'arguana' has no source, and the suite no folder"),
         ("suite.collections.a/b={}", "a collection is called 'a/b'; letters, digits, _ and - are allowed"),
@@ -117,6 +142,10 @@ def test_a_folder_holds_all_collections(tmp_path: Path) -> None:
         ("suite.systems.BM25.published=coder/1/BM25", "none of it is measured here. Choose another row"),
         ("suite.topk=3", "'topk' is not a setting. Did you mean 'top_k'?"),
         ("suite.collections.android.columns={arguana: {}}", "two columns are called 'arguana'"),
+        (
+            "suite.systems.reranked={files: {arguana: a.trec}}",
+            "files has no ranking for column 'android'. Name its file",
+        ),
         ("suite=3", "'suite' is 3; a mapping with collections and systems was expected"),
     ],
 )

@@ -186,6 +186,18 @@ def test_a_run_s_texts_alone_rank_it_as_all_texts_do(collection: str, model: Pat
         make(Index(IndexConfig(index=settings, output=str(tmp_path / "no"))))
 
 
+def test_queries_of_some_splits_are_embedded_alone(collection: str, model: Path, tmp_path: Path) -> None:
+    run(stage(collection, model, tmp_path / "all"))
+    run(stage(collection, model, tmp_path / "few", splits=["test"]))
+    everything, few = (StoredVectors(str(tmp_path / name)) for name in ("all", "few"))
+    assert few.part("queries").ids().to_pylist() == ["q0"]  # the one that the split judges
+    chosen = np.array([0])
+    np.testing.assert_allclose(few.part("queries").gather(chosen), everything.part("queries").gather(chosen), atol=5e-3)
+    np.testing.assert_array_equal(few.part("documents").range(0, 23), everything.part("documents").range(0, 23))
+    with pytest.raises(UserError, match=r"no vector of row 3 .* or for other splits"):
+        few.part("queries").gather(np.array([3]))
+
+
 def test_a_restart_continues_and_ends_in_the_same_bytes(collection: str, model: Path, tmp_path: Path) -> None:
     run(stage(collection, model, tmp_path / "undisturbed"))
     interrupted = stage(collection, model, tmp_path / "interrupted")
