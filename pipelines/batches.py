@@ -1,15 +1,19 @@
 """The contract between batch construction and training: batches stored as data.
 
 One row is one example, one row group is one batch, so batch i is one seek. Files are
-``epoch=<epoch>/batches-<number>.parquet``; every epoch has its own batches and its own masks. What a row is, the
-manifest's fact ``layout`` says; ``LAYOUTS`` has the columns of each. Schemas, the card of published batches and what
-hard negatives carry along follow from it: a new column is a line there, what fills it, and what reads it.
+``epoch=<epoch>/batches-<number>.parquet``; every epoch has its own batches and its own masks. Rows that all epochs
+share are stored once, ``lookup/rows-<number>.arrow``, and of each epoch which of them its batches have,
+``lookup/order-<epoch>.npy``, int64 (batches, batch_size).
+
+What a row is, the manifest's fact ``layout`` says; ``LAYOUTS`` has the columns of each. Schemas, the card of published
+batches and what hard negatives carry along follow from it: a new column is a line there, what fills it, and what reads
+it.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -19,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipelines.mapped_rows import MappedRows
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 
@@ -127,11 +132,23 @@ LAYOUTS: dict[Layout, BatchLayout] = {
     ),
 }
 
+SHARED_ROWS = "lookup/rows-"
+"""How names of the files begin that hold what all epochs share."""
 _OPEN_FILES = 8
 
 
+class _RowsInOrder:
+    """Batches of rows that are stored once: read as the row groups of a parquet file are."""
+
+    def __init__(self, rows: MappedRows, order: NDArray[np.int64]) -> None:
+        self._rows, self._order = rows, order
+
+    def read_row_group(self, number: int) -> pa.Table:
+        return self._rows.take(self._order[number])
+
+
 class BatchFiles:
-    """The files of an artifact with one row group a batch, read by (epoch, number) in any order.
+    """The batches of an artifact, read by (epoch, number) in any order.
 
     Stored batches are one, and so is what is derived from them batch by batch.
     """
@@ -148,8 +165,20 @@ class BatchFiles:
             self._names.setdefault(epoch, []).append(shard.files[0].name)
             self._firsts.setdefault(epoch, []).append(self._counts.get(epoch, 0))
             self._counts[epoch] = self._firsts[epoch][-1] + batches
-        self._file = lru_cache(_OPEN_FILES)(lambda name: pq.ParquetFile(artifact.path(name)))
+            self._batch_size = int(shard.facts["batch_size"])
+        self._file = lru_cache(_OPEN_FILES)(self._open)
         self._bytes: dict[str, NDArray[np.int64]] = {}
+
+    @cached_property
+    def _rows(self) -> MappedRows:
+        """The rows that all epochs share."""
+        return MappedRows([self.artifact.path(name) for name in self.artifact.names(SHARED_ROWS)])
+
+    def _open(self, name: str) -> "pq.ParquetFile | _RowsInOrder":
+        path = self.artifact.path(name)
+        if name.endswith(".npy"):
+            return _RowsInOrder(self._rows, np.load(path, mmap_mode="r"))
+        return pq.ParquetFile(path)
 
     @property
     def epochs(self) -> int:
@@ -159,7 +188,7 @@ class BatchFiles:
     @property
     def batch_size(self) -> int:
         """Examples of every batch."""
-        return int(self.artifact.shards[0].facts["batch_size"])
+        return self._batch_size
 
     def number_of_batches(self, epoch: int) -> int:
         """Batches of that epoch. Raises ``UserError`` where it isn't stored."""
@@ -172,6 +201,8 @@ class BatchFiles:
 
     def distinct(self, column: str) -> set[Any]:
         """All values of a column, over all epochs; one file's in memory at a time."""
+        if self.artifact.names(SHARED_ROWS):
+            return self._rows.distinct(column)
         found: set[Any] = set()
         for name in chain.from_iterable(self._names.values()):
             table = pq.read_table(self.artifact.path(name), columns=[column])
@@ -189,8 +220,13 @@ class BatchFiles:
         return self._file(name).read_row_group(index - first)
 
     def stored_bytes(self, epoch: int, index: int) -> int:
-        """Bytes of one batch before compression, from its file's footer, which is read once."""
+        """Bytes of one batch before compression, from its file's footer, which is read once.
+
+        Of batches whose rows are stored once it is the mean of all.
+        """
         first, name = self._place(epoch, index)
+        if name.endswith(".npy"):
+            return self._rows.nbytes * self.batch_size // len(self._rows)
         if name not in self._bytes:
             footer = pq.read_metadata(self.artifact.path(name))
             sizes = (footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))

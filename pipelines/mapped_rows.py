@@ -6,6 +6,7 @@ need some of every group would together read everything once a shard: a cost tha
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +50,15 @@ class MappedRows:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(piece.nbytes for piece in self._pieces)
+
+    def distinct(self, column: str) -> set[Any]:
+        """All values of a column."""
+        return {value for piece in self._pieces for value in piece[column].unique().to_pylist()}
 
     def take(self, rows: NDArray[np.int64]) -> pa.Table:
         """The given rows in the given order; repeats are allowed. Every column has one chunk."""

@@ -23,8 +23,8 @@ _ROWS_OF_A_PART = 1 << 19
 _ROW_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy")
 
 
-def part_shards(what: str, artifact: Artifact, prefix: str) -> list[Shard]:
-    """Intermediate shards ``<what>-<number>`` over the artifact's parquet files: each has whole files, in order."""
+def part_shards(what: str, artifact: Artifact, prefix: str, *, intermediate: bool = True) -> list[Shard]:
+    """Shards ``<what>-<number>`` over the artifact's parquet files: each has whole files, in order."""
     parts: list[list[str]] = []
     room = 0
     for name in artifact.names(prefix, ".parquet"):
@@ -34,7 +34,7 @@ def part_shards(what: str, artifact: Artifact, prefix: str) -> list[Shard]:
         parts[-1].append(name)
         room -= int(pq.read_metadata(artifact.path(name)).num_rows)
     return [
-        Shard(_shard(what, number), {"make": what, "files": files}, intermediate=True)
+        Shard(_shard(what, number), {"make": what, "files": files}, intermediate=intermediate)
         for number, files in enumerate(parts)
     ]
 

@@ -48,15 +48,16 @@ Config = TypeVar("Config", bound=RowBatchesConfig)
 
 
 class RowBatches(Stage[Config]):
-    """Two phases: the rows, to be read in any order, and each epoch's order; its batches.
+    """Two phases: the rows, to be read in any order, and each epoch's order; its batches, but where these are read so.
 
-    Subclasses say what the rows are and which belong together.
+    Subclasses say what the rows are and which belong together, and whether epochs share the stored rows.
     """
 
     kind = BATCHES
     unit = "examples"
     layout: ClassVar[Layout]
     rows_in_words: ClassVar[str]
+    shared: ClassVar[bool] = False  # True: rows are stored once, for all epochs
 
     @abstractmethod
     def rows_of(self) -> tuple[Artifact, str]:
@@ -99,18 +100,24 @@ class RowBatches(Stage[Config]):
                 f"batches_per_epoch is {batches:,}, but {self.rows_of()[0].uri} makes only {possible:,}. Lower it, or"
                 " leave it out for all of them."
             )
-        parts = part_shards("rows", *self.rows_of())
+        parts = part_shards("rows", *self.rows_of(), intermediate=not self.shared)
         shards = parts.copy()
         for epoch in range(self.config.epochs):
-            order = Shard(f"order-{epoch:05d}", {"make": "order", "epoch": epoch}, intermediate=True)
+            described: dict[str, Any] = {"make": "order", "epoch": epoch}
+            if self.shared:
+                described |= {"batches": batches}
+            order = Shard(f"order-{epoch:05d}", described, intermediate=not self.shared)
             shards.append(order)
-            for number, first in enumerate(range(0, batches, per_shard)):
+            first_of_epoch = order if self.shared else None
+            for number, first in enumerate(range(0, 0 if self.shared else batches, per_shard)):
                 description = {"make": "batches", "epoch": epoch, "number": number, "order": order.name}
                 description |= {"first": first, "batches": min(per_shard, batches - first), "parts": len(parts)}
-                if not number:  # what an epoch leaves out is counted with its first shard
-                    not_drawn = (possible - batches) * size
-                    description["dropped"] = self._dropped(int((rows % size).sum()), dropped, not_drawn)
                 shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=1))
+                first_of_epoch = first_of_epoch or shards[-1]
+            if first_of_epoch:  # what an epoch leaves out is counted once
+                not_drawn = (possible - batches) * size
+                left_out = self._dropped(int((rows % size).sum()), dropped, not_drawn)
+                first_of_epoch.description["dropped"] = left_out
         return shards
 
     def _dropped(self, left_over: int, of_small_domains: int, not_drawn: int) -> dict[str, int]:
@@ -133,8 +140,13 @@ class RowBatches(Stage[Config]):
                 tables = self.tables(shard.description["files"])
                 return write_part(writer, shard, LAYOUTS[self.layout].schema(), tables)
             case "order":
-                add_array(writer, _order_name(shard.name), self._order(shard.description["epoch"]))
-                return writer.commit(0)
+                order = self._order(shard.description["epoch"])
+                add_array(writer, _order_name(shard.name), order)
+                if not self.shared:
+                    return writer.commit(0)
+                facts = {"epoch": shard.description["epoch"], "batches": len(order), "batch_size": order.shape[1]}
+                counts = {"batches": len(order)}
+                return writer.commit(order.size, counts=counts, dropped=shard.description["dropped"], facts=facts)
         return self._make_batches(shard, writer)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
@@ -169,8 +181,11 @@ class RowBatches(Stage[Config]):
     def summary(self, artifact: Artifact) -> str:
         """Batches and epochs."""
         batches = counted(artifact.manifest["counts"]["batches"], "batch", "batches")
-        size = artifact.shards[0].facts["batch_size"]
-        return f"{batches} of {size} in {counted(artifact.config['epochs'], 'epoch')}"
+        return f"{batches} of {_batch_size(artifact)} in {counted(artifact.config['epochs'], 'epoch')}"
+
+
+def _batch_size(batches: Artifact) -> int:
+    return next(int(shard.facts["batch_size"]) for shard in batches.shards if "batch_size" in shard.facts)
 
 
 def _order_name(shard: str) -> str:
@@ -243,9 +258,7 @@ class Group(RowBatches[GroupConfig]):
     def summary(self, artifact: Artifact) -> str:
         """Batches, and of how many sources they are."""
         counts = artifact.manifest["counts"]
-        sources = sum(
-            number * counts.get(_of_sources(number), 0) for number in range(artifact.shards[0].facts["batch_size"] + 1)
-        )
+        sources = sum(number * counts.get(_of_sources(number), 0) for number in range(_batch_size(artifact) + 1))
         return f"{super().summary(artifact)}, of {sources / counts['batches']:.2f} sources on average"
 
 
@@ -284,10 +297,14 @@ class ListsConfig(RowBatchesConfig):
 
 
 class Lists(RowBatches[ListsConfig]):
-    """Queries with labelled candidate lists to batches, as CODER trains on; an epoch shuffles the queries."""
+    """Queries with labelled candidate lists to batches, as CODER trains on; an epoch shuffles the queries.
+
+    Lists are stored once: 15 epochs of MS MARCO's 502,939 lists of 1,000 would be 80 GB.
+    """
 
     command = "lists"
-    algorithm_version = 2
+    algorithm_version = 3
+    shared = True
     config_class = ListsConfig
     layout = "candidates"
     rows_in_words = "queries"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.batches import BatchReader
-from pipelines.jobs import lookups, row_batches
+from pipelines.jobs import lookups
 from pipelines.jobs.row_batches import Lists, ListsConfig
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.errors import UserError
@@ -85,14 +85,28 @@ def test_lists_are_those_mined(collection: str, candidates: str, tmp_path: Path,
     assert rows_of(reader, 0) != rows_of(reader, 1)
 
 
-def test_bytes_do_not_depend_on_parts(
+def test_lists_are_stored_once_for_all_epochs(collection: str, candidates: str, tmp_path: Path) -> None:
+    one, many = (run(tmp_path / str(epochs), collection, candidates, epochs=epochs) for epochs in (1, 5))
+    rows = [name for name in one.artifact.names() if name.startswith("lookup/rows-")]
+    assert rows
+    assert [name for name in many.artifact.names() if name.startswith("lookup/rows-")] == rows
+    assert contents(many.uri).items() >= {name: contents(one.uri)[name] for name in rows}.items()
+    assert many.number_of_batches(4) == one.number_of_batches(0)
+    assert all(many.read(0, index).equals(one.read(0, index)) for index in range(one.number_of_batches(0)))
+    assert not many.read(4, 0).equals(many.read(0, 0))
+
+
+def test_batches_do_not_depend_on_parts(
     collection: str, candidates: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = contents(run(tmp_path / "a", collection, candidates).uri)
-    monkeypatch.setattr(row_batches, "_ROWS_AT_ONCE", 1)
+    def batches(name: str, **settings: Any) -> list[pa.Table]:
+        reader = run(tmp_path / name, collection, candidates, **settings)
+        return [reader.read(0, index) for index in range(reader.number_of_batches(0))]
+
+    first = batches("a")
     monkeypatch.setattr(lookups, "_ROWS_OF_A_PART", 1)
-    assert contents(run(tmp_path / "b", collection, candidates).uri) == first
-    assert contents(run(tmp_path / "c", collection, candidates, seed=3).uri) != first
+    assert batches("b") == first
+    assert batches("c", seed=3) != first
 
 
 def test_lists_that_can_not_be_trained_on_are_refused(collection: str, tmp_path: Path) -> None:
