@@ -76,6 +76,15 @@ PRINTED = {
         "evaluation.measures": ("RR@10", "R@1000"),
     },
     "coder_ms_marco": {
+        "msmarco/BM25/index.index.bm25.k1": 0.82,
+        "msmarco/CODER/trec_dl_2019/run.top_k": 1000,
+        "msmarco/trec_dl_2019/evaluation.measures": (
+            "RR@10",
+            "RR(rel=2)@10",
+            "nDCG@10",
+            "nDCG(rel=2)@10",
+            "R(rel=2)@1000",
+        ),
         "candidates.form": "labelled_lists",
         "train_run.top_k": 1000,
         "batches.batch_size": 32,
@@ -101,7 +110,12 @@ PRINTED = {
         "corpus.source.splits.val": ("dctr.head.val",),
         "corpus.source.cross_validation.split": "val",
         "corpus.source.cross_validation.folds": 2,
+        "tripclick_halved/collection.source.cross_validation.folds": 2,
+        "tripclick_halved/CODER/tripclick_head_dctr/run.split": "test",
         "model.validation.split": "dev",
+    },
+    "coder_zero_shot": {
+        "tripclick/CODER/tripclick_head_dctr/run.index": "runs/papers/coder_zero_shot/tripclick/TAS-B/index"
     },
     "contextual_large": {
         "clusters.cluster_size": 512,
@@ -157,11 +171,24 @@ PRINTED = {
 }
 
 
+NOTHING_PRINTED = ["papers/coder_zero_shot"]
+"""Recipes whose rows no table of their paper has."""
+
+
 @pytest.mark.parametrize("name", PAPERS)
 def test_what_the_papers_print_is_what_runs(name: str) -> None:
     stages = stages_of(name)
     printed = PRINTED[name.removeprefix("papers/")]
     assert {key: value(stages, key) for key in printed} == printed
+
+
+@pytest.mark.parametrize("name", [name for name in PAPERS if "table" in load_recipe(name, []).stages])
+def test_a_paper_ends_in_its_table_beside_what_was_printed(name: str) -> None:
+    stages = stages_of(name)
+    table = stages["table"]
+    table.check_settings(stages)  # rows that there are, of measures that are taken here
+    assert list(stages)[-1] == "table"
+    assert table.config.published or name in NOTHING_PRINTED
 
 
 @pytest.mark.parametrize(
@@ -255,9 +282,13 @@ def test_a_run_trains_on_what_is_stored_for_it(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if "coder" in name])
 def test_coder_trains_the_encoder_behind_its_documents(name: str) -> None:
     stages = stages_of(name)
+    if "model" not in stages:
+        return  # it measures the model of another recipe
     trained = stages["model"].config
     assert trained.objective.documents == stages["vectors"].config.output
-    for embed in (stages[key] for key in ("vectors", "other_vectors") if key in stages):
+    behind = [stage for key, stage in stages.items() if key in ("vectors", "other_vectors") or "TAS-B/vec" in key]
+    assert behind
+    for embed in behind:
         # embedding has settled by now what 'auto' is on this machine
         assert embed.config.encoder.model_copy(update={"dtype": trained.encoder.dtype}) == trained.encoder
 
