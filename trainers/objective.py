@@ -153,7 +153,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     Parameters that require gradients are trained, all others are left alone.
     """
 
-    columns: ClassVar[tuple[str, ...]]
+    columns: tuple[str, ...]
     """The stored columns that it reads, and ``batch`` and ``epoch``, the numbers that the reader adds."""
 
     columns_from: ClassVar[str] = "Make batches for this objective, or choose another objective."

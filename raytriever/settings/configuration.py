@@ -340,7 +340,7 @@ def without_inputs(settings: BaseModel) -> dict[str, Any]:
     values = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
-        if is_input(field):
+        if is_input(field) or name not in values:  # a field may leave itself out at its default
             continue
         if _holds_models(value):
             result[name] = {label: without_inputs(item) for label, item in value.items()}

@@ -52,7 +52,7 @@ class EncoderParts(NamedTuple):
 
 
 def write_sentence_transformers_folder(encoder: EncoderParts, folder: Path) -> None:
-    """Writes weights, tokenizer, pooling, dense layers, both prompts and the length limit to ``folder``."""
+    """Writes weights, tokenizer, pooling, dense layers, prompts and the length limit to ``folder``."""
     _begin(folder)
     listing = []
     for number, (kind, write) in enumerate(_modules(encoder, encoder.contract.pooling)):
@@ -130,7 +130,7 @@ def _write_prompts(encoder: EncoderParts, folder: Path) -> None:
     write_json(
         folder / "config_sentence_transformers.json",
         {
-            "prompts": {"query": contract.query_prompt, "document": contract.document_prompt},
+            "prompts": contract.named_prompts,
             "default_prompt_name": None,
             "similarity_fn_name": "cosine" if contract.normalize else "dot",
         }

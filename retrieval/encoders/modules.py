@@ -7,7 +7,7 @@ the folder, no pickle and no code in it is read here.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,6 @@ POOLING_MODES: dict[str, Pooling] = {  # by their names in sentence-transformers
     "weightedmean": "weighted_mean",
     "lasttoken": "last_token",
 }
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _TASK = "feature-extraction"
 _TRANSFORMER_SETTINGS = {
     "max_seq_length",
@@ -63,10 +62,12 @@ class Modules:
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What a folder says of texts and vectors, None where nothing. ``max_lengths``: of queries, of documents."""
+    """What a folder says of texts and vectors, None where nothing.
 
-    query_prompt: str | None
-    document_prompt: str | None
+    ``prompts``: by name; ``max_lengths``: of queries, of documents.
+    """
+
+    prompts: Mapping[str, str]
     max_lengths: frozenset[int]
     lower_case: bool
     truncate_dim: int | None
@@ -183,8 +184,7 @@ def read_text_settings(modules: Modules) -> TextSettings:
     general = settings.get("max_seq_length")
     lengths: list[int | None] = [settings.get(key) or general for key in ("query_length", "document_length")]
     return TextSettings(
-        query_prompt=prompts.get("query"),
-        document_prompt=next((prompts[name] for name in _DOCUMENT_PROMPTS if name in prompts), None),
+        prompts={name: text for name, text in prompts.items() if text is not None},
         max_lengths=frozenset(length for length in lengths if length),
         lower_case=bool(settings.get("do_lower_case")),
         truncate_dim=config.get("truncate_dim"),

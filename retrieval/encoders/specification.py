@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import operator
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,6 +18,10 @@ Head = Literal["full", "pooled"]
 Projection = Literal["linear", "pooler", "pooler_tanh"]
 Kind = Literal["single", "layers", "first_tokens", "all_tokens"]
 Reduction = Literal["none", "last", "average", "scalar_mix"]
+
+_ROLES: tuple[Role, ...] = ("query", "document")
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+_NOT_COMPARED = {"revision", "prompts"}  # of contracts
 
 
 class VectorForm(Settings):
@@ -112,6 +118,12 @@ class EncoderSettings(ModelSettings):
     """What is put before a query."""
     document_prompt: str | None = None
     """What is put before a document."""
+    prompts: dict[str, str] = Field(default={}, exclude_if=operator.not_)
+    """More prompts by name, beside and over those of the folder: sentence-transformers' ``prompts``."""
+    query_prompt_name: str | None = Field(default=None, exclude_if=operator.not_)
+    """Instead of ``query_prompt``: the name of one."""
+    document_prompt_name: str | None = Field(default=None, exclude_if=operator.not_)
+    """Instead of ``document_prompt``: the name of one."""
     max_length: int | None = Field(default=None, ge=1)
     """Tokens of the longest text, special tokens included."""
     append_eos: bool | Literal["auto"] = "auto"
@@ -123,6 +135,39 @@ class EncoderSettings(ModelSettings):
     """Whether the model's own Python code is run."""
     form: VectorForm | None = None
     """Which vectors a document has."""
+
+    @model_validator(mode="after")
+    def _one_prompt_a_role(self) -> Self:
+        for role in _ROLES:
+            if role in self.prompts:
+                raise ValueError(f"prompts names {role!r}, the prompt of every {role}: set {role}_prompt instead")
+            text, name = getattr(self, f"{role}_prompt"), getattr(self, f"{role}_prompt_name")
+            if text is not None and name is not None:
+                raise ValueError(
+                    f"{role}_prompt is {text!r} and {role}_prompt_name {name!r}: keep one, and leave the other out (or"
+                    " null)"
+                )
+        return self
+
+    def __hash__(self) -> int:
+        """Prompts are a mapping, which has no hash."""
+        return hash(self.model_dump_json())
+
+    def resolve_prompts(self, stated: Mapping[str, str]) -> dict[str, str]:
+        """All prompts by name, ``query`` and ``document`` first; ``stated``: those of the encoder's folder.
+
+        Raises ``UserError`` where one is wanted that isn't among them.
+        """
+        of_documents = next((stated[name] for name in _DOCUMENT_PROMPTS if name in stated), "")
+        named = {"query": "", "document": of_documents} | dict(stated) | self.prompts
+        found = dict(named)
+        for role in _ROLES:
+            text, name = getattr(self, f"{role}_prompt"), getattr(self, f"{role}_prompt_name")
+            if name is not None:
+                found[role] = require_prompt(named, name, f"encoder.{role}_prompt_name")
+            elif text is not None:
+                found[role] = text
+        return found
 
 
 class EncoderContract(Settings):
@@ -144,6 +189,8 @@ class EncoderContract(Settings):
     """What is put before a query."""
     document_prompt: str
     """What is put before a document."""
+    prompts: dict[str, str] = Field(default={}, exclude_if=operator.not_)
+    """Others by name; not compared, as no text has one of them before it unless it is one of the two above."""
     max_length: int
     """Tokens of the longest text."""
     append_eos: bool = False
@@ -164,9 +211,14 @@ class EncoderContract(Settings):
     """What a contextual encoder reads texts in: a fingerprint, 'null', 'none'."""
 
     @property
+    def named_prompts(self) -> dict[str, str]:
+        """All prompts by name, the two roles' among them."""
+        return {"query": self.query_prompt, "document": self.document_prompt} | self.prompts
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of all that is compared; settings at their defaults don't count, so that new ones change none."""
-        values = self.model_dump(mode="json", exclude={"revision"}, exclude_defaults=True)
+        values = self.model_dump(mode="json", exclude=_NOT_COMPARED, exclude_defaults=True)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def require_queries(
@@ -203,8 +255,19 @@ class EncoderContract(Settings):
 
     def differences(self, other: "EncoderContract") -> str:
         """The fields that differ, each with both values; '' where none does."""
-        here, there = self.model_dump(exclude={"revision"}), other.model_dump(exclude={"revision"})
+        here, there = (contract.model_dump(exclude=_NOT_COMPARED) for contract in (self, other))
         return "; ".join(f"{key} {here[key]!r} against {there[key]!r}" for key in here if here[key] != there[key])
+
+
+def require_prompt(prompts: Mapping[str, str], name: str, setting: str) -> str:
+    """The prompt of that name. Raises ``UserError`` where there is none, naming those that there are."""
+    if name not in prompts:
+        raise UserError(
+            f"{setting} is {name!r}, but the encoder has no prompt of that name; it has"
+            f" {', '.join(sorted(prompts))}. Name one of those, or add it: encoder.prompts is a mapping from names to"
+            " texts."
+        )
+    return prompts[name]
 
 
 def require_length(wanted: int | None, most: int, setting: str, limit: str = "encoder.max_length") -> None:

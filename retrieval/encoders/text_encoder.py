@@ -1,4 +1,4 @@
-"""A text encoder: transformer, pooling, optional dense layers, optional normalisation, both prompts, one tokenizer.
+"""A text encoder: transformer, pooling, optional dense layers, optional normalisation, prompts, one tokenizer.
 
 Reads sentence-transformers folders, by its own classes (``modules``), and plain Hugging Face ones; writes the older
 sentence-transformers layout, which every release since 2 loads. The forward pass is ours: pooling and dense layers in
@@ -55,6 +55,10 @@ from retrieval.encoders.transformer import (
 _ONE_LENGTH_AT_A_TIME = threading.Lock()
 
 
+Prompts = Sequence[str | None]
+"""What is put before each of some texts; None: what its role has."""
+
+
 class TextEncoder(nn.Module):
     """Texts to vectors under one ``EncoderContract``.
 
@@ -96,18 +100,24 @@ class TextEncoder(nn.Module):
         """What is put before a text of this role."""
         return self.contract.query_prompt if role == "query" else self.contract.document_prompt
 
-    def tokenize_ids(self, texts: Sequence[str], role: Role, max_length: int | None = None) -> list[list[int]]:
-        """Token ids of each text with its role's prompt, cut at ``max_length`` (the contract's by default).
+    def tokenize_ids(
+        self,
+        texts: Sequence[str],
+        role: Role,
+        max_length: int | None = None,
+        prompts: Prompts | None = None,
+    ) -> list[list[int]]:
+        """Token ids of each text with its own prompt, cut at ``max_length`` (the contract's by default).
 
         An empty text of a tokenizer without special tokens is one padding token, so that it has a vector too. Raises
         ``UserError`` where so few tokens leave nothing of a text.
         """
-        prompt = self.prompt(role)
+        prompts, of_role = [None] * len(texts) if prompts is None else prompts, self.prompt(role)
         limit = self.contract.max_length if max_length is None else min(max_length, self.contract.max_length)
         require_room_for_text(limit, self.tokenizer, f"the length that a {role} is cut at")
         with _ONE_LENGTH_AT_A_TIME:
             encoded = self.tokenizer(
-                [prompt + text for text in texts],
+                [(of_role if prompt is None else prompt) + text for prompt, text in zip(prompts, texts, strict=True)],
                 truncation=True,
                 max_length=limit,
                 padding=False,
@@ -130,9 +140,15 @@ class TextEncoder(nn.Module):
         input_ids[kept] = torch.tensor([token for row in ids for token in row], dtype=torch.long)
         return {"input_ids": input_ids, "attention_mask": kept.long()}
 
-    def tokenize(self, texts: Sequence[str], role: Role, max_length: int | None = None) -> dict[str, Tensor]:
+    def tokenize(
+        self,
+        texts: Sequence[str],
+        role: Role,
+        max_length: int | None = None,
+        prompts: Prompts | None = None,
+    ) -> dict[str, Tensor]:
         """``tokenize_ids`` then ``pad``."""
-        return self.pad(self.tokenize_ids(texts, role, max_length))
+        return self.pad(self.tokenize_ids(texts, role, max_length, prompts))
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Vectors (n, dimension) in float32, normalised if the contract says so."""
@@ -151,7 +167,7 @@ class TextEncoder(nn.Module):
         return EncoderParts(self.transformer, self.tokenizer, list(self.dense), self.contract)
 
     def save(self, folder: Path) -> None:
-        """Writes a sentence-transformers folder (weights in float32, tokenizer, pooling, both prompts, length)."""
+        """Writes a sentence-transformers folder (weights in float32, tokenizer, pooling, prompts, length)."""
         write_sentence_transformers_folder(self.parts(), folder)
 
 
@@ -194,6 +210,7 @@ def load_encoder(
         width = width_behind(transformer, dense)
         dense.append(_projection(settings.projection, transformer, pooling, width, fresh_seed))
     width = width_behind(transformer, dense)
+    prompts = settings.resolve_prompts(stated.prompts)
     contract = EncoderContract(
         model=fingerprint,
         revision=settings.revision,
@@ -201,8 +218,9 @@ def load_encoder(
         head="pooled" if modules.dense and not full else "full",
         projection=settings.projection,
         normalize=modules.normalize and full if settings.normalize is None else settings.normalize,
-        query_prompt=_first(settings.query_prompt, stated.query_prompt, ""),
-        document_prompt=_first(settings.document_prompt, stated.document_prompt, ""),
+        query_prompt=prompts.pop("query"),
+        document_prompt=prompts.pop("document"),
+        prompts=prompts,
         max_length=resolve_length(settings.max_length, stated.max_lengths, transformer, tokenizer),
         append_eos=append_eos,
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
@@ -231,10 +249,6 @@ def _load_transformer(
     transformer = load_transformer(base.transformer, settings.trust_remote_code, dropout)
     tokenizer_folder = adapter if has_tokenizer(adapter) else base.transformer
     return merge_adapter(transformer, adapter), tokenizer_folder, modules if modules.pooling else base
-
-
-def _first(*values: str | None) -> str:
-    return next(value for value in values if value is not None)
 
 
 def _quiet_libraries() -> None:

@@ -55,9 +55,24 @@ def check_model(settings: ModelSettings, path: Path, key: str, lengths: Mapping[
     ``UserError``.
     """
     if isinstance(settings, EncoderSettings):
+        prompts_ahead(settings, path)
         _check_encoder(settings, path, key, lengths)
     elif not has_adapter(path):  # which is refused as a language model
         require_tokenizer(path)
+
+
+def prompts_ahead(settings: EncoderSettings, path: Path) -> dict[str, str] | None:
+    """The encoder's prompts by name before it is loaded; None where that will name a problem of its folder.
+
+    Raises ``UserError`` where a prompt is wanted that it doesn't have.
+    """
+    try:
+        modules, under = read_modules(path), find_base(path, settings.base_model)
+        base = read_modules(under.path) if under else modules
+        stated = read_text_settings(modules if modules.pooling else base).prompts
+    except UserError:
+        return None
+    return settings.resolve_prompts(stated)
 
 
 def _check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapping[str, int | None]) -> None:

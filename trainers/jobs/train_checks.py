@@ -9,9 +9,11 @@ from raytriever.errors import NotLocal, UserError
 from raytriever.stages.stage import Stages, made_by, warned_of_on_a_cluster
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import named_models
-from retrieval.jobs.model_stage import check_model, folder_of, is_there
+from retrieval.encoders.specification import require_prompt
+from retrieval.jobs.model_stage import check_model, folder_of, is_there, prompts_ahead
 from trainers.engine.optimization import OptimizerSettings, require_package
 from trainers.engine.order import can_share
+from trainers.objectives.pairs import PairSettings
 from trainers.record.trackers import TrackingSettings, require_packages
 from trainers.training_run import RunSettings
 from trainers.validation.settings import RetrievalValidationSettings
@@ -75,6 +77,10 @@ def check_models(config: RunSettings, there: Set[str]) -> None:
         if is_there(key, model, there):
             folder = folder_of(key, cast(Hashable, model))  # pyright doesn't see that frozen models have a hash
             check_model(model, folder, key, _lengths(config, key))
+            if key == "encoder" and isinstance(config.objective, PairSettings):
+                prompts = prompts_ahead(config.encoder, folder)
+                for setting, name in config.objective.prompt_names().items() if prompts else ():
+                    require_prompt(prompts or {}, name, setting)
 
 
 def _lengths(config: RunSettings, key: str) -> dict[str, int | None]:

@@ -70,7 +70,7 @@ SettingsOfChunks = TypeVar("SettingsOfChunks", bound=ChunkSettings)
 class ChunkObjective(Objective[Batch], Generic[Batch, SettingsOfChunks]):
     """An objective over batches of layout ``chunks`` around one retriever; batches are never cut over ranks."""
 
-    columns: ClassVar[tuple[str, ...]] = ("document", "source_id", "domain")
+    columns: tuple[str, ...] = ("document", "source_id", "domain")
     columns_from: ClassVar[str] = "Make batches of chunks (raytriever chunk, then group), or choose another objective."
 
     def __init__(self, retriever: TextEncoder, settings: SettingsOfChunks) -> None:

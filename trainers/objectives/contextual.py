@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
@@ -36,6 +35,7 @@ from trainers.objectives.pairs import (
     PairObjective,
     PairSettings,
     positives_in_step,
+    texts_of,
 )
 
 _FIRST_STAGE = "objective.first_stage"  # among a run's settings
@@ -212,7 +212,7 @@ class _Context:
 class Contextual(PairObjective[ContextualSettings]):
     """Trains both stages of a contextual encoder, which queries and documents share."""
 
-    columns: ClassVar[tuple[str, ...]] = (*PairObjective.columns, "epoch")
+    columns: tuple[str, ...] = (*PairObjective.columns, "epoch")
     similarity = "cosine"
 
     @property
@@ -226,7 +226,8 @@ class Contextual(PairObjective[ContextualSettings]):
         return self.settings.context_documents
 
     def check_batches(self, batches: BatchReader) -> None:
-        """Says where most pairs would be marked by what is missing from their context."""
+        """Says, too, where most pairs would be marked by what is missing from their context."""
+        super().check_batches(batches)
         settings, rows = self.settings, batches.batch_size
         whole = self.joins_step  # a context is then drawn from more rows than a batch has
         if whole or settings.own_documents_in_context or settings.context_documents <= rows * _MOST_OF_A_BATCH:
@@ -253,23 +254,28 @@ class Contextual(PairObjective[ContextualSettings]):
         ``tokens`` are those of the pairs: which candidates are drawn, and so encoded, the ranks find out together.
         """
         pairs = super().collate(rows)
-        documents = rows["document"].to_pylist() + pc.list_flatten(rows["hard_negatives"]).to_pylist()
-        return ContextualBatch(**vars(pairs), candidates=self._candidates(documents, rows["epoch"][0].as_py()))
+        return ContextualBatch(**vars(pairs), candidates=self._candidates(rows, rows["epoch"][0].as_py()))
 
-    def tokenize(self, texts: Sequence[str], role: Role) -> dict[str, Tensor]:
+    def tokenize(self, texts: Sequence[str], prompts: Sequence[str | None], role: Role) -> dict[str, Tensor]:
         """As of all pairs, with the key of each text."""
-        return super().tokenize(texts, role) | {_KEY: text_keys(texts)[:, None]}
+        return super().tokenize(texts, prompts, role) | {_KEY: text_keys(texts)[:, None]}
 
-    def _candidates(self, documents: Sequence[str], epoch: int) -> ContextCandidates:
-        """Those of this rank's documents that are drawn where no other rank has a smaller number."""
-        distinct = [text for text in dict.fromkeys(documents) if text.strip()]
-        numbers = text_keys(distinct, salt=f"{self.settings.seed} {epoch} ")
+    def _candidates(self, rows: pa.Table, epoch: int) -> ContextCandidates:
+        """Those of this rank's documents that are drawn where no other rank has a smaller number.
+
+        A text that two domains read behind different prompts may be drawn once for each.
+        """
+        _, documents = texts_of(rows)
+        pairs = dict.fromkeys(zip(self.prompts(rows)[1], documents, strict=True))
+        distinct = [(prompt, text) for prompt, text in pairs if text.strip()]
+        keyed = [text if prompt is None else prompt + text for prompt, text in distinct]
+        numbers = text_keys(keyed, salt=f"{self.settings.seed} {epoch} ")
         places = drawn_places(numbers, self.settings.context_documents)
-        texts = [distinct[place] for place in places.tolist()]
+        prompts, texts = zip(*(distinct[place] for place in places.tolist()), strict=True) if len(places) else ((), ())
         none = torch.zeros(0, 1, dtype=torch.int64)
         features = {"input_ids": none, "attention_mask": none}
         if texts:
-            features = self.contextual.first_stage.tokenize(texts, "document")
+            features = self.contextual.first_stage.tokenize(texts, "document", prompts=prompts)
         return ContextCandidates(features, numbers[places], text_keys(texts))
 
     def forward(self, batch: PairBatch) -> Outcome:

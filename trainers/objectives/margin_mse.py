@@ -82,7 +82,7 @@ class MarginMse(TripletObjective[MarginMseSettings]):
     ``hard_negative_scores``. Rows don't meet, so a batch may be cut over ranks as it comes.
     """
 
-    columns: ClassVar[tuple[str, ...]] = (*TripletObjective.columns, "positive_score", "hard_negative_scores")
+    columns: tuple[str, ...] = (*TripletObjective.columns, "positive_score", "hard_negative_scores")
     columns_from: ClassVar[str] = (
         "Name a teacher's run as teacher_scores of raytriever filter, which stores its scores."
     )

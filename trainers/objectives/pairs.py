@@ -4,6 +4,7 @@ The candidates of a loss are the documents of all its rows, then all their hard 
 span several stored batches and several ranks; here is the one place that counts candidates over them.
 """
 
+import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,15 +18,26 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from pipelines.batches import BatchReader
 from raytriever.errors import UserError
+from raytriever.settings.configuration import Settings, did_you_mean
 from retrieval.encoders.multi_vector import write_towers
-from retrieval.encoders.specification import Role
+from retrieval.encoders.specification import Role, require_prompt
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.draws import text_keys
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
 
 Gather = Callable[[Tensor], Tensor]
+
+
+class DomainPrompts(Settings):
+    """Which of the encoder's prompts the texts of a domain have, by name; None: the role's own."""
+
+    query: str | None = None
+    """Of its queries."""
+    document: str | None = None
+    """Of its documents, hard negatives and documents read as context."""
 
 
 class PairSettings(ObjectiveSettings):
@@ -37,6 +49,16 @@ class PairSettings(ObjectiveSettings):
     """Tokens of a document; None: as the encoder says."""
     share_negatives: Literal["batch", "step"] = "batch"
     """Whose documents a query is compared with: those of its batch, or those of the whole step."""
+    prompts_by_domain: dict[str, DomainPrompts] = Field(default={}, exclude_if=operator.not_)
+    """Prompts of the texts of some domains: names of ``encoder.prompts`` (CDE, section 10.7)."""
+
+    def prompt_names(self) -> dict[str, str]:
+        """The names of prompts that it asks for, by the dotted keys of the settings that do."""
+        return {
+            f"objective.prompts_by_domain.{domain}.{role}": name
+            for domain, own in self.prompts_by_domain.items()
+            for role, name in own.model_dump(exclude_none=True).items()
+        }
 
 
 @dataclass(frozen=True)
@@ -92,7 +114,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
     Queries and documents have an encoder each, or one and the same (``document_encoder`` None).
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("query", "document", "hard_negatives", "masked", "batch")
+    columns: tuple[str, ...] = ("query", "document", "hard_negatives", "masked", "batch")
     accepts_slices: ClassVar[bool] = True
 
     def __init__(
@@ -102,6 +124,10 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         self.query_encoder = query_encoder
         self.document_encoder = document_encoder or query_encoder
         self.settings = settings
+        if settings.prompts_by_domain:
+            self.columns = (*self.columns, "domain")
+            for key, name in settings.prompt_names().items():
+                require_prompt(query_encoder.contract.named_prompts, name, key)
 
     @abstractmethod
     def loss(
@@ -120,11 +146,12 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
     def collate(self, rows: pa.Table) -> PairBatch:
         """Tokenises each distinct text once."""
         count = len(rows)
-        queries, documents = rows["query"].to_pylist(), rows["document"].to_pylist()
-        documents += pc.list_flatten(rows["hard_negatives"]).to_pylist()
+        queries, documents = texts_of(rows)
+        query_prompts, document_prompts = self.prompts(rows)
         masked_rows = np.repeat(np.arange(count), pc.list_value_length(rows["masked"]).to_numpy())
         masked_columns = pc.list_flatten(rows["masked"]).to_numpy().astype(np.int64)
-        query_chunks, document_chunks = self._cut(queries, "query"), self._cut(documents, "document")
+        query_chunks = self._cut(queries, query_prompts, "query")
+        document_chunks = self._cut(documents, document_prompts, "document")
         chunks = (*query_chunks.chunks, *document_chunks.chunks)
         return PairBatch(
             queries=query_chunks,
@@ -138,16 +165,28 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
             tokens=sum(int(chunk["attention_mask"].sum()) for chunk in chunks),
         )
 
-    def tokenize(self, texts: Sequence[str], role: Role) -> dict[str, Tensor]:
-        """Features of texts, each as long as the settings allow in its role."""
+    def prompts(self, rows: pa.Table) -> tuple[list[str | None], list[str | None]]:
+        """The prompt of each text of ``texts_of`` that its domain has; None: the role's own."""
+        pools = pc.list_value_length(rows["hard_negatives"]).to_numpy()
+        if not (of_domains := self.settings.prompts_by_domain):
+            return [None] * len(rows), [None] * (len(rows) + int(pools.sum()))
+        own = [of_domains.get(domain, DomainPrompts()) for domain in rows["domain"].to_pylist()]
+        named = self.query_encoder.contract.named_prompts
+        queries = [named[each.query] if each.query else None for each in own]
+        documents = [named[each.document] if each.document else None for each in own]
+        return queries, documents + [documents[row] for row in np.repeat(np.arange(len(rows)), pools)]
+
+    def tokenize(self, texts: Sequence[str], prompts: Sequence[str | None], role: Role) -> dict[str, Tensor]:
+        """Features of texts behind their prompts, each as long as the settings allow in its role."""
         settings = self.settings
         limit = settings.query_max_length if role == "query" else settings.document_max_length
-        return self.encoder(role).tokenize(texts, role, limit)
+        return self.encoder(role).tokenize(texts, role, limit, prompts)
 
-    def _cut(self, texts: Sequence[str], role: Role) -> Chunks:
-        first: dict[str, int] = {}
-        rows = torch.tensor([first.setdefault(text, len(first)) for text in texts])
-        return cut_by_length(self.tokenize(list(first), role), self.settings.chunk_size, rows)
+    def _cut(self, texts: Sequence[str], prompts: Sequence[str | None], role: Role) -> Chunks:
+        first: dict[tuple[str, str | None], int] = {}
+        rows = torch.tensor([first.setdefault(pair, len(first)) for pair in zip(texts, prompts, strict=True)])
+        distinct, own = zip(*first, strict=True)
+        return cut_by_length(self.tokenize(distinct, own, role), self.settings.chunk_size, rows)
 
     def forward(self, batch: PairBatch) -> Outcome:
         """The loss over this rank's queries and the documents of all ranks that share it."""
@@ -175,6 +214,18 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         pass.
         """
         return documents if self.batch_group is None else self.gather(documents).index_select(0, candidates.order)
+
+    def check_batches(self, batches: BatchReader) -> None:
+        """A domain with prompts of its own that no batch has."""
+        if not self.settings.prompts_by_domain:
+            return
+        there = sorted(batches.distinct("domain"))
+        for domain in self.settings.prompts_by_domain:
+            if domain not in there:
+                raise UserError(
+                    f"objective.prompts_by_domain names {domain!r}, but no batch in {batches.uri} has a text of that"
+                    f" domain.{did_you_mean(domain, there)}"
+                )
 
     def comparisons(self, rows: pa.Table) -> Comparisons:
         """All documents and hard negatives of the batch, for each query; masked ones are counted among them."""
@@ -221,21 +272,23 @@ class TripletObjective(PairObjective[SettingsOfPairs]):
     False negatives are not left out. Candidates: N documents, then the N hard negatives in the same order.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("query", "document", "hard_negatives")
+    columns: tuple[str, ...] = ("query", "document", "hard_negatives")
 
     def collate(self, rows: pa.Table) -> PairBatch:
         """Tokenises each distinct text of a role once. Raises ``UserError`` where a row has not one hard negative."""
         _require_one_negative(rows)
         settings, encoder = self.settings, self.query_encoder
-        place_of: dict[tuple[Role, str], int] = {}
-        asked = rows["query"].to_pylist()
-        read = rows["document"].to_pylist() + pc.list_flatten(rows["hard_negatives"]).to_pylist()
-        places = [place_of.setdefault(("query", text), len(place_of)) for text in asked]
+        place_of: dict[tuple[Role, str, str | None], int] = {}
+        asked, read = texts_of(rows)
+        asked_behind, read_behind = self.prompts(rows)
+        of_asked = zip(asked, asked_behind, strict=True)
+        places = [place_of.setdefault(("query", *pair), len(place_of)) for pair in of_asked]
         queries = len(place_of)
-        places += [place_of.setdefault(("document", text), len(place_of)) for text in read]
-        texts = [text for _, text in place_of]
-        ids = encoder.tokenize_ids(texts[:queries], "query", settings.query_max_length)
-        ids += encoder.tokenize_ids(texts[queries:], "document", settings.document_max_length)
+        of_read = zip(read, read_behind, strict=True)
+        places += [place_of.setdefault(("document", *pair), len(place_of)) for pair in of_read]
+        _, texts, prompts = zip(*place_of, strict=True)
+        ids = encoder.tokenize_ids(texts[:queries], "query", settings.query_max_length, prompts[:queries])
+        ids += encoder.tokenize_ids(texts[queries:], "document", settings.document_max_length, prompts[queries:])
         none = torch.zeros(0, dtype=torch.int64)
         return PairBatch(
             queries=None,
@@ -248,6 +301,12 @@ class TripletObjective(PairObjective[SettingsOfPairs]):
             text_keys=text_keys(read),
             tokens=sum(map(len, ids)),
         )
+
+
+def texts_of(rows: pa.Table) -> tuple[list[str], list[str]]:
+    """Queries; documents, then all hard negatives in row order."""
+    documents = rows["document"].to_pylist() + pc.list_flatten(rows["hard_negatives"]).to_pylist()
+    return rows["query"].to_pylist(), documents
 
 
 def _require_one_negative(rows: pa.Table) -> None:

@@ -211,7 +211,7 @@ class ReplugBatch:
 class Replug(ChunkObjective[ReplugBatch, ReplugSettings]):
     """Trains a retriever with ``replug_loss`` on cosines."""
 
-    columns: ClassVar[tuple[str, ...]] = (*ChunkObjective.columns, "batch", "epoch")
+    columns: tuple[str, ...] = (*ChunkObjective.columns, "batch", "epoch")
     similarity = "cosine"
 
     def __init__(self, retriever: TextEncoder, settings: ReplugSettings) -> None:

@@ -136,6 +136,9 @@ def _usage(contract: EncoderContract) -> str:
     ]
     if contract.query_prompt or contract.document_prompt:
         lines += ["", "`encode_query` and `encode_document` put the prompts before the texts; `encode` alone does not."]
+    if contract.prompts:
+        named = f"`encode(texts, prompt_name={next(iter(contract.prompts))!r})` puts another prompt before them"
+        lines += ["", f"{named}: texts of one task are embedded alike, in training too (`prompts_by_domain` below)."]
     if (fallback := _fallback_of(contract.form)) is not None:
         lines += ["", fallback]
     if contract.list_scorer is not None:
@@ -165,6 +168,7 @@ def _facts(contract: EncoderContract, base_model: str, inputs: Mapping[str, str]
         "texts": f"up to {contract.max_length} tokens",
         "query prompt": _code(contract.query_prompt),
         "document prompt": _code(contract.document_prompt),
+        **{f"prompt `{name}`": _code(prompt) for name, prompt in contract.prompts.items()},
         "training": training,
         "batches": _code(inputs["batches"]),
         "start": f"{base}weights {_code(inputs['encoder.model'])}",

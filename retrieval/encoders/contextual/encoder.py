@@ -149,10 +149,13 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
         return vectors
 
     @torch.no_grad()
-    def embed_context(self, texts: Sequence[str]) -> Tensor:
-        """The first stage's vectors of documents, (documents * k, width), on the encoder's device."""
+    def embed_context(self, texts: Sequence[str], prompt: str | None = None) -> Tensor:
+        """The first stage's vectors of documents, (documents * k, width), on the encoder's device.
+
+        ``prompt``: instead of its own one for documents.
+        """
         device = self.null.device
-        ids = self.first_stage.tokenize_ids(texts, "document")
+        ids = self.first_stage.tokenize_ids(texts, "document", prompts=[prompt] * len(texts))
         budget = TOKENS_ON_CPU if device.type == "cpu" else TOKENS_ON_GPU
         vectors = self.null.new_empty(len(texts), self.contextual_form.vectors_per_document, len(self.null))
         for batch in token_budget_batches([len(row) for row in ids], budget):

@@ -96,10 +96,12 @@ def load_contextual(
 ) -> ContextualEncoder:
     """Loads what ``ContextualEncoder.save`` wrote, as ``load_encoder`` does; no context is set.
 
+    A prompt of documents that ``settings`` choose is that of the documents in a context too.
     Raises ``UserError`` where the folder isn't whole, and for a ``form`` of several vectors.
     """
     second = load_encoder(settings, path, fingerprint, dropout, fresh_seed=fresh_seed)
-    own = EncoderSettings(model=str(path / FIRST_STAGE), trust_remote_code=settings.trust_remote_code)
+    same = settings.model_dump(include={"trust_remote_code", "document_prompt", "document_prompt_name", "prompts"})
+    own = EncoderSettings(model=str(path / FIRST_STAGE), **same)
     first = load_encoder(own, path / FIRST_STAGE, fingerprint, dropout)
     with reading("The contextual encoder's form", path / CONTEXTUAL_FILE):
         form = ContextualForm.model_validate(read_json(path / CONTEXTUAL_FILE))

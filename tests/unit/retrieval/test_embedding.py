@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_the_next_texts_are_tokenized_while_these_are_computed(encoder: TextEnco
     recorded, tokenized = Recorded(encoder), [Event() for _ in range(4)]
     pieces: list[Sequence[str]] = []
 
-    def tokenize_ids(texts: Sequence[str], role: Role) -> list[list[int]]:
+    def tokenize_ids(texts: Sequence[str], role: Role, **_: Any) -> list[list[int]]:
         ids = encoder.tokenize_ids(texts, role)
         pieces.append(texts)
         tokenized[len(pieces) - 1].set()
@@ -118,7 +119,7 @@ def test_the_next_texts_are_tokenized_while_these_are_computed(encoder: TextEnco
 
 def test_a_mistake_in_tokenizing_is_not_lost(encoder: TextEncoder) -> None:
     recorded = Recorded(encoder)
-    recorded.tokenize_ids = lambda *_: [][0]
+    recorded.tokenize_ids = lambda *_, **__: [][0]
     with pytest.raises(IndexError):
         encode_texts(recorded, ["a"], "document")  # type: ignore[arg-type]
 

@@ -30,7 +30,10 @@ class TinyEncoder(nn.Module):
         self.projection = nn.Linear(width, dimension)
         self.dimension = dimension
 
-    def tokenize_ids(self, texts: Sequence[str], role: str, max_length: int | None = None) -> list[list[int]]:
+    def tokenize_ids(
+        self, texts: Sequence[str], role: str, max_length: int | None = None, prompts: Any = None
+    ) -> list[list[int]]:
+        assert not any(prompts or ())
         prompt = 1 if role == "query" else 2
         return [[prompt, *(int(word[1:]) + 3 for word in text.split())][:max_length] for text in texts]
 
@@ -40,8 +43,10 @@ class TinyEncoder(nn.Module):
             ids[place, : len(row)] = torch.tensor(row)
         return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
-    def tokenize(self, texts: Sequence[str], role: str, max_length: int | None = None) -> dict[str, Tensor]:
-        return self.pad(self.tokenize_ids(texts, role, max_length))
+    def tokenize(
+        self, texts: Sequence[str], role: str, max_length: int | None = None, prompts: Any = None
+    ) -> dict[str, Tensor]:
+        return self.pad(self.tokenize_ids(texts, role, max_length, prompts))
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         states = self.embedding(features["input_ids"])

@@ -206,7 +206,7 @@ class CoderBatch:
 class Coder(Objective[CoderBatch]):
     """Trains a query encoder by one of the losses of ``losses``; queries without a label are skipped and counted."""
 
-    columns: ClassVar[tuple[str, ...]] = ("query_id", "query", "candidate_rows", "candidate_relevance", "epoch")
+    columns: tuple[str, ...] = ("query_id", "query", "candidate_rows", "candidate_relevance", "epoch")
 
     def __init__(self, encoder: TextEncoder, settings: CoderSettings, vectors: StoredVectors) -> None:
         super().__init__()

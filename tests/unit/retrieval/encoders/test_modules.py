@@ -16,6 +16,7 @@ from sentence_transformers.base.modules import Dense, Normalize
 from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
 from retrieval.encoders.modules import read_modules, read_text_settings
+from retrieval.encoders.specification import EncoderSettings
 from tests.unit.retrieval.encoders.tiny_models import (
     TEXTS,
     WIDTH,
@@ -169,20 +170,20 @@ def test_a_prompt_left_out_of_the_pooling_matters_only_where_there_is_one(model:
 @pytest.mark.parametrize(
     ("prompts", "expected"),
     [
-        ({}, (None, None)),
+        ({}, ("", "")),
         ({"query": "q: ", "document": "d: ", "passage": "p: "}, ("q: ", "d: ")),
         ({"query": "q: ", "passage": "p: "}, ("q: ", "p: ")),
-        ({"corpus": "c: "}, (None, "c: ")),
+        ({"corpus": "c: "}, ("", "c: ")),
         ({"query": "", "document": "", "passage": "p: "}, ("", "")),
-        ({"web_search": "w: "}, (None, None)),
+        ({"web_search": "w: "}, ("", "")),
     ],
 )
-def test_prompts_have_several_names(
-    tmp_path: Path, prompts: dict[str, str], expected: tuple[str | None, str | None]
-) -> None:
+def test_prompts_have_several_names(tmp_path: Path, prompts: dict[str, str], expected: tuple[str, str]) -> None:
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
-    said = read_text_settings(read_modules(tmp_path))
-    assert (said.query_prompt, said.document_prompt) == expected
+    said = read_text_settings(read_modules(tmp_path)).prompts
+    assert said == prompts
+    found = EncoderSettings(model="any").resolve_prompts(said)
+    assert (found["query"], found["document"]) == expected
 
 
 def test_older_names_of_the_transformers_settings_are_read(tmp_path: Path) -> None:

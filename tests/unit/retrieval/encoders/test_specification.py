@@ -48,7 +48,7 @@ OTHERS: dict[str, Any] = {
 
 
 def test_every_field_is_compared() -> None:
-    assert OTHERS.keys() | {"revision"} == set(EncoderContract.model_fields)
+    assert OTHERS.keys() | {"revision", "prompts"} == set(EncoderContract.model_fields)
 
 
 @pytest.mark.parametrize("field", OTHERS)

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from raytriever.errors import UserError
 from retrieval.embedding import encode_texts
 from retrieval.encoders.modules import POOLING_MODES
 from retrieval.encoders.pooling import pool
@@ -102,6 +104,39 @@ def test_an_override_is_what_is_exported(tiny_encoder: Path, tmp_path: Path) -> 
     assert_equal_vectors(tmp_path / "exported", encoder)
     written = json.loads((tmp_path / "exported" / "config_sentence_transformers.json").read_text())
     assert written["prompts"] == {"query": "Q ", "document": "D "}
+
+
+def test_named_prompts_are_exported_and_chosen_by_name(tiny_encoder: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    encoder = load_tiny(tiny_encoder, pooling="mean", query_prompt="Q ", prompts={"alike": "A ", "group": "G "})
+    assert encoder.contract.fingerprint == encoder.contract.model_copy(update={"prompts": {}}).fingerprint
+    encoder.save(tmp_path / "exported")
+    exported = SentenceTransformer(str(tmp_path / "exported"), device="cpu")
+    assert exported.prompts == {"query": "Q ", "document": "", "alike": "A ", "group": "G "}
+    chosen = load_tiny(tmp_path / "exported", query_prompt_name="alike", prompts={"group": "other "})
+    assert chosen.contract.query_prompt == "A "
+    assert chosen.contract.prompts == {"alike": "A ", "group": "other "}
+    found = encode_texts(chosen, TEXTS, "query")
+    np.testing.assert_allclose(found, exported.encode(TEXTS, prompt_name="alike"), atol=1e-5)
+    np.testing.assert_allclose(found, encode_texts(encoder, TEXTS, "document", prompt="A "), atol=1e-6)
+    assert "prompts" not in load_tiny(tiny_encoder, pooling="mean").contract.model_dump()
+    with pytest.raises(
+        UserError, match=r"encoder\.document_prompt_name is 'alice'.* it has alike, document, group, query"
+    ):
+        load_tiny(tmp_path / "exported", document_prompt_name="alice")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompts": {"query": "q"}}, "prompts names 'query'.* set query_prompt instead"),
+        ({"query_prompt": "q", "query_prompt_name": "n"}, "query_prompt is 'q' and query_prompt_name 'n': keep one"),
+    ],
+)
+def test_a_role_has_one_prompt(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        EncoderSettings.model_validate({"model": "any", **settings})
 
 
 def test_what_is_exported_does_not_depend_on_earlier_calls(tiny_encoder: Path, tmp_path: Path) -> None:
