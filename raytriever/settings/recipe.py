@@ -139,13 +139,15 @@ def _where(path: Path) -> str:
 def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """What the file holds, its stages those of the recipe that it is based on with its own values laid over them.
 
-    ``above``: the files that led here, each based on the next. Raises ``UserError``.
+    A suite ``from`` another recipe has that one's collections, and its systems beside those of the recipe that the file
+    is based on. ``above``: the files that led here, each based on the next. Raises ``UserError``.
     """
     where = _where(path)
     values = read_yaml(path, where)
     for key in values:
         if key not in _FILE_KEYS:
             raise UserError(f"{where}: '{key}' is not a setting.{did_you_mean(str(key), _FILE_KEYS)}")
+    is_measured_elsewhere = isinstance(values.get("suite"), Mapping) and "from" in values["suite"]
     values = values | {"suite": _suite(values.get("suite"), path, above)}
     if "based_on" not in values:
         for key in ("set", "until"):
@@ -162,7 +164,10 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     stages = _until(dict(_stages_of(base, _where(base_path))), values.get("until"), where)
     stages = _changed(stages, values.get("set"), where, _where(base_path))
     own = {key: values[key] for key in ("description", "output") if key in values}
-    suite = base["suite"] if values["suite"] is None else _merged(base["suite"], values["suite"])
+    suite = base["suite"]
+    if is_measured_elsewhere and isinstance(suite, Mapping):
+        suite = {"systems": suite.get("systems")}
+    suite = suite if values["suite"] is None else _merged(suite, values["suite"])
     return own | {"resources": values.get("resources", base.get("resources")), "stages": stages, "suite": suite}
 
 
@@ -230,7 +235,10 @@ def _base_path(path: Path, based_on: Any, above: tuple[Path, ...], key: str = "b
 
 
 def _changed(stages: dict[str, Any], values: Any, where: str, base: str) -> dict[str, Any]:
-    """``stages`` of the recipe ``base`` with ``values``, what stands under ``set``, laid over them by dotted key."""
+    """``stages`` of the recipe ``base`` with ``values``, what stands under ``set``, laid over them by dotted key.
+
+    A stage that is null is left out.
+    """
     if values is None:
         return stages
     if not isinstance(values, Mapping):
@@ -240,7 +248,8 @@ def _changed(stages: dict[str, Any], values: Any, where: str, base: str) -> dict
         if stage not in stages:
             hint = " It stands beside 'set'." if stage in _KEYS else did_you_mean(stage, list(stages))
             raise UserError(f"{where}: set '{key}': '{stage}' is no stage of {base}.{hint}")
-    return apply_values(stages, values, f"{where}: set")
+    changed = apply_values(stages, values, f"{where}: set")
+    return {name: settings for name, settings in changed.items() if settings is not None}
 
 
 def _stages_of(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -90,6 +90,10 @@ def test_a_base_may_have_a_base(folder: Path) -> None:
     }
 
 
+def test_a_stage_that_is_null_is_left_out(folder: Path) -> None:
+    assert list(load_recipe(write(folder, "{based_on: base.yaml, set: {pairs: null}}"), []).stages) == ["documents"]
+
+
 def test_a_base_that_comes_along_is_found_by_name(folder: Path) -> None:
     mine = load_recipe(write(folder, "{based_on: quickstart, set: {pairs.split: dev}}"), [])
     quickstart = load_recipe("quickstart", [])
@@ -157,5 +161,5 @@ def test_recipes_of_folders_are_found_and_proposed_by_name() -> None:
     assert (loaded.name, loaded.output) == ("papers/revela", "runs/papers/revela")
     assert load_recipe(str(recipes_folder() / "papers" / "revela.yaml"), []) == loaded
     assert refused("papers/revla").startswith("There is no recipe 'papers/revla'. Did you mean 'papers/revela'?")
-    assert "papers/replug, papers/revela" in refused("zzzzzz")
+    assert "Allowed: adaptive_margins, " in refused("zzzzzz")
     assert "is no stage of Recipe papers/revela.yaml." in refused("papers/revela", "modell.lora=null")

@@ -158,10 +158,15 @@ PRINTED = {
         "model.objective.first_half": True,
         "model.training.optimizer.learning_rate": 1e-4,
         "model.training.schedule.warmup_steps": 100,
-        "fused_run.rank_constant": 60,
+        "arguana/Revela_BM25/run.rank_constant": 60,
+        "arguana/Revela_BM25/run.depth": 200,
     },
     "revela_code": {"model.objective.first_half": False, "batches.grouping.batch_size": 16},
     "revela_dual": {"model.objective.first_half": ["wikipedia"], "batches.ratios": {"articles": 1, "threads": 1}},
+    "revela_beir": {"article_batches.batches_per_epoch": 320_000 - 54_312, "model.objective.first_half": True},
+    "revela_table_1": {"arguana/Revela_1B_BM25/run.rank_constant": 60},
+    "revela_table_2": {"apps/evaluation.measures": ("nDCG@10", "R@100")},
+    "replug_code": {"model.objective.first_half": False, "chunks.chunking.kind": "markdown"},
     "replug": {
         "model.objective.similarity_temperature": 1e-3,
         "model.objective.likelihood_temperature": 1e-3,
@@ -251,8 +256,23 @@ def test_adaptive_margins_see_every_triplet_once() -> None:
     assert value(stages, "batches.negatives_per_example") == 1
 
 
+def test_replug_has_the_chunks_of_revela() -> None:
+    for replug, revela in (("replug", "revela"), ("replug_code", "revela_code")):
+        one, other = (stages_of(f"papers/{name}") for name in (replug, revela))
+        for stage in ("articles", "chunks", "batches"):
+            left_out = {"output", "collection", "batches_per_epoch"}
+            assert one[stage].config.model_dump(exclude=left_out) == other[stage].config.model_dump(exclude=left_out)
+
+
 @pytest.mark.parametrize(
-    ("name", "batches"), [("revela", 320_000), ("revela_dual", 320_000), ("revela_code", 358_763), ("replug", 144_000)]
+    ("name", "batches"),
+    [
+        ("revela", 320_000),
+        ("revela_dual", 320_000),
+        ("revela_code", 358_763),
+        ("replug", 144_000),
+        ("replug_code", 144_000),
+    ],
 )
 def test_revela_reads_as_many_batches_as_the_paper(name: str, batches: int) -> None:
     stages = stages_of(f"papers/{name}")

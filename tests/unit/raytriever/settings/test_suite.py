@@ -124,6 +124,19 @@ def test_a_recipe_ends_in_the_suite_of_another_with_systems_of_its_own(tmp_path:
     assert stage.config.encoder.model == recipe.folder("model")  # type: ignore[attr-defined]
 
 
+def test_the_systems_of_a_recipe_are_measured_on_another_suite(tmp_path: Path) -> None:
+    write(tmp_path, SUITE, "base.yaml")
+    write(tmp_path, "suite: {collections: {c: {source: {kind: beir, path: c}}}, systems: {BM25: {bm25: {}}}}", "c.yaml")
+    mine = "based_on: quickstart\nuntil: model\nsuite: {from: base.yaml}"
+    write(tmp_path, mine, "first.yaml")
+    second = "based_on: first.yaml\nsuite: {from: c.yaml, systems: {tuned: {top_k: 3}, reranked: null}}"
+    stages = load_recipe(write(tmp_path, second, "second.yaml"), []).stages
+    assert list(stages["table"]["evaluations"]) == ["c"]
+    assert list(stages["c/evaluation"]["runs"]) == ["BM25", "base", "tuned", "BM25 + tuned"]
+    assert "like" not in stages["c/evaluation"]
+    assert stages["c/tuned/run"]["top_k"] == 3
+
+
 def test_a_folder_holds_all_collections(tmp_path: Path) -> None:
     stages = load_recipe(write(tmp_path, SUITE), ["suite.folder=here/"]).stages
     assert stages["arguana/collection"]["source"] == {"kind": "beir", "path": "here/arguana"}
