@@ -39,6 +39,7 @@ JOBS = {
 # command: where its function is (or its Typer application of several commands), and what it does
 COMMANDS = {
     "run": ("raytriever.cli:run", "Run a recipe, from where it was left."),
+    "rehearse": ("trainers.rehearsal.command:rehearse", "Run a recipe at toy size, every stage, in minutes."),
     "sweep": ("raytriever.sweep.sweep:sweep", "Run a recipe for each setting of some values."),
     "settings": ("raytriever.settings.description:settings", "Describe every setting of a job."),
     "show": ("pipelines.batch_description:show", "Print one stored batch so that a person can read it."),

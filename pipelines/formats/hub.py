@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from pipelines.formats.columns import Columns, format_of
 from pipelines.formats.mteb import WHERE_THERE, find_columns, read_layout
 from pipelines.formats.tables import FileTables
+from raytriever.artifacts.hub_mirror import mirrored
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.checked_source import CheckedSource
@@ -79,5 +80,6 @@ class HubDataset(Columns):
 
 
 def hub_folder(dataset: str, revision: str) -> Folder:
-    """The repository of a data set at a commit."""
-    return Folder(f"hf://datasets/{dataset}@{revision}")
+    """The repository of a data set at a commit, or its mirror. Raises ``UserError`` where that lacks it."""
+    mirror = mirrored("datasets", dataset)
+    return Folder(str(mirror) if mirror else f"hf://datasets/{dataset}@{revision}")

@@ -55,9 +55,12 @@ class RaySession:
 
     As a context manager it lasts for one command. A Ray that already runs in this process, or that ``RAY_ADDRESS``
     names, is used and left running. Raises ``UserError`` where that cluster can't be reached or refuses the token.
+
+    ``shards_here``: stages make their shards in this process, in which starting a worker would take longer than that.
     """
 
-    def __init__(self, cpus: int | None = None) -> None:
+    def __init__(self, cpus: int | None = None, *, shards_here: bool = False) -> None:
+        self.shards_here = shards_here
         self._cpus = cpus
         self._owned = False
         self._closing = threading.Event()

@@ -71,15 +71,17 @@ def _made_by(maker: Stage[Any] | None, stage: Stage[Any], stages: Stages) -> set
     return {key for key, path in input_paths(stage.config).items() if made_by(stages, path) is maker}
 
 
-def run_recipe(stages: Stages, names: Sequence[str], recipe: str, *, force: bool = False) -> None:
+def run_recipe(
+    stages: Stages, names: Sequence[str], recipe: str, *, force: bool = False, shards_here: bool = False
+) -> None:
     """Makes the stages of these ``names`` of ``recipe``, then says what came out.
 
     All are checked before the first begins, and what a later one reads as soon as it is made. ``force``: as
-    ``run_stage`` takes it.
+    ``run_stage`` takes it; ``shards_here``: as ``RaySession``.
     """
     check_before_run(stages, names)
     finished: list[tuple[Stage[Any], Artifact]] = []
-    with RaySession() as session:
+    with RaySession(shards_here=shards_here) as session:
         for place, name in enumerate(names, start=1):
             stage = stages[name]
             with _naming(name):

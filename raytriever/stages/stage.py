@@ -127,11 +127,16 @@ class Stage(Generic[Config]):
         raise NotImplementedError
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
-        """Makes the pending shards of one phase on Ray, in any order."""
+        """Makes the pending shards of one phase on Ray, in any order, or in this process, as the session says."""
         if not pending:
             return
-        session.start()  # before anything imports Ray, which reads its environment once
-        for record in map_shards(self, pending):
+        if session.shards_here:
+            self.load()
+            records: Iterator[ShardRecord] = map(self.make_shard, pending)
+        else:
+            session.start()  # before anything imports Ray, which reads its environment once
+            records = map_shards(self, pending)
+        for record in records:
             progress.advance(record.rows)
             yield record
 

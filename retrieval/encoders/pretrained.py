@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from raytriever.artifacts.artifact import BESIDE, MANIFEST, Artifact, is_artifact
+from raytriever.artifacts.hub_mirror import mirrored
 from raytriever.artifacts.storage import TEMPORARY_PREFIX, sha256_of
 from raytriever.errors import UserError
 from raytriever.settings.recipe import OF_HUB
@@ -92,11 +93,11 @@ def locate_model(
 ) -> LocatedModel:
     """Finds ``model``: a local folder, a model artifact, or a hub name.
 
-    A hub name is looked up in the hub's local cache, then the hub, then the package in ``PACKAGED_MODELS``, whose
-    weights must have the pinned SHA-256 (so must the hub's, where one is pinned). Without ``revision`` it is the commit
-    in ``PINNED_REVISIONS``, else the hub's main. ``with_code``: Python files are wanted from the hub too. The
-    fingerprint of a LoRA adapter covers its base model too: ``base_model``, by default the one that the adapter names.
-    Raises ``UserError``.
+    A hub name is looked up in the hub's mirror alone where there is one; else in the hub's local cache, then the hub,
+    then the package in ``PACKAGED_MODELS``, whose weights must have the pinned SHA-256 (so must the hub's, where one is
+    pinned). Without ``revision`` it is the commit in ``PINNED_REVISIONS``, else the hub's main. ``with_code``: Python
+    files are wanted from the hub too. The fingerprint of a LoRA adapter covers its base model too: ``base_model``, by
+    default the one that the adapter names. Raises ``UserError``.
     """
     found = _find(model, revision, with_code)
     origin = found.origin
@@ -168,6 +169,8 @@ def _find(model: str, revision: str | None, with_code: bool, *, tokenizer_only: 
         raise UserError(
             f"{what} {model!r} is no folder. Give a model folder, a hub name (org/name) or a model artifact."
         )
+    if (folder := mirrored("models", model)) is not None:
+        return _Found(folder, f"the hub's mirror ({folder})", with_code)
     pinned = PINNED_REVISIONS.get(model) if revision is None else None
     path, reason = _from_hub(model, revision or pinned, with_code, tokenizer_only)
     origin = f"the Hugging Face hub or its cache ({path})"

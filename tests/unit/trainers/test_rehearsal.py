@@ -1,0 +1,179 @@
+"""Rehearsals: toys are what the readers of the real things read, and what no toy can stand in for is named first."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from pydantic import TypeAdapter
+from typer.testing import CliRunner
+
+from pipelines.formats.sources import AnySource
+from pipelines.jobs.collect import Collect, CollectConfig
+from raytriever.artifacts.hub_mirror import HUB_MIRROR
+from raytriever.cli import app
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from retrieval.encoders.pretrained import find_tokenizer, locate_model
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
+from tests.unit.small_run import make
+from trainers.rehearsal.collections import Size, write_source
+from trainers.rehearsal.models import HUB_MODELS, write_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SIZE = Size(documents=64, training_queries=20, queries=6, negatives=True)
+TEXTS = ["the harbour of a town", "a town without a harbour", "what the river carries to the sea"]
+CORPUS = {"table": "docs.jsonl.gz", "id": "docid", "title": "title"}
+SOURCES: dict[str, dict[str, Any]] = {
+    "beir": {"kind": "beir", "path": "data/nfcorpus"},
+    "mteb": {"kind": "mteb", "path": "data/cosqa", "splits": ["test"]},
+    "hub": {"kind": "hub", "layout": "mteb", "dataset": "mteb/x", "revision": COMMIT, "splits": ["test"]},
+    "subset": {"kind": "mteb", "path": "data/CodeSearchNet", "subset": "go", "splits": ["test"]},
+    "passages": {"kind": "columns", "path": "data/wikipedia", "documents": CORPUS | {"join_by": "title"}},
+    "glob": {
+        "kind": "columns", "path": "data/posts", "documents": {"table": "*.json", "id": None}, "empty_documents": "drop"
+    },
+    "tables": {
+        "kind": "columns",
+        "path": "data/tables",
+        "documents": {"table": "corpus", "domain": "metadata.source"},
+        "queries": {"table": "queries.csv", "answers": "answer"},
+        "judgments": {"table": "judged.parquet", "split": "part"},
+    },
+    "pairs": {"kind": "columns", "path": "data/pairs", "pairs": {"splits": {"train": "a.tsv"}, "negatives": ["other"]}},
+    "ms_marco": {
+        "kind": "ms_marco",
+        "path": "data/msmarco",
+        "queries": ["queries.train.tsv", "queries.test.tsv"],
+        "qrels": {"test": "qrels.txt"},
+        "triples": {"train": "triples.tsv"},
+        "colbert_triples": {"other": "triples.jsonl"},
+    },
+    "texts": {
+        "kind": "ms_marco", "path": "data/texts", "documents": [], "queries": [], "qrels": {},
+        "text_triples": {"train": "triples.tsv"},
+    },
+    "trec": {
+        "kind": "trec", "path": "data/trec", "documents": "docs.xml", "queries": "topics.txt", "qrels": {"test": "q"}
+    },
+    "tripclick": {"kind": "tripclick", "path": "data/tripclick"},
+    "dpr": {
+        "kind": "dpr", "path": "data/dpr", "examples": {"train": "nq-train.json"}, "passages": "psgs_w100.tsv",
+        "questions": {"test": "nq-test.qa.csv"}, "differing_texts": "first",
+    },
+    "nomic": {"kind": "nomic", "path": "data/nomic", "empty_queries": "drop"},
+    "flag_embedding": {"kind": "flag_embedding", "path": "data/bge", "examples": {"train": "*.jsonl"}},
+    "stack_exchange": {
+        "kind": "stack_exchange", "path": "data/dump", "posts": {"beer": "Posts.xml"}, "documents": "answers"
+    },
+    "sources": {
+        "kind": "sources",
+        "sources": {"a": {"kind": "beir", "path": "data/a"}, "b": {"kind": "beir", "path": "b", "splits": ["dev"]}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_toy_is_read_as_what_it_stands_in_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(HUB_MIRROR, str(tmp_path / "hub"))
+    source: AnySource = TypeAdapter(AnySource).validate_python(SOURCES[name])
+    write_source(source, SIZE, tmp_path / "hub")
+    write_source(source, SIZE, tmp_path / "hub")  # once more changes nothing
+    collection = StoredCollection(make(Collect(CollectConfig(source=source, output="collection"))))
+    texts = collection.rows_of("documents").read(["id", "text"])["text"].to_pylist()
+    assert len(texts) >= 30  # of pairs, those that are named
+    assert all("." in text for text in texts)
+    if name in ("passages", "glob"):
+        assert min(len(text.split()) for text in texts) > 200
+        assert len(texts) == 60
+        return
+    judgments = pa.concat_tables([collection.judgments(split) for split in splits_of(collection)])
+    assert set(judgments["relevance"].to_pylist()) >= {1} | ({0} if name not in ("stack_exchange", "nomic") else set())
+    assert len(collection.rows_of("queries")) >= 6
+
+
+def splits_of(collection: StoredCollection) -> list[str]:
+    return sorted(set(collection.rows_of("judgments").read(["split"])["split"].to_pylist()))
+
+
+def test_collections_of_one_folder_share_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shared = {"kind": "ms_marco", "path": "data/msmarco", "queries": ["queries.dev.tsv"]}
+    sources = [shared | {"qrels": {"train": "qrels.train.tsv"}}, shared | {"qrels": {"test": "qrels.test.tsv"}}]
+    read: list[AnySource] = [TypeAdapter(AnySource).validate_python(source) for source in sources]
+    for source in read:
+        write_source(source, SIZE, tmp_path / "hub")
+    for number, source in enumerate(read):
+        make(Collect(CollectConfig(source=source, output=f"collection-{number}")))
+
+
+def test_no_toy_is_written_over_what_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    source = {"kind": "ms_marco", "path": "data", "documents": [str(tmp_path / "collection.tsv")]}
+    with pytest.raises(UserError, match=r"written to .*collection\.tsv, outside of the rehearsal's folder"):
+        write_source(TypeAdapter(AnySource).validate_python(source), SIZE, tmp_path / "here")
+    assert not (tmp_path / "collection.tsv").exists()
+
+
+@pytest.mark.parametrize("model", {known: model for model, known in HUB_MODELS.items()}.values())
+def test_a_toy_model_is_loaded_from_the_mirror(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(model, 3, TEXTS, tmp_path / "models" / model)
+    write_model("google-bert/bert-base-uncased", 2, TEXTS, tmp_path / "models" / "google-bert/bert-base-uncased")
+    monkeypatch.setenv(HUB_MIRROR, str(tmp_path))
+    has_tokenizer = HUB_MODELS[model].tokenizer
+    tokenizer = None if has_tokenizer else "google-bert/bert-base-uncased"
+    settings = EncoderSettings(model=model, tokenizer=tokenizer, pooling="mean", dtype="float32")
+    located = locate_model(model)
+    assert "mirror" in located.origin
+    assert (find_tokenizer(model) == located.path) if has_tokenizer else True
+    encoder = load_encoder(settings, located.path, located.fingerprint)
+    assert encoder.contract.dimension == 64
+    assert encoder.contract.max_length >= 512
+
+
+def test_the_hub_is_not_asked_where_there_is_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HUB_MIRROR, str(tmp_path))
+    with pytest.raises(
+        UserError, match=rf"{HUB_MIRROR} is .*nothing is read but what lies there: .*models/org/name is no"
+    ):
+        locate_model("org/name")
+    source: AnySource = TypeAdapter(AnySource).validate_python(SOURCES["hub"])
+    with pytest.raises(UserError, match=r"datasets/mteb/x is no folder"):
+        source.open()
+
+
+def rehearse(folder: Path, stages: dict[str, Any], *arguments: str) -> str:
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"description": "", "output": "runs/mine", "stages": stages}))
+    done = CliRunner().invoke(app, ["rehearse", str(recipe), "--output", str(folder / "toys"), *arguments])
+    assert done.exit_code == 2
+    return " ".join(done.stderr.split())
+
+
+SOURCE_TREE = {"job": "collect", "source": {"kind": "source_tree", "path": "a/src"}}
+COLLECTION = {"job": "collect", "source": SOURCES["beir"]}
+VECTORS = {"job": "embed", "collection": "corpus", "encoder": {"model": "org/name"}}
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({"corpus": COLLECTION, "vectors": VECTORS}, "No toy can stand in for the model org/name"),
+        ({"corpus": SOURCE_TREE}, "corpus.source.kind is source_tree, of which no toy can be made"),
+        ({"vectors": VECTORS | {"collection": "runs/other/corpus"}}, "vectors.collection is runs/other/corpus, which"),
+    ],
+)
+def test_what_no_toy_can_stand_in_for_is_named_before_anything_is_made(
+    stages: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    assert message in rehearse(tmp_path, stages)
+    assert not (tmp_path / "toys").exists()
+
+
+def test_a_folder_of_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "toys" / "data").mkdir(parents=True)
+    assert "holds other things than a rehearsal" in rehearse(tmp_path, {"corpus": COLLECTION})

@@ -1,0 +1,458 @@
+"""Toy collections for rehearsals: texts of several topics, written in the very layout that a source's settings name."""
+
+import csv
+import io
+import json
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from pipelines.formats.beir import BeirFolder
+from pipelines.formats.columns import ColumnFiles, Columns, PairTables, SplitTables
+from pipelines.formats.dpr import Dpr
+from pipelines.formats.flag_embedding import FlagEmbedding
+from pipelines.formats.hub import HubDataset
+from pipelines.formats.ms_marco import MsMarco
+from pipelines.formats.mteb import MtebFolder
+from pipelines.formats.nomic import Nomic
+from pipelines.formats.python_functions import PythonFunctions
+from pipelines.formats.sources import AnySource, JoinedSources, SingleSource
+from pipelines.formats.stack_exchange import StackExchange
+from pipelines.formats.tables import JSON_ENDINGS
+from pipelines.formats.trec import TrecFiles
+from pipelines.formats.tripclick import TripClick
+from raytriever.errors import UserError
+from retrieval.collections.text_lines import plain_name
+
+TOPICS = 16
+_WORDS_OF_TOPIC, _WORDS_OF_ALL = 24, 200
+_ARTICLES, _ARTICLE_WORDS, _PASSAGES = 60, 240, 4  # where there are documents alone; rows may be passages of one
+_HARD_NEGATIVES = 32  # of a question in DPR's files, as Natural Questions' have 30 or more
+_SPLITS = ("train", "dev", "test")  # where the settings name none
+_SENTENCE = 12  # words
+_SYLLABLES = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a collection holds: its documents, queries of each split that trains, and of each other one."""
+
+    documents: int = 288  # product quantizers of 8 bits learn from 256 or more
+    training_queries: int = 24
+    queries: int = 12
+    words: int = 24  # of a document
+    negatives: bool = False  # whether training examples have some
+    packed: frozenset[str] = frozenset()  # splits that batches are made of, beside those called train
+
+
+class Document(NamedTuple):
+    """A document; its number is the query's whose positive it is."""
+
+    id: str
+    title: str
+    text: str
+
+
+class Query(NamedTuple):
+    """A query; ``judged``: numbers of documents with their grades, the best first."""
+
+    id: str
+    text: str
+    judged: tuple[tuple[int, int], ...]
+
+    @property
+    def answer(self) -> str:
+        """A word of its positive document."""
+        return self.text.split()[0]
+
+
+@dataclass
+class Toy:
+    """Documents, and queries by split."""
+
+    documents: list[Document]
+    queries: dict[str, list[Query]] = field(default_factory=dict)
+
+    def all_queries(self) -> list[Query]:
+        """Those of all splits, each once."""
+        return list({query.id: query for queries in self.queries.values() for query in queries}.values())
+
+    def texts(self, query: Query, grade: int) -> list[str]:
+        """Of the documents that have this grade for the query."""
+        return [self.documents[number].text for number, found in query.judged if found == grade]
+
+
+def make_toy(name: str, splits: Iterable[str], size: Size, ids: tuple[str, str] = ("", "")) -> Toy:
+    """A collection of ``size``, the same for one ``name``; ``ids``: what is before numbers of documents, of queries.
+
+    A document has words of its topic, a query some of its document's. Training judgments are all 1, with a 0 beside;
+    others are graded 0 to 3. The queries of a split are the same whatever other splits there are.
+    """
+    words = random.Random(0)  # all toys are written in the same ones
+    topics = [[_word(words) for _ in range(_WORDS_OF_TOPIC)] for _ in range(TOPICS)]
+    common = [_word(words) for _ in range(_WORDS_OF_ALL)]
+    draw, documents = random.Random(name), []
+    for number in range(size.documents):
+        topic = topics[number % TOPICS]
+        drawn = [draw.choice(topic if place % 2 else common) for place in range(size.words)]
+        drawn[0] = f"{drawn[0]}{number}"  # no two texts are equal
+        sentences = [
+            " ".join(drawn[start : start + _SENTENCE]).capitalize() for start in range(0, len(drawn), _SENTENCE)
+        ]
+        title = f"{topic[0]} {topic[1]} {number}".capitalize()
+        documents.append(Document(f"{ids[0]}{number}", title, ". ".join(sentences) + "."))
+    toy = Toy(documents)
+    for split in splits:
+        is_trained = "train" in split or split in size.packed
+        first = zlib.crc32(split.encode()) % 1000 * 1000
+        total = size.training_queries if is_trained else size.queries
+        toy.queries[split] = [_query(first + number, documents, ids[1], is_trained) for number in range(total)]
+    return toy
+
+
+def _query(number: int, documents: Sequence[Document], before: str, is_trained: bool) -> Query:
+    positive = number % len(documents)
+    others = [(positive + TOPICS * step) % len(documents) for step in (1, 2)]
+    judged = [(positive, 1), (others[0], 0)] if is_trained else [(positive, 3), (others[0], 1), (others[1], 0)]
+    words = re.findall(r"\w+", documents[positive].text.lower())
+    asked = [words[0], *random.Random(number).sample(words[1:], 3), f"q{number}"]
+    return Query(f"{before}{number}", " ".join(asked), tuple(judged))
+
+
+def _word(draw: random.Random) -> str:
+    return "".join(draw.choices(_SYLLABLES, k=draw.randint(2, 4)))
+
+
+def write_source(source: AnySource, size: Size, mirror: Path) -> None:
+    """Writes a toy collection where the settings look for one; of the hub, below the ``mirror``."""
+    for each in single_sources(source):
+        if isinstance(each, HubDataset):
+            write = _write_mteb if each.layout == "mteb" else _write_columns
+            write(each, size, mirror / "datasets" / each.dataset)
+        elif not isinstance(each, PythonFunctions):  # which every Python has
+            WRITERS[type(each)](each, size, Path(each.path))
+
+
+def single_sources(source: AnySource) -> Sequence[SingleSource]:
+    """The source itself, or those that it joins."""
+    return list(source.sources.values()) if isinstance(source, JoinedSources) else [source]
+
+
+def is_known(source: SingleSource) -> bool:
+    """Whether ``write_source`` knows the kind."""
+    return isinstance(source, HubDataset | PythonFunctions) or type(source) in WRITERS
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table in the form that the file's name ends in; ``.gz`` and ``.zst`` pack it."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), _prepared(path))
+        return
+    plain, text = plain_name(path.name), io.StringIO()
+    if plain.endswith(".json"):
+        json.dump(list(rows), text)
+    elif plain.endswith(JSON_ENDINGS):
+        text.writelines(json.dumps(row) + "\n" for row in rows)
+    else:
+        writer = csv.DictWriter(text, list(rows[0]), delimiter="\t" if plain.endswith(".tsv") else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    _write_text(path, text.getvalue())
+
+
+def _write_text(path: Path, text: str) -> None:
+    with pa.output_stream(str(_prepared(path)), compression="detect") as file:
+        file.write(text.encode())
+
+
+def _prepared(path: Path) -> Path:
+    """The path, its folder made. Raises ``UserError`` outside of the rehearsal's folder: real data may be there."""
+    if not path.resolve().is_relative_to(Path.cwd().resolve()):
+        raise UserError(
+            f"A toy would be written to {path}, outside of the rehearsal's folder, over what may be data. Name files by"
+            " paths below the source's folder."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _write_lines(path: Path, rows: Iterable[Sequence[object]], separator: str = "\t") -> None:
+    _write_text(path, "".join(separator.join(map(str, row)) + "\n" for row in rows))
+
+
+def _file(folder: Path, name: str, ending: str = "") -> Path:
+    """One file that a name with wildcards stands for; in a folder, one with this ``ending``."""
+    plain = re.sub(r"\*+|\?|\[[^]]*\]", "0", name)
+    return folder / (plain if not ending or Path(plain_name(plain)).suffix else f"{plain}/0{ending}")
+
+
+def _write_beir(source: BeirFolder, size: Size, folder: Path) -> None:
+    toy = make_toy(str(folder), source.splits or _SPLITS, size, ("d", "q"))
+    write_table(folder / "corpus.jsonl", [{"_id": d.id, "title": d.title, "text": d.text} for d in toy.documents])
+    write_table(folder / "queries.jsonl", [{"_id": q.id, "text": q.text} for q in toy.all_queries()])
+    for split in toy.queries:
+        write_table(folder / "qrels" / f"{split}.tsv", _judgments(toy, split))
+
+
+def _judgments(toy: Toy, split: str) -> list[dict[str, Any]]:
+    """As BEIR and MTEB name them."""
+    return [
+        {"query-id": query.id, "corpus-id": toy.documents[number].id, "score": grade}
+        for query in toy.queries[split]
+        for number, grade in query.judged
+    ]
+
+
+def _write_mteb(source: MtebFolder | HubDataset, size: Size, folder: Path) -> None:
+    """JSON lines, named by the card's YAML; several subsets share a repository."""
+    toy = make_toy(f"{folder} {source.subset}", source.splits or _SPLITS, size, ("d", "q"))
+    before = f"{source.subset}-" if source.subset else ""
+    tables = {
+        f"{before}corpus": {"corpus": [{"_id": d.id, "title": d.title, "text": d.text} for d in toy.documents]},
+        f"{before}queries": {"queries": [{"_id": q.id, "text": q.text} for q in toy.all_queries()]},
+        f"{before}qrels" if before else "default": {split: _judgments(toy, split) for split in toy.queries},
+    }
+    for configuration, splits in tables.items():
+        for split, rows in splits.items():
+            write_table(folder / configuration / f"{split}.jsonl", rows)
+    files: dict[str, list[dict[str, str]]] = {}
+    for path in sorted(folder.glob("*/*.jsonl")):
+        entry = {"split": path.stem, "path": path.relative_to(folder).as_posix()}
+        files.setdefault(path.parent.name, []).append(entry)
+    configs = [{"config_name": name, "data_files": entries} for name, entries in files.items()]
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+
+
+def _write_columns(source: Columns, size: Size, folder: Path) -> None:
+    if source.pairs is not None:
+        _write_pairs(source.pairs, size, folder)
+        return
+    documents, queries, judgments = source.documents, source.queries, source.judgments
+    assert documents is not None
+    passages = _PASSAGES if documents.join_by else 1
+    alone = Size(documents=_ARTICLES * passages, words=_ARTICLE_WORDS // passages)
+    toy = make_toy(str(folder), _splits(judgments), size if queries else alone, ("d", "q") if queries else ("", ""))
+    rows: list[dict[str | None, Any]] = [
+        {documents.id: d.id, documents.title: d.title, documents.text: d.text, documents.domain: f"domain{number % 2}"}
+        | ({documents.join_by: f"Article {number // passages}"} if documents.join_by else {})
+        for number, d in enumerate(toy.documents)
+    ]
+    if source.empty_documents == "drop":
+        rows.append({**rows[-1], documents.id: "empty", documents.title: "", documents.text: ""})
+    write_table(_file(folder, documents.table[0], ".jsonl"), [_nested(row) for row in rows])
+    if queries is not None:
+        asked = ({queries.id: q.id, queries.text: q.text, queries.answers: [q.answer]} for q in toy.all_queries())
+        write_table(_file(folder, queries.table[0], ".jsonl"), [_nested(row) for row in asked])
+    if judgments is not None:
+        names = (judgments.query_id, judgments.document_id, judgments.relevance)
+        by_split = {
+            split: [dict(zip(names, row.values(), strict=True)) for row in _judgments(toy, split)]
+            for split in toy.queries
+        }
+        _write_splits(judgments, by_split, folder)
+
+
+def _write_pairs(pairs: PairTables, size: Size, folder: Path) -> None:
+    toy = make_toy(str(folder), _splits(pairs), size)
+    by_split = {}
+    for split, queries in toy.queries.items():
+        by_split[split] = [
+            {pairs.query: query.text, pairs.document: toy.documents[query.judged[0][0]].text, pairs.title: "A title"}
+            | {pairs.relevance: query.judged[0][1], pairs.domain: f"domain{number % 2}"}
+            | {column: toy.texts(query, 0)[0] for column in pairs.negatives}
+            for number, query in enumerate(queries)
+        ]
+    _write_splits(pairs, by_split, folder)
+
+
+def _splits(tables: SplitTables | None) -> Sequence[str]:
+    return [] if tables is None else list(tables.splits or _SPLITS)
+
+
+def _write_splits(tables: SplitTables, rows: Mapping[str, Sequence[Mapping[str | None, Any]]], folder: Path) -> None:
+    """A table for each split, or one with a column that names it."""
+    for split, names in tables.tables():
+        of = rows if split is None else {split: rows[split]}
+        table = [_nested({**row, tables.split: name}) for name, of_split in of.items() for row in of_split]
+        write_table(_file(folder, names[0], ".jsonl"), table)
+
+
+def _nested(row: Mapping[str | None, Any]) -> dict[str, Any]:
+    """The row without what has no name, ``a.b`` under ``b`` in ``a``."""
+    result: dict[str, Any] = {}
+    for name, value in row.items():
+        if name is not None:
+            *above, last = name.split(".")
+            level = result
+            for part in above:
+                level = level.setdefault(part, {})
+            level[last] = value
+    return result
+
+
+def _write_ms_marco(source: MsMarco, size: Size, folder: Path) -> None:
+    """Queries and passages are numbered apart."""
+    splits = {**source.qrels, **source.triples, **source.text_triples, **source.colbert_triples}
+    toy = make_toy(str(folder), splits, size)
+    for name in source.documents:
+        _write_lines(_file(folder, name), (_columns(d, source.document_columns) for d in toy.documents))
+    queries = toy.all_queries()
+    for place, name in enumerate(source.queries):
+        _write_topics(_file(folder, name), queries[place :: len(source.queries)])
+    for name in source.top1000:
+        _write_lines(_file(folder, name), ((q.id, d.id, q.text, d.text) for q in queries for d in toy.documents[:50]))
+    _write_qrels(source.qrels, toy, toy.queries, folder)
+    for split, names in source.triples.items():
+        _write_lines(_file(folder, names[0]), ((q.id, *_numbers(q)) for q in toy.queries[split]))
+    for split, names in source.colbert_triples.items():
+        lines = ([json.dumps([int(q.id), *_numbers(q)])] for q in toy.queries[split])
+        _write_lines(_file(folder, names[0]), lines)
+    for split, names in source.text_triples.items():
+        texts = ((q.text, *(toy.documents[number].text for number in _numbers(q))) for q in toy.queries[split])
+        _write_lines(_file(folder, names[0]), texts)
+
+
+def _columns(document: Document, names: Sequence[str]) -> list[str]:
+    return [getattr(document, name, "-") for name in names]
+
+
+def _numbers(query: Query) -> tuple[int, int]:
+    """The query's positive and a negative."""
+    return query.judged[0][0], query.judged[-1][0]
+
+
+def _write_qrels(
+    files: Mapping[str, Sequence[str]], toy: Toy, queries: Mapping[str, Sequence[Query]], folder: Path
+) -> None:
+    """TREC's four columns; ``queries`` by the key in ``files``."""
+    for split, names in files.items():
+        lines = ((q.id, 0, toy.documents[number].id, grade) for q in queries[split] for number, grade in q.judged)
+        _write_lines(_file(folder, names[0]), lines, " ")
+
+
+def _write_trec(source: TrecFiles, size: Size, folder: Path) -> None:
+    toy = make_toy(str(folder), source.qrels or _SPLITS, size)
+    for name in source.documents:
+        _write_documents(_file(folder, name), toy.documents, source)
+    for place, name in enumerate(source.queries):
+        _write_topics(_file(folder, name), toy.all_queries()[place :: len(source.queries)])
+    _write_qrels(source.qrels, toy, toy.queries, folder)
+
+
+def _write_documents(path: Path, documents: Sequence[Document], source: TrecFiles) -> None:
+    if plain_name(path.name).endswith(".tsv"):
+        _write_lines(path, (_columns(d, source.document_columns) for d in documents))
+    elif plain_name(path.name).endswith(".jsonl"):
+        keys = source.document_keys
+        write_table(path, [{keys.id: d.id, keys.title: d.title, keys.text: d.text} for d in documents])
+    else:
+        title, text = source.title_tags[0], source.text_tags[0]
+        marked_up = (
+            f"<DOC>\n<DOCNO>{d.id}</DOCNO>\n<{title}>{d.title}</{title}>\n<{text}>\n{d.text}\n</{text}>\n</DOC>\n"
+            for d in documents
+        )
+        _write_text(path, "".join(marked_up))
+
+
+def _write_topics(path: Path, queries: Sequence[Query]) -> None:
+    """With those that are there: several collections may have a file in common."""
+    if plain_name(path.name).endswith(".tsv"):
+        there = [line.split("\t") for line in path.read_text().splitlines()] if path.exists() else []
+        _write_lines(path, (dict(there) | {q.id: q.text for q in queries}).items())
+    else:
+        parts = "<top>\n\n<num> Number: {}\n<title> {}\n\n<desc> Description:\n{}\n\n</top>\n"
+        _write_text(path, "".join(parts.format(q.id, q.text, q.text) for q in queries))
+
+
+def _write_tripclick(source: TripClick, size: Size, folder: Path) -> None:
+    """The benchmark in TREC's markup."""
+    judged = sorted({name for names in source.splits.values() for name in names})
+    toy = make_toy(str(folder), sorted({name.partition(".")[2] for name in judged}), size)
+    _write_documents(folder / "documents/docs_grp_00.txt", toy.documents, TrecFiles(path="", documents=("*.txt",)))
+    for part, queries in toy.queries.items():
+        _write_topics(folder / f"topics/topics.{part}.txt", queries)
+    files = {name: [f"qrels/qrels.{name}.txt"] for name in judged}
+    _write_qrels(files, toy, {name: toy.queries[name.partition(".")[2]] for name in judged}, folder)
+
+
+def _write_dpr(source: Dpr, size: Size, folder: Path) -> None:
+    toy = make_toy(str(folder), [*source.examples, *source.questions], size)
+    passages = [{"title": d.title, "text": d.text, "score": 0, "passage_id": d.id} for d in toy.documents]
+    for split, names in source.examples.items():
+        rows = []
+        for query in toy.queries[split]:
+            number, total = query.judged[0][0], len(passages)
+            others = [passages[(number + 1 + step) % total] for step in range(_HARD_NEGATIVES + 2)]
+            rows.append(
+                {"dataset": "toy", "question": query.text, "answers": [query.answer]}
+                | {"positive_ctxs": [passages[number]]}
+                | {"negative_ctxs": others[:2], "hard_negative_ctxs": others[2:]}
+            )
+        write_table(_file(folder, names[0]), rows)
+    for name in source.passages:
+        write_table(_file(folder, name), [{"id": d.id, "text": d.text, "title": d.title} for d in toy.documents])
+    for split, names in source.questions.items():
+        path, queries = _file(folder, names[0]), toy.queries[split]
+        if plain_name(path.name).endswith((".json", ".jsonl")):
+            write_table(path, [{"question": q.text, "answers": [q.answer]} for q in queries])
+        else:
+            _write_lines(path, ((q.text, [q.answer]) for q in queries))
+
+
+def _write_nomic(source: Nomic, size: Size, folder: Path) -> None:
+    """Parquet as published; two data sets."""
+    for dataset in ("reddit_title_body", "amazon_reviews"):
+        toy = make_toy(f"{folder} {dataset}", ["train"], size)
+        rows = [
+            {"query": query.text, "document": toy.texts(query, 1)[0], "dataset": dataset}
+            | ({"negative": toy.texts(query, 0)} if size.negatives else {})
+            for query in toy.queries["train"]
+        ]
+        if source.empty_queries == "drop":
+            rows.append({**rows[-1], "query": ""})
+        write_table(_file(folder, source.files[0]) if source.files else folder / f"data/{dataset}.parquet", rows)
+
+
+def _write_flag_embedding(source: FlagEmbedding, size: Size, folder: Path) -> None:
+    toy = make_toy(str(folder), source.examples, size)
+    for split, names in source.examples.items():
+        rows = [{"query": q.text, "pos": toy.texts(q, 1), "neg": toy.texts(q, 0)} for q in toy.queries[split]]
+        prompts = {"type": "toy", "prompt": "Find what answers this."}
+        write_table(_file(folder, names[0]), [row | prompts for row in rows])
+
+
+def _write_stack_exchange(source: StackExchange, size: Size, folder: Path) -> None:
+    """``Posts.xml`` of a site: each document a question, whose query is an answer."""
+    toy = make_toy(str(folder), ["train"], size)
+    rows, total = [], len(toy.documents)
+    for number, document in enumerate(toy.documents):
+        body = f'Score="{number % 9}" Body="&lt;p&gt;{document.text}&lt;/p&gt;"'
+        rows.append(f'<row Id="{number + 1}" PostTypeId="1" {body} Title="{document.title}" AnswerCount="2" />')
+    for number in range(2 * total):
+        body = f'Score="{number % 7}" Body="&lt;p&gt;{toy.documents[number // 2].text} Number {number}.&lt;/p&gt;"'
+        rows.append(f'<row Id="{total + number + 1}" PostTypeId="2" ParentId="{number // 2 + 1}" {body} />')
+    text = "\n".join(['<?xml version="1.0" encoding="utf-8"?>', "<posts>", *(f"  {row}" for row in rows), "</posts>"])
+    for name in source.posts.values():
+        _write_text(_file(folder, name), f"{text}\n")
+
+
+WRITERS: dict[type[Any], Callable[[Any, Size, Path], None]] = {
+    BeirFolder: _write_beir,
+    MtebFolder: _write_mteb,
+    ColumnFiles: _write_columns,
+    MsMarco: _write_ms_marco,
+    TrecFiles: _write_trec,
+    TripClick: _write_tripclick,
+    Dpr: _write_dpr,
+    Nomic: _write_nomic,
+    FlagEmbedding: _write_flag_embedding,
+    StackExchange: _write_stack_exchange,
+}

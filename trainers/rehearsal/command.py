@@ -1,0 +1,290 @@
+"""`raytriever rehearse`: runs a recipe as it stands, every stage, on toy models and toy data.
+
+The rehearsal's folder is the current folder of the run: what the recipe calls ``data/…`` and ``runs/…`` lies in it, and
+what it names on the hub in a mirror there. Which toys are needed follows from the settings of the stages alone.
+"""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+from pipelines.jobs.collect import Collect
+from pipelines.jobs.pairs import Pairs
+from raytriever.artifacts.hub_mirror import HUB_MIRROR
+from raytriever.command_line import RecipeArgument, SetOption
+from raytriever.errors import UserError
+from raytriever.reports.log import log
+from raytriever.settings.configuration import apply_values, input_paths
+from raytriever.settings.recipe import Recipe, load_recipe, recipe_names
+from raytriever.stages.recipe_run import recipe_stages, run_recipe
+from raytriever.stages.stage import Stage, Stages, made_by
+from retrieval.encoders.pretrained import named_models
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.jobs.model_stage import folder_of
+from trainers.rehearsal.collections import Size, is_known, make_toy, single_sources, write_source
+from trainers.rehearsal.models import require_known, write_model
+from trainers.training_run import RunSettings
+
+_MARK = "REHEARSAL.txt"
+_MIRROR = "hub"
+_STEPS = 2
+_MOST = 2  # epochs, batches of a step, workers
+_BATCHES = 8  # of an epoch of chunks
+_SIZES = ("batch_size", "cluster_size", "smallest_domain")  # of what a training collection must fill
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_NOT_SHOWN = (
+    "That the hub has these models and data sets, laid out as their toys are; that the real ones fit into memory and on"
+    " disk; GPUs, and more than two workers; how long anything takes; and how good anything is: the models are random."
+)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A recipe and the stages of it that are rehearsed; the models of the hub that they name, with their layers."""
+
+    recipe: Recipe
+    stages: Stages
+    names: Sequence[str]
+    models: Mapping[str, int]
+
+
+def rehearse(
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    output: Annotated[str | None, typer.Option(help="Folder for toys and artifacts; runs/rehearsals/<recipe>.")] = None,
+) -> None:
+    """Runs a recipe as it stands, every stage, at toy size: its settings are tried in minutes, on any machine.
+
+    Models of the same families with random weights, data in the layouts that the settings name, two steps of training.
+    """
+    started = time.monotonic()
+    parts = _parts(load_recipe(recipe, overrides or []))
+    folder = Path(output or f"runs/rehearsals/{parts[-1].recipe.name}").absolute()
+    total = sum(len(part.names) for part in parts)
+    with _rehearsing(folder):
+        for part in parts:
+            _write_toys(part)
+        for part in parts:
+            run_recipe(part.stages, part.names, part.recipe.name, shards_here=True)
+    typer.echo(
+        f"\nRehearsed: {total} stages of {' and '.join(part.recipe.name for part in parts)} ran through in"
+        f" {time.monotonic() - started:.0f} s, in {folder}. What this doesn't show: {_NOT_SHOWN}"
+    )
+
+
+@contextlib.contextmanager
+def _rehearsing(folder: Path) -> Iterator[None]:
+    """In ``folder``, its mirror in place of the hub, on this machine. ``UserError`` where other things lie there."""
+    if folder.exists() and not (folder / _MARK).exists() and any(folder.iterdir()):
+        raise UserError(
+            f"{folder} holds other things than a rehearsal, and toys are written under the names of real data. Choose"
+            " another --output, or an empty folder."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).write_text("Toy models, toy data and what a recipe made of them.\n")
+    before = {name: os.environ.pop(name, None) for name in (HUB_MIRROR, "RAY_ADDRESS")}
+    os.environ[HUB_MIRROR] = str(folder / _MIRROR)
+    folder_of.cache_clear()
+    try:
+        with contextlib.chdir(folder):
+            yield
+    finally:
+        del os.environ[HUB_MIRROR]
+        os.environ |= {name: value for name, value in before.items() if value is not None}
+
+
+def _parts(recipe: Recipe, last: str | None = None) -> list[_Part]:
+    """The recipe, after others whose artifacts it reads. Raises ``UserError`` for what no toy can stand in for."""
+    if Path(recipe.output).is_absolute() or "://" in recipe.output:
+        recipe = replace(recipe, output="run")
+    names = recipe.names_until(last)
+    stages = recipe_stages(recipe)
+    values = {key: value for name in names for key, value in _smaller(name, stages[name].config).items()}
+    before: dict[str, tuple[Recipe, str]] = {}
+    models: dict[str, int] = {}
+    for name in names:
+        stage = stages[name]
+        known = {f"{key}.{part}" for key in named_models(stage.config) for part in ("model", "base_model", "tokenizer")}
+        for key, path in input_paths(stage.config).items():
+            if made_by(stages, path) is not None:
+                continue
+            if isinstance(stage, Collect):
+                if not _stays_inside(path):
+                    values[f"{name}.{key}"] = f"outside/{re.sub('[^A-Za-z0-9_.-]+', '_', path)}"
+            elif maker := _maker(path):
+                before[path] = maker
+            elif Path(path).exists():
+                values[f"{name}.{key}"] = str(Path(path).absolute())
+            elif key in known and _HUB_NAME.fullmatch(path):
+                models[path] = max(models.get(path, 2), _layers(stage.config, path))
+            else:
+                raise UserError(
+                    f"{name}.{key} is {path}, which no stage and no recipe that comes along makes, so no toy can stand"
+                    " in for it. Make it by a stage, name what exists, or leave it out by --set."
+                )
+    require_known(sorted(models))
+    _require_sources(stages, names)
+    _tell(recipe, stages, values)
+    smaller = replace(recipe, stages=apply_values(recipe.stages, values, "rehearsal"))
+    earlier = [part for maker, until in before.values() for part in _parts(maker, until)]
+    return [*earlier, _Part(smaller, recipe_stages(smaller), names, models)]
+
+
+def _stays_inside(path: str) -> bool:
+    return not (Path(path).is_absolute() or "://" in path or ".." in Path(path).parts)
+
+
+def _maker(path: str) -> tuple[Recipe, str] | None:
+    """The recipe of those that come along whose stage writes to ``path``, and that stage."""
+    for name in recipe_names():
+        recipe = load_recipe(name, [])
+        for stage in recipe.stages:
+            if recipe.folder(stage) == path:
+                return recipe, stage
+    return None
+
+
+def _layers(config: BaseModel, model: str) -> int:
+    """The last of the model's layers that is named; 0 where none is."""
+    forms = [
+        settings.form
+        for settings in named_models(config).values()
+        if isinstance(settings, EncoderSettings) and settings.model == model and settings.form
+    ]
+    return max((layer for form in forms for layer in form.layers), default=0)
+
+
+def _require_sources(stages: Stages, names: Sequence[str]) -> None:
+    for name in names:
+        stage = stages[name]
+        for source in single_sources(stage.config.source) if isinstance(stage, Collect) else ():
+            if not is_known(source):
+                raise UserError(
+                    f"{name}.source.kind is {source.kind}, of which no toy can be made. Name another source for the"
+                    f" rehearsal by --set {name}.source, or add the kind to trainers/rehearsal/collections.py."
+                )
+
+
+def _smaller(name: str, config: Any) -> dict[str, Any]:
+    """What is less in a rehearsal, by dotted key."""
+    wanted: dict[str, Any] = {}
+    if config.resources.gpus_per_worker:
+        wanted["resources.gpus_per_worker"] = 0
+    if (config.resources.workers or 0) > _MOST:
+        wanted["resources.workers"] = _MOST
+    if config.resources.cpus_per_worker is not None:
+        wanted["resources.cpus_per_worker"] = None
+    if isinstance(epochs := getattr(config, "epochs", None), int) and epochs > _MOST:
+        wanted["epochs"] = _MOST
+    if getattr(config, "batches_per_epoch", None) is not None:
+        wanted["batches_per_epoch"] = _BATCHES
+    factory = getattr(getattr(config, "index", None), "factory", "")
+    if (cells := re.search(r"IVF(\d+)(_HNSW\d+)?", factory)) and int(cells[1]) > _BATCHES:
+        wanted["index.factory"] = factory.replace(cells[0], f"IVF{_BATCHES}")
+    if isinstance(config, RunSettings):
+        wanted |= _shorter(config)
+    return {f"{name}.{key}": value for key, value in wanted.items()}
+
+
+def _shorter(config: RunSettings) -> dict[str, Any]:
+    """A run of two steps, seen by nobody."""
+    training = config.training
+    wanted: dict[str, Any] = {"training.max_steps": _STEPS}
+    if training.epochs > _MOST:
+        wanted["training.epochs"] = _MOST
+    if training.batches_per_step > _MOST:
+        wanted["training.batches_per_step"] = _MOST
+    if training.schedule.warmup_steps >= _STEPS:
+        wanted["training.schedule.warmup_steps"] = 1
+    if training.optimizer.kind == "adamw_8bit" and not find_spec("torchao"):
+        wanted["training.optimizer.kind"] = "adamw"
+    then = getattr(config.validation, "then", None)
+    if then is not None and then.after_epoch >= _MOST:
+        wanted["validation.then.after_epoch"] = 1
+    return wanted
+
+
+def _tell(recipe: Recipe, stages: Stages, values: Mapping[str, Any]) -> None:
+    """Logs each setting that differs in the rehearsal, with the stages where it does."""
+    changes: dict[str, list[str]] = {}
+    for key, value in values.items():
+        stage, _, setting = key.partition(".")
+        before: Any = stages[stage].config
+        for part in setting.split("."):
+            before = before[part] if isinstance(before, Mapping) else getattr(before, part)
+        changes.setdefault(f"{setting}: {value} (for {before})", []).append(stage)
+    log.info(f"{recipe.name} in rehearsal:")
+    for change, of in changes.items():
+        log.info(f"  {change} in {', '.join(of) if len(of) < 4 else f'{len(of)} stages, such as {of[0]}'}")
+
+
+def _write_toys(part: _Part) -> None:
+    """Data and models; made anew, they are the same."""
+    sizes = _sizes(part.stages)
+    sources = [stage.config.source for stage in part.stages.values() if isinstance(stage, Collect)]
+    for source, size in zip(sources, sizes, strict=True):
+        write_source(source, size, Path(_MIRROR).absolute())
+    toy = make_toy("vocabulary", ["test"], Size())
+    texts = [document.text for document in toy.documents]
+    for model, layers in part.models.items():
+        write_model(model, layers, texts, Path(_MIRROR) / "models" / model)
+    log.info(f"  toys: {len(sources)} collections, {len(part.models)} models")
+
+
+def _sizes(stages: Stages) -> list[Size]:
+    """Of every collection: enough to fill batches and clusters where something is trained on it, small elsewhere."""
+    configs = [stage.config for stage in stages.values()]
+    most = max((number for config in configs for number in _numbers(config)), default=0)
+    packed = frozenset(
+        split for config in configs if isinstance(config, Pairs.config_class) for split in _splits(config)
+    )
+    judged = any(getattr(config, "judged_negatives", None) for config in configs)
+    rows = most * 5 // 4 * max([1, *(c.training.batches_per_step for c in configs if isinstance(c, RunSettings))])
+    small, large = (
+        Size(),
+        Size(max(Size().documents, rows), max(Size().training_queries, rows), packed=packed, negatives=judged),
+    )
+    trained = [stage for stage in stages.values() if isinstance(stage.config, RunSettings)]
+    read = {place for stage in trained for each in _ancestors(stage, stages) for place in _places(each)}
+    return [large if read & set(_places(stage)) else small for stage in stages.values() if isinstance(stage, Collect)]
+
+
+def _places(stage: Stage[Any]) -> list[str]:
+    """Where the sources of a stage are."""
+    sources = single_sources(stage.config.source) if isinstance(stage, Collect) else ()
+    return [str(getattr(source, "path", None) or getattr(source, "dataset", "")) for source in sources]
+
+
+def _splits(config: Any) -> tuple[str, ...]:
+    return (config.split,) if isinstance(config.split, str) else tuple(config.split)
+
+
+def _numbers(settings: BaseModel) -> Iterator[int]:
+    """The sizes of batches and clusters in some settings."""
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            yield from _numbers(value)
+        elif name in _SIZES and value:
+            yield value
+
+
+def _ancestors(stage: Stage[Any], stages: Stages) -> Iterator[Stage[Any]]:
+    """The stages that made what ``stage`` trains on."""
+    paths = input_paths(stage.config)
+    if isinstance(stage.config, RunSettings):
+        paths = {key: path for key, path in paths.items() if not key.startswith("validation.collection")}
+    for path in paths.values():
+        maker = made_by(stages, path)
+        if maker is not None:
+            yield maker
+            yield from _ancestors(maker, stages)
