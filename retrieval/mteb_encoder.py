@@ -21,6 +21,7 @@ from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.pretrained import locate_named
 from retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
+from retrieval.encoders.structure import place_module
 from retrieval.encoders.towers import Towers, load_towers
 
 
@@ -56,7 +57,7 @@ class RaytrieverEncoder:
                 " like=mteb."
             )
         self.mteb_model_meta = _model_meta(self._towers, name or _result_name(model_name))
-        self._towers.to(device=place, dtype=getattr(torch, dtype))
+        place_module(self._towers, place, getattr(torch, dtype))
         query = self._towers.query
         self._without_prompts = copy.copy(query)  # of the same weights
         self._without_prompts.contract = query.contract.model_copy(update={"query_prompt": "", "document_prompt": ""})

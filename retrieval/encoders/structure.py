@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from raytriever.errors import UserError
@@ -15,6 +16,17 @@ class ShardedUnit(nn.Module):
     """
 
     entrances: ClassVar[tuple[str, ...]] = ()
+
+
+def place_module(module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> None:
+    """Moves the module to ``device``, its weights in ``dtype``; buffers keep their precision.
+
+    Training reads rotary positions from float32 tables. Frequencies rounded to bfloat16 would turn token 2,048 by
+    another angle altogether.
+    """
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(device, dtype)
+    module.to(device)
 
 
 def position_limit(transformer: nn.Module) -> int | None:

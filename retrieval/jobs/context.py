@@ -25,6 +25,7 @@ from retrieval.encoders.contextual.contexts import (
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual
 from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.structure import place_module
 from retrieval.encoders.towers import load_towers
 from retrieval.jobs.model_stage import ModelStage
 
@@ -51,6 +52,7 @@ class Context(ModelStage[ContextConfig]):
 
     command = "context"
     kind = CONTEXT
+    algorithm_version = 2
     config_class = ContextConfig
     unit = "documents"
 
@@ -93,7 +95,7 @@ class Context(ModelStage[ContextConfig]):
         """Loads the encoder in the resolved precision, on a GPU where the worker has one."""
         placement, located = self.placement(), self.located
         towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
-        towers.to(**placement)
+        place_module(towers, *placement)
         self._encoder = cast(ContextualEncoder, towers.document)  # others were refused before the run
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002

@@ -23,6 +23,7 @@ from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual
 from retrieval.encoders.modules import read_document_model
 from retrieval.encoders.specification import EncoderContract, EncoderSettings, Role
+from retrieval.encoders.structure import place_module
 from retrieval.encoders.towers import load_towers, resolve_form
 from retrieval.jobs.model_stage import ModelStage
 from retrieval.rankings import open_ranking, ranking_fingerprint
@@ -75,6 +76,7 @@ class Embed(ModelStage[EmbedConfig]):
 
     command = "embed"
     kind = VECTORS
+    algorithm_version = 2
     config_class = EmbedConfig
     unit = "texts"
 
@@ -210,8 +212,8 @@ class Embed(ModelStage[EmbedConfig]):
     def load(self) -> None:
         """Loads the encoders in the resolved precision, on a GPU where the worker has one."""
         placement, located = self.placement(), self.located
-        towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
-        self._towers = towers.to(**placement)
+        self._towers = towers = load_towers(self.config.encoder, located.path, located.fingerprint).eval()
+        place_module(towers, *placement)
         if isinstance(towers.query, ContextualEncoder):
             context = self._context()
             if context is None:

@@ -132,8 +132,8 @@ class ModelStage(Stage[Config], Generic[Config]):
         if self.has_model(there):
             check_model(source, folder_of(self.model_setting, source), self.model_setting, {})
 
-    def placement(self) -> dict[str, Any]:
-        """Arguments of ``torch.nn.Module.to``: where this worker's model computes, and in which precision.
+    def placement(self) -> tuple[torch.device, torch.dtype]:
+        """Where this worker's model computes, and in which precision.
 
         Raises ``UserError`` where torch finds no GPU for a worker that was given one, or where the processor lacks the
         precision, which the driver chose.
@@ -146,4 +146,4 @@ class ModelStage(Stage[Config], Generic[Config]):
                 " set resources.gpus_per_worker to 0."
             )
         require_dtype(dtype, host, gpu=gpus > 0)
-        return {"device": torch.device("cuda" if gpus else "cpu"), "dtype": getattr(torch, dtype)}
+        return torch.device("cuda" if gpus else "cpu"), getattr(torch, dtype)

@@ -14,7 +14,7 @@ from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.encoders.specification import Dtype
-from retrieval.encoders.structure import position_limit
+from retrieval.encoders.structure import place_module, position_limit
 from retrieval.encoders.transformer import outline_transformer
 from retrieval.jobs.model_stage import ModelStage
 from trainers.objectives.replug import SCHEMA, SCORES, conditional_likelihoods, score_table
@@ -48,6 +48,7 @@ class Score(ModelStage[ScoreConfig]):
 
     command = "score"
     kind = SCORES
+    algorithm_version = 2
     config_class = ScoreConfig
     unit = "chunks"
     model_setting = "language_model"
@@ -106,11 +107,11 @@ class Score(ModelStage[ScoreConfig]):
 
     def load(self) -> None:
         """Loads the language model in the resolved precision, on a GPU where the worker has one."""
-        placement = self.placement()
         model, tokenizer = load_language_model(self.located.path)
         self._require_positions(model)
         model = model.eval().requires_grad_(False)
-        self._loaded = (model.to(**placement), tokenizer)
+        place_module(model, *self.placement())
+        self._loaded = (model, tokenizer)
         self._batches = BatchReader(self.config.batches)
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:

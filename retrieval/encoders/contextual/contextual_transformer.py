@@ -98,7 +98,8 @@ class ContextualTransformer(ContextReader):
         if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
             raise UserError(f"{folder / _WEIGHTS} holds other weights than contextual.json beside it asks for.")
         module.load_state_dict(weights, strict=False)
-        module.to(transformer.dtype)
+        for parameter in module.parameters():  # buffers keep their precision: tables of rotary positions
+            parameter.data = parameter.data.to(transformer.dtype)
         if (folder / _VECTORS).exists():
             module.use_context(load_file(folder / _VECTORS)["vectors"])
             module.context_description = json.loads((folder / _CONTEXT).read_text(encoding="utf-8"))
