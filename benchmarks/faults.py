@@ -47,7 +47,7 @@ MOMENTS = 0.9  # of the stage's expected time, in which kills fall: later ones w
 SERVING = re.compile("_StatsActor|Coordinator|Tracker|Controller|Cleaner|Synchronization|DatasetManager|Board")
 # what a report says of its own run: durations, rates, shares of time, the day and the hour
 TIMES = re.compile(
-    r"(\d+ (h|min) )?[\d.]+ (s|min)\b|[\d,.]+ (examples|tokens)/s|waited for data [\d.]+%|finished on [^<]+"
+    r"(\d+ (h|min) )?[\d.]+ (s|min)\b|[\d,.]+ (examples|tokens)/s|[\d.]+% of the time waiting|finished on [^<]+"
 )
 
 
