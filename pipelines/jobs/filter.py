@@ -31,7 +31,7 @@ from pipelines.jobs.filter_lookups import (
 )
 from pipelines.jobs.lookups import open_parts, part_shards, write_part
 from pipelines.jobs.pack import PACKING
-from pipelines.mining.candidates import StoredCandidates, judged_lists, mined_lists
+from pipelines.mining.candidates import StoredCandidates, judged_lists, lists_in_turn, mined_lists
 from pipelines.pairs.pairs import PAIRS
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin, to_json
 from raytriever.errors import UserError
@@ -42,7 +42,10 @@ from retrieval.vectors import StoredVectors, VectorRows
 
 
 class FilterConfig(StageConfig):
-    """What the batches are made of. Hard negatives come from ``negatives`` or from ``judged_negatives``."""
+    """What the batches are made of.
+
+    Hard negatives come from ``negatives``, from ``judged_negatives``, or from both in turn.
+    """
 
     packing: InputPath
     """Which pairs share a batch."""
@@ -83,8 +86,6 @@ class FilterConfig(StageConfig):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        if self.negatives and self.judged_negatives:
-            raise ValueError("hard negatives come from 'negatives' or from 'judged_negatives'; give one of them")
         if self.choose_negatives == "balanced_margins" and not self.teacher_scores:
             raise ValueError("'choose_negatives: balanced_margins' needs 'teacher_scores', whose margins it balances")
         if self.teacher_scores and not self.has_negatives:
@@ -190,12 +191,10 @@ class Filter(Stage[FilterConfig]):
     def _make_negatives(self, writer: ShardWriter) -> ShardRecord:
         config, collection = self.config, StoredCollection(self.config.collection)
         packing, pairs = Artifact(config.packing, PACKING), Artifact(config.pairs, PAIRS)
-        lists = (
-            mined_lists(StoredCandidates(config.negatives))
-            if config.negatives
-            else judged_lists(collection, str(config.judged_negatives))
-        )
-        lengths = make_negatives(writer, lists, collection.count("queries"))
+        lists = [mined_lists(StoredCandidates(config.negatives))] if config.negatives else []
+        lists += [judged_lists(collection, config.judged_negatives)] if config.judged_negatives else []
+        joined = lists[0] if len(lists) == 1 else iter([lists_in_turn(*lists)])
+        lengths = make_negatives(writer, joined, collection.count("queries"))
         scored = bool(config.teacher_scores)
         check_negatives(lengths, packing, pairs, config.negatives_per_example, config.too_few_negatives, scored=scored)
         return writer.commit(0)

@@ -4,8 +4,9 @@ One row is one query, in the order of the run that was mined; the lists of a row
 some ten thousand candidates, so rows can be read in any order in little memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,6 +153,23 @@ def judged_lists(collection: StoredCollection, split: str) -> Iterator[Negatives
     order = np.argsort(queries, kind="stable")
     distinct, owners = np.unique(queries[order], return_inverse=True)
     yield distinct, _as_lists(owners, documents[order], len(distinct))
+
+
+def lists_in_turn(one: Iterable[NegativesOfQueries], other: Iterable[NegativesOfQueries]) -> NegativesOfQueries:
+    """Of each query the documents of both lists in turn, each once; what is left of the longer list comes last.
+
+    So the first 100 are 50 of each where both have as many. In memory are all lists.
+    """
+    found: dict[int, list[list[int]]] = {}
+    for place, lists in enumerate((one, other)):
+        for queries, documents in lists:
+            for query, rows in zip(queries.tolist(), documents.to_pylist(), strict=True):
+                found.setdefault(query, [[], []])[place] += rows
+    joined = [
+        list(dict.fromkeys(row for pair in zip_longest(*found[query]) for row in pair if row is not None))
+        for query in sorted(found)
+    ]
+    return np.array(sorted(found), dtype=np.int64), pa.array(joined, pa.list_(pa.int64()))
 
 
 def _as_lists(owners: NDArray[np.int64], rows: NDArray[np.int64], number: int) -> pa.ListArray:

@@ -64,7 +64,9 @@ PRINTED = {
         "model.training.schedule.warmup_ratio": 0.05,
         "model.training.seed": 12345,
         "model.validation.then.after_epoch": 30,
-        "model_run.top_k": 100,
+        "wikipedia/single-vector_MLR/nq_open/run.top_k": 100,
+        "wikipedia/single-vector_MLR/nq_open/run.domain": "nq",
+        "wikipedia/nq_open/evaluation.measures": ("Accuracy@5", "Accuracy@20", "Accuracy@100"),
     },
     "multi_layer_two_stages": {
         "packing.packing.batch_size": 128,
@@ -73,7 +75,22 @@ PRINTED = {
         "stage_1_model.training.optimizer.learning_rate": 1e-5,
         "stage_1_model.objective.regularisation": 0.01,
         "mined_negatives.number": 100,
-        "evaluation.measures": ("RR@10", "R@1000"),
+        "msmarco/msmarco_dev/evaluation.measures": ("RR@10", "nDCG@10", "R@1000"),
+        "msmarco/stage_2/msmarco_dev/run.top_k": 1000,
+    },
+    "multi_layer_open_qa": {
+        "stage_1_model.training.epochs": 40,
+        "model.training.epochs": 20,
+        "model.training.optimizer.learning_rate": 5e-6,
+        "model.objective.regularisation": 0.1,
+        "mined_negatives.number": 50,
+        "mined_batches.judged_negatives": "train",
+        "mined_batches.negatives_per_example": 100,
+    },
+    "multi_layer_beir": {
+        "stage_1_model.training.epochs": 10,
+        "stage_1_model.training.optimizer.learning_rate": 3e-5,
+        "stage_1_model.objective.regularisation": 0.01,
     },
     "coder_ms_marco": {
         "msmarco/BM25/index.index.bm25.k1": 0.82,
@@ -201,6 +218,7 @@ def test_a_paper_ends_in_its_table_beside_what_was_printed(name: str) -> None:
     [
         ("multi_layer", []),  # all documents of other queries are negatives
         ("multi_layer_two_stages", []),
+        ("multi_layer_open_qa", []),
         ("contextual_large", ["surrogate_score"]),  # eq. 4
         ("contextual_small", ["surrogate_score"]),
         ("contextual_supervised", ["surrogate_score"]),

@@ -14,6 +14,7 @@ from pipelines.batches import BatchReader
 from pipelines.filtering import pair_batches
 from pipelines.jobs import lookups
 from pipelines.jobs.filter import Filter, FilterConfig
+from pipelines.mining.candidates import lists_in_turn
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS
@@ -264,6 +265,31 @@ def test_judged_negatives_are_those_of_no_relevance(world: World, tmp_path: Path
         run(world, tmp_path / "s", judged_negatives="dev")
 
 
+def test_mined_and_judged_negatives_are_taken_in_turn(world: World, tmp_path: Path) -> None:
+    asked = {"negatives_per_example": 3, "too_few_negatives": "random", "choose_negatives": "first"}
+    pools = [
+        run(world, tmp_path / name, **asked, **given)
+        for name, given in (
+            ("mined", {"negatives": world.candidates}),
+            ("judged", {"judged_negatives": "judged"}),
+            ("both", {"negatives": world.candidates, "judged_negatives": "judged"}),
+        )
+    ]
+    taken = 0
+    for mined, judged, both in zip(*(reader.read(0, 0).to_pylist() for reader in pools), strict=True):
+        first_two = [mined["hard_negative_ids"][0], judged["hard_negative_ids"][0]]
+        taken += both["hard_negative_ids"][:2] == first_two
+    assert taken > 1
+
+
+def test_lists_in_turn_have_each_document_once() -> None:
+    one = (np.array([3, 1]), pa.array([[5, 6, 7], []], pa.list_(pa.int64())))
+    more = (np.array([2]), pa.array([[9]], pa.list_(pa.int64())))
+    other = (np.array([1, 3]), pa.array([[4], [6, 8]], pa.list_(pa.int64())))
+    queries, documents = lists_in_turn([one, more], [other])
+    assert dict(zip(queries.tolist(), documents.to_pylist(), strict=True)) == {1: [4], 2: [9], 3: [5, 6, 8, 7]}
+
+
 def test_bytes_do_not_depend_on_blocks_or_parts(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"negatives": world.candidates, "negatives_per_example": 2}
     run(world, tmp_path / "a", **asked)
@@ -319,8 +345,6 @@ def test_without_vectors_the_other_rules_mask(world: World, tmp_path: Path) -> N
 
 
 def test_what_does_not_fit_is_refused(world: World, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="hard negatives come from 'negatives' or from 'judged_negatives'"):
-        run(world, tmp_path / "a", negatives=world.candidates, judged_negatives="judged")
     collection = world.inputs["collection"]
     zeros = np.zeros((QUERIES, 2, 4))
     several = make_vectors(tmp_path / "m", collection, zeros, np.zeros((DOCUMENTS_, 4)))
