@@ -31,6 +31,7 @@ JOBS = {
     "rerank": ("retrieval.jobs.rerank:Rerank", "Rank a run's candidates anew by an encoder's vectors."),
     "fuse": ("retrieval.jobs.fuse:Fuse", "Fuse runs by reciprocal rank."),
     "evaluate": ("retrieval.jobs.evaluate:Evaluate", "Measure runs and test their differences."),
+    "mteb": ("retrieval.jobs.mteb:Mteb", "Evaluate an encoder on tasks of MTEB."),
     "table": ("retrieval.jobs.table:SuiteTable", "Set evaluations of several collections in one table."),
     "export": ("pipelines.jobs.export:Export", "Write data in another format, or an encoder with its code."),
     "report": ("trainers.jobs.report:Report", "Gather a run's figures and plots in one HTML file."),

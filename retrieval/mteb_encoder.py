@@ -1,13 +1,16 @@
 """Our encoders as models of MTEB 2: ``mteb.evaluate(RaytrieverEncoder("org/name"), tasks)``.
 
-**Prompts** are the encoder's own, ``query_prompt`` and ``document_prompt``, the same for every task: what MTEB passes
-as query or document has the one or the other, what has no such role (the texts of STS or clustering tasks) has none,
-as with the same encoder in sentence-transformers. The prompts that MTEB keeps for each task, for models that follow
-instructions, are not read: set ``query_prompt`` to such an instruction, and evaluate task by task. An instruction that
-comes with a query is part of its text, as MTEB joins them.
+**Prompts** are the encoder's own. By its task's type a text has the prompt that is named so in the encoder's folder
+(``STS``, ``Reranking-query``, as MTEB calls them), or as Nomic's models and CDE call it (``classification``,
+``clustering``); where there is none, a query or document has its role's prompt, and a text without a role none. The
+prompts that MTEB keeps for each task, for models that follow instructions, are not read. An instruction that comes with
+a query is part of its text, as MTEB joins them.
+
+**A contextual encoder** reads a context of each task before its texts: documents of the corpus, the training texts of a
+classification, else the first texts that are embedded (Morris & Rush 2024, section 5).
 """
 
-import copy
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,31 @@ from numpy.typing import NDArray
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
+from retrieval.encoders.contextual.context_reader import drawn_rows
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.pretrained import locate_named
-from retrieval.encoders.specification import EncoderSettings, Role, resolve_dtype
+from retrieval.encoders.specification import EncoderSettings, Role, require_prompt, resolve_dtype
 from retrieval.encoders.structure import place_module
 from retrieval.encoders.towers import Towers, load_towers
+
+# what Nomic's models and CDE put before the texts of MTEB's types of tasks
+_NAMES = dict.fromkeys(
+    ("Classification", "MultilabelClassification", "PairClassification", "Reranking", "STS", "Summarization"),
+    "classification",
+) | {"Clustering": "clustering"}
+
+
+def task_prompt(prompts: Mapping[str, str], chosen: Mapping[str, str], task: Any, role: Role | None) -> str:
+    """What stands before a text of ``task``, MTEB's metadata of one, in its ``role`` there.
+
+    ``prompts``: the encoder's by name, those of the roles among them; ``chosen``: names of some by a task's name or
+    type, ``-query`` or ``-document`` behind it where it is for that role alone.
+    """
+    keys = [key for place in (task.name, task.type) for key in (f"{place}-{role}", place)]
+    usual = [f"{task.type}-{role}", task.type, _NAMES.get(task.type)]
+    found = [chosen[key] for key in keys if key in chosen] or [name for name in usual if name in prompts]
+    name = found[0] if found else role
+    return "" if name is None else prompts[name]
 
 
 class RaytrieverEncoder:
@@ -31,6 +54,8 @@ class RaytrieverEncoder:
     ``model_name``, ``revision`` and ``settings``: as in ``EncoderSettings``. ``device``: where torch computes, by
     default a GPU where there is one. ``token_budget``: padded tokens in one forward pass, by default what suits the
     device; MTEB's ``batch_size`` is not read. ``name``: under which MTEB files the results, ``organization/model``.
+    ``task_prompts``: see ``task_prompt``. Of a contextual encoder, ``tasks``: those that it will be evaluated on;
+    ``context_documents``: in each context, by default as many as in training; ``context_seed`` draws them.
     """
 
     def __init__(
@@ -41,6 +66,10 @@ class RaytrieverEncoder:
         device: str | None = None,
         token_budget: int | None = None,
         name: str | None = None,
+        task_prompts: Mapping[str, str] | None = None,
+        tasks: Iterable[Any] = (),
+        context_documents: int | None = None,
+        context_seed: int = 0,
         **settings: Any,
     ) -> None:
         chosen = validate(EncoderSettings, {"model": model_name, "revision": revision} | settings, "RaytrieverEncoder")
@@ -49,27 +78,43 @@ class RaytrieverEncoder:
         located = locate_named(chosen)
         self._towers = load_towers(chosen.model_copy(update={"dtype": dtype}), located.path, located.fingerprint).eval()
         document = self._towers.document
-        if not document.form.reduced or isinstance(document, ContextualEncoder):
-            what = "reads some of the corpus before a text" if document.form.reduced else f"has {document.form}"
+        if not document.form.reduced:
             raise UserError(
-                f"{model_name} {what}, which MTEB's own search doesn't know. Take a form with a reduction, or evaluate"
-                " by a recipe: collect with source.kind=mteb, then context, embed, index, search and evaluate with"
+                f"{model_name} has {document.form}, which MTEB's own search doesn't know. Take a form with a reduction,"
+                " or evaluate by a recipe: collect with source.kind=mteb, then embed, index, search and evaluate with"
                 " like=mteb."
             )
-        self.mteb_model_meta = _model_meta(self._towers, name or _result_name(model_name))
+        contract = self._towers.contract
+        self._prompts, self._chosen = self._towers.query.contract.named_prompts, dict(task_prompts or {})
+        for key, prompt in self._chosen.items():
+            require_prompt(self._prompts, prompt, f"task_prompts.{key}")
+        experiment: dict[str, Any] = contract.model_dump(exclude={"model", "revision", "dimension"})
+        if self._chosen:
+            experiment["task_prompts"] = self._chosen
+        if isinstance(document, ContextualEncoder):
+            self._documents = context_documents or document.contextual_form.context_documents
+            experiment["context"] = f"{self._documents} documents of each task, seed {context_seed}"
+        self.mteb_model_meta = _model_meta(self._towers, name or result_name(model_name), experiment)
         place_module(self._towers, place, getattr(torch, dtype))
-        query = self._towers.query
-        self._without_prompts = copy.copy(query)  # of the same weights
-        self._without_prompts.contract = query.contract.model_copy(update={"query_prompt": "", "document_prompt": ""})
         self._token_budget = token_budget or (TOKENS_ON_CPU if place.type == "cpu" else TOKENS_ON_GPU)
+        self._seed = context_seed
+        self._context_of: tuple[str, str, str] | None = None
+        self.use_tasks(tasks)
+
+    def use_tasks(self, tasks: Iterable[Any]) -> None:
+        """The tasks of MTEB that a contextual encoder is evaluated on from now on, and those that they are made of."""
+        tasks = list(tasks)
+        parts = [part for task in tasks for part in getattr(task.metadata, "tasks", ())]
+        self._tasks = {task.metadata.name: task for task in [*tasks, *parts]}
+        self._context_of = None
 
     def encode(
         self,
         inputs: Any,
         *,
-        task_metadata: Any,  # noqa: ARG002
-        hf_split: str,  # noqa: ARG002
-        hf_subset: str,  # noqa: ARG002
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
         prompt_type: Any = None,
         **encode_kwargs: Any,
     ) -> NDArray[np.float32]:
@@ -80,9 +125,34 @@ class RaytrieverEncoder:
                 " a factory of scalar or product quantization ('SQ8', 'PQ32') compresses vectors."
             )
         texts = [text for batch in inputs for text in batch["text"]]
-        role: Role = "document" if prompt_type is not None and prompt_type.value == "document" else "query"
-        encoder = self._without_prompts if prompt_type is None else self._towers.of(role)
-        return encode_texts(encoder, texts, role, token_budget=self._token_budget)
+        role: Role | None = None if prompt_type is None else prompt_type.value
+        if isinstance(self._towers.query, ContextualEncoder):
+            self._read_context(self._towers.query, task_metadata, hf_subset, hf_split, texts)
+        prompt = task_prompt(self._prompts, self._chosen, task_metadata, role)
+        of_role: Role = role or "query"
+        encoder = self._towers.of(of_role)
+        return encode_texts(encoder, texts, of_role, token_budget=self._token_budget, prompt=prompt)
+
+    def _read_context(
+        self, encoder: ContextualEncoder, task: Any, subset: str, split: str, texts: Sequence[str]
+    ) -> None:
+        """Fits the context of a task's data, once; documents in it have the task's prompt of documents."""
+        known = self._tasks.get(task.name)
+        place = (task.name, subset, getattr(known, "train_split", split))
+        if place == self._context_of:
+            return
+        if known is None:
+            raise UserError(
+                f"The encoder reads some of a task's texts before any of them, and doesn't know where those of"
+                f" {task.name} are. Evaluate by 'raytriever mteb', or give RaytrieverEncoder the tasks that"
+                " mteb.evaluate gets: tasks=tasks."
+            )
+        drawn = _drawn_texts(known, subset, split, texts, self._documents, self._seed)
+        if not drawn:
+            raise UserError(f"The texts drawn of {task.name} are empty: no context. Draw by another context_seed.")
+        prompt = task_prompt(self._prompts, self._chosen, task, "document")
+        encoder.use_context(encoder.embed_context(drawn, prompt))
+        self._context_of = place
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Inner products (n, m) float32, by which our indexes compare as well."""
@@ -93,12 +163,29 @@ class RaytrieverEncoder:
         return (torch.as_tensor(embeddings1).float() * torch.as_tensor(embeddings2).float()).sum(dim=-1)
 
 
-def _model_meta(encoder: Towers, name: str) -> Any:
+def _drawn_texts(task: Any, subset: str, split: str, texts: Sequence[str], count: int, seed: int) -> list[str]:
+    """``count`` texts of a task, none of them empty, fewer where there are fewer; ``texts``: to be embedded now."""
+    from mteb.abstasks import AbsTaskClassification, AbsTaskRetrieval
+
+    source: Any = texts
+    if isinstance(task, AbsTaskRetrieval):
+        source = task.dataset[subset][split]["corpus"]
+    elif isinstance(task, AbsTaskClassification):
+        data: Any = task.dataset
+        source = data.get(subset, data)[task.train_split]  # of one language there are no subsets
+    rows = [source[row] for row in drawn_rows(len(source), count, seed).tolist()]
+    if isinstance(task, AbsTaskRetrieval):
+        found = [f"{row.get('title') or ''} {row['text']}".strip() for row in rows]  # as MTEB joins them
+    else:
+        found = rows if source is texts else [row[task.input_column_name] for row in rows]
+    return [text for text in found if text.strip()][:count]
+
+
+def _model_meta(encoder: Towers, name: str, experiment: Mapping[str, Any]) -> Any:
     """MTEB's description of a model, ``ModelMeta``; what the encoder doesn't say is left unknown.
 
-    The revision is the fingerprint of the model's files. Every setting of the encoder is among MTEB's
-    ``experiment_kwargs``, by which it keeps the results of different settings apart. Raises ``UserError`` for a
-    ``name`` that is not of the form organization/model.
+    The revision is the fingerprint of the model's files. ``experiment``: every setting that makes a difference, by
+    which MTEB keeps results apart. Raises ``UserError`` for a ``name`` that is not of the form organization/model.
     """
     if name.count("/") != 1:
         raise UserError(f"name is {name!r}. MTEB files results under names of the form organization/model.")
@@ -110,18 +197,18 @@ def _model_meta(encoder: Towers, name: str) -> Any:
         {
             "name": name,
             "revision": contract.model[:40],
-            "experiment_kwargs": contract.model_dump(exclude={"model", "revision", "dimension"}),
+            "experiment_kwargs": dict(experiment),
             "n_parameters": parameters,
             "memory_usage_mb": parameters * 4 / 2**20,
             "max_tokens": contract.max_length,
             "embed_dim": contract.dimension,
             "framework": ["PyTorch"],
             "similarity_fn_name": models.model_meta.ScoringFunction("cosine" if contract.normalize else "dot"),
-            "use_instructions": bool(contract.query_prompt or contract.document_prompt),
+            "use_instructions": any(contract.named_prompts.values()),
         }
     )
 
 
-def _result_name(model: str) -> str:
+def result_name(model: str) -> str:
     """A hub name as it is; for a folder, ``raytriever/`` and its last part."""
     return model if model.count("/") == 1 and not Path(model).exists() else f"raytriever/{Path(model).name}"

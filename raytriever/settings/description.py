@@ -137,7 +137,8 @@ def _commented(settings: BaseModel) -> Iterator[str]:
     for name, field in type(settings).model_fields.items():
         if field.description:
             yield from textwrap.wrap(field.description, _WIDTH, initial_indent="# ", subsequent_indent="# ")
-        yield from _entry(name, getattr(settings, name), plain[name])
+        value = getattr(settings, name)
+        yield from _entry(name, value, plain.get(name, value))  # a field may leave itself out, of no value or {}
 
 
 def _entry(name: str, value: Any, plain: Any) -> Iterator[str]:

@@ -9,73 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 
 from raytriever.errors import UserError
-from retrieval.mteb_encoder import RaytrieverEncoder, _result_name
+from retrieval.mteb_encoder import RaytrieverEncoder, result_name
 from tests.unit.retrieval.encoders.contextual.made_up import contextual
 from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     mteb = pytest.importorskip("mteb", reason="MTEB is not installed")
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-
-WORDS = ["wing", "lift", "drag", "flow", "shock", "heat", "plate", "cone", "jet", "wave"]
-DOCUMENTS, QUERIES = 120, 20
-
-
-def metadata(name: str, type_: str = "Retrieval") -> Any:
-    return mteb.TaskMetadata(
-        name=name,
-        description="Made up",
-        dataset={"path": "nowhere/at-all", "revision": "0" * 40},
-        type=type_,
-        category="t2t",
-        eval_splits=["test"],
-        eval_langs=["eng-Latn"],
-        main_score="ndcg_at_10",
-        prompt={"query": "Find a passage about flight"},
-    )
-
-
-class Flight(AbsTaskRetrieval):
-    """Queries repeat words of the one or two documents that are relevant; some have an instruction."""
-
-    metadata = metadata("Flight")
-    candidates = False
-
-    def load_data(self, *_: Any, **__: Any) -> None:
-        generator = np.random.default_rng(5)
-        texts = [" ".join(generator.choice(WORDS, size=6)) for _ in range(DOCUMENTS)]
-        corpus = [
-            {"id": f"d/{row:03d} ü", "title": WORDS[row % 10] if row % 3 else "", "text": f"{texts[row]} {row}"}
-            for row in range(DOCUMENTS)
-        ]
-        corpus[9]["text"] = ""  # MTEB has such documents
-        corpus[18]["text"] = corpus[9]["title"] = ""
-        queries = [
-            {"id": f"q{row}", "text": f"{texts[row]}?", "instruction": "No patents." if row % 2 else ""}
-            for row in range(QUERIES)
-        ]
-        judged = {f"q{row}": {corpus[row]["id"]: 2, corpus[row + 20]["id"]: 1} for row in range(QUERIES - 1)}
-        ranked = {f"q{row}": [corpus[n]["id"] for n in generator.permutation(60)[:30]] for row in range(1, QUERIES)}
-        self.dataset = {
-            "default": {
-                "test": {
-                    "corpus": Dataset.from_list(corpus),
-                    "queries": Dataset.from_list(queries),
-                    "relevant_docs": judged,
-                    "top_ranked": ranked if self.candidates else None,
-                }
-            }
-        }
-        self.data_loaded = True
-
-
-class FlightReranking(Flight):
-    metadata = metadata("FlightReranking", "Reranking")
-    candidates = True
+    from tests.unit.retrieval.mteb_made_up import Flight, FlightReranking
 
 
 def evaluate(model: Any, task: Any, folder: Path | None = None) -> dict[str, float]:
@@ -144,7 +87,7 @@ def test_what_mteb_is_told_of_the_model(encoder: str) -> None:
     other = RaytrieverEncoder(encoder, name="our/name", query_prompt="another ").mteb_model_meta
     assert other.name == "our/name"
     assert other.experiment_name != meta.experiment_name  # MTEB keeps their results apart
-    assert _result_name("org/name") == "org/name"
+    assert result_name("org/name") == "org/name"
     with pytest.raises(UserError, match="name is 'plain'"):
         RaytrieverEncoder(encoder, name="plain")
 
@@ -168,7 +111,8 @@ def test_a_text_without_a_role_has_no_prompt(encoder: str) -> None:
         ours.encode([], prompt_type=None, precision="int8", **task)
 
 
-def test_a_contextual_encoder_is_refused(tmp_path: Path) -> None:
+def test_a_contextual_encoder_wants_to_know_the_tasks(tmp_path: Path) -> None:
     contextual(dtype=torch.float32, context_documents=8, query_prompt="flight ").save(tmp_path / "contextual")
-    with pytest.raises(UserError, match=r"reads some of the corpus before a text.* collect with source\.kind=mteb"):
-        RaytrieverEncoder(str(tmp_path / "contextual"), device="cpu", dtype="float32")
+    encoder = RaytrieverEncoder(str(tmp_path / "contextual"), device="cpu", dtype="float32")
+    with pytest.raises(UserError, match=r"doesn't know where those of Flight are.*tasks=tasks"):
+        evaluate(encoder, Flight())

@@ -180,4 +180,5 @@ def test_collections_of_a_suite_that_comes_along_are_pinned(name: str) -> None:
     for stage in stages.values():
         if stage.command == "collect" and stage.config.source.kind == "hub":  # type: ignore[attr-defined]
             assert len(stage.config.source.revision) == 40  # type: ignore[attr-defined]
-    stages["table"].check_settings(stages)
+    if "table" in stages:  # of MTEB there is none
+        stages["table"].check_settings(stages)

@@ -1,0 +1,191 @@
+"""`raytriever mteb`: an encoder on tasks of MTEB, each a shard, with MTEB's own files of their results."""
+
+import json
+import re
+from collections.abc import Set
+from functools import cached_property
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, to_strict_json
+from raytriever.errors import UserError
+from raytriever.settings.configuration import did_you_mean
+from raytriever.stages.stage import Shard, StageConfig, Stages
+from retrieval.encoders.contextual.folder import is_contextual
+from retrieval.encoders.specification import EncoderSettings, require_prompt
+from retrieval.encoders.towers import resolve_form
+from retrieval.evaluation.mteb_scores import published_scores, shown_scores, summarize
+from retrieval.evaluation.published import published_row
+from retrieval.evaluation.report import block_lines
+from retrieval.jobs.model_stage import ModelStage, prompts_ahead
+from retrieval.mteb_encoder import RaytrieverEncoder, result_name
+from retrieval.mteb_tasks import evaluate_task, find_tasks, mteb_version
+
+MTEB = "mteb"
+RESULTS = "results.json"
+_CACHE = "mteb"  # what mteb.ResultCache is given
+_ROLE = re.compile("-(query|document)$")
+
+
+class MtebConfig(StageConfig):
+    """Which encoder, on which tasks."""
+
+    encoder: EncoderSettings
+    """What is evaluated."""
+    benchmark: str | None = None
+    """The benchmark of MTEB that the tasks are of, in its languages and splits."""
+    tasks: tuple[str, ...] = ()
+    """Names of tasks; (): all of the benchmark."""
+    task_prompts: dict[str, str] = Field(default={})
+    """Names of the encoder's prompts by the name or type of a task, or that with -query or -document behind it."""
+    context_documents: int | None = Field(default=None, ge=1)
+    """Of a contextual encoder: documents of each task's context; null: as many as in training."""
+    seed: int = Field(default=0, ge=0)
+    """By which those are drawn."""
+    token_budget: int | None = Field(default=None, gt=0)
+    """Padded tokens in one forward pass; null: what suits the processor."""
+    name: str | None = None
+    """Under which MTEB files the results, organization/model; null: the encoder's."""
+    published: str | None = None
+    """The row of a paper that is shown beside the scores: paper/table/row."""
+
+    @model_validator(mode="after")
+    def _tasks_are_named(self) -> Self:
+        if self.benchmark is None and not self.tasks:
+            raise ValueError("neither tasks nor a benchmark is named: set tasks, or benchmark, such as MTEB(eng, v1)")
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError("tasks names one twice: leave it out once")
+        if self.name is not None and self.name.count("/") != 1:
+            raise ValueError(f"name is {self.name!r}; MTEB files results under names of the form organization/model")
+        return self
+
+
+class Mteb(ModelStage[MtebConfig]):
+    """A shard is a task, so that a killed run goes on with the tasks that are left; then their scores together."""
+
+    command = "mteb"
+    kind = MTEB
+    config_class = MtebConfig
+    unit = "tasks"
+
+    @cached_property
+    def _tasks(self) -> dict[str, Any]:
+        return {task.metadata.name: task for task in find_tasks(self.config.benchmark, self.config.tasks)}
+
+    @property
+    def _name(self) -> str:
+        return self.config.name or result_name(self.config.encoder.model)
+
+    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
+        """MTEB not installed, unknown tasks, prompts for none of them, a published row of something else."""
+        types = {task.metadata.type for task in self._tasks.values()}
+        parts = {part.metadata.name for task in self._tasks.values() for part in getattr(task.metadata, "tasks", ())}
+        places = sorted({*self._tasks, *types, *parts})
+        for key in self.config.task_prompts:
+            if _ROLE.sub("", key) not in places:
+                raise UserError(f"task_prompts.{key} is of no task here, nor of a type.{did_you_mean(key, places)}")
+        if self.config.published is not None:
+            published_scores(published_row(self.config.published), sorted(types))
+
+    def input_fingerprints(self) -> dict[str, str]:
+        """The encoder's."""
+        return {"encoder.model": self.located.fingerprint}
+
+    def check_inputs(self, there: Set[str]) -> None:
+        """An encoder that can't be had, lacks a prompt, has several vectors a text, or reads no context."""
+        super().check_inputs(there)
+        if not self.has_model(there):
+            return
+        encoder, path = self.config.encoder, self.located.path
+        prompts = prompts_ahead(encoder, path)
+        for key, name in self.config.task_prompts.items() if prompts is not None else ():
+            require_prompt(prompts or {}, name, f"task_prompts.{key}")
+        if is_contextual(path):
+            return
+        if self.config.context_documents is not None:
+            raise UserError(f"Encoder {encoder.model} reads no context. Leave out context_documents.")
+        form, _ = resolve_form(encoder.form, path)
+        if not form.reduced:
+            raise UserError(
+                f"Encoder {encoder.model} has {form}, which MTEB's own search doesn't know. Take a form with a"
+                " reduction, or evaluate by a suite of collections."
+            )
+
+    def resolved(self) -> dict[str, Any]:
+        """With the version of MTEB, which pins the data sets, and the tasks; without what is only shown."""
+        values = super().resolved()
+        del values["published"]
+        return values | {"tasks": list(self._tasks), "mteb_version": mteb_version()}
+
+    def plan(self) -> list[Shard]:
+        """The tasks, then what they come to."""
+        tasks = [Shard(name, {"task": name, "first": not number}) for number, name in enumerate(self._tasks)]
+        return [*tasks, Shard("results", {"tasks": list(self._tasks)}, phase=1)]
+
+    @cached_property
+    def _encoder(self) -> RaytrieverEncoder:
+        config = self.config
+        encoder = RaytrieverEncoder(
+            config.encoder.model,
+            device=self.placement()[0].type,
+            token_budget=config.token_budget,
+            name=self._name,
+            task_prompts=config.task_prompts,
+            context_documents=config.context_documents,
+            context_seed=config.seed,
+            **config.encoder.model_dump(exclude={"model"}),
+        )
+        # the artifact is of one experiment, and MTEB's tools look for results without one first
+        encoder.mteb_model_meta = encoder.mteb_model_meta.model_copy(update={"experiment_kwargs": None})
+        return encoder
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """A task's files and main score; or all scores."""
+        if "tasks" in shard.description:
+            return self._make_results(shard.description["tasks"], writer)
+        task, encoder = self._tasks[shard.description["task"]], self._encoder
+        encoder.use_tasks([task])
+        folder = writer.path(_CACHE)
+        score = evaluate_task(encoder, task, folder)
+        for file in sorted(folder.rglob("*.json")):
+            if file.name != "model_meta.json" or shard.description["first"]:
+                writer.add(f"{_CACHE}/{file.relative_to(folder).as_posix()}")
+        facts = {
+            "task": task.metadata.name,
+            "category": task.metadata.type,
+            "main_score": score,
+            "revision": task.metadata.revision,
+            "splits": list(task.eval_splits),
+            "subsets": list(task.hf_subsets),
+        }
+        return writer.commit(1, facts=facts)
+
+    def _make_results(self, tasks: list[str], writer: ShardWriter) -> ShardRecord:
+        records = [ShardRecord.from_json(json.loads(writer.read(f"{RECORDS}{name}.json"))) for name in tasks]
+        results = summarize(self._name, [record.facts for record in records])
+        writer.path(RESULTS).write_bytes(to_strict_json(results))
+        writer.add(RESULTS)
+        return writer.commit(0)
+
+    def total_rows(self, shards: list[Shard]) -> int:
+        """Tasks."""
+        return sum("task" in shard.description for shard in shards)
+
+    def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
+        """The version of MTEB."""
+        return {"mteb_version": mteb_version()}
+
+    def summary(self, artifact: Artifact) -> str:
+        """Tasks and their mean."""
+        return f"{artifact.rows:,} tasks, mean {artifact.read_json(RESULTS)['mean']:.4f}"
+
+    def announce(self, artifact: Artifact) -> list[str]:
+        """The means by category, and where MTEB's files are."""
+        published = published_row(self.config.published) if self.config.published else None
+        table = shown_scores(artifact.read_json(RESULTS), published)
+        return ["", *block_lines([table]), "", f"MTEB's own files: mteb.ResultCache('{artifact.uri}/{_CACHE}')"]
+
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """All scores."""
+        return [RESULTS]

@@ -1,0 +1,251 @@
+"""The job `mteb` on tasks made here: MTEB's own evaluation of the same encoder is the oracle."""
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
+from raytriever.settings.recipe import load_recipe
+from raytriever.stages.recipe_run import recipe_stages
+from retrieval.jobs.mteb import Mteb, MtebConfig
+from retrieval.mteb_encoder import RaytrieverEncoder
+from tests.unit.retrieval.encoders.contextual.made_up import contextual
+from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_tiny_model
+from tests.unit.small_run import make
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    mteb = pytest.importorskip("mteb", reason="MTEB is not installed")
+    from tests.unit.retrieval.mteb_made_up import DOCUMENTS, Flight, FlightSimilarity, FlightTopics
+
+pytestmark = pytest.mark.usefixtures("one_thread", "made_up_tasks")
+
+TASKS = {"Flight": Flight, "FlightTopics": FlightTopics, "FlightSimilarity": FlightSimilarity}
+BENCHMARK = "Made up (eng, v1)"
+PROMPTS = {
+    "query_prompt": "the index of ",
+    "document_prompt": "return ",
+    "prompts": {"classification": "class ", "other": "with "},
+}
+
+
+@pytest.fixture
+def made_up_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_benchmark(name: str) -> Any:
+        if name != BENCHMARK:
+            raise KeyError(name)
+        return SimpleNamespace(tasks=[kind() for kind in TASKS.values()])
+
+    monkeypatch.setattr(mteb, "get_benchmark", get_benchmark)
+    monkeypatch.setattr(mteb, "get_benchmarks", lambda: [SimpleNamespace(name=BENCHMARK)])
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("encoder")
+    save_tiny_model("bert", folder / "plain")
+    load_tiny(folder / "plain", pooling="mean", normalize=True, **PROMPTS).save(folder / "tiny")
+    return str(folder / "tiny")
+
+
+@pytest.fixture(scope="module")
+def contextual_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("contextual")
+    contextual(dtype=torch.float32, context_documents=8, normalize=True, document_prompt="return ").save(folder)
+    return str(folder)
+
+
+def job(output: Path, model: str, **changes: Any) -> Mteb:
+    values = {"output": str(output), "encoder": {"model": model, "dtype": "float32"}, "benchmark": BENCHMARK}
+    return Mteb(validate(MtebConfig, values | changes, "mteb"))
+
+
+def look_ahead(output: Path, model: str, **changes: Any) -> None:
+    stage = job(output, model, **changes)
+    stage.check_settings({"mteb": stage})
+    stage.check_inputs({"encoder.model"})
+
+
+def scores(encoder: RaytrieverEncoder, *kinds: Any) -> dict[str, float]:
+    tasks = [kind() for kind in kinds or TASKS.values()]
+    encoder.use_tasks(tasks)
+    done = mteb.evaluate(encoder, tasks, cache=None, co2_tracker=False, show_progress_bar=False)
+    return {result.task_name: result.get_score() for result in done.task_results}
+
+
+class Recorded:
+    """What the encoder's tokenizer was given, by the task whose texts they are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.prompts: dict[tuple[str, str | None], str | None] = {}
+        encode = RaytrieverEncoder.encode
+
+        def recorded(encoder: RaytrieverEncoder, inputs: Any, *, task_metadata: Any, **named: Any) -> Any:
+            from retrieval import mteb_encoder
+
+            role = named.get("prompt_type")
+
+            def encode_texts(*given: Any, prompt: str | None = None, **more: Any) -> Any:
+                self.prompts[task_metadata.name, role and role.value] = prompt
+                return original(*given, prompt=prompt, **more)
+
+            original = mteb_encoder.encode_texts
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(mteb_encoder, "encode_texts", encode_texts)
+                return encode(encoder, inputs, task_metadata=task_metadata, **named)
+
+        monkeypatch.setattr(RaytrieverEncoder, "encode", recorded)
+
+
+def test_scores_are_mtebs_own(encoder: str, tmp_path: Path) -> None:
+    uri = make(job(tmp_path / "run", encoder))
+    expected = scores(RaytrieverEncoder(encoder, device="cpu", dtype="float32"))
+    results = Artifact(uri).read_json("results.json")
+    found = {name: task["main_score"] for name, task in results["tasks"].items()}
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert results["mean"] == pytest.approx(sum(expected.values()) / 3)
+    assert results["categories"]["STS"] == {"tasks": 1, "mean": pytest.approx(expected["FlightSimilarity"])}
+    assert Artifact(uri).manifest["config"]["mteb_version"] == mteb.__version__
+    lines = job(tmp_path / "run", encoder, published="contextual/2/cde-small-v1 contextual").announce(Artifact(uri))
+    table = [line.split() for line in lines]
+    assert ["MTEB", "Classification", "Retrieval", "STS", "mean"] in table
+    assert ["contextual,", "table", "2:", "cde-small-v1", "contextual", "0.8170", "0.5330", "0.8160", "0.6500"] in table
+
+
+def test_mteb_loads_its_files_which_are_the_same_each_time(encoder: str, tmp_path: Path) -> None:
+    first, second = (make(job(tmp_path / name, encoder, name="our/name")) for name in ("a", "b"))
+    assert Artifact(first).fingerprint == Artifact(second).fingerprint
+    loaded = mteb.ResultCache(Path(first) / "mteb").load_results(include_remote=False)
+    (model,) = loaded.model_results
+    assert model.model_name == "our/name"
+    results = Artifact(first).read_json("results.json")["tasks"]
+    assert {task.task_name: task.get_score() for task in model.task_results} == pytest.approx(
+        {name: task["main_score"] for name, task in results.items()}, abs=1e-5
+    )
+
+
+def test_a_killed_run_goes_on_with_the_tasks_that_are_left(
+    encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make(job(tmp_path / "whole", encoder))
+    stage = job(tmp_path / "run", encoder)
+    writer = ArtifactWriter(stage.config.output, stage.derivation())
+    writer.begin()
+    first, *others, last = stage.plan()
+    assert (first.name, last.name, last.phase) == ("Flight", "results", 1)
+    made = [stage.make_shard(first)]
+    again = job(tmp_path / "run", encoder)  # another process
+    monkeypatch.setattr(Flight, "load_data", lambda *_, **__: pytest.fail("made again"))
+    made += [again.make_shard(shard) for shard in [*others, last]]
+    assert (
+        Artifact(writer.finish(made, again.facts(made), {"seconds": 1.0}).uri).fingerprint
+        == Artifact(whole).fingerprint
+    )
+
+
+@pytest.mark.parametrize("chosen", [{}, {"STS": "other", "Flight-query": "classification"}], ids=["usual", "chosen"])
+def test_texts_have_the_prompt_of_their_type_of_task(
+    encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str]
+) -> None:
+    recorded = Recorded(monkeypatch)
+    make(job(tmp_path / "run", encoder, task_prompts=chosen))
+    assert recorded.prompts == {
+        ("Flight", "query"): "class " if chosen else "the index of ",
+        ("Flight", "document"): "return ",
+        ("FlightTopics", None): "class ",
+        ("FlightSimilarity", None): "with " if chosen else "class ",
+    }
+
+
+def test_a_contextual_encoder_reads_a_context_of_each_task(
+    contextual_encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from retrieval.encoders.contextual.encoder import ContextualEncoder
+
+    read: list[tuple[list[str], str | None]] = []
+    embed = ContextualEncoder.embed_context
+
+    def embed_context(self: Any, texts: list[str], prompt: str | None = None) -> Any:
+        read.append((list(texts), prompt))
+        return embed(self, texts, prompt)
+
+    monkeypatch.setattr(ContextualEncoder, "embed_context", embed_context)
+    uri = make(job(tmp_path / "run", contextual_encoder, context_documents=6))
+    assert [len(texts) for texts, _ in read] == [6, 6, 6]
+    assert {prompt for _, prompt in read} == {"return "}
+    flight, topics, similarity = Flight(), FlightTopics(), FlightSimilarity()
+    for task in (flight, topics, similarity):
+        task.load_data()
+    corpus = flight.dataset["default"]["test"]["corpus"]
+    assert set(read[0][0]) <= {f"{row['title']} {row['text']}".strip() for row in corpus}
+    assert set(read[1][0]) <= set(topics.dataset["train"]["text"])
+    assert set(read[2][0]) <= set(similarity.dataset["test"]["sentence1"])
+    results = Artifact(uri).read_json("results.json")["tasks"]
+    of = {"device": "cpu", "dtype": "float32"}
+    same = RaytrieverEncoder(contextual_encoder, context_documents=6, **of)
+    assert {name: task["main_score"] for name, task in results.items()} == pytest.approx(scores(same), abs=1e-6)
+    more = RaytrieverEncoder(contextual_encoder, context_documents=DOCUMENTS, **of)
+    assert scores(more, Flight)["Flight"] != results["Flight"]["main_score"]
+    assert len(read[-1][0]) == DOCUMENTS - 2  # two are empty
+    assert more.mteb_model_meta.experiment_name != same.mteb_model_meta.experiment_name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"benchmark": "Made up (eng, v2)"}, r"MTEB doesn't have\. Did you mean 'Made up \(eng, v1\)'\?"),
+        ({"tasks": ["Fligt"]}, r"tasks names 'Fligt', which Made up \(eng, v1\) doesn't have\. Did you mean 'Flight'"),
+        ({"benchmark": None, "tasks": ["NFCorpu"]}, r"which MTEB doesn't have\. Did you mean 'NFCorpus'"),
+        ({"task_prompts": {"Clustering": "other"}}, r"task_prompts\.Clustering is of no task here"),
+        ({"task_prompts": {"STS": "othr"}}, r"task_prompts\.STS is 'othr', .* it has classification, document, other"),
+        ({"published": "contextual/1/x"}, "contextual/1/x"),
+        ({"published": "revela/1/BM25"}, r"none of it is\s+MTEB's of these tasks"),
+        ({"context_documents": 3}, "reads no context. Leave out context_documents"),
+        ({"encoder": {"model": "", "query_prompt_name": "no"}}, "query_prompt_name is 'no', but the encoder has no"),
+        ({"benchmark": None}, "neither tasks nor a benchmark is named"),
+        ({"name": "plain"}, "of the form organization/model"),
+    ],
+)
+def test_what_can_not_be_evaluated_is_refused_before_it_is(
+    encoder: str, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    if "encoder" in changes:
+        changes = {"encoder": changes["encoder"] | {"model": encoder}}
+    with pytest.raises(UserError, match=message):
+        look_ahead(tmp_path / "run", encoder, **changes)
+
+
+def test_without_mteb_the_extra_is_named(encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import PackageNotFoundError
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("retrieval.mteb_tasks.version", version)
+    with pytest.raises(UserError, match=r"pip install 'raytriever\[mteb\]'"):
+        look_ahead(tmp_path / "run", encoder)
+
+
+def test_data_that_can_not_be_had_are_named(encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_data(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(FlightTopics, "load_data", load_data)
+    with pytest.raises(UserError, match=r"task FlightTopics \(nowhere/at-all at 0{40}\) can't be had: no route"):
+        make(job(tmp_path / "run", encoder, tasks=["FlightTopics"]))
+
+
+def test_the_recipe_names_all_tasks_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the benchmark is MTEB's own
+    ((name, stage),) = recipe_stages(load_recipe("suites/mteb_english", [])).items()
+    whole = [task.metadata.name for task in mteb.get_benchmark("MTEB(eng, v1)").tasks]
+    assert sorted(stage.config.tasks) == sorted(whole)
+    assert len(whole) == 56
+    stage.check_settings({name: stage})
