@@ -1,5 +1,7 @@
 """The papers' settings: what the recipes resolve to, and what must hold between the stages of any recipe."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,60 @@ PRINTED = {
 
 NOTHING_PRINTED = [f"papers/{name}" for name in ("coder_zero_shot", "contextual_small", "contextual_small_baseline")]
 """Recipes whose rows no table of their paper has."""
+
+
+COMMANDS = re.findall(
+    r"`raytriever (?:run|sweep) (papers/[^`]*)`",
+    (Path(__file__).parents[3] / "docs" / "reproduction.md").read_text(encoding="utf-8"),
+)
+_REVELA, _FORM = "suite.systems.Revela.published=revela/", "model.document_encoder.form"
+_REGULARISATION, _TRAINED = "model.objective.regularisation", "model.objective.training_form"
+VARIANTS = [  # of what headers of recipes propose
+    ("revela", [_REVELA + "9/Revela 135M random", "batches.grouping.order=random"]),
+    ("revela", [_REVELA + "6/Revela 135M LM 0.5B", "model.objective.language_model.model=Qwen/Qwen2.5-0.5B"]),
+    ("revela", [_REVELA + "8/Revela 135M rank 64", "model.objective.language_model.lora.rank=64"]),
+    ("revela", [_REVELA + "11/Revela 135M batch 8", "batches.grouping.batch_size=8"]),
+    ("revela_code", [_REVELA + "12/Revela 135M batch 12", "batches.batches_per_epoch=478350"]),
+    ("revela", [_REVELA + "13/Revela 135M without v-norm", "model.objective.value_normalization=false"]),
+    ("multi_layer", [_FORM + ".layers=[8,12]"]),
+    ("multi_layer", [_TRAINED + "=multi_vector", _REGULARISATION + "=null", _FORM + ".reduction=none"]),
+    ("multi_layer", [_TRAINED + "=average", _REGULARISATION + "=null", _FORM + ".reduction=average"]),
+    ("multi_layer", [_TRAINED + "=dual_encoder", _REGULARISATION + "=null", _FORM + "=null"]),
+    ("multi_layer", [_FORM + "={kind: first_tokens, tokens: 8, reduction: last}"]),
+    ("multi_layer", [_FORM + "={kind: all_tokens, reduction: last}", _REGULARISATION + "=0.01"]),
+    ("contextual_small_baseline", ["packing.clusters=null", "packing.pairs=pairs", "packing.packing.order=random"]),
+    ("adaptive_margins", ["suite.systems.BM25={files: {trec_dl_2019: x/a.trec, trec_dl_2020: x/b.trec}}"]),
+    ("coder_ms_marco", ["train_run.index=bm25_index", "train_run.vectors=null"]),
+    ("revela_table_1", ["suite.systems.REPLUG 1B=null"]),
+]
+
+
+def test_the_page_of_commands_has_every_recipe() -> None:
+    named = {command.split()[0] for command in COMMANDS}
+    assert named | set(PAPERS) == set(PAPERS)
+    assert set(PAPERS) - named == set()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_is_one(command: str) -> None:
+    name, *words = shlex.split(command)
+    options = list(zip(words[::2], words[1::2], strict=True))
+    assert {option for option, _ in options} <= {"--set", "--grid", "--system"}
+    overrides = [value for option, value in options if option == "--set"]
+    for key, values in (value.split("=", 1) for option, value in options if option == "--grid"):
+        overrides += [f"{key}={value}" for value in values.split(",")]
+    stages = recipe_stages(load_recipe(name, overrides))
+    for option, value in options:
+        if option == "--system":
+            assert all(value in stage.config.runs for stage in stages.values() if stage.command == "evaluate")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("name", "overrides"), VARIANTS)
+def test_what_a_header_proposes_is_possible(name: str, overrides: list[str]) -> None:
+    stages = recipe_stages(load_recipe(f"papers/{name}", overrides))
+    for stage in stages.values():
+        if stage.command != "train":  # an optimizer may not be installed
+            stage.check_settings(stages)
 
 
 @pytest.mark.parametrize("name", PAPERS)
