@@ -52,7 +52,8 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> None:
         with _naming(name):
             check_output(stages[name].config.output)
             stages[name].check_settings(stages)
-            stages[name].check_inputs(_made_by(None, stages[name], stages))
+            makers = _makers(stages[name], stages)
+            stages[name].check_inputs({key for key, maker in makers.items() if maker is None})
             stages[name].check_ahead(pending)
 
 
@@ -66,9 +67,9 @@ def _naming(stage: str) -> Iterator[None]:
         raise
 
 
-def _made_by(maker: Stage[Any] | None, stage: Stage[Any], stages: Stages) -> set[str]:
-    """Dotted keys of the inputs of ``stage`` that ``maker`` makes; None: those that no stage of the run makes."""
-    return {key for key, path in input_paths(stage.config).items() if made_by(stages, path) is maker}
+def _makers(stage: Stage[Any], stages: Stages) -> dict[str, Stage[Any] | None]:
+    """By the dotted key of each input of ``stage`` the one of the run that makes it, or None."""
+    return {key: made_by(stages, path) for key, path in input_paths(stage.config).items()}
 
 
 def run_recipe(
@@ -80,6 +81,7 @@ def run_recipe(
     ``run_stage`` takes it; ``shards_here``: as ``RaySession``.
     """
     check_before_run(stages, names)
+    makers = {name: _makers(stages[name], stages) for name in names}
     finished: list[tuple[Stage[Any], Artifact]] = []
     with RaySession(shards_here=shards_here) as session:
         for place, name in enumerate(names, start=1):
@@ -88,9 +90,13 @@ def run_recipe(
                 artifact = run_stage(stage, session, replace=True, force=force, label=name, recipe=recipe)
             finished.append((stage, artifact))
             pending = {later: stages[later] for later in names[place:]}
+            followers = [stage]  # what is made of it; there may be hundreds of others, which learn nothing new
             for later in pending:
+                if not any(maker is follower for maker in makers[later].values() for follower in followers):
+                    continue
+                followers.append(stages[later])
                 with _naming(later):
-                    if made := _made_by(stage, stages[later], stages):
+                    if made := {key for key, maker in makers[later].items() if maker is stage}:
                         stages[later].check_inputs(made)
                     stages[later].check_ahead(pending)
     for line in closing_lines(finished):

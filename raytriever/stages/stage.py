@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
@@ -111,7 +112,8 @@ class Stage(Generic[Config]):
     def check_ahead(self, pending: "Stages") -> None:
         """Looks past its inputs at what those will be made from, ``pending`` being the stages still to be made.
 
-        Called before a run and whenever one of its stages is made, so that nobody waits for a costly input in vain.
+        Called before a run and whenever a stage is made that it is made of, so that nobody waits for a costly input in
+        vain.
         Quick; raises ``UserError``.
         """
 
@@ -186,12 +188,17 @@ Stages = Mapping[str, Stage[Any]]  # the stages of a recipe by name, in the orde
 
 def made_by(stages: Stages, path: str) -> Stage[Any] | None:
     """The one of ``stages`` whose folder ``path`` is, or is in."""
-    here = absolute(path).rstrip("/")
+    here = _folder(path, os.getcwd())
     for stage in stages.values():
-        folder = absolute(stage.config.output).rstrip("/")
+        folder = _folder(stage.config.output, os.getcwd())
         if here == folder or here.startswith(f"{folder}/"):
             return stage
     return None
+
+
+@cache
+def _folder(uri: str, current: str) -> str:  # noqa: ARG001  # a suite asks for hundreds of folders hundreds of times
+    return absolute(uri).rstrip("/")
 
 
 @contextmanager
