@@ -188,9 +188,10 @@ Stages = Mapping[str, Stage[Any]]  # the stages of a recipe by name, in the orde
 
 def made_by(stages: Stages, path: str) -> Stage[Any] | None:
     """The one of ``stages`` whose folder ``path`` is, or is in."""
-    here = _folder(path, os.getcwd())
+    current = str(Path.cwd())
+    here = _folder(path, current)
     for stage in stages.values():
-        folder = _folder(stage.config.output, os.getcwd())
+        folder = _folder(stage.config.output, current)
         if here == folder or here.startswith(f"{folder}/"):
             return stage
     return None

@@ -45,7 +45,7 @@ _SYLLABLES = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
 class Size:
     """How much a collection holds: its documents, queries of each split that trains, and of each other one."""
 
-    documents: int = 288  # product quantizers of 8 bits learn from 256 or more
+    documents: int = 96
     training_queries: int = 24
     queries: int = 12
     words: int = 24  # of a document

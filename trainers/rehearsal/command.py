@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ import typer
 from pydantic import BaseModel
 
 from pipelines.jobs.collect import Collect
-from pipelines.jobs.pairs import Pairs
+from pipelines.jobs.pairs import PairsConfig
 from raytriever.artifacts.hub_mirror import HUB_MIRROR
 from raytriever.command_line import RecipeArgument, SetOption
 from raytriever.errors import UserError
@@ -29,9 +30,11 @@ from raytriever.stages.recipe_run import recipe_stages, run_recipe
 from raytriever.stages.stage import Stage, Stages, made_by
 from retrieval.encoders.pretrained import named_models
 from retrieval.encoders.specification import EncoderSettings
+from retrieval.indexes.faiss_factory import fewest_to_learn_from, index_of_any_dimension
+from retrieval.jobs.index import IndexConfig, VectorIndexSettings
 from retrieval.jobs.model_stage import folder_of
 from trainers.rehearsal.collections import Size, is_known, make_toy, single_sources, write_source
-from trainers.rehearsal.models import require_known, write_model
+from trainers.rehearsal.models import HUB_MODELS, TRAINED, require_known, write_model
 from trainers.training_run import RunSettings
 
 _MARK = "REHEARSAL.txt"
@@ -40,7 +43,6 @@ _STEPS = 2
 _MOST = 2  # epochs, batches of a step, workers
 _BATCHES = 8  # of an epoch of chunks
 _SIZES = ("batch_size", "cluster_size", "smallest_domain")  # of what a training collection must fill
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _NOT_SHOWN = (
     "That the hub has these models and data sets, laid out as their toys are; that the real ones fit into memory and on"
     " disk; GPUs, and more than two workers; how long anything takes; and how good anything is: the models are random."
@@ -48,8 +50,8 @@ _NOT_SHOWN = (
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A recipe and the stages of it that are rehearsed; the models of the hub that they name, with their layers."""
+class Part:
+    """A recipe and the stages of it that are rehearsed; the models that they name, with their layers."""
 
     recipe: Recipe
     stages: Stages
@@ -67,7 +69,7 @@ def rehearse(
     Models of the same families with random weights, data in the layouts that the settings name, two steps of training.
     """
     started = time.monotonic()
-    parts = _parts(load_recipe(recipe, overrides or []))
+    parts = parts_of(load_recipe(recipe, overrides or []))
     folder = Path(output or f"runs/rehearsals/{parts[-1].recipe.name}").absolute()
     total = sum(len(part.names) for part in parts)
     with _rehearsing(folder):
@@ -102,7 +104,7 @@ def _rehearsing(folder: Path) -> Iterator[None]:
         os.environ |= {name: value for name, value in before.items() if value is not None}
 
 
-def _parts(recipe: Recipe, last: str | None = None) -> list[_Part]:
+def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
     """The recipe, after others whose artifacts it reads. Raises ``UserError`` for what no toy can stand in for."""
     if Path(recipe.output).is_absolute() or "://" in recipe.output:
         recipe = replace(recipe, output="run")
@@ -113,43 +115,52 @@ def _parts(recipe: Recipe, last: str | None = None) -> list[_Part]:
     models: dict[str, int] = {}
     for name in names:
         stage = stages[name]
-        known = {f"{key}.{part}" for key in named_models(stage.config) for part in ("model", "base_model", "tokenizer")}
+        named = {f"{key}.{part}" for key in named_models(stage.config) for part in ("model", "base_model", "tokenizer")}
         for key, path in input_paths(stage.config).items():
             if made_by(stages, path) is not None:
                 continue
-            if isinstance(stage, Collect):
-                if not _stays_inside(path):
-                    values[f"{name}.{key}"] = f"outside/{re.sub('[^A-Za-z0-9_.-]+', '_', path)}"
-            elif maker := _maker(path):
-                before[path] = maker
-            elif Path(path).exists():
+            if not isinstance(stage, Collect) and Path(path).exists():
                 values[f"{name}.{key}"] = str(Path(path).absolute())
-            elif key in known and _HUB_NAME.fullmatch(path):
-                models[path] = max(models.get(path, 2), _layers(stage.config, path))
+            elif isinstance(stage, Collect) or key in named:
+                if not _stays_inside(path):
+                    values[f"{name}.{key}"] = path = f"outside/{re.sub('[^A-Za-z0-9_.-]+', '_', path)}"
+                if maker := _maker(path):
+                    before[path] = maker
+                elif key in named:
+                    models[path] = max(models.get(path, 2), _layers(stage.config, path))
             else:
                 raise UserError(
-                    f"{name}.{key} is {path}, which no stage and no recipe that comes along makes, so no toy can stand"
-                    " in for it. Make it by a stage, name what exists, or leave it out by --set."
+                    f"{name}.{key} is {path}, which no stage makes, so no toy can stand in for it. Make it by a stage,"
+                    " name what exists, or leave it out by --set."
                 )
-    require_known(sorted(models))
+    require_known([model for model in models if _of_hub(model)])
     _require_sources(stages, names)
     _tell(recipe, stages, values)
     smaller = replace(recipe, stages=apply_values(recipe.stages, values, "rehearsal"))
-    earlier = [part for maker, until in before.values() for part in _parts(maker, until)]
-    return [*earlier, _Part(smaller, recipe_stages(smaller), names, models)]
+    earlier = [part for maker, until in before.values() for part in parts_of(maker, until)]
+    return [*earlier, Part(smaller, recipe_stages(smaller), names, models)]
 
 
 def _stays_inside(path: str) -> bool:
     return not (Path(path).is_absolute() or "://" in path or ".." in Path(path).parts)
 
 
+def _of_hub(model: str) -> bool:
+    """Whether it is a name of the hub; anything else is a folder in which some run leaves a model."""
+    return model.count("/") == 1 and not model.startswith(("runs/", "outside/"))
+
+
+@cache
 def _maker(path: str) -> tuple[Recipe, str] | None:
-    """The recipe of those that come along whose stage writes to ``path``, and that stage."""
+    """The recipe of those that come along whose stage leaves at ``path`` what no plain encoder can stand in for."""
     for name in recipe_names():
         recipe = load_recipe(name, [])
-        for stage in recipe.stages:
+        for stage in recipe.stages if path.startswith(f"{recipe.output}/") else ():
             if recipe.folder(stage) == path:
-                return recipe, stage
+                config = recipe_stages(recipe)[stage].config
+                objective = getattr(config, "objective", None)
+                is_plain = objective and objective.trains == "one_encoder" and not objective.freezes_documents
+                return None if is_plain else (recipe, stage)
     return None
 
 
@@ -187,7 +198,8 @@ def _smaller(name: str, config: Any) -> dict[str, Any]:
         wanted["epochs"] = _MOST
     if getattr(config, "batches_per_epoch", None) is not None:
         wanted["batches_per_epoch"] = _BATCHES
-    factory = getattr(getattr(config, "index", None), "factory", "")
+    is_index = isinstance(config, IndexConfig) and isinstance(config.index, VectorIndexSettings)
+    factory = config.index.factory if is_index else ""
     if (cells := re.search(r"IVF(\d+)(_HNSW\d+)?", factory)) and int(cells[1]) > _BATCHES:
         wanted["index.factory"] = factory.replace(cells[0], f"IVF{_BATCHES}")
     if isinstance(config, RunSettings):
@@ -227,7 +239,7 @@ def _tell(recipe: Recipe, stages: Stages, values: Mapping[str, Any]) -> None:
         log.info(f"  {change} in {', '.join(of) if len(of) < 4 else f'{len(of)} stages, such as {of[0]}'}")
 
 
-def _write_toys(part: _Part) -> None:
+def _write_toys(part: Part) -> None:
     """Data and models; made anew, they are the same."""
     sizes = _sizes(part.stages)
     sources = [stage.config.source for stage in part.stages.values() if isinstance(stage, Collect)]
@@ -236,26 +248,29 @@ def _write_toys(part: _Part) -> None:
     toy = make_toy("vocabulary", ["test"], Size())
     texts = [document.text for document in toy.documents]
     for model, layers in part.models.items():
-        write_model(model, layers, texts, Path(_MIRROR) / "models" / model)
+        is_of_hub = _of_hub(model)
+        folder = Path(_MIRROR, "models", model) if is_of_hub else Path(model)
+        write_model(HUB_MODELS[model] if is_of_hub else TRAINED, layers, texts, folder)
     log.info(f"  toys: {len(sources)} collections, {len(part.models)} models")
 
 
 def _sizes(stages: Stages) -> list[Size]:
-    """Of every collection: enough to fill batches and clusters where something is trained on it, small elsewhere."""
+    """Of every collection: enough for indexes to learn from, and for batches and clusters of what trains on it."""
     configs = [stage.config for stage in stages.values()]
+    indexes = (config.index for config in configs if isinstance(config, IndexConfig))
+    factories = dict.fromkeys(index.factory for index in indexes if isinstance(index, VectorIndexSettings))
+    learnt = (index_of_any_dimension(factory) for factory in factories)
+    small = Size(max(Size().documents, *(fewest_to_learn_from(index) for index in learnt if index is not None), 0))
     most = max((number for config in configs for number in _numbers(config)), default=0)
-    packed = frozenset(
-        split for config in configs if isinstance(config, Pairs.config_class) for split in _splits(config)
-    )
+    packed = frozenset(split for config in configs if isinstance(config, PairsConfig) for split in _splits(config))
+    steps = [config.training.batches_per_step for config in configs if isinstance(config, RunSettings)]
+    rows = most * 5 // 4 * max([1, *steps])
     judged = any(getattr(config, "judged_negatives", None) for config in configs)
-    rows = most * 5 // 4 * max([1, *(c.training.batches_per_step for c in configs if isinstance(c, RunSettings))])
-    small, large = (
-        Size(),
-        Size(max(Size().documents, rows), max(Size().training_queries, rows), packed=packed, negatives=judged),
-    )
+    large = Size(max(small.documents, rows), max(small.training_queries, rows), packed=packed, negatives=judged)
     trained = [stage for stage in stages.values() if isinstance(stage.config, RunSettings)]
     read = {place for stage in trained for each in _ancestors(stage, stages) for place in _places(each)}
-    return [large if read & set(_places(stage)) else small for stage in stages.values() if isinstance(stage, Collect)]
+    collected = [stage for stage in stages.values() if isinstance(stage, Collect)]
+    return [large if read & set(_places(stage)) else small for stage in collected]
 
 
 def _places(stage: Stage[Any]) -> list[str]:
@@ -264,7 +279,7 @@ def _places(stage: Stage[Any]) -> list[str]:
     return [str(getattr(source, "path", None) or getattr(source, "dataset", "")) for source in sources]
 
 
-def _splits(config: Any) -> tuple[str, ...]:
+def _splits(config: PairsConfig) -> tuple[str, ...]:
     return (config.split,) if isinstance(config.split, str) else tuple(config.split)
 
 

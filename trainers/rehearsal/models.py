@@ -96,13 +96,19 @@ HUB_MODELS = {
     "google-bert/bert-base-uncased": HubModel("bert"),
     "google-t5/t5-base": HubModel("t5"),
     "meta-llama/Llama-3.2-1B": HubModel("llama"),
+    "microsoft/graphcodebert-base": HubModel("roberta"),
     "microsoft/mpnet-base": HubModel("mpnet"),
+    "microsoft/unixcoder-base": HubModel("roberta"),
     "nomic-ai/nomic-bert-2048": HubModel("nomic_bert", tokenizer=False, prefix="bert."),
     "nomic-ai/nomic-embed-text-v1": HubModel("nomic_bert", pooling="mean"),
     "sentence-transformers/all-MiniLM-L6-v2": HubModel("bert", pooling="mean", normalize=True),
     "sentence-transformers/gtr-t5-base": HubModel("t5", pooling="mean", dense=True, normalize=True),
     "sentence-transformers/msmarco-distilbert-base-tas-b": HubModel("distilbert", pooling="cls"),
 }
+
+
+TRAINED = HubModel("bert", pooling="mean", normalize=True)
+"""Stands in for an encoder that another run trains."""
 
 
 def require_known(models: Sequence[str]) -> None:
@@ -116,12 +122,12 @@ def require_known(models: Sequence[str]) -> None:
             )
 
 
-def write_model(model: str, layers: int, texts: Sequence[str], folder: Path) -> None:
-    """The toy of ``model`` with so many layers, whose tokenizer is made for ``texts``, in ``folder``."""
+def write_model(known: HubModel, layers: int, texts: Sequence[str], folder: Path) -> None:
+    """The toy of a model with so many layers, whose tokenizer is made for ``texts``, in ``folder``."""
     import torch
     import transformers
 
-    known, family = HUB_MODELS[model], FAMILIES[HUB_MODELS[model].family]
+    family = FAMILIES[known.family]
     tokenizer = _tokenizer(family, texts)
     settings = family.settings | {"vocab_size": len(tokenizer), family.layers: layers}
     torch.manual_seed(0)

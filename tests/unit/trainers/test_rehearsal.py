@@ -14,12 +14,14 @@ from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.hub_mirror import HUB_MIRROR
 from raytriever.cli import app
 from raytriever.errors import UserError
+from raytriever.settings.recipe import load_recipe, recipe_names
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.pretrained import find_tokenizer, locate_model
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.text_encoder import load_encoder
 from tests.unit.small_run import make
 from trainers.rehearsal.collections import Size, write_source
+from trainers.rehearsal.command import parts_of
 from trainers.rehearsal.models import HUB_MODELS, write_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -121,8 +123,10 @@ def test_no_toy_is_written_over_what_lies_elsewhere(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("model", {known: model for model, known in HUB_MODELS.items()}.values())
 def test_a_toy_model_is_loaded_from_the_mirror(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_model(model, 3, TEXTS, tmp_path / "models" / model)
-    write_model("google-bert/bert-base-uncased", 2, TEXTS, tmp_path / "models" / "google-bert/bert-base-uncased")
+    write_model(HUB_MODELS[model], 3, TEXTS, tmp_path / "models" / model)
+    write_model(
+        HUB_MODELS["google-bert/bert-base-uncased"], 2, TEXTS, tmp_path / "models" / "google-bert/bert-base-uncased"
+    )
     monkeypatch.setenv(HUB_MIRROR, str(tmp_path))
     has_tokenizer = HUB_MODELS[model].tokenizer
     tokenizer = None if has_tokenizer else "google-bert/bert-base-uncased"
@@ -144,6 +148,12 @@ def test_the_hub_is_not_asked_where_there_is_a_mirror(tmp_path: Path, monkeypatc
     source: AnySource = TypeAdapter(AnySource).validate_python(SOURCES["hub"])
     with pytest.raises(UserError, match=r"datasets/mteb/x is no folder"):
         source.open()
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("papers/")])
+def test_toys_can_stand_in_for_all_that_the_papers_recipes_name(name: str) -> None:
+    *_, whole = parts_of(load_recipe(name, []))
+    assert list(whole.names) == list(load_recipe(name, []).stages)
 
 
 def rehearse(folder: Path, stages: dict[str, Any], *arguments: str) -> str:
