@@ -328,11 +328,11 @@ def test_a_passage_that_has_a_querys_number_is_no_query(name: str) -> None:
     assert {config.rules.self_hits for config in mined} == {"keep"}
 
 
-def test_adaptive_margins_see_every_triplet_once() -> None:
+def test_adaptive_margins_see_a_triplet_once() -> None:
     stages = stages_of("papers/adaptive_margins")
     size = value(stages, "packing.packing.batch_size")
     assert value(stages, "model.training.optimizer.learning_rate") * size == pytest.approx(5e-6)
-    assert 0 <= 39_780_811 - value(stages, "model.training.max_steps") * size < size
+    assert value(stages, "packing.epochs") == value(stages, "model.training.epochs") == 20  # of about a hundred
     # a sample is drawn without replacement over epochs; some queries have more than a hundred negatives
     assert value(stages, "batches.choose_negatives") == "sample"
     assert value(stages, "batches.negatives_per_example") == 1
