@@ -34,7 +34,7 @@ from retrieval.collections.text_lines import plain_name
 
 TOPICS = 16
 _WORDS_OF_TOPIC, _WORDS_OF_ALL = 24, 200
-_ARTICLES, _ARTICLE_WORDS, _PASSAGES = 60, 240, 4  # where there are documents alone; rows may be passages of one
+_ARTICLES, _ARTICLE_WORDS, _PASSAGES = 60, 480, 4  # where there are documents alone; rows may be passages of one
 _HARD_NEGATIVES = 32  # of a question in DPR's files, as Natural Questions' have 30 or more
 _SPLITS = ("train", "dev", "test")  # where the settings name none
 _SENTENCE = 12  # words
@@ -212,23 +212,22 @@ def _judgments(toy: Toy, split: str) -> list[dict[str, Any]]:
 
 
 def _write_mteb(source: MtebFolder | HubDataset, size: Size, folder: Path) -> None:
-    """JSON lines, named by the card's YAML; several subsets share a repository."""
+    """As most of MTEB's repositories are; as those of CoIR where there are subsets, which share a repository."""
     toy = make_toy(f"{folder} {source.subset}", source.splits or _SPLITS, size, ("d", "q"))
-    before = f"{source.subset}-" if source.subset else ""
-    tables = {
-        f"{before}corpus": {"corpus": [{"_id": d.id, "title": d.title, "text": d.text} for d in toy.documents]},
-        f"{before}queries": {"queries": [{"_id": q.id, "text": q.text} for q in toy.all_queries()]},
-        f"{before}qrels" if before else "default": {split: _judgments(toy, split) for split in toy.queries},
-    }
-    for configuration, splits in tables.items():
-        for split, rows in splits.items():
-            write_table(folder / configuration / f"{split}.jsonl", rows)
+    id_, name = ("id", f"{source.subset}-{{}}/{{}}-00000-of-00001.parquet") if source.subset else ("_id", "{}.jsonl")
+    documents = [{id_: d.id, "title": d.title, "text": d.text} for d in toy.documents]
+    write_table(folder / name.format("corpus", "test"), documents)
+    write_table(folder / name.format("queries", "test"), [{id_: q.id, "text": q.text} for q in toy.all_queries()])
+    for split in toy.queries:
+        rows = [row | {"score": float(row["score"])} for row in _judgments(toy, split)]
+        write_table(folder / (name.format("qrels", split) if source.subset else f"qrels/{split}.jsonl"), rows)
     files: dict[str, list[dict[str, str]]] = {}
-    for path in sorted(folder.glob("*/*.jsonl")):
-        entry = {"split": path.stem, "path": path.relative_to(folder).as_posix()}
-        files.setdefault(path.parent.name, []).append(entry)
+    for path in sorted(path.relative_to(folder) for path in folder.rglob("*.[jp]*")):
+        configuration = (path.parent.name or path.stem).replace("qrels", "qrels" if source.subset else "default")
+        entry = {"split": path.stem.split("-")[0], "path": path.as_posix().replace("00000-of-00001.parquet", "*")}
+        files.setdefault(configuration, []).append(entry)
     configs = [{"config_name": name, "data_files": entries} for name, entries in files.items()]
-    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+    _write_text(folder / "README.md", f"---\n{yaml.safe_dump({'configs': configs})}---\n")
 
 
 def _write_columns(source: Columns, size: Size, folder: Path) -> None:
