@@ -127,6 +127,7 @@ def write_model(known: HubModel, layers: int, texts: Sequence[str], folder: Path
     import torch
     import transformers
 
+    transformers.logging.disable_progress_bar()
     family = FAMILIES[known.family]
     tokenizer = _tokenizer(family, texts)
     settings = family.settings | {"vocab_size": len(tokenizer), family.layers: layers}
