@@ -4,11 +4,14 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from pipelines.chunking.code import code_pieces
 from pipelines.chunking.markdown import markdown_pieces
 from pipelines.chunking.pieces import Pieces, count_pieces, line_pieces, pack_pieces
 from pipelines.chunking.sentences import sentence_ends
 from pipelines.chunking.settings import ChunkingSettings
+from retrieval.collections.records import PART_END
 from retrieval.words import TextWords
 
 
@@ -41,7 +44,8 @@ def chunk_text(text: str, settings: ChunkingSettings, source_id: str = "") -> Ch
     counts["sentences_cut_by_words"] += counted.cut
     counts["lines_longer_than_a_chunk"] += counted.too_long
     before: list[int] = counted.words.tolist()
-    stops = pack_pieces(before, counted.openings.tolist(), settings.max_words, settings.min_words)
+    min_words = 0 if settings.kind == "parts" else settings.min_words
+    stops = pack_pieces(before, counted.openings.tolist(), settings.max_words, min_words)
     ends: list[int] = counted.ends[[stop - 1 for stop in stops]].tolist()
     in_chunk = [before[stop] - before[first] for first, stop in pairwise([0, *stops])]
     return Chunks([0, *ends[:-1]], ends, in_chunk, dict(+counts))
@@ -58,6 +62,9 @@ def _pieces(text: str, words: TextWords, settings: ChunkingSettings, source_id: 
         pieces, has_error = code
         counts["sources_with_syntax_errors"] += has_error
         return pieces
+    if kind == "parts":
+        ends = np.array([place + 1 for place, character in enumerate(text) if character == PART_END], dtype=np.int64)
+        return Pieces(ends, openings=ends, sealed=np.append(0, ends))
     if kind == "lines":
         return line_pieces(text, words, settings.max_words)
     if kind == "markdown":

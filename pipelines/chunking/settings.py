@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pipelines.source_languages import Grammar, source_language
 from raytriever.settings.configuration import Settings
 
-Kind = Literal["sentences", "markdown", "code", "lines", "auto"]
+Kind = Literal["sentences", "markdown", "code", "lines", "parts", "auto"]
 # endings of data, cut at lines as code without a grammar is
 _DATA = {".csv", ".ini", ".json", ".toml", ".tsv", ".cfg", ".xml", ".yaml", ".yml"}
 _PROSE = {"restructuredtext"}  # of the languages: cut by sentences
@@ -18,8 +18,9 @@ class ChunkingSettings(Settings):
     """How texts are cut into chunks of at most ``max_words`` words (``retrieval/words.py`` says what a word is).
 
     ``kind``: sentences, whole ones; markdown, sentences between headings and blocks of code; code, functions and
-    classes; lines, groups of lines; auto, by the ending of the document's id (``src/main.rs``), sentences where it
-    has none that is known. ``min_words``: a heading or a definition begins a new chunk only once the chunk before
+    classes; lines, groups of lines; parts, those of a text that was read as a list, however
+    long; auto, by the ending of the document's id (``src/main.rs``), sentences where it has none that is known.
+    ``min_words``: a heading or a definition begins a new chunk only once the chunk before
     holds that many, and a shorter last chunk takes sentences from the one before it.
     """
 
@@ -45,7 +46,7 @@ class ChunkingSettings(Settings):
 
     def way_of(self, source_id: str) -> tuple[Kind, Grammar | None]:
         """How the document is cut: never 'auto'; a grammar with 'code' alone."""
-        if self.kind in ("sentences", "markdown", "lines"):
+        if self.kind in ("sentences", "markdown", "lines", "parts"):
             return self.kind, None
         language = source_language(source_id)
         grammar = self.programming_language if self.kind == "code" else None

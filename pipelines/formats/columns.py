@@ -14,6 +14,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.settings.configuration import InputPath, Settings
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.records import (
+    PART_END,
     DocumentRecord,
     Format,
     JudgmentRecord,
@@ -36,6 +37,8 @@ class DocumentTable(Settings):
     """Column of the titles; None: they have none."""
     text: str = "text"
     """Column of the texts."""
+    in_parts: bool = False
+    """Whether each text is a list of strings, which raytriever chunk with kind parts takes apart again."""
     domain: str | None = None
     """Column of the domains."""
     join_by: str | None = None
@@ -211,7 +214,8 @@ class ColumnsFormat(Format):
 
     def _document(self, row: Record) -> DocumentRecord:
         names = self._document_columns
-        text, title, domain = row.text(names.text), row.text(names.title), row.text(names.domain)
+        title, domain = row.text(names.title), row.text(names.domain)
+        text = PART_END.join(row.strings(names.text)) if names.in_parts else row.text(names.text)
         id_ = text_id(title, text) if names.id is None else row.id(names.id)
         return DocumentRecord(row.place, id_, title, text, domain or self._columns.domain or "")
 

@@ -17,6 +17,7 @@ from raytriever.errors import NothingMade
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, record_batches
+from retrieval.collections.records import PART_END
 
 CHUNKS = pa.schema(
     [
@@ -135,4 +136,5 @@ class _Tally:
             short = sum(words < self._settings.min_words for words in chunks.words)
             self.counts.update(source_documents=1, words=sum(chunks.words), chunks_shorter_than_min_words=short)
             for number, (start, end) in enumerate(zip(chunks.starts, chunks.ends, strict=True)):
+                end -= self._settings.kind == "parts" and text[end - 1] == PART_END
                 yield f"{source}#{number}", title, text[start:end], domain, source, number, start, end

@@ -22,6 +22,9 @@ from raytriever.settings.configuration import Settings
 
 Policy = Literal["refuse", "drop"]
 
+PART_END = "\x1e"
+"""Between the parts of a text that was read as a list: the character that Unicode calls a record separator."""
+
 _BLOCK_BYTES = 8 << 20
 _RECORDS_AT_ONCE = 4096
 _CHARACTERS_AT_ONCE = 4 << 20

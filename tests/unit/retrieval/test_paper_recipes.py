@@ -189,6 +189,7 @@ PRINTED = {
     },
     "revela_code": {"model.objective.first_half": False, "batches.grouping.batch_size": 16},
     "revela_dual": {"model.objective.first_half": ["wikipedia"], "batches.ratios": {"articles": 1, "threads": 1}},
+    "revela_published_batches": {"batches.grouping.documents_per_batch": 1, "batches.grouping.batch_size": 16},
     "revela_beir": {"article_batches.batches_per_epoch": 320_000 - 54_312, "model.objective.first_half": True},
     "revela_table_1": {"arguana/Revela_1B_BM25/run.rank_constant": 60},
     "revela_table_2": {"apps/evaluation.measures": ("nDCG@10", "R@100")},

@@ -13,7 +13,7 @@ from tests.unit.pipelines.chunking.texts import cut, limits, real_data, real_tex
 PROSE = "The first sentence has six words. Here are four. " * 4
 
 
-@pytest.mark.parametrize("kind", ["sentences", "markdown", "code", "lines"])
+@pytest.mark.parametrize("kind", ["sentences", "markdown", "code", "lines", "parts"])
 @given(text=texts, limit=limits)
 def test_chunks_are_the_text(kind: Kind, text: str, limit: tuple[int, int]) -> None:
     settings = ChunkingSettings(kind=kind, max_words=limit[0], min_words=limit[1])

@@ -1,5 +1,6 @@
 """Chunks of few sources in every batch, each chunk at most once an epoch."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import pytest
 
 from pipelines.batches import BatchReader
 from pipelines.jobs import lookups, row_batches
+from pipelines.jobs.chunk import Chunk, ChunkConfig
+from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.row_batches import Group, GroupConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from retrieval.collections.collection import DOCUMENTS
 from tests.unit.pipelines.jobs.batch_inputs import contents
 from tests.unit.pipelines.jobs.made_up import store
+from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.small_run import make
 
 # chunks of each source, its domain; a source that comes again, and one that changes its domain, are others
@@ -44,6 +48,21 @@ def group(folder: Path, collection: str, **settings: Any) -> BatchReader:
 
 def rows_of(reader: BatchReader, epoch: int) -> list[list[dict[str, Any]]]:
     return [reader.read(epoch, index).to_pylist() for index in range(reader.number_of_batches(epoch))]
+
+
+def test_ready_made_batches_are_taken_as_they_are(tmp_path: Path) -> None:
+    texts = ("One {}. Two.", "code {}\n\nmore", "a", "Three {}. Four.")
+    lines = [[text.format(line) for text in texts] for line in range(7)]
+    lines[3][2] = "word " * 200
+    write_files(str(tmp_path), {"a.jsonl": "".join(json.dumps({"text": texts}) + "\n" for texts in lines)})
+    source = {"kind": "columns", "path": str(tmp_path), "documents": {"table": "a.jsonl", "id": None, "in_parts": True}}
+    values = {"source": source, "output": str(tmp_path / "articles")}
+    collection = make(Collect(validate(CollectConfig, values, "Settings of collect")))
+    values = {"collection": collection, "chunking": {"kind": "parts"}, "output": str(tmp_path / "chunks")}
+    chunks = make(Chunk(validate(ChunkConfig, values, "Settings of chunk")))
+    batches = rows_of(group(tmp_path / "b", chunks, grouping={"batch_size": 4, "documents_per_batch": 1}), 0)
+    found = [sorted(row["document"] for row in batch) for batch in batches]
+    assert sorted(found) == sorted(map(sorted, lines))
 
 
 def test_batches_of_consecutive_chunks_of_few_sources(tmp_path: Path) -> None:
