@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pipelines.jobs.collect import Collect
 from pipelines.jobs.pairs import PairsConfig
 from raytriever.artifacts.hub_mirror import HUB_MIRROR
-from raytriever.command_line import RecipeArgument, SetOption
+from raytriever.command_line import RecipeArgument, SetOption, UntilOption
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import apply_values, input_paths
@@ -51,11 +51,10 @@ _NOT_SHOWN = (
 
 @dataclass(frozen=True)
 class Part:
-    """A recipe and the stages of it that are rehearsed; the models that they name, with their layers."""
+    """The stages of a recipe that are rehearsed; the models that they name, with their layers."""
 
-    recipe: Recipe
+    recipe: str
     stages: Stages
-    names: Sequence[str]
     models: Mapping[str, int]
 
 
@@ -63,22 +62,23 @@ def rehearse(
     recipe: RecipeArgument,
     overrides: SetOption = None,
     output: Annotated[str | None, typer.Option(help="Folder for toys and artifacts; runs/rehearsals/<recipe>.")] = None,
+    until: UntilOption = None,
 ) -> None:
     """Runs a recipe as it stands, every stage, at toy size: its settings are tried in minutes, on any machine.
 
     Models of the same families with random weights, data in the layouts that the settings name, two steps of training.
     """
     started = time.monotonic()
-    parts = parts_of(load_recipe(recipe, overrides or []))
-    folder = Path(output or f"runs/rehearsals/{parts[-1].recipe.name}").absolute()
-    total = sum(len(part.names) for part in parts)
+    parts = parts_of(load_recipe(recipe, overrides or []), until)
+    folder = Path(output or f"runs/rehearsals/{parts[-1].recipe}").absolute()
+    total = sum(len(part.stages) for part in parts)
     with _rehearsing(folder):
         for part in parts:
             _write_toys(part)
         for part in parts:
-            run_recipe(part.stages, part.names, part.recipe.name, shards_here=True)
+            run_recipe(part.stages, list(part.stages), part.recipe, shards_here=True)
     typer.echo(
-        f"\nRehearsed: {total} stages of {' and '.join(part.recipe.name for part in parts)} ran through in"
+        f"\nRehearsed: {total} stages of {' and '.join(part.recipe for part in parts)} ran through in"
         f" {time.monotonic() - started:.0f} s, in {folder}. What this doesn't show: {_NOT_SHOWN}"
     )
 
@@ -109,12 +109,14 @@ def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
     if Path(recipe.output).is_absolute() or "://" in recipe.output:
         recipe = replace(recipe, output="run")
     names = recipe.names_until(last)
-    stages = recipe_stages(recipe)
-    values = {key: value for name in names for key, value in _smaller(name, stages[name].config).items()}
+    made = recipe_stages(recipe)
+    stages = {name: made[name] for name in names}
+    values: dict[str, Any] = {}
     before: dict[str, tuple[Recipe, str]] = {}
     models: dict[str, int] = {}
-    for name in names:
-        stage = stages[name]
+    for name, stage in stages.items():
+        _require_toys(name, stage)
+        values |= _smaller(name, stage.config)
         named = {f"{key}.{part}" for key in named_models(stage.config) for part in ("model", "base_model", "tokenizer")}
         for key, path in input_paths(stage.config).items():
             if made_by(stages, path) is not None:
@@ -134,11 +136,10 @@ def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
                     " name what exists, or leave it out by --set."
                 )
     require_known([model for model in models if _of_hub(model)])
-    _require_sources(stages, names)
-    _tell(recipe, stages, values)
-    smaller = replace(recipe, stages=apply_values(recipe.stages, values, "rehearsal"))
+    _tell(recipe.name, stages, values)
+    made = recipe_stages(replace(recipe, stages=apply_values(recipe.stages, values, "rehearsal")))
     earlier = [part for maker, until in before.values() for part in parts_of(maker, until)]
-    return [*earlier, Part(smaller, recipe_stages(smaller), names, models)]
+    return [*earlier, Part(recipe.name, {name: made[name] for name in names}, models)]
 
 
 def _stays_inside(path: str) -> bool:
@@ -174,15 +175,18 @@ def _layers(config: BaseModel, model: str) -> int:
     return max((layer for form in forms for layer in form.layers), default=0)
 
 
-def _require_sources(stages: Stages, names: Sequence[str]) -> None:
-    for name in names:
-        stage = stages[name]
-        for source in single_sources(stage.config.source) if isinstance(stage, Collect) else ():
-            if not is_known(source):
-                raise UserError(
-                    f"{name}.source.kind is {source.kind}, of which no toy can be made. Name another source for the"
-                    f" rehearsal by --set {name}.source, or add the kind to trainers/rehearsal/collections.py."
-                )
+def _require_toys(name: str, stage: Stage[Any]) -> None:
+    """Raises ``UserError`` where the stage reads data of its own kind."""
+    if stage.command == "mteb":
+        raise UserError(
+            f"{name} reads MTEB's own data sets, which no toys stand in for. Rehearse what is before it, by --until."
+        )
+    for source in single_sources(stage.config.source) if isinstance(stage, Collect) else ():
+        if not is_known(source):
+            raise UserError(
+                f"{name}.source.kind is {source.kind}, of which no toy can be made. Name another source for the"
+                f" rehearsal by --set {name}.source, or add the kind to trainers/rehearsal/collections.py."
+            )
 
 
 def _smaller(name: str, config: Any) -> dict[str, Any]:
@@ -225,7 +229,7 @@ def _shorter(config: RunSettings) -> dict[str, Any]:
     return wanted
 
 
-def _tell(recipe: Recipe, stages: Stages, values: Mapping[str, Any]) -> None:
+def _tell(recipe: str, stages: Stages, values: Mapping[str, Any]) -> None:
     """Logs each setting that differs in the rehearsal, with the stages where it does."""
     changes: dict[str, list[str]] = {}
     for key, value in values.items():
@@ -234,7 +238,7 @@ def _tell(recipe: Recipe, stages: Stages, values: Mapping[str, Any]) -> None:
         for part in setting.split("."):
             before = before[part] if isinstance(before, Mapping) else getattr(before, part)
         changes.setdefault(f"{setting}: {value} (for {before})", []).append(stage)
-    log.info(f"{recipe.name} in rehearsal:")
+    log.info(f"{recipe} in rehearsal:")
     for change, of in changes.items():
         log.info(f"  {change} in {', '.join(of) if len(of) < 4 else f'{len(of)} stages, such as {of[0]}'}")
 

@@ -153,7 +153,7 @@ def test_the_hub_is_not_asked_where_there_is_a_mirror(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("papers/")])
 def test_toys_can_stand_in_for_all_that_the_papers_recipes_name(name: str) -> None:
     *_, whole = parts_of(load_recipe(name, []))
-    assert list(whole.names) == list(load_recipe(name, []).stages)
+    assert list(whole.stages) == list(load_recipe(name, []).stages)
 
 
 def rehearse(folder: Path, stages: dict[str, Any], *arguments: str) -> str:
@@ -173,6 +173,10 @@ VECTORS = {"job": "embed", "collection": "corpus", "encoder": {"model": "org/nam
     ("stages", "message"),
     [
         ({"corpus": COLLECTION, "vectors": VECTORS}, "No toy can stand in for the model org/name"),
+        (
+            {"mteb": {"job": "mteb", "encoder": VECTORS["encoder"], "tasks": ["STS12"]}},
+            "mteb reads MTEB's own data sets",
+        ),
         ({"corpus": SOURCE_TREE}, "corpus.source.kind is source_tree, of which no toy can be made"),
         ({"vectors": VECTORS | {"collection": "runs/other/corpus"}}, "vectors.collection is runs/other/corpus, which"),
     ],
