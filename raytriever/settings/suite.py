@@ -39,7 +39,7 @@ class SuiteCollection(Settings):
     group: str | None = None
     """Collections of one group count as one in the mean over collections, by their own mean: CQADupStack's forums."""
     encoder: dict[str, Any] = Field(default={})
-    """Settings laid over those of every encoder, such as ``query_prompt``."""
+    """Settings laid over those of every encoder, such as ``query_prompt`` or ``query_prompt_name``."""
 
     def columns_of(self, name: str, shared: Mapping[str, Any]) -> list[_Column]:
         """The columns; ``name``: of the collection; ``shared``: the suite's settings of evaluate."""

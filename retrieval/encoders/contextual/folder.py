@@ -100,8 +100,10 @@ def load_contextual(
     Raises ``UserError`` where the folder isn't whole, and for a ``form`` of several vectors.
     """
     second = load_encoder(settings, path, fingerprint, dropout, fresh_seed=fresh_seed)
-    same = settings.model_dump(include={"trust_remote_code", "document_prompt", "document_prompt_name", "prompts"})
-    own = EncoderSettings(model=str(path / FIRST_STAGE), **same)
+    chosen = settings.document_prompt if settings.document_prompt_name is None else second.contract.document_prompt
+    own = EncoderSettings(
+        model=str(path / FIRST_STAGE), trust_remote_code=settings.trust_remote_code, document_prompt=chosen
+    )
     first = load_encoder(own, path / FIRST_STAGE, fingerprint, dropout)
     with reading("The contextual encoder's form", path / CONTEXTUAL_FILE):
         form = ContextualForm.model_validate(read_json(path / CONTEXTUAL_FILE))

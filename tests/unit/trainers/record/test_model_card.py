@@ -47,6 +47,14 @@ def test_the_hub_reads_the_measures() -> None:
     assert (best.dataset_split, best.dataset_revision) == ("dev", "c" * 64)
 
 
+def test_prompts_are_told_by_name() -> None:
+    named = CONTRACT.model_copy(update={"prompts": {"classification": "classification: "}})
+    text = model_card("any", {}, INPUTS, named, POINTS)
+    assert "| prompt `classification` | `'classification: '` |" in text
+    assert "prompt_name='classification'" in text
+    assert "prompt_name" not in card()
+
+
 def test_the_text_says_data_measures_and_how_to_load() -> None:
     text = card(measured=MEASURED)
     assert f"| batches | `{'b' * 64}` |" in text

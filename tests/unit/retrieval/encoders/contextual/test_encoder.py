@@ -157,6 +157,19 @@ def test_a_folder_gives_the_same_encoder(family: str, form: dict, tmp_path: Path
     assert loaded.contract.model_dump(exclude=same) == encoder.contract.model_dump(exclude=same)
 
 
+def test_a_chosen_prompt_of_documents_is_that_of_the_context_too(tmp_path: Path) -> None:
+    made = contextual(dtype=torch.float32, document_prompt="read ")
+    made.contract = made.contract.model_copy(update={"prompts": {"alike": "both "}})
+    made.save(tmp_path)
+    cases = [({}, "read "), ({"document_prompt": "see "}, "see "), ({"document_prompt_name": "alike"}, "both ")]
+    for chosen, prompt in cases:
+        settings = EncoderSettings.model_validate({"model": str(tmp_path), **chosen})
+        encoder = load_towers(settings, tmp_path, "f" * 64).eval().document
+        assert encoder.prompt("document") == encoder.first_stage.prompt("document") == prompt
+        assert torch.equal(encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS, prompt))
+    assert not torch.equal(encoder.embed_context(DOCUMENTS), encoder.embed_context(DOCUMENTS, "read "))
+
+
 def test_sentence_transformers_reads_the_second_stage_without_context(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
