@@ -220,6 +220,13 @@ VARIANTS = [  # of what headers of recipes propose
     ("revela", [_REVELA + "11/Revela 135M batch 8", "batches.grouping.batch_size=8"]),
     ("revela_code", [_REVELA + "12/Revela 135M batch 12", "batches.batches_per_epoch=478350"]),
     ("revela", [_REVELA + "13/Revela 135M without v-norm", "model.objective.value_normalization=false"]),
+    (
+        "multi_layer",
+        [
+            "corpus.source.examples={train: biencoder-trivia-train.json, dev: biencoder-trivia-dev.json}",
+            "suite.collections.wikipedia.columns={triviaqa: {search: {split: null, domain: triviaqa}}}",
+        ],
+    ),
     ("multi_layer", [_FORM + ".layers=[8,12]"]),
     ("multi_layer", [_TRAINED + "=multi_vector", _REGULARISATION + "=null", _FORM + ".reduction=none"]),
     ("multi_layer", [_TRAINED + "=average", _REGULARISATION + "=null", _FORM + ".reduction=average"]),
