@@ -90,11 +90,13 @@ class Toy:
         return [self.documents[number].text for number, found in query.judged if found == grade]
 
 
-def make_toy(name: str, splits: Iterable[str], size: Size, ids: tuple[str, str] = ("", "")) -> Toy:
+def make_toy(
+    name: str, splits: Iterable[str] | Mapping[str, Sequence[str]], size: Size, ids: tuple[str, str] = ("", "")
+) -> Toy:
     """A collection of ``size``, the same for one ``name``; ``ids``: what is before numbers of documents, of queries.
 
     A document has words of its topic, a query some of its document's. Training judgments are all 1, with a 0 beside;
-    others are graded 0 to 3. The queries of a split are the same whatever other splits there are.
+    others are graded 0 to 3. The queries of a split, or of its file where one is given, are everywhere the same.
     """
     words = random.Random(0)  # all toys are written in the same ones
     topics = [[_word(words) for _ in range(_WORDS_OF_TOPIC)] for _ in range(TOPICS)]
@@ -112,7 +114,8 @@ def make_toy(name: str, splits: Iterable[str], size: Size, ids: tuple[str, str] 
     toy = Toy(documents)
     for split in splits:
         is_trained = "train" in split or split in size.packed
-        first = zlib.crc32(split.encode()) % 1000 * 1000
+        judged_in = splits[split][0] if isinstance(splits, Mapping) else split
+        first = zlib.crc32(judged_in.encode()) % 1000 * 1000
         total = size.training_queries if is_trained else size.queries
         toy.queries[split] = [_query(first + number, documents, ids[1], is_trained) for number in range(total)]
     return toy
@@ -303,9 +306,8 @@ def _write_ms_marco(source: MsMarco, size: Size, folder: Path) -> None:
     toy = make_toy(str(folder), splits, size)
     for name in source.documents:
         _write_lines(_file(folder, name), (_columns(d, source.document_columns) for d in toy.documents))
+    _write_queries(source.queries, toy, splits, folder)
     queries = toy.all_queries()
-    for place, name in enumerate(source.queries):
-        _write_topics(_file(folder, name), queries[place :: len(source.queries)])
     for name in source.top1000:
         _write_lines(_file(folder, name), ((q.id, d.id, q.text, d.text) for q in queries for d in toy.documents[:50]))
     _write_qrels(source.qrels, toy, toy.queries, folder)
@@ -341,9 +343,20 @@ def _write_trec(source: TrecFiles, size: Size, folder: Path) -> None:
     toy = make_toy(str(folder), source.qrels or _SPLITS, size)
     for name in source.documents:
         _write_documents(_file(folder, name), toy.documents, source)
-    for place, name in enumerate(source.queries):
-        _write_topics(_file(folder, name), toy.all_queries()[place :: len(source.queries)])
+    _write_queries(source.queries, toy, source.qrels, folder)
     _write_qrels(source.qrels, toy, toy.queries, folder)
+
+
+def _write_queries(names: Sequence[str], toy: Toy, files: Mapping[str, Sequence[str]], folder: Path) -> None:
+    """Each split's queries in the file whose name is most like that of its judgments."""
+
+    def alike(name: str, judged_in: str) -> tuple[int, int]:
+        parts, wanted = (set(re.findall("[a-z]+|[0-9]+", each)) for each in (name, judged_in))
+        return len(parts & wanted), -len(parts - wanted)
+
+    for name in names:
+        splits = [split for split in files if name == max(names, key=lambda each: alike(each, files[split][0]))]
+        _write_topics(_file(folder, name), Toy([], {split: toy.queries[split] for split in splits}).all_queries())
 
 
 def _write_documents(path: Path, documents: Sequence[Document], source: TrecFiles) -> None:

@@ -103,8 +103,13 @@ def splits_of(collection: StoredCollection) -> list[str]:
 
 def test_collections_of_one_folder_share_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shared = {"kind": "ms_marco", "path": "data/msmarco", "queries": ["queries.dev.tsv"]}
-    sources = [shared | {"qrels": {"train": "qrels.train.tsv"}}, shared | {"qrels": {"test": "qrels.test.tsv"}}]
+    shared: dict[str, Any] = {"kind": "ms_marco", "path": "data/msmarco"}
+    triples, trec = {"train": "triples.train.tsv"}, "msmarco-test2019-queries.tsv"
+    sources = [
+        shared | {"queries": ["queries.train.tsv", trec], "qrels": {"dl19": "2019qrels-pass.txt"}, "triples": triples},
+        shared
+        | {"queries": ["queries.dev.tsv", trec], "qrels": {"dev": "qrels.dev.tsv", "trec": "2019qrels-pass.txt"}},
+    ]
     read: list[AnySource] = [TypeAdapter(AnySource).validate_python(source) for source in sources]
     for source in read:
         write_source(source, SIZE, tmp_path / "hub")
