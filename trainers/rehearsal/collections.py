@@ -38,6 +38,7 @@ _ARTICLES, _ARTICLE_WORDS, _PASSAGES = 60, 480, 4  # where there are documents a
 _HARD_NEGATIVES = 32  # of a question in DPR's files, as Natural Questions' have 30 or more
 _SPLITS = ("train", "dev", "test")  # where the settings name none
 _SENTENCE = 12  # words
+_PARTS = 16  # of a text that is a list
 _SYLLABLES = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
 
 
@@ -247,6 +248,8 @@ def _write_columns(source: Columns, size: Size, folder: Path) -> None:
         | ({documents.join_by: f"Article {number // passages}"} if documents.join_by else {})
         for number, d in enumerate(toy.documents)
     ]
+    if documents.in_parts:
+        rows = [row | {documents.text: _parts(row[documents.text])} for row in rows]
     if source.empty_documents == "drop":
         rows.append({**rows[-1], documents.id: "empty", documents.title: "", documents.text: ""})
     write_table(_file(folder, documents.table[0], ".jsonl"), [_nested(row) for row in rows])
@@ -260,6 +263,12 @@ def _write_columns(source: Columns, size: Size, folder: Path) -> None:
             for split in toy.queries
         }
         _write_splits(judgments, by_split, folder)
+
+
+def _parts(text: str) -> list[str]:
+    """The text as as many lists of words as a batch of Revela has chunks."""
+    words = text.split()
+    return [" ".join(words[part::_PARTS]) for part in range(_PARTS)]
 
 
 def _write_pairs(pairs: PairTables, size: Size, folder: Path) -> None:

@@ -34,6 +34,9 @@ SOURCES: dict[str, dict[str, Any]] = {
     "hub": {"kind": "hub", "layout": "mteb", "dataset": "mteb/x", "revision": COMMIT, "splits": ["test"]},
     "subset": {"kind": "mteb", "path": "data/CodeSearchNet", "subset": "go", "splits": ["test"]},
     "passages": {"kind": "columns", "path": "data/wikipedia", "documents": CORPUS | {"join_by": "title"}},
+    "parts": {
+        "kind": "columns", "path": "data/batches", "documents": {"table": "*.jsonl", "id": None, "in_parts": True}
+    },
     "glob": {
         "kind": "columns", "path": "data/posts", "documents": {"table": "*.json", "id": None}, "empty_documents": "drop"
     },
@@ -88,7 +91,7 @@ def test_a_toy_is_read_as_what_it_stands_in_for(name: str, tmp_path: Path, monke
     texts = collection.rows_of("documents").read(["id", "text"])["text"].to_pylist()
     assert len(texts) >= 30  # of pairs, those that are named
     assert all("." in text for text in texts)
-    if name in ("passages", "glob"):
+    if name in ("passages", "glob", "parts"):
         assert min(len(text.split()) for text in texts) > 200
         assert len(texts) == 60
         return
