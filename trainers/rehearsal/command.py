@@ -39,6 +39,8 @@ from trainers.training_run import RunSettings
 
 _MARK = "REHEARSAL.txt"
 _MIRROR = "hub"
+_RUNS = "runs/"  # what recipes call the folder of their artifacts
+_OUTSIDE = "outside/"  # where the toys are of what recipes look for anywhere else
 _STEPS = 2
 _MOST = 2  # epochs, batches of a step, workers
 _BATCHES = 8  # of an epoch of chunks
@@ -125,7 +127,7 @@ def parts_of(recipe: Recipe, last: str | None = None) -> list[Part]:
                 values[f"{name}.{key}"] = str(Path(path).absolute())
             elif isinstance(stage, Collect) or key in named:
                 if not _stays_inside(path):
-                    values[f"{name}.{key}"] = path = f"outside/{re.sub('[^A-Za-z0-9_.-]+', '_', path)}"
+                    values[f"{name}.{key}"] = path = f"{_OUTSIDE}{re.sub('[^A-Za-z0-9_.-]+', '_', path)}"
                 if maker := _maker(path):
                     before[path] = maker
                 elif key in named:
@@ -148,21 +150,24 @@ def _stays_inside(path: str) -> bool:
 
 def _of_hub(model: str) -> bool:
     """Whether it is a name of the hub; anything else is a folder in which some run leaves a model."""
-    return model.count("/") == 1 and not model.startswith(("runs/", "outside/"))
+    return model.count("/") == 1 and not model.startswith((_RUNS, _OUTSIDE))
+
+
+def _maker(path: str) -> tuple[Recipe, str] | None:
+    """The recipe of those that come along whose stage leaves at ``path`` what no plain encoder can stand in for."""
+    recipe, stage = _stages_that_come_along().get(path, (None, "")) if path.startswith(_RUNS) else (None, "")
+    if recipe is None:
+        return None
+    objective = getattr(recipe_stages(recipe)[stage].config, "objective", None)
+    is_plain = objective and objective.trains == "one_encoder" and not objective.freezes_documents
+    return None if is_plain else (recipe, stage)
 
 
 @cache
-def _maker(path: str) -> tuple[Recipe, str] | None:
-    """The recipe of those that come along whose stage leaves at ``path`` what no plain encoder can stand in for."""
-    for name in recipe_names():
-        recipe = load_recipe(name, [])
-        for stage in recipe.stages if path.startswith(f"{recipe.output}/") else ():
-            if recipe.folder(stage) == path:
-                config = recipe_stages(recipe)[stage].config
-                objective = getattr(config, "objective", None)
-                is_plain = objective and objective.trains == "one_encoder" and not objective.freezes_documents
-                return None if is_plain else (recipe, stage)
-    return None
+def _stages_that_come_along() -> dict[str, tuple[Recipe, str]]:
+    """The stages of all recipes that come along, by their folders."""
+    recipes = [load_recipe(name, []) for name in recipe_names()]
+    return {recipe.folder(stage): (recipe, stage) for recipe in recipes for stage in recipe.stages}
 
 
 def _layers(config: BaseModel, model: str) -> int:
