@@ -130,7 +130,8 @@ def write_model(known: HubModel, layers: int, texts: Sequence[str], folder: Path
     transformers.logging.disable_progress_bar()
     family = FAMILIES[known.family]
     tokenizer = _tokenizer(family, texts)
-    settings = family.settings | {"vocab_size": len(tokenizer), family.layers: layers}
+    # of a fixed size, as one tokenizer may read for several models, and two trainings of one differ in rare pieces
+    settings = family.settings | {"vocab_size": _VOCABULARY, family.layers: layers}
     torch.manual_seed(0)
     weights = getattr(transformers, family.name + family.head)(
         getattr(transformers, f"{family.name}Config")(**settings)
