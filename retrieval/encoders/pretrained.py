@@ -44,6 +44,8 @@ PINNED_REVISIONS = {
     "distilbert/distilroberta-base": "fb53ab8802853c8e4fbdbcd0529f21fc6f459b2b",
     "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
     "meta-llama/Llama-3.2-1B": "4e20de362430cd3b72f300e6b0f18e50e7166e08",
+    "nomic-ai/nomic-embed-text-v1": "0759316f275aa0cb93a5b830973843ca66babcf5",
+    "sentence-transformers/gtr-t5-base": "7027e9594267928589816394bdd295273ddc0739",
     "sentence-transformers/msmarco-distilbert-base-tas-b": "b12d9352e776979147078a8975a4885042984fd1",
 }
 
