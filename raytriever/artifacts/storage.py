@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from raytriever.artifacts.object_store import StoreFile, open_object_store, refuse_keys
-from raytriever.errors import UserError, storage_error
+from raytriever.errors import StorageError, UserError, storage_error
 from raytriever.reports.log import log
 
 # Names and hashes as manifests and records give them: others may have written them, and files are made under both.
@@ -128,11 +128,11 @@ class Folder:
         return {name: size for name, size in names.items() if not name.startswith(TEMPORARY_PREFIX)}
 
     def refuse_file(self) -> None:
-        """Raises ``UserError`` where a file stands at a local folder's path or above it."""
+        """Raises ``StorageError`` where a file stands at a local folder's path or above it."""
         root = Path(self._root)
         for path in (root, *root.parents) if self.is_local else ():
             if path.exists() and not path.is_dir():
-                raise UserError(f"{path} is a file; an output is a folder. Choose another output than {self.uri}.")
+                raise StorageError(f"{path} is a file; an output is a folder. Choose another output than {self.uri}.")
 
     def refuse_links(self) -> None:
         """Raises ``UserError`` for a link anywhere below a local folder: what lies behind it belongs to somebody else.

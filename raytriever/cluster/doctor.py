@@ -101,8 +101,8 @@ def diagnose(storage: str | None) -> list[Check]:
     from raytriever.stages.ray_session import RaySession, check_output
 
     if storage is not None:
-        check_output(storage)
         with suppress(StorageError):  # which the nodes come upon themselves
+            check_output(storage)
             Folder(storage)  # refuses what is no place to store anything
         storage = absolute(storage)  # as a run's stages do: a node's current folder is another one
     with RaySession() as session:

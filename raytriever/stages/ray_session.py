@@ -114,7 +114,10 @@ class RaySession:
                 f" ({format_seconds(time.monotonic() - started)})"
             )
             self._closing.clear()
-            threading.Thread(target=_end_with_ray, args=[self._closing], daemon=True).start()
+            from ray._private.worker import global_worker
+
+            watched = [global_worker.node, self._closing]
+            threading.Thread(target=_end_with_ray, args=watched, daemon=True).start()
         self._owned = True
         _quiet_ray_data()
 
@@ -141,15 +144,12 @@ class RaySession:
             ) from error
 
 
-def _end_with_ray(closing: threading.Event) -> None:
-    """Ends this process, and says so, where Ray can't go on because a process of its own has died.
+def _end_with_ray(node: Any, closing: threading.Event) -> None:
+    """Ends this process, and says so, where Ray can't go on because a process of its ``node`` has died.
 
     Ray's library would end it in 10 to 60 s by itself, without a word of what to do. ``closing``: set where Ray is shut
     down.
     """
-    from ray._private.worker import global_worker
-
-    node = global_worker.node
     needed = [each.process for name in ("raylet", "gcs_server") for each in node.all_processes.get(name, [])]
     while not closing.wait(_WATCH_SECONDS):
         if all(process.poll() is None for process in needed) or closing.wait(_SIGNAL_SECONDS):

@@ -87,7 +87,7 @@ class Command:
         return self._log.read_text()
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", ["tasks", pytest.param("actors", marks=pytest.mark.slow)])
 def test_of_shards_only_those_being_made_are_lost(cluster: LoopbackCluster, tmp_path: Path, kind: str) -> None:
     output, journal = tmp_path / "out", tmp_path / "journal"
 

@@ -15,7 +15,7 @@ from trainers.jobs.train import Train
 
 pytest.importorskip("faiss", reason="FAISS is not installed")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TIMEOUT_SECONDS = 600  # on two cores that others use too; by themselves three minutes
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 RECIPE = f"""

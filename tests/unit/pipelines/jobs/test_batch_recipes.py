@@ -8,23 +8,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from datasets import load_dataset
-from typer.testing import CliRunner
 
 from pipelines.batches import BatchReader
-from raytriever.cli import app
+from raytriever.settings.recipe import load_recipe
+from raytriever.stages.recipe_run import recipe_stages
 from retrieval.collections.collection import StoredCollection
+from tests.unit.small_run import make
 
 DATA = os.environ.get("RAYTRIEVER_TEST_DATA", "")
 pytestmark = [
     pytest.mark.skipif(not DATA, reason="RAYTRIEVER_TEST_DATA does not name the folder of real collections"),
-    pytest.mark.usefixtures("session"),  # the Ray that the command finds running
 ]
 
 
 def run(recipe: str, output: Path, **settings: str) -> None:
-    overrides = [part for key, value in settings.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
-    done = CliRunner().invoke(app, ["run", recipe, *overrides, "--output", str(output)])
-    assert done.exit_code == 0, (done.output[-3000:], done.exception)
+    overrides = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+    for stage in recipe_stages(load_recipe(recipe, overrides, str(output))).values():
+        make(stage)
     assert "<h2>Batches</h2>" in (output / "report" / "report.html").read_text(encoding="utf-8")
 
 
