@@ -34,6 +34,8 @@ from trainers.jobs.train import Train, TrainConfig
 from trainers.record.run_log import RunLog, read_curve
 from trainers.training_run import run_training, write_model
 
+pytestmark = pytest.mark.slow  # three nodes of its own, a minute and a half
+
 Seen = TypeVar("Seen")
 HEAD, FIRST, SECOND = "127.0.0.81", "127.0.0.82", "127.0.0.83"  # loopback, and nobody else's
 
@@ -87,7 +89,7 @@ class Command:
         return self._log.read_text()
 
 
-@pytest.mark.parametrize("kind", ["tasks", pytest.param("actors", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["tasks", "actors"])
 def test_of_shards_only_those_being_made_are_lost(cluster: LoopbackCluster, tmp_path: Path, kind: str) -> None:
     output, journal = tmp_path / "out", tmp_path / "journal"
 
@@ -178,7 +180,6 @@ class TrainHere(Train):
             yield write_model(config, self.derivation(), objective, trained, run_log)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: Path, tiny_encoder: Path) -> None:
     settings = {
@@ -217,7 +218,6 @@ def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: 
     assert len({name for name, _ in written}) == len(written), sorted(written)  # no step before a checkpoint twice
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_elastic_training_goes_on_with_the_worker_that_is_left(
     cluster: LoopbackCluster, tmp_path: Path, tiny_encoder: Path

@@ -30,6 +30,8 @@ from tests.cluster.test_command import write_collection
 from tests.unit.small_run import make
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow  # a cluster of its own, a minute and a half
+
 HEAD = "127.0.0.77"  # loopback, and nobody else's
 
 
