@@ -18,7 +18,7 @@ from raytriever.settings.configuration import InputPath, Settings, without_input
 from retrieval.encoders.adapter import LoraSettings, add_adapter
 from retrieval.encoders.multi_vector import require_one_contract
 from retrieval.encoders.pretrained import LocatedModel, locate_models
-from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.specification import ROLES, EncoderSettings
 from retrieval.encoders.towers import Towers, load_towers
 from retrieval.encoders.transformer import checkpoint_activations, compile_blocks
 from trainers.engine import collectives
@@ -28,9 +28,10 @@ from trainers.engine.early_stopping import Trained
 from trainers.engine.loop import Callback, train
 from trainers.engine.optimization import require_evaluations, require_room_for_warmup
 from trainers.engine.order import Order
+from trainers.engine.precision import restore_frozen, round_frozen
 from trainers.engine.reading import Reader, run_order
 from trainers.engine.settings import IN_TRAINING, TrainingSettings, naming_full_memory, require_precision
-from trainers.engine.sharding import shard
+from trainers.engine.sharding import gather_weights, shard
 from trainers.objective import Objective, build_objective
 from trainers.objectives.union import AnyObjectiveSettings
 from trainers.record.ledger import measure_ledger, require_negatives
@@ -97,6 +98,11 @@ class RunSettings(Settings):
         except UserError as error:
             raise ValueError(str(error).rstrip(".")) from error
         return self
+
+    @property
+    def autocasts_alone(self) -> bool:
+        """Whether all that the run computes by a transformer is under bfloat16 autocast, its validation too."""
+        return self.training.bf16 is True and (self.validation is None or self.validation.bf16 is not False)
 
     def located(self) -> "LocatedModels":
         """Where the models' files are on this machine. Raises ``UserError`` where they can't be had."""
@@ -170,8 +176,8 @@ def run_training(
 ) -> tuple[Objective[Any], Trained]:
     """Trains on ``device``, with checkpoints in ``folder``; every rank of the process group calls it alike.
 
-    Returns the objective as it ended, on every rank. Raises ``UserError`` as the loop does, where a GPU's memory is
-    full, and where a query is compared with nothing but its own documents.
+    Returns the objective as it ended; on the first rank its encoders have all weights, in float32. Raises ``UserError``
+    as the loop does, where a GPU's memory is full, and where a query is compared with nothing but its own documents.
     """
     with naming_full_memory("training", IN_TRAINING):
         training, batches = settings.training, BatchReader(settings.batches)
@@ -179,7 +185,10 @@ def run_training(
             require_precision(training, device)
         torch.manual_seed(training.seed)
         towers = load_for_training(settings, located)
-        objective = build_objective(settings.objective, towers, located.by_setting, training.seed).to(device)
+        objective = build_objective(settings.objective, towers, located.by_setting, training.seed)
+        if settings.autocasts_alone:
+            round_frozen(objective)
+        objective.to(device)
         if settings.sharding == "sharded":
             shard(objective)
         objective.check_batches(batches)
@@ -200,7 +209,21 @@ def run_training(
         trained = train(
             objective, batches, training, validation=validation, checkpoints=checkpoints, callbacks=callbacks
         )
+        _complete_for_export(objective, settings, located)
         return objective, trained
+
+
+def _complete_for_export(objective: Objective[Any], settings: RunSettings, located: LocatedModels) -> None:
+    """Gathers shared-out weights on the first rank and replaces rounded ones by the file's. All ranks call it."""
+    gather_weights(objective)
+    if not settings.autocasts_alone or collectives.rank():
+        return
+    exact: Towers | None = None
+    for role in ROLES:
+        encoder = objective.encoder(role)
+        if any(parameter.dtype == torch.bfloat16 for parameter in encoder.parameters()):
+            exact = exact or load_for_training(settings, located)
+            restore_frozen(encoder, exact.of(role))
 
 
 def _ledger(

@@ -104,7 +104,8 @@ def merged_weights(transformer: nn.Module) -> dict[str, Tensor]:
         if base:
             owner = owner.removesuffix(".base_layer")
         if base and name == "weight":
-            tensor = (tensor + adapted[owner].get_delta_weight(_NAME)).to(tensor.dtype)
+            delta: Tensor = adapted[owner].get_delta_weight(_NAME)
+            tensor = (tensor + delta.to(tensor.device)).to(tensor.dtype)
         weights[f"{owner}.{name}" if owner else name] = tensor.detach()
     return weights
 

@@ -19,7 +19,7 @@ Projection = Literal["linear", "pooler", "pooler_tanh"]
 Kind = Literal["single", "layers", "first_tokens", "all_tokens"]
 Reduction = Literal["none", "last", "average", "scalar_mix"]
 
-_ROLES: tuple[Role, ...] = ("query", "document")
+ROLES: tuple[Role, ...] = ("query", "document")
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _NOT_COMPARED = {"revision", "prompts"}  # of contracts
 
@@ -138,7 +138,7 @@ class EncoderSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _one_prompt_a_role(self) -> Self:
-        for role in _ROLES:
+        for role in ROLES:
             if role in self.prompts:
                 raise ValueError(f"prompts names {role!r}, the prompt of every {role}: set {role}_prompt instead")
             text, name = getattr(self, f"{role}_prompt"), getattr(self, f"{role}_prompt_name")
@@ -161,7 +161,7 @@ class EncoderSettings(ModelSettings):
         of_documents = next((stated[name] for name in _DOCUMENT_PROMPTS if name in stated), "")
         named = {"query": "", "document": of_documents} | dict(stated) | self.prompts
         found = dict(named)
-        for role in _ROLES:
+        for role in ROLES:
             text, name = getattr(self, f"{role}_prompt"), getattr(self, f"{role}_prompt_name")
             if name is not None:
                 found[role] = require_prompt(named, name, f"encoder.{role}_prompt_name")

@@ -51,7 +51,7 @@ def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
 
     Raises ``UserError`` where it has no such list.
     """
-    blocks = [block for child in transformer.children() for block in _listed(child)]
+    blocks = _blocks_below(transformer)
     if not blocks:
         raise UserError(
             f"{type(transformer).__name__} has no list of blocks (torch.nn.ModuleList), one by one of which they could"
@@ -60,10 +60,40 @@ def transformer_blocks(transformer: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def _listed(module: nn.Module) -> list[nn.Module]:
-    if isinstance(module, nn.ModuleList):
-        return list(module)
-    return [block for child in module.children() for block in _listed(child)]
+def _blocks_below(module: nn.Module) -> list[nn.Module]:
+    children = module.children()
+    return [
+        block for child in children for block in (child if isinstance(child, nn.ModuleList) else _blocks_below(child))
+    ]
+
+
+def linear_parameters(transformer: nn.Module) -> list[nn.Parameter]:
+    """What linear layers in its blocks, and no other modules, read: autocast multiplies by these in bfloat16.
+
+    Embeddings, normalisations and a head that shares the embeddings' table are not among them.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    linear: dict[int, nn.Parameter] = {}
+    for block in _blocks_below(transformer):
+        for layer in block.modules():
+            if isinstance(layer, nn.Linear | Conv1D):
+                linear |= {id(parameter): parameter for parameter in layer.parameters(recurse=False)}
+    for module in transformer.modules():
+        if not isinstance(module, nn.Linear | Conv1D):
+            for parameter in module.parameters(recurse=False):
+                linear.pop(id(parameter), None)
+    return list(linear.values())
+
+
+def outermost_transformers(module: nn.Module) -> list[nn.Module]:
+    """The outermost Hugging Face models in ``module``, and what stands for one."""
+    from transformers import PreTrainedModel
+
+    if isinstance(module, PreTrainedModel | ShardedUnit):
+        return [module]
+    found = {id(inner): inner for child in module.children() for inner in outermost_transformers(child)}
+    return list(found.values())
 
 
 def numbered_blocks(transformer: nn.Module) -> list[nn.Module]:

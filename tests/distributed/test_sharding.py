@@ -21,7 +21,16 @@ from trainers.engine.checkpoint import Checkpoints, State
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings, build_optimizer, trainable_parameters
-from trainers.engine.sharding import clip_gradients, equal_passes, is_sharded, like, shard, whole, whole_weights
+from trainers.engine.sharding import (
+    clip_gradients,
+    equal_passes,
+    gather_weights,
+    is_sharded,
+    like,
+    shard,
+    whole,
+    whole_weights,
+)
 from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
 
 RANKS = 2
@@ -190,19 +199,24 @@ def validated_and_exported(rank: int, folder: str, exported: str):
     shard(objective)
     encoder, found = objective.query_encoder, []
     optimizer = build_optimizer(objective, SETTINGS.optimizer)
-    for _ in range(2):  # before the first step, and after it
+    for steps in range(2):  # before the first step, and after it
         with whole_weights(objective), torch.no_grad():
             objective.eval()
             for text in ["import os", "def f", "class A"][: 1 + 2 * rank]:  # one rank encodes more than the other
                 found.append(encoder(encoder.tokenize([text], "query")).numpy())
-            if rank == 0:
-                objective.export(Path(exported))
-            assert not any(isinstance(value, DTensor) for value in merged_weights(encoder.transformer).values())
+            merged = {name: value.clone() for name, value in merged_weights(encoder.transformer).items()}
+            assert not any(isinstance(value, DTensor) for value in merged.values())
         objective.train()
         assert all(isinstance(value, DTensor) for value in encoder.transformer.parameters())
+        if steps:
+            break
         batch = equal_passes(objective.collate(TinyBatches().read(0, rank)), torch.device("cpu"))
         objective(batch).loss.backward()
         optimizer.step()
+    gather_weights(objective)
+    if rank == 0:
+        assert all(torch.equal(value, merged[name]) for name, value in merged_weights(encoder.transformer).items())
+        objective.export(Path(exported))
     return [vectors.tolist() for vectors in found]
 
 

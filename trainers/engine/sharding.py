@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from raytriever.errors import UserError
-from retrieval.encoders.structure import ShardedUnit, transformer_blocks
+from retrieval.encoders.structure import ShardedUnit, outermost_transformers, transformer_blocks
 from trainers.engine import collectives
 from trainers.engine.gradient_cache import Chunks
 from trainers.objective import map_nest
@@ -46,23 +46,13 @@ def shard(module: nn.Module) -> None:
         )
     collectives.broadcast_weights(module)
     mesh = init_device_mesh(next(module.parameters()).device.type, (collectives.world_size(),))
-    for transformer in _transformers(module):
+    for transformer in outermost_transformers(module):
         for unit in (*transformer_blocks(transformer), transformer):
             sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not transformer)
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
         for entrance in transformer.entrances if isinstance(transformer, ShardedUnit) else ():
             register_fsdp_forward_method(transformer, entrance)
-
-
-def _transformers(module: nn.Module) -> list[nn.Module]:
-    """The outermost Hugging Face models in ``module``, and what stands for one."""
-    from transformers import PreTrainedModel
-
-    if isinstance(module, PreTrainedModel | ShardedUnit):
-        return [module]
-    found = {id(inner): inner for child in module.children() for inner in _transformers(child)}
-    return list(found.values())
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -83,12 +73,30 @@ def like(parameter: Tensor, tensor: Tensor) -> Tensor:
     return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
+def gather_weights(module: nn.Module) -> None:
+    """Puts whole weights on the first rank's CPU in place of what is shared out; nothing can be trained afterwards.
+
+    For the export; all ranks call it together.
+    """
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            if isinstance(parameter, DTensor):
+                places.setdefault(parameter, []).append((owner, name))
+    for parameter, owners in places.items():
+        tensor = whole(parameter.detach())
+        if collectives.rank() == 0:
+            gathered = nn.Parameter(tensor.cpu(), parameter.requires_grad)
+            for owner, name in owners:
+                owner.register_parameter(name, gathered)
+
+
 @contextmanager
 def whole_weights(module: nn.Module) -> Iterator[None]:
     """All weights in ``module`` are whole on every rank while it lasts, and encoding needs no communication.
 
-    For validation and export: ranks may encode different numbers of texts, or one of them alone. All ranks enter and
-    leave together. Read weights by ``named_parameters``: FSDP's ``state_dict`` gives the shared-out ones.
+    For validation: ranks may encode different numbers of texts, or one of them alone. All ranks enter and leave
+    together.
     """
     units = [unit for unit in module.modules() if isinstance(unit, FSDPModule)]
     for unit in units:
@@ -97,7 +105,7 @@ def whole_weights(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        roots = _transformers(module) if units else []
+        roots = outermost_transformers(module) if units else []
         for unit in units:
             unit.reshard()
             unit.set_reshard_after_forward(unit not in roots, recurse=False)

@@ -40,7 +40,6 @@ from raytriever.stages.ray_session import session_folder
 from raytriever.stages.stage import Resources
 from trainers.engine.collectives import failing_together
 from trainers.engine.loop import Callback
-from trainers.engine.sharding import whole_weights
 from trainers.record.ledger import negatives_per_query
 from trainers.record.run_log import RunLog
 from trainers.record.trackers import open_trackers, tracked_training
@@ -164,9 +163,8 @@ def train_on_worker(arguments: dict[str, Any]) -> str:
                 stack.enter_context(callback)
             with storage_errors(output):  # trying again in vain would cost as many starts as failures_survived
                 objective, trained = run_training(settings, located, output, device, callbacks)
-            with whole_weights(objective):
-                if is_first:
-                    record = write_model(settings, arguments["derivation"], objective, trained, run_log)
+            if is_first:
+                record = write_model(settings, arguments["derivation"], objective, trained, run_log)
     except UserError as error:
         if context.get_world_size() > 1:
             raise  # others may wait for this rank, and Ray Train stops them; where one returns, it waits with them
