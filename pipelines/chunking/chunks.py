@@ -1,5 +1,6 @@
 """Texts to chunks: consecutive stretches that together are the text, character by character."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -63,7 +64,7 @@ def _pieces(text: str, words: TextWords, settings: ChunkingSettings, source_id: 
         counts["sources_with_syntax_errors"] += has_error
         return pieces
     if kind == "parts":
-        ends = np.array([place + 1 for place, character in enumerate(text) if character == PART_END], dtype=np.int64)
+        ends = np.array([found.end() for found in re.finditer(PART_END, text)], dtype=np.int64)
         return Pieces(ends, openings=ends, sealed=np.append(0, ends))
     if kind == "lines":
         return line_pieces(text, words, settings.max_words)

@@ -18,10 +18,10 @@ class ChunkingSettings(Settings):
     """How texts are cut into chunks of at most ``max_words`` words (``retrieval/words.py`` says what a word is).
 
     ``kind``: sentences, whole ones; markdown, sentences between headings and blocks of code; code, functions and
-    classes; lines, groups of lines; parts, those of a text that was read as a list, however
-    long; auto, by the ending of the document's id (``src/main.rs``), sentences where it has none that is known.
-    ``min_words``: a heading or a definition begins a new chunk only once the chunk before
-    holds that many, and a shorter last chunk takes sentences from the one before it.
+    classes; lines, groups of lines; parts, those of a text that was read as a list, however long; auto, by the ending
+    of the document's id (``src/main.rs``), sentences where it has none that is known. ``min_words``: a heading or a
+    definition begins a new chunk only once the chunk before holds that many, and a shorter last chunk takes sentences
+    from the one before it.
     """
 
     kind: Kind = "sentences"

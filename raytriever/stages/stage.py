@@ -113,8 +113,7 @@ class Stage(Generic[Config]):
         """Looks past its inputs at what those will be made from, ``pending`` being the stages still to be made.
 
         Called before a run and whenever a stage is made that it is made of, so that nobody waits for a costly input in
-        vain.
-        Quick; raises ``UserError``.
+        vain. Quick; raises ``UserError``.
         """
 
     def plan(self) -> list[Shard]:
