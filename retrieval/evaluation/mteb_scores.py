@@ -9,9 +9,8 @@ import numpy as np
 from raytriever.errors import UserError
 from raytriever.reports.table import Cell, Table
 from retrieval.evaluation.published import PAPERS, PublishedRow
-from retrieval.evaluation.report import signed
+from retrieval.evaluation.suite_table import MEAN, published_rows
 
-_MEAN = "mean"
 _PUBLISHED_MEAN = "mean of mteb tasks"
 
 
@@ -43,13 +42,13 @@ def published_scores(row: PublishedRow, categories: Sequence[str]) -> dict[str, 
             f"published is '{row.paper}/{row.table}/{row.row}', which prints {', '.join(printed)}: none of it is"
             " MTEB's of these tasks. Choose another row, such as 'contextual/2/cde-small-v1 contextual'."
         )
-    return found | ({_MEAN: printed[_PUBLISHED_MEAN]} if _PUBLISHED_MEAN in printed else {})
+    return found | ({MEAN: printed[_PUBLISHED_MEAN]} if _PUBLISHED_MEAN in printed else {})
 
 
 def shown_scores(results: Mapping[str, Any], published: PublishedRow | None) -> Table:
     """A row of the means by category, below it what the paper prints and the differences."""
     categories = results["categories"]
-    ours = {name: each["mean"] for name, each in categories.items()} | {_MEAN: results["mean"]}
+    ours = {name: each["mean"] for name, each in categories.items()} | {MEAN: results["mean"]}
     rows: list[list[str | Cell]] = [
         ["tasks", *(str(each["tasks"]) for each in categories.values()), str(len(results["tasks"]))],
         [results["model"], *(f"{value:.4f}" for value in ours.values())],
@@ -57,15 +56,6 @@ def shown_scores(results: Mapping[str, Any], published: PublishedRow | None) -> 
     caption = f"Main scores by category; the mean is over tasks (over categories: {results['mean_of_categories']:.4f})."
     if published is not None:
         theirs = published_scores(published, list(categories))
-        rows.append([f"  {published.paper}, table {published.table}: {published.row}", *_cells(theirs, ours)])
-        differences = {name: signed(ours[name] - theirs[name]) for name in ours if name in theirs}
-        rows.append(["  difference", *(differences.get(name, "-") for name in ours)])
-        paper = PAPERS[published.paper]
-        caption += (
-            f" {published.paper}: {paper.authors}, {paper.title}, {paper.url}; its mean is over all of its tasks."
-        )
+        rows += [list(cells) for cells in published_rows(published, theirs, ours)]
+        caption += f" {published.paper}: {PAPERS[published.paper]}; its mean is over all of its tasks."
     return Table(["MTEB", *ours], rows, caption)
-
-
-def _cells(values: Mapping[str, float], columns: Mapping[str, Any]) -> list[str]:
-    return [f"{values[name]:.4f}" if name in values else "-" for name in columns]

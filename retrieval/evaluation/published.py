@@ -26,6 +26,9 @@ class PublishedPaper:
     title: str
     url: str
 
+    def __str__(self) -> str:
+        return f"{self.authors}, {self.title}, {self.url}"
+
 
 PAPERS = {
     "revela": PublishedPaper("Cai et al. 2025", "Revela", "https://arxiv.org/abs/2506.16552"),

@@ -43,20 +43,25 @@ class MeasureTable:
 def measure_tables(evaluations: Evaluations, groups: Mapping[str, Sequence[str]]) -> list[MeasureTable]:
     """A table for each measure, in the order in which collections have them.
 
-    Raises ``UserError`` for a group of what is no collection, and where collections have different systems.
+    Raises as ``require_same_systems``.
     """
-    for group, members in groups.items():
-        if unknown := sorted(set(members) - set(evaluations)):
-            raise UserError(f"groups.{group} has {', '.join(unknown)}; the collections are {', '.join(evaluations)}.")
-    first, *others = evaluations
-    for other in others:
-        if list(evaluations[other]) != list(evaluations[first]):
-            here, there = (", ".join(evaluations[name]) for name in (first, other))
-            raise UserError(f"{first} has the systems {here}, and {other} {there}: evaluate the same ones on both.")
+    require_same_systems({name: list(systems) for name, systems in evaluations.items()}, groups)
     measures = dict.fromkeys(
         measure for systems in evaluations.values() for system in systems.values() for measure in system.values
     )
     return [_measure_table(measure, evaluations, groups) for measure in measures]
+
+
+def require_same_systems(systems: Mapping[str, Sequence[str]], groups: Mapping[str, Sequence[str]]) -> None:
+    """``UserError`` for a group of what is no collection, and where collections have different systems."""
+    for group, members in groups.items():
+        if unknown := sorted(set(members) - set(systems)):
+            raise UserError(f"groups.{group} has {', '.join(unknown)}; the collections are {', '.join(systems)}.")
+    first, *others = systems
+    for other in others:
+        if list(systems[other]) != list(systems[first]):
+            here, there = (", ".join(systems[name]) for name in (first, other))
+            raise UserError(f"{first} has the systems {here}, and {other} {there}: evaluate the same ones on both.")
 
 
 def _measure_table(measure: str, evaluations: Evaluations, groups: Mapping[str, Sequence[str]]) -> MeasureTable:
@@ -144,11 +149,15 @@ def _published_rows(table: MeasureTable, system: str, row: PublishedRow, has_mea
     figures = published_figures(table, row)
     if not figures:
         return []
-    ours = {**table.values[system], MEAN: table.means[system]}
-    columns = [*table.columns, *([MEAN] if has_mean else [])]
-    printed = [f"{figures[column]:.4f}" if column in figures else "-" for column in columns]
-    differences = [signed(ours[column] - figures[column]) if column in figures else "-" for column in columns]
-    return [["", f"  {row.paper}, table {row.table}: {row.row}", *printed], ["", "  difference", *differences]]
+    ours = {**table.values[system], **({MEAN: table.means[system]} if has_mean else {})}
+    return [["", *cells] for cells in published_rows(row, figures, ours)]
+
+
+def published_rows(row: PublishedRow, figures: Mapping[str, float], ours: Mapping[str, float]) -> list[list[str]]:
+    """What the row prints and our difference from it, below our figures; '-' where it prints nothing."""
+    printed = [f"{figures[column]:.4f}" if column in figures else "-" for column in ours]
+    differences = [signed(ours[column] - figures[column]) if column in figures else "-" for column in ours]
+    return [[f"  {row.paper}, table {row.table}: {row.row}", *printed], ["  difference", *differences]]
 
 
 def _marks(table: MeasureTable, system: str, letters: Mapping[str, str], level: float) -> str:
@@ -173,5 +182,5 @@ def _caption(table: MeasureTable, published: Mapping[str, PublishedRow], level: 
         said.append(f"Means of collections: {', '.join(grouped)}.")
     shown = [row for row in published.values() if published_figures(table, row)]
     for paper in dict.fromkeys(row.paper for row in shown):
-        said.append(f"{paper}: {PAPERS[paper].authors}, {PAPERS[paper].title}, {PAPERS[paper].url}.")
+        said.append(f"{paper}: {PAPERS[paper]}.")
     return " ".join(said)

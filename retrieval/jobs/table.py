@@ -15,7 +15,7 @@ from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
 from retrieval.evaluation.published import published_row
 from retrieval.evaluation.report import block_lines
 from retrieval.evaluation.stored import StoredEvaluation
-from retrieval.evaluation.suite_table import MEAN, MeasureTable, measure_tables, shown_table
+from retrieval.evaluation.suite_table import MEAN, MeasureTable, measure_tables, require_same_systems, shown_table
 
 TABLES = "tables"
 RESULTS, PAGE = "results.json", "table.html"
@@ -68,15 +68,13 @@ class SuiteTable(Stage[TableConfig]):
         """Evaluations of different systems."""
         evaluations = {name: path for name, path in self.config.evaluations.items() if f"evaluations.{name}" in there}
         if len(evaluations) == len(self.config.evaluations):
-            self._tables()
-
-    def _tables(self) -> list[MeasureTable]:
-        evaluations = {name: StoredEvaluation(path).values() for name, path in self.config.evaluations.items()}
-        return measure_tables(evaluations, self.config.groups)
+            systems = {name: list(StoredEvaluation(path).metrics["means"]) for name, path in evaluations.items()}
+            require_same_systems(systems, self.config.groups)
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
         """All tables, as JSON and as a page."""
-        tables = self._tables()
+        evaluations = {name: StoredEvaluation(path).values() for name, path in self.config.evaluations.items()}
+        tables = measure_tables(evaluations, self.config.groups)
         writer.path(RESULTS).write_bytes(to_strict_json([asdict(table) for table in tables]))
         writer.add(RESULTS)
         columns = len(self.config.evaluations)
