@@ -223,7 +223,6 @@ class RankingFile:
 
     def __init__(self, path: Path, collection: StoredCollection) -> None:
         self.uri = str(path)
-        self.system: dict[str, Any] = {}  # nobody said
         found = read_ranking_file(path)
         self._query_ids, self._collection = list(found), collection
         lengths = np.array([len(documents) for documents in found.values()], dtype=np.int64)

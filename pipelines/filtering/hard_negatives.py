@@ -116,7 +116,8 @@ class NegativeDraw:
         repeated = at_random = 0
         positives = positives_of(known_positives, query_rows)
         keys = sampling_keys(self.seed, (f"{epoch}\0{pair}" for pair in pairs.tolist()))
-        orders = sampling_keys(self.seed, map(str, pairs.tolist()))  # the same in every epoch
+        # a sample's order is the same in every epoch
+        orders = sampling_keys(self.seed, map(str, pairs.tolist())) if self.choose == "sample" else keys
         for place, available in enumerate(self.lists.of(query_rows)):
             if self.choose == "balanced_margins":
                 chosen = self._balanced(available, pairs[place], query_rows[place], document_rows[place], keys[place])

@@ -6,16 +6,17 @@ is loaded: a check here never refuses what would run.
 
 import socket
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, Self
 
 import torch
 
 from raytriever.errors import NotLocal, UserError
 from raytriever.stages.stage import Config, Stage
 from retrieval.encoders.adapter import has_adapter
-from retrieval.encoders.modules import CONTEXTUAL_FILE, read_json, read_modules, read_text_settings
+from retrieval.encoders.modules import CONTEXTUAL_FILE, TextSettings, read_json, read_modules, read_text_settings
 from retrieval.encoders.pretrained import LocatedModel, find_base, locate_named
 from retrieval.encoders.specification import (
     EncoderSettings,
@@ -55,8 +56,10 @@ def check_model(settings: ModelSettings, path: Path, key: str, lengths: Mapping[
     ``UserError``.
     """
     if isinstance(settings, EncoderSettings):
-        prompts_ahead(settings, path)
-        _check_encoder(settings, path, key, lengths)
+        known = _EncoderFolder.read(settings, path)
+        if known is not None:
+            settings.resolve_prompts(known.texts.prompts)
+            _check_encoder(settings, known, path, key, lengths)
     elif not has_adapter(path):  # which is refused as a language model
         require_tokenizer(path)
 
@@ -66,36 +69,47 @@ def prompts_ahead(settings: EncoderSettings, path: Path) -> dict[str, str] | Non
 
     Raises ``UserError`` where a prompt is wanted that it doesn't have.
     """
-    try:
-        modules, under = read_modules(path), find_base(path, settings.base_model)
-        base = read_modules(under.path) if under else modules
-        stated = read_text_settings(modules if modules.pooling else base).prompts
-    except UserError:
-        return None
-    return settings.resolve_prompts(stated)
+    known = _EncoderFolder.read(settings, path)
+    return settings.resolve_prompts(known.texts.prompts) if known is not None else None
 
 
-def _check_encoder(settings: EncoderSettings, path: Path, key: str, lengths: Mapping[str, int | None]) -> None:
+@dataclass(frozen=True)
+class _EncoderFolder:
+    """What an encoder's folder says of it: where its transformer and that of its base are, and how it reads texts."""
+
+    transformer: Path
+    base: Path
+    texts: TextSettings
+
+    @classmethod
+    def read(cls, settings: EncoderSettings, path: Path) -> Self | None:
+        """None where loading the encoder will name a problem of the folder."""
+        try:
+            modules, under = read_modules(path), find_base(path, settings.base_model)
+            base = read_modules(under.path) if under else modules
+            texts = read_text_settings(modules if modules.pooling else base)
+        except UserError:
+            return None
+        return cls(modules.transformer, base.transformer, texts)
+
+
+def _check_encoder(
+    settings: EncoderSettings, known: _EncoderFolder, path: Path, key: str, lengths: Mapping[str, int | None]
+) -> None:
     if (path / CONTEXTUAL_FILE).exists():
         return  # another folder knows more of it
-    try:
-        modules, under = read_modules(path), find_base(path, settings.base_model)
-        base = read_modules(under.path) if under else modules
-        stated = read_text_settings(modules if modules.pooling else base).max_lengths
-    except UserError:
-        return  # loading the encoder names the problem
-    if settings.tokenizer is None and not has_tokenizer(modules.transformer):
-        require_tokenizer(base.transformer)
-    config = read_json(base.transformer / "config.json")
+    if settings.tokenizer is None and not has_tokenizer(known.transformer):
+        require_tokenizer(known.base)
+    config = read_json(known.base / "config.json")
     count = next((config[name] for name in _LAYERS if isinstance(config.get(name), int)), None)
     if settings.form is not None and count is not None:
         settings.form.require_last_layer(count, f"{key}.form.layers", settings.model)
     if settings.max_length is None and not any(lengths.values()):
         return
-    positions = read_longest_text(base.transformer)
+    positions = read_longest_text(known.base)
     if isinstance(positions, int):
         require_positions(settings.max_length, positions, f"{key}.max_length", settings.model)
-    most = settings.max_length or (next(iter(stated)) if len(stated) == 1 else positions)
+    most = settings.max_length or (next(iter(stated)) if len(stated := known.texts.max_lengths) == 1 else positions)
     if isinstance(most, int):
         for name, wanted in lengths.items():
             require_length(wanted, most, name, f"{key}.max_length")

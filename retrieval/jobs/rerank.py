@@ -6,23 +6,17 @@ from typing import Any
 
 from pydantic import Field
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact, require_same_origin
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, input_paths
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.list_scorer import list_scorer_beside, load_list_scorer
 from retrieval.encoders.pretrained import LocatedModel, locate_model
+from retrieval.evaluation.judging import made_with
 from retrieval.indexes.top_k import Ranking
 from retrieval.jobs.search import read_ranking, write_ranking
-from retrieval.rankings import (
-    RANKING,
-    StoredRanking,
-    Tag,
-    open_ranking,
-    ranking_fingerprint,
-    write_stored_ranking,
-)
+from retrieval.rankings import RANKING, Tag, open_ranking, ranking_fingerprint, write_stored_ranking
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 
@@ -126,7 +120,7 @@ class Rerank(Stage[RerankConfig]):
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
         """The collection whose row numbers the ranking uses, and what made it."""
         vectors, collection = StoredVectors(self.config.vectors), StoredCollection(self.config.collection)
-        made_first = StoredRanking(self.config.run).system if is_artifact(self.config.run) else {}
+        made_first = made_with(self.config.run)
         contract = vectors.contract.model_dump(exclude={"model", "dimension", "document_model"})
         first_stage = {key: value for key, value in made_first.items() if key not in contract}
         system = first_stage | contract | {"with_title": vectors.with_title, "reranked": self.config.depth}
