@@ -25,8 +25,9 @@ from raytriever.errors import UserError
 from raytriever.reports.progress import ProgressLine
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
+from raytriever.stages.placement import workers_that_fit
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Resources, Shard, Stage, StageConfig, workers_that_fit
+from raytriever.stages.stage import Resources, Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together

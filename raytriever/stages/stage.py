@@ -20,6 +20,7 @@ from raytriever.errors import NotLocal, UserError
 from raytriever.reports.log import log, log_fields, log_to
 from raytriever.reports.progress import ProgressLine
 from raytriever.settings.configuration import Settings, input_paths, map_inputs, without_inputs
+from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads, workers_that_fit
 from raytriever.stages.ray_session import RaySession
 
 
@@ -29,7 +30,7 @@ class Resources(Settings):
     workers: int | None = None
     """Workers; null: as many as the cluster's CPUs (or GPUs) allow, training one."""
     cpus_per_worker: float | None = None
-    """CPUs of a worker; null: 1, in training an even share of all."""
+    """CPUs of a worker; null: 1, of training and of encoders on GPUs an even share of all."""
     gpus_per_worker: float = 0
     """GPUs of a worker."""
 
@@ -232,7 +233,7 @@ class _ShardMaker:
         with log_to(logged.append):
             try:
                 if not self._loaded:
-                    _use_assigned_cpus()
+                    _use_assigned_cpus(on_gpu=self._stage.config.resources.gpus_per_worker > 0)
                     self._stage.load()
                     self._loaded = True
                 row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
@@ -242,14 +243,19 @@ class _ShardMaker:
         return {name: [value] for name, value in row.items()}
 
 
-def _use_assigned_cpus() -> None:
-    """Gives torch the number of threads that Ray reserved; a reused worker would keep those of its first task."""
+def _use_assigned_cpus(*, on_gpu: bool) -> None:
+    """Gives torch the number of threads that Ray reserved; a reused worker would keep those of its first task.
+
+    On a GPU tokenizers too.
+    """
     import ray
 
+    cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
+    if on_gpu:
+        os.environ.update(tokenizing_threads(cpus))
     if "torch" in sys.modules:
         import torch
 
-        cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
         torch.set_num_threads(max(1, int(cpus)))
 
 
@@ -259,15 +265,18 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
 
     stage = stage.for_workers()
     resources = stage.config.resources
-    workers = resources.workers or workers_that_fit(resources.cpus, resources.gpus_per_worker)
+    cpus, gpus = resources.cpus, resources.gpus_per_worker
+    workers = resources.workers or workers_that_fit(cpus, gpus)
+    if gpus and stage.keeps_state and resources.cpus_per_worker is None:
+        cpus = cpus_of_a_worker(workers, gpus)  # for tokenizing, which one CPU does too slowly for a GPU
     workers = max(1, min(workers, len(shards)))
     rows = [{"shard": json.dumps(asdict(shard))} for shard in shards]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
-    options: dict[str, Any] = {"num_cpus": resources.cpus}
-    if resources.gpus_per_worker:
-        options["num_gpus"] = resources.gpus_per_worker
+    options: dict[str, Any] = {"num_cpus": cpus}
+    if gpus:
+        options["num_gpus"] = gpus
     # a worker with a GPU is an actor of its own: CUDA starts once, and libraries built for different CUDAs don't meet
-    if stage.keeps_state or resources.gpus_per_worker:
+    if stage.keeps_state or gpus:
 
         class Maker(_ShardMaker):
             def __init__(self) -> None:
@@ -291,12 +300,3 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
             error.add_note(row["trace"])  # for --traceback: where on the worker it arose
             raise error
         yield ShardRecord.from_json(json.loads(row["record"]))
-
-
-def workers_that_fit(cpus: float, gpus: float) -> int:
-    """How many workers of this size the cluster has room for."""
-    import ray
-
-    available = ray.cluster_resources()
-    by_cpu = int(available.get("CPU", 1) / cpus) if cpus else len(ray.nodes())
-    return min(by_cpu, int(available.get("GPU", 0) / gpus)) if gpus else by_cpu

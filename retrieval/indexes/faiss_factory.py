@@ -142,6 +142,15 @@ def _prepare_clustering(parameters: Any, seed: int) -> None:
     parameters.min_points_per_centroid = 1
 
 
+def require_gpu_form(index: "Index", factory: str) -> None:
+    """Raises ``UserError`` for an index that FAISS builds and searches on CPUs alone: the graph of HNSW."""
+    if isinstance(innermost(index), import_faiss().IndexHNSW):
+        raise UserError(
+            f"The index '{factory}' is a graph (HNSW), which FAISS builds and searches on CPUs alone. Set"
+            " resources.gpus_per_worker of that stage to 0, or choose an IVF index."
+        )
+
+
 def to_gpu(index: "Index") -> "Index":
     """The index on this process's GPU. Raises ``UserError`` where FAISS has no GPU or can't move such an index."""
     faiss = import_faiss()

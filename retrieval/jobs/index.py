@@ -23,6 +23,7 @@ from retrieval.indexes.faiss_factory import (
     empty_index,
     fewest_to_learn_from,
     index_of_any_dimension,
+    require_gpu_form,
 )
 from retrieval.indexes.vector_index import build_shard, set_threads, train, write_index
 from retrieval.lexical import BM25Settings, LexicalIndex
@@ -91,6 +92,14 @@ class Index(Stage[IndexConfig]):
     @property
     def _gpu(self) -> bool:
         return self.config.resources.gpus_per_worker > 0
+
+    def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
+        """An index that no GPU can build, for a GPU."""
+        settings = self.config.index
+        if isinstance(settings, VectorIndexSettings) and self._gpu:
+            index = index_of_any_dimension(settings.factory)
+            if index is not None:
+                require_gpu_form(index, settings.factory)
 
     def check_inputs(self, there: Set[str]) -> None:
         """Documents whose ids no ranking can name, and too few to learn a quantizer from."""

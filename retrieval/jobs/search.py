@@ -15,7 +15,7 @@ from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
 from retrieval.collections.collection import StoredCollection
 from retrieval.encoders.specification import EncoderContract
-from retrieval.indexes.faiss_factory import index_of_any_dimension
+from retrieval.indexes.faiss_factory import index_of_any_dimension, require_gpu_form
 from retrieval.indexes.top_k import Ranking, merge_rankings
 from retrieval.indexes.vector_index import read_index, search_shard, set_search_parameters, set_threads
 from retrieval.jobs.index import INDEX, VectorIndexSettings, id_blocks, lexical_folder
@@ -59,12 +59,17 @@ class Search(Stage[SearchConfig]):
     unit = "queries"
 
     def check_settings(self, stages: Stages) -> None:
-        """Parameters that an index of this recipe doesn't have."""
+        """Parameters that an index of this recipe doesn't have, and one that no GPU can search, for a GPU."""
         settings = getattr(getattr(made_by(stages, self.config.index), "config", None), "index", None)
-        if self.config.search_parameters and isinstance(settings, VectorIndexSettings):
-            index = index_of_any_dimension(settings.factory)
-            if index is not None:
-                set_search_parameters(index, self.config.search_parameters)
+        if isinstance(settings, VectorIndexSettings):
+            self._check_index(settings.factory)
+
+    def _check_index(self, factory: str) -> None:
+        index = index_of_any_dimension(factory)
+        if index is not None and self.config.search_parameters:
+            set_search_parameters(index, self.config.search_parameters)
+        if index is not None and self.config.resources.gpus_per_worker:
+            require_gpu_form(index, factory)
 
     def check_inputs(self, there: Set[str]) -> None:
         """Ids that a ranking can't name, and a split that is not judged."""
@@ -90,6 +95,7 @@ class Search(Stage[SearchConfig]):
         else:
             if not self.config.vectors:
                 raise UserError(f"{index.uri} is an index of vectors: name the 'vectors' artifact with the queries.")
+            self._check_index(index.config["index"]["factory"])
             queries = StoredVectors(self.config.vectors)
             require_same_origin("collection", asked, queries)
             contract = EncoderContract.model_validate(index.manifest["facts"]["encoder"])

@@ -48,7 +48,8 @@ class TrainConfig(RunSettings, StageConfig):
     @model_validator(mode="after")
     def _workers_share_a_step(self) -> Self:
         try:
-            check_workers(self.fewest_workers, self.resources.workers, self.training.batches_per_step)
+            workers, gpus = self.resources.workers, self.resources.gpus_per_worker
+            check_workers(self.fewest_workers, workers, self.training.batches_per_step, gpus)
         except UserError as error:
             raise ValueError(str(error).rstrip(".")) from error
         return self

@@ -21,9 +21,17 @@ from trainers.validation.settings import RetrievalValidationSettings
 _SAMPLED_BATCHES = 8
 
 
-def check_workers(fewest: int | None, workers: int | None, batches_per_step: int) -> None:
-    """The workers, and any number of them that may be left, must be able to share a step."""
+def check_workers(fewest: int | None, workers: int | None, batches_per_step: int, gpus: float = 0) -> None:
+    """The workers, and any number of them that may be left, must be able to share a step, each on a GPU or none."""
     most = workers or 1
+    if gpus > 1 or (most > 1 and 0 < gpus < 1):
+        why = "a worker trains on one, and the others would idle"
+        if gpus < 1:
+            why = f"NCCL, by which the {most} workers (resources.workers) exchange gradients, refuses two on one GPU"
+        raise UserError(
+            f"resources.gpus_per_worker is {gpus:g}, but {why}. Set it to 1, and resources.workers to the number of"
+            " GPUs; a part of a GPU can be one worker's alone."
+        )
     if fewest is not None and fewest > most:
         raise UserError(f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise those.")
     for left in range(most if fewest is None else fewest, most + 1):

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from raytriever.stages.metrics import (
     WAITING_SECONDS,
     StageMetrics,
 )
+from raytriever.stages.placement import cpus_of_a_worker, tokenizing_threads
 from raytriever.stages.ray_session import session_folder
 from raytriever.stages.stage import Resources
 from trainers.engine.collectives import failing_together
@@ -46,7 +47,6 @@ from trainers.record.trackers import open_trackers, tracked_training
 from trainers.training_run import run_training, write_model
 
 _POLL_SECONDS = 0.5
-_ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
 
 # How glibc allocates in a worker on CPUs; other C libraries ignore it. By itself it gives the large blocks of a step
 # back to the system, which maps and zeroes every page anew in the next: a sixth of a small run's time on CPUs
@@ -58,8 +58,8 @@ GLIBC_KEEPS_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
-def _worker_variables(on_gpus: bool) -> dict[str, str]:
-    return ({} if on_gpus else GLIBC_KEEPS_MEMORY) | (_LOOPBACK if _is_one_machine() else {})
+def _worker_variables(cpus: float, gpus: float) -> dict[str, str]:
+    return (tokenizing_threads(cpus) if gpus > 0 else GLIBC_KEEPS_MEMORY) | (_LOOPBACK if _is_one_machine() else {})
 
 
 def _is_one_machine() -> bool:
@@ -115,7 +115,7 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
     """Ray Train for ``worker``, which every worker calls with ``arguments`` and its number of ``threads``."""
     resources, fewest_workers, failures_survived = spread
     workers, gpus = resources.workers or 1, resources.gpus_per_worker
-    cpus = resources.cpus_per_worker or _cpus_of_a_worker(workers, gpus)
+    cpus = resources.cpus_per_worker or cpus_of_a_worker(workers, gpus)
     return TorchTrainer(
         worker,
         train_loop_config={**arguments, "threads": max(1, int(cpus))},
@@ -131,7 +131,7 @@ def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, 
             storage_path=f"{arguments['settings'].output}/ray-train",
             failure_config=FailureConfig(max_failures=failures_survived),
             callbacks=[EndAtMistakes()],
-            worker_runtime_env={"env_vars": _worker_variables(gpus > 0)},
+            worker_runtime_env={"env_vars": _worker_variables(cpus, gpus)},
         ),
     )
 
@@ -286,45 +286,3 @@ def refusal_of(raised: BaseException | None) -> UserError | None:
     elif isinstance(raised, WorkerGroupError):
         ended_by = [error for _, error in sorted(raised.worker_failures.items())]
     return next((error for error in ended_by if isinstance(error, UserError)), None)
-
-
-class NodeRoom(NamedTuple):
-    """What a node hands out."""
-
-    cpus: int
-    gpus: float = 0
-
-    def workers(self, cpus: int, gpus: float) -> int:
-        """How many workers of so many CPUs and GPUs it holds."""
-        held = self.cpus // cpus
-        return min(held, int(self.gpus / gpus + _ROUNDING)) if gpus > 0 else held
-
-
-def _cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
-    """The even share, and a word to the user where the nodes that workers will run on are not there yet."""
-    nodes = [
-        NodeRoom(int(node["Resources"].get("CPU", 0)), node["Resources"].get("GPU", 0))
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    if not any(node.workers(1, gpus_per_worker) for node in nodes):
-        kind = "GPUs" if gpus_per_worker > 0 else "CPUs"
-        log.info(
-            f"  no node with {kind} for a worker is there yet, so each worker asks for 1 CPU;"
-            " resources.cpus_per_worker asks for more"
-        )
-    return even_share(nodes, workers, gpus_per_worker)
-
-
-def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float = 0) -> int:
-    """The most CPUs that each of ``workers`` can have at a time, none of them spanning two nodes; at least 1.
-
-    Nodes without room for a worker's GPUs hold none. Where the GPUs are too few for all workers, the share is of as
-    many as they are enough for: fewer CPUs would bring in no more of them.
-    """
-    if gpus_per_worker > 0:
-        workers = min(workers, sum(node.workers(1, gpus_per_worker) for node in nodes))
-    share = max([1, *(node.cpus for node in nodes if node.workers(1, gpus_per_worker))])
-    while share > 1 and sum(node.workers(share, gpus_per_worker) for node in nodes) < workers:
-        share -= 1
-    return share

@@ -101,6 +101,16 @@ def test_workers_that_may_be_left_must_be_able_to_share_a_step():
         check_workers(3, 2, 4)
 
 
+@pytest.mark.parametrize("resources", [{"workers": 2, "gpus_per_worker": 0.5}, {"workers": 1, "gpus_per_worker": 2}])
+def test_a_training_worker_has_a_gpu_of_its_own_and_no_more(resources: dict[str, float]):
+    training = {"bf16": False, "batches_per_step": 2}
+    said = rf"resources\.gpus_per_worker is {resources['gpus_per_worker']}, but .*Set it to 1"
+    with pytest.raises(UserError, match=said):
+        stage(resources=resources, training=training)
+    for fits in ({"workers": 1, "gpus_per_worker": 0.5}, {"workers": 2, "gpus_per_worker": 1}, {"workers": 2}):
+        assert stage(resources=fits, training=training).config.resources.workers == fits["workers"]
+
+
 def test_workers_that_may_be_left_must_be_able_to_cut_a_batch():
     with pytest.raises(UserError, match=r"64 rows \(b\) can't be cut into 3 .* as 3 workers, which may be left of 4"):
         check_slices(2, 4, 1, 64, "b")

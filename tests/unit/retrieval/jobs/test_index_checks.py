@@ -79,3 +79,15 @@ def test_parameters_that_the_factory_lacks_are_found_before_the_run(run: Any, tm
     with pytest.raises(UserError, match=r"index\.training_sample is 9, but .* at least 256 vectors\. Raise it"):
         run(300, "index.index.training_sample=9")
     assert not (tmp_path / "out" / "vectors").exists()
+
+
+@pytest.mark.parametrize("stage", ["index", "ranking"])
+def test_a_graph_for_a_gpu_is_refused_before_anything_is_made(run: Any, tmp_path: Path, stage: str) -> None:
+    factory, gpu = "index.index.factory=OPQ8,HNSW8_PQ8x4", f"{stage}.resources.gpus_per_worker=1"
+    with pytest.raises(UserError, match=r"HNSW8_PQ8x4' is a graph .HNSW.*resources\.gpus_per_worker of that"):
+        run(300, factory, gpu, "ranking.search_parameters=efSearch=64")
+    assert not (tmp_path / "out" / "corpus").exists()
+    with pytest.raises(Embedded):
+        run(300, factory, "ranking.search_parameters=efSearch=64")
+    with pytest.raises(Embedded):
+        run(300, gpu)

@@ -1,0 +1,66 @@
+"""How many workers of which size the nodes of a cluster hold."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from raytriever.reports.log import log
+
+_ROUNDING = 1e-6  # of a quotient: three workers of 1/3 of a GPU fit on one
+
+
+class NodeRoom(NamedTuple):
+    """What a node hands out."""
+
+    cpus: int
+    gpus: float = 0
+
+    def workers(self, cpus: int, gpus: float) -> int:
+        """How many workers of so many CPUs and GPUs it holds."""
+        held = self.cpus // cpus
+        return min(held, int(self.gpus / gpus + _ROUNDING)) if gpus > 0 else held
+
+
+def cpus_of_a_worker(workers: int, gpus_per_worker: float) -> int:
+    """The even share, and a word to the user where the nodes that workers will run on are not there yet."""
+    import ray
+
+    nodes = [
+        NodeRoom(int(node["Resources"].get("CPU", 0)), node["Resources"].get("GPU", 0))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    if not any(node.workers(1, gpus_per_worker) for node in nodes):
+        kind = "GPUs" if gpus_per_worker > 0 else "CPUs"
+        log.info(
+            f"  no node with {kind} for a worker is there yet, so each worker asks for 1 CPU;"
+            " resources.cpus_per_worker asks for more"
+        )
+    return even_share(nodes, workers, gpus_per_worker)
+
+
+def even_share(nodes: Sequence[NodeRoom], workers: int, gpus_per_worker: float = 0) -> int:
+    """The most CPUs that each of ``workers`` can have at a time, none of them spanning two nodes; at least 1.
+
+    Nodes without room for a worker's GPUs hold none. Where the GPUs are too few for all workers, the share is of as
+    many as they are enough for: fewer CPUs would bring in no more of them.
+    """
+    if gpus_per_worker > 0:
+        workers = min(workers, sum(node.workers(1, gpus_per_worker) for node in nodes))
+    share = max([1, *(node.cpus for node in nodes if node.workers(1, gpus_per_worker))])
+    while share > 1 and sum(node.workers(share, gpus_per_worker) for node in nodes) < workers:
+        share -= 1
+    return share
+
+
+def workers_that_fit(cpus: float, gpus: float) -> int:
+    """How many workers of this size the cluster has room for."""
+    import ray
+
+    available = ray.cluster_resources()
+    by_cpu = int(available.get("CPU", 1) / cpus) if cpus else len(ray.nodes())
+    return min(by_cpu, int(available.get("GPU", 0) / gpus)) if gpus else by_cpu
+
+
+def tokenizing_threads(cpus: float) -> dict[str, str]:
+    """The variables of a worker with a GPU, which would wait for one thread: as many as it has CPUs."""
+    return {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(max(1, int(cpus)))}
