@@ -66,6 +66,7 @@ def test_metrics_are_a_clusters_alone(address: str | None, monkeypatch: pytest.M
     for name in ("is_initialized", "init", "shutdown"):
         monkeypatch.setattr(ray, name, lambda **_: None)
     monkeypatch.setattr(ray, "cluster_resources", dict)
+    monkeypatch.setattr("raytriever.stages.ray_session._end_with_ray", lambda *_: None)  # there is no process to watch
     cluster.os.environ.pop("RAY_enable_metrics_collection", None)
     if address:
         cluster.os.environ["RAY_ADDRESS"] = address
