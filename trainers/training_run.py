@@ -58,9 +58,10 @@ class RunSettings(Settings):
     """Computes activations again in the backward pass, which saves memory."""
     compile: bool = False
     """Compiles the transformer's blocks."""
-    sharding: Literal["replicated", "sharded"] = "replicated"
+    sharding: Literal["replicated", "zero2", "sharded"] = "replicated"
     """'sharded' divides weights, gradients and optimizer states among the ranks (FSDP2), for models that can't be
-    trained on one device; the weights alone must fit on each, where they are whole in evaluations and at the export."""
+    trained on one device; the weights alone must fit on each, where they are whole in evaluations. 'zero2' gathers them
+    once a step, not in each pass of each chunk: faster with many chunks, as large as whole weights."""
     objective: AnyObjectiveSettings
     """By which loss."""
     training: TrainingSettings = TrainingSettings()
@@ -189,8 +190,8 @@ def run_training(
         if settings.autocasts_alone:
             round_frozen(objective)
         objective.to(device)
-        if settings.sharding == "sharded":
-            shard(objective)
+        if settings.sharding != "replicated":
+            shard(objective, bf16=settings.autocasts_alone, whole_in_step=settings.sharding == "zero2")
         objective.check_batches(batches)
         order = run_order(objective, batches, training)
         check_ranks_agree(objective, batches.fingerprint, order.total_steps)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertModel
 
 from raytriever.errors import UserError
@@ -21,8 +22,10 @@ from trainers.engine.checkpoint import Checkpoints, State
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings, build_optimizer, trainable_parameters
+from trainers.engine.precision import round_frozen
 from trainers.engine.sharding import (
     clip_gradients,
+    end_step,
     equal_passes,
     gather_weights,
     is_sharded,
@@ -77,11 +80,13 @@ class Contrast(nn.Module):
         return nn.functional.cross_entropy(vectors @ collectives.gather(vectors.roll(1, dims=1)).T, positives)
 
 
-def step_of(rank: int, ranks: int, chunk_size: int | None, cached: bool, lora: bool, again: bool):
+def step_of(
+    rank: int, ranks: int, chunk_size: int | None, cached: bool, lora: bool, again: bool, whole_in_step: bool = False
+):
     """Gradients of a step, its norm before clipping, and the gradients after it."""
     module = Contrast(lora, again)
     if ranks > 1:
-        shard(module)
+        shard(module, whole_in_step=whole_in_step)
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(1, 60, (PIECES * 8, 7), generator=generator)
     for piece in ids.split(8):
@@ -91,6 +96,7 @@ def step_of(rank: int, ranks: int, chunk_size: int | None, cached: bool, lora: b
         chunks = cut_by_length(features, chunk_size, torch.arange(len(mine)) % distinct)
         loss = module(equal_passes(chunks, torch.device("cpu")) if ranks > 1 else chunks, cached)
         (loss / ranks / PIECES).backward()
+    end_step(module)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     collectives.sum_gradients(parameters)
     gradients = {name: whole(p.grad).numpy().copy() for name, p in module.named_parameters() if p.grad is not None}
@@ -101,7 +107,7 @@ def step_of(rank: int, ranks: int, chunk_size: int | None, cached: bool, lora: b
 
 
 def all_cases(rank: int):
-    return {case: step_of(rank, RANKS, *case) for case in CASES}
+    return {(case, kept): step_of(rank, RANKS, *case, kept) for case in CASES for kept in (False, True)}
 
 
 def in_one_process(lora: bool):
@@ -116,7 +122,7 @@ def test_two_ranks_equal_one_process():
         assert norm > 0.01
         assert {"lora_" in name for name in expected} == ({True, False} if lora else {False})  # the head trains too
         for answer in answers:
-            for case in (case for case in CASES if case[2] == lora):
+            for case in (case for case in answer if case[0][2] == lora):
                 found, found_norm, found_clipped, kinds = answer[case]
                 assert found.keys() == expected.keys()
                 assert kinds == {name: name.startswith("transformer") for name in kinds}
@@ -124,6 +130,71 @@ def test_two_ranks_equal_one_process():
                 for name in expected:
                     np.testing.assert_allclose(found[name], expected[name], rtol=1e-11, atol=1e-12, err_msg=name)
                     np.testing.assert_allclose(found_clipped[name], clipped[name], rtol=1e-11, atol=1e-13)
+
+
+class Gathered(TorchDispatchMode):
+    """Bytes of every gathering while it lasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name == "c10d::_allgather_base_":
+            self.bytes.append(args[0].nbytes)
+        return func(*args, **(kwargs or {}))
+
+
+LORA_OR_NOT = (False, True)
+LAYERS, CHUNKS = 3, 4
+
+
+def under_autocast(rank: int):
+    """By LoRA and how it is shared out: the losses, gradients and gathered bytes of two steps."""
+    answer = {}
+    distinct = torch.arange(1, 33).reshape(2, 8, 2)[rank]
+    chunks = cut_by_length({"input_ids": distinct, "attention_mask": torch.ones_like(distinct)}, 8 // CHUNKS)
+    for lora in LORA_OR_NOT:
+        for how in (None, "sharded", "zero2", "float32"):
+            module = Contrast(lora, again=False).float()
+            if how != "float32":
+                round_frozen(module)
+            if how:
+                shard(module, bf16=how != "float32", whole_in_step=how == "zero2")
+            losses, gathered = [], []
+            for _ in range(2):
+                module.zero_grad()
+                with Gathered() as counted:
+                    # a cached cast would add up the chunks' gradients in bfloat16
+                    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+                        loss = module(chunks, cached=True)
+                    loss.backward()
+                    end_step(module)
+                collectives.sum_gradients([p for p in module.parameters() if p.requires_grad])
+                losses.append(loss.item())
+                gathered.append(counted.bytes)
+            gradients = {name: whole(p.grad).numpy() for name, p in module.named_parameters() if p.grad is not None}
+            assert {gradient.dtype for gradient in gradients.values()} == {np.dtype(np.float32)}
+            answer[lora, how] = losses, gradients, gathered
+    return answer
+
+
+def test_under_autocast_blocks_are_gathered_in_bfloat16_and_nothing_else_changes():
+    for answer in run_in_processes(under_autocast, RANKS):
+        for lora in LORA_OR_NOT:
+            losses, gradients, _ = answer[lora, None]
+            for how in ("sharded", "zero2"):
+                found_losses, found, gathered = answer[lora, how]
+                assert found_losses == losses
+                assert found.keys() == gradients.keys()
+                for name in gradients:
+                    np.testing.assert_array_equal(found[name], gradients[name], err_msg=name)
+                in_float32 = answer[lora, "float32"][2]
+                for counted, wide in zip(gathered, in_float32, strict=True):
+                    assert len(wide) > 1 + LAYERS * CHUNKS  # the root once, a block in each pass, and most again
+                    assert len(counted) == (1 + LAYERS if how == "zero2" else len(wide))
+                    assert counted[0] == wide[0]
+                    assert max(counted[1:]) < 0.5 * max(wide[1:])  # normalisations aren't gathered at all
 
 
 def contrastive(folder: str, lora: bool = False) -> Contrastive:

@@ -1,8 +1,8 @@
 """Transformers whose weights, gradients and optimizer states are shared out over the ranks (FSDP2).
 
-Every block is one unit: its weights are gathered just before it runs and given up afterwards, its gradient is summed
-over the ranks and each keeps its own part. What lies outside the transformers (a head, scalar weights) is small and
-stays whole on every rank, where ``collectives.sum_gradients`` sums it.
+Every block is one unit: its weights are gathered just before it runs and given up afterwards, or at the end of the
+step; its gradient is summed over the ranks and each keeps its own part. What lies outside the transformers (a head,
+scalar weights) is small and stays whole on every rank, where ``collectives.sum_gradients`` sums it.
 
 A unit communicates in every forward and backward pass, so all ranks must make equally many: in training
 ``equal_passes`` sees to that, elsewhere ``whole_weights`` takes the communication out.
@@ -17,21 +17,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from raytriever.errors import UserError
-from retrieval.encoders.structure import ShardedUnit, outermost_transformers, transformer_blocks
+from retrieval.encoders.structure import ShardedUnit, linear_parameters, outermost_transformers, transformer_blocks
 from trainers.engine import collectives
 from trainers.engine.gradient_cache import Chunks
 from trainers.objective import map_nest
 
 Batch = TypeVar("Batch")
 
+_RESHARDS = "_reshards_after_forward"
 
-def shard(module: nn.Module) -> None:
+
+def shard(module: nn.Module, *, bf16: bool = False, whole_in_step: bool = False) -> None:
     """Shares out every transformer in ``module``, in place; nothing where there is no process group.
+
+    ``bf16``: whether it runs under bfloat16 autocast alone. Blocks then gather what their linear layers multiply by as
+    autocast would round it, so in half the bytes and without a copy in each pass; their other weights (normalisations,
+    biases of positions) are few and stay whole in float32. Gradients are summed in float32, over chunks and ranks.
+
+    ``whole_in_step``: weights are gathered once a step and kept until ``end_step``, not for each pass (ZeRO-2:
+    Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models").
 
     All ranks call it together, with the module on its device and before the optimizer is built. They start from the
     first rank's trainable weights. Gradients are summed over the ranks, never averaged. Raises ``UserError`` where
@@ -47,12 +56,40 @@ def shard(module: nn.Module) -> None:
     collectives.broadcast_weights(module)
     mesh = init_device_mesh(next(module.parameters()).device.type, (collectives.world_size(),))
     for transformer in outermost_transformers(module):
+        rounded = {id(parameter) for parameter in linear_parameters(transformer)} if bf16 else set()
         for unit in (*transformer_blocks(transformer), transformer):
-            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not transformer)
+            reshards = unit is not transformer and not whole_in_step
+            policy, ignored = MixedPrecisionPolicy(), None
+            if bf16 and unit is not transformer:
+                policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+                ignored = {parameter for parameter in unit.parameters() if id(parameter) not in rounded}
+            sharded = fully_shard(
+                unit, mesh=mesh, reshard_after_forward=reshards, mp_policy=policy, ignored_params=ignored
+            )
+            vars(sharded)[_RESHARDS] = reshards
+            sharded.set_reshard_after_backward(not whole_in_step, recurse=False)
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
+            if ignored is not None:
+                _add_up_in_float32(sharded)
         for entrance in transformer.entrances if isinstance(transformer, ShardedUnit) else ():
             register_fsdp_forward_method(transformer, entrance)
+
+
+def _add_up_in_float32(unit: FSDPModule) -> None:
+    """The gradients of a step's passes; by itself torch adds them up in the gathered weights' precision."""
+    unit.unshard()
+    for parameter in cast(nn.Module, unit).parameters():
+        if parameter.dtype == torch.bfloat16 and parameter.requires_grad:
+            parameter.grad_dtype = torch.float32
+    unit.reshard()
+
+
+def end_step(module: nn.Module) -> None:
+    """Gives up the weights that were gathered for a step, after its last backward pass."""
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -105,10 +142,9 @@ def whole_weights(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        roots = outermost_transformers(module) if units else []
         for unit in units:
             unit.reshard()
-            unit.set_reshard_after_forward(unit not in roots, recurse=False)
+            unit.set_reshard_after_forward(vars(unit)[_RESHARDS], recurse=False)
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:

@@ -13,7 +13,7 @@ from trainers.engine import collectives
 from trainers.engine.optimization import trainable_parameters
 from trainers.engine.order import Order, Step, seed_randomness
 from trainers.engine.settings import TrainingSettings
-from trainers.engine.sharding import clip_gradients, equal_passes, is_sharded
+from trainers.engine.sharding import clip_gradients, end_step, equal_passes, is_sharded
 from trainers.objective import Objective, Outcome, to_device
 
 
@@ -45,6 +45,8 @@ def compute_gradients(
             outcome: Outcome = objective(moved)
         torch.autograd.backward(outcome.loss / order.pieces_per_step)
         outcomes.append(replace(outcome, loss=outcome.loss.detach()))
+    if sharded:
+        end_step(objective)
     collectives.sum_gradients(parameters)
     norm = clip_gradients(parameters, settings.optimizer.max_grad_norm)
     return _measure(outcomes, norm, step, order, uri)
