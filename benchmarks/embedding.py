@@ -26,6 +26,7 @@ from torch import Tensor
 from pipelines.formats.beir import BeirFolder
 from retrieval.collections.collection import passage_text
 from retrieval.embedding import encode_texts, token_budget_batches
+from retrieval.encoders.attention import last_states
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings, resolve_dtype
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
@@ -122,7 +123,7 @@ def padded_batches(encoder: TextEncoder, texts: list[str]) -> list[dict[str, Ten
 def forward(encoder: TextEncoder, batches: list[dict[str, Tensor]]) -> None:
     """The transformer alone."""
     for batch in batches:
-        encoder.transformer(**batch)
+        last_states(encoder.transformer, batch)
 
 
 if __name__ == "__main__":

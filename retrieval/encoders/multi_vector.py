@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
+from retrieval.encoders.attention import last_states
 from retrieval.encoders.export import write_form, write_routes, write_sentence_transformers_folder
 from retrieval.encoders.pooling import Pooling, pool
 from retrieval.encoders.specification import VectorForm
@@ -42,7 +43,7 @@ class LayerStates:
         """Float32 (n, m, hidden)."""
         self._found = {}
         try:
-            last = transformer(**features).last_hidden_state
+            last = last_states(transformer, features)
             states = [*(self._found[layer] for layer in self.layers[:-1]), last]
         finally:
             self._found = None
@@ -113,7 +114,7 @@ class MultiVectorEncoder(TextEncoder):
         mask = features["attention_mask"]
         if self._layer_states is not None:
             return _all_present(self._layer_states(self.transformer, features, self.contract.pooling))
-        tokens: Tensor = self.transformer(**features).last_hidden_state
+        tokens = last_states(self.transformer, features)
         if self.form.kind == "single":
             return _all_present(pool(tokens, mask, self.contract.pooling).unsqueeze(1))
         width = self.form.tokens or tokens.shape[1]

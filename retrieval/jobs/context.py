@@ -52,7 +52,7 @@ class Context(ModelStage[ContextConfig]):
 
     command = "context"
     kind = CONTEXT
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = ContextConfig
     unit = "documents"
 

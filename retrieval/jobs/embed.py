@@ -76,7 +76,7 @@ class Embed(ModelStage[EmbedConfig]):
 
     command = "embed"
     kind = VECTORS
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = EmbedConfig
     unit = "texts"
 

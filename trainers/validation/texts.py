@@ -5,7 +5,7 @@ the same texts go through the encoder together however many ranks there are, and
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, token_budget_batches
 from retrieval.encoders.specification import Role
-from retrieval.encoders.text_encoder import TextEncoder
+from retrieval.encoders.text_encoder import TextEncoder, TokenIds
 from trainers.engine import collectives
 from trainers.objective import to_device
 
@@ -98,13 +98,13 @@ class SharedTexts:
         ranks that share an encoder's weights need.
         """
         for piece in self.pieces:
-            found = [self._vectors(encoder, [ids.tolist() for ids in batch]) for batch in piece.batches]
+            found = [self._vectors(encoder, batch) for batch in piece.batches]
             halves = [vectors.half() for vectors in found]  # fetched only when the device has all of them to do
             yield piece.rows, stacked([vectors.cpu().numpy() for vectors in halves])[piece.places]
         for _ in range(self._idle_passes):
             self._vectors(encoder, [[0]])
 
-    def _vectors(self, encoder: TextEncoder, ids: list[list[int]]) -> Tensor:
+    def _vectors(self, encoder: TextEncoder, ids: Sequence[TokenIds]) -> Tensor:
         vectors: Tensor = encoder(to_device(encoder.pad(ids), self._device))
         return vectors
 

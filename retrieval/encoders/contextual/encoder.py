@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, token_budget_batches
+from retrieval.encoders.attention import last_states
 from retrieval.encoders.contextual.context_reader import (
     Context,
     ContextReader,
@@ -137,7 +138,7 @@ class ContextualEncoder(ContextReader, ShardedUnit, TextEncoder):
     def read_documents(self, features: Mapping[str, Tensor]) -> Tensor:
         """The first stage: (n, k, width) from what its ``tokenize`` returns, differentiable."""
         first, count = self.first_stage, self.contextual_form.vectors_per_document
-        states = first.transformer(**features).last_hidden_state
+        states = last_states(first.transformer, features)
         mask = features["attention_mask"]
         # stacked, not viewed: FSDP warns of views
         if count == 1:

@@ -105,7 +105,8 @@ class PairObjective(Objective[dict[str, Any]]):
     def _note(self, module: torch.nn.Module, _: tuple[Any, ...], features: dict[str, Tensor]) -> None:
         assert not module.training
         ids, mask = features["input_ids"], features["attention_mask"]
-        self.encoded += [tuple(row[: int(n)].tolist()) for row, n in zip(ids, mask.sum(dim=1), strict=True)]
+        read = torch.ones_like(ids) if mask is None else mask.view(ids.shape)
+        self.encoded += [tuple(row[: int(n)].tolist()) for row, n in zip(ids, read.sum(dim=1), strict=True)]
 
     def collate(self, rows: pa.Table) -> dict[str, Any]:
         queries: Sequence[str] = rows["query"].to_pylist()

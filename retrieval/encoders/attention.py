@@ -1,0 +1,62 @@
+"""The one place that runs a transformer on right-padded texts: with the mask that it needs, if any.
+
+Given a 2D mask, transformers asks whether it masks anything, and on a GPU the host waits for the answer in every pass.
+Here that is known before the texts get there.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from retrieval.encoders.structure import is_causal
+
+FULL = "full"
+"""Among a batch's features, a tensor without numbers (n, 0): none of its texts is padded."""
+
+# families whose layers take a mask as it is, all of them that of a whole text
+_BIDIRECTIONAL = {"bert", "camembert", "distilbert", "mpnet", "mt5", "nomic_bert", "roberta", "t5", "xlm-roberta"}
+
+
+def mark_full(features: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``features`` with ``FULL``, of texts (n, length) that are equally long."""
+    return features | {FULL: features["input_ids"][:, :0]}
+
+
+def last_states(transformer: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
+    """Last hidden states (n, length, width) of ``input_ids`` int64 (n, length), padded on the right.
+
+    Those of padding mean nothing. ``features`` has an ``attention_mask`` (n, length), and ``FULL`` where that is known.
+    """
+    mask = _mask(transformer, features)
+    states: Tensor = transformer(input_ids=features["input_ids"], attention_mask=mask).last_hidden_state
+    return states
+
+
+def _mask(transformer: nn.Module, features: Mapping[str, Tensor]) -> Tensor | dict[str, Tensor] | None:
+    """None, where attention is causal too: no token reads the padding behind it. Else who is seen, (n, 1, 1, length).
+
+    Of ModernBERT one for each kind of layer. Models by their own code, and kernels that want another, get a 2D one.
+    """
+    config: Any = transformer.config
+    mask = features["attention_mask"]
+    if any(base.__module__.startswith("transformers_modules.") for base in type(transformer).__mro__):
+        return mask
+    if FULL in features or is_causal(transformer):
+        return None
+    kernel, family = config._attn_implementation, config.model_type
+    if kernel not in ("sdpa", "eager") or family not in {*_BIDIRECTIONAL, "modernbert"}:
+        return mask
+    seen = mask.bool()[:, None, None]
+    masks = {"full_attention": seen}
+    if family == "modernbert":
+        places = torch.arange(mask.shape[1], device=mask.device)
+        distance = (places[:, None] - places).abs()
+        # padding reads something too: itself
+        masks["sliding_attention"] = seen & (distance <= config.sliding_window) | (distance == 0)
+    if kernel == "eager":  # the mask is added to scores
+        dtype = next(transformer.parameters()).dtype
+        lowest = torch.finfo(dtype).min
+        masks = {name: (~each).to(dtype) * lowest for name, each in masks.items()}
+    return masks if family == "modernbert" else masks["full_attention"]
