@@ -27,6 +27,7 @@ from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
+from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_CPU, CHUNK_TOKENS_ON_GPU, Chunks, cut_by_length
 from trainers.engine.settings import TrainingSettings
 from trainers.validation.settings import EvaluationSettings
 
@@ -115,16 +116,30 @@ class ObjectiveSettings(Settings):
     freezes_documents: ClassVar[bool] = False
     """Whether the queries alone are trained, so that the export still belongs to an encoder of the documents."""
 
+    chunk_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that are encoded together, padding included, of texts of about one length; None: 2,048 on a CPU, 16,384 on
+    a GPU."""
     chunk_size: int | None = Field(default=None, ge=1)
-    """Texts of about one length that are encoded together; None: the whole batch at once."""
+    """Instead of so many tokens, so many texts of about one length."""
     gradient_cache: bool = False
     """Encodes each chunk again in the backward pass: the memory of one chunk, for a third more computation."""
 
     @model_validator(mode="after")
-    def _gradient_cache_needs_chunks(self) -> Self:
-        if self.gradient_cache and self.chunk_size is None:
-            raise ValueError("gradient_cache saves memory only by chunks: set chunk_size (4 to 128 texts) too")
+    def _one_measure_of_chunks(self) -> Self:
+        if self.chunk_tokens is not None and self.chunk_size is not None:
+            raise ValueError(
+                f"chunk_tokens is {self.chunk_tokens} and chunk_size {self.chunk_size}, two measures of what is encoded"
+                " together: leave one out"
+            )
         return self
+
+    def cut(self, features: Mapping[str, Tensor], encoder: nn.Module, rows: Tensor | None = None) -> Chunks:
+        """``cut_by_length`` of texts that ``encoder`` will read, on whose processor the default depends."""
+        tokens = self.chunk_tokens
+        if tokens is None and self.chunk_size is None:
+            on_cpu = next(encoder.parameters()).device.type == "cpu"
+            tokens = CHUNK_TOKENS_ON_CPU if on_cpu else CHUNK_TOKENS_ON_GPU
+        return cut_by_length(features, self.chunk_size, rows, tokens)
 
     @abstractmethod
     def build(self, towers: Towers, models: Mapping[str, LocatedModel], seed: int) -> "Objective[Any]":

@@ -18,9 +18,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from retrieval.embedding import TOKENS_ON_CPU, token_budget_batches
+from retrieval.encoders.attention import FULL, mark_full
+
+# padded tokens of a chunk that suit the processor: larger ones are slower on a CPU, smaller ones on a GPU
+CHUNK_TOKENS_ON_CPU = TOKENS_ON_CPU
+CHUNK_TOKENS_ON_GPU = 16_384
 
 Encode = Callable[[Mapping[str, Tensor]], Tensor]
 EncodeSeveral = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
@@ -40,21 +48,34 @@ class Chunks:
     order: Tensor
 
 
-def cut_by_length(features: Mapping[str, Tensor], chunk_size: int | None, rows: Tensor | None = None) -> Chunks:
+def cut_by_length(
+    features: Mapping[str, Tensor],
+    chunk_size: int | None,
+    rows: Tensor | None = None,
+    chunk_tokens: int | None = None,
+) -> Chunks:
     """Sorts texts by length, longest first, and cuts them into chunks, each trimmed to its own longest text.
 
     ``features``: right-padded tensors (texts, length), ``attention_mask`` among them. ``chunk_size``: texts a
-    chunk, None for one chunk. ``rows``: int64 (n,), the text that each result row wants (by default every
-    text once).
+    chunk; ``chunk_tokens``: instead of it, tokens a chunk, padding included, but one text at least; None: one chunk.
+    ``rows``: int64 (n,), the text that each result row wants (by default every text once).
     """
-    lengths = features["attention_mask"].sum(dim=1)
-    by_length = torch.argsort(lengths, descending=True, stable=True)
+    mask = features["attention_mask"]
+    lengths = mask.sum(dim=1).cpu().numpy()
+    if chunk_tokens is None:
+        by_length, size = np.argsort(-lengths, kind="stable"), chunk_size or max(1, len(lengths))
+        batches = [by_length[start : start + size] for start in range(0, len(by_length), size)]
+    else:
+        batches = token_budget_batches(lengths.tolist(), chunk_tokens)
+    order = torch.from_numpy(np.concatenate(batches)).to(mask.device)
     chunks = []
-    for chosen in torch.split(by_length, chunk_size or max(1, len(by_length))):
-        longest = int(lengths[chosen[0]])
-        chunks.append({name: tensor[chosen, :longest].contiguous() for name, tensor in features.items()})
-    places = torch.empty_like(by_length)
-    places[by_length] = torch.arange(len(by_length), device=places.device)
+    for batch, chosen in zip(batches, torch.split(order, [len(batch) for batch in batches]), strict=True):
+        longest, shortest = int(lengths[batch[0]]), int(lengths[batch[-1]])
+        whole = {name: tensor for name, tensor in features.items() if name != FULL}
+        chunk = {name: tensor[chosen, :longest].contiguous() for name, tensor in whole.items()}
+        chunks.append(mark_full(chunk) if shortest == longest else chunk)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=places.device)
     return Chunks(tuple(chunks), places if rows is None else places[rows])
 
 

@@ -87,12 +87,11 @@ def require_precision(training: TrainingSettings, device: torch.device) -> None:
 
 
 IN_TRAINING = (
-    "With these the run goes on from its checkpoint, the cheapest first: objective.gradient_cache true (where"
-    " objective.chunk_size is set), by which memory grows with the chunk and not with the batch;"
-    " activation_checkpointing true; sharding 'sharded' on several GPUs. With these it begins anew, by --force or in"
-    " another folder: a smaller objective.chunk_size, with objective.gradient_cache; training.bf16 true; an adapter"
-    " (lora); shorter texts (the encoder's max_length), or smaller batches and more of them a step"
-    " (training.batches_per_step)."
+    "With these the run goes on from its checkpoint, the cheapest first: objective.gradient_cache true, by which memory"
+    " grows with the chunk and not with the batch; activation_checkpointing true; sharding 'sharded' on several GPUs."
+    " With these it begins anew, by --force or in another folder: a smaller objective.chunk_tokens (or chunk_size) with"
+    " objective.gradient_cache; training.bf16 true; an adapter (lora); shorter texts (the encoder's max_length), or"
+    " smaller batches and more of them a step (training.batches_per_step)."
 )
 """What saves memory in training: first what changes no bit of a weight, or is how a checkpoint may be continued."""
 

@@ -60,7 +60,7 @@ class Train(Stage[TrainConfig]):
 
     command = "train"
     kind = MODEL
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = TrainConfig
     unit = "examples"
 

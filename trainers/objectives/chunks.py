@@ -21,7 +21,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
-from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
+from trainers.engine.gradient_cache import Chunks, encode_chunks
 from trainers.objective import Batch, Comparisons, Objective, ObjectiveSettings
 
 _FEWEST_CHUNKS = 3
@@ -107,9 +107,9 @@ class ChunkObjective(Objective[Batch], Generic[Batch, SettingsOfChunks]):
             asked = self._queries(texts, rows["domain"].to_pylist())
             features = self.retriever.tokenize(asked, "query", settings.max_length)
             tokens += int(features["attention_mask"].sum())
-            queries = cut_by_length(features, settings.chunk_size)
+            queries = settings.cut(features, self.retriever)
         _, sources = np.unique(rows["source_id"].to_numpy(zero_copy_only=False), return_inverse=True)
-        return EncodedTwice(cut_by_length(passages, settings.chunk_size), queries, torch.from_numpy(sources), tokens)
+        return EncodedTwice(settings.cut(passages, self.retriever), queries, torch.from_numpy(sources), tokens)
 
     def _queries(self, texts: Sequence[str], domains: Sequence[str]) -> list[str]:
         halved = self.settings.first_half

@@ -25,7 +25,7 @@ from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
 from retrieval.encoders.towers import Towers
 from trainers.engine.draws import next_random, text_keys
-from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
+from trainers.engine.gradient_cache import Chunks, encode_chunks
 from trainers.engine.sharding import equal_passes, is_sharded
 from trainers.objective import Outcome, Paper, Run
 from trainers.objectives.contrastive import contrast
@@ -332,7 +332,7 @@ class Contextual(PairObjective[ContextualSettings]):
             return torch.zeros(shape, dtype=null.dtype, device=device, requires_grad=torch.is_grad_enabled())
         if not count:  # all ranks make as many passes, though nothing reads the vectors of some
             features = {name: torch.ones(1, 1, dtype=torch.int64, device=device) for name in features}
-        chunks = cut_by_length(features, settings.chunk_size, torch.arange(count, device=device))
+        chunks = settings.cut(features, self.contextual, torch.arange(count, device=device))
         if is_shared_out:
             chunks = equal_passes(chunks, device)
         return encode_chunks(self.contextual.read_documents, chunks, cached=settings.gradient_cache)

@@ -25,7 +25,7 @@ from retrieval.encoders.multi_vector import write_towers
 from retrieval.encoders.specification import Role, require_prompt
 from retrieval.encoders.text_encoder import TextEncoder
 from trainers.engine.draws import text_keys
-from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
+from trainers.engine.gradient_cache import Chunks, encode_chunks
 from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
 
 Gather = Callable[[Tensor], Tensor]
@@ -186,7 +186,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         first: dict[tuple[str, str | None], int] = {}
         rows = torch.tensor([first.setdefault(pair, len(first)) for pair in zip(texts, prompts, strict=True)])
         distinct, own = zip(*first, strict=True)
-        return cut_by_length(self.tokenize(distinct, own, role), self.settings.chunk_size, rows)
+        return self.settings.cut(self.tokenize(distinct, own, role), self.encoder(role), rows)
 
     def forward(self, batch: PairBatch) -> Outcome:
         """The loss over this rank's queries and the documents of all ranks that share it."""
@@ -292,7 +292,7 @@ class TripletObjective(PairObjective[SettingsOfPairs]):
         none = torch.zeros(0, dtype=torch.int64)
         return PairBatch(
             queries=None,
-            documents=cut_by_length(encoder.pad(ids), settings.chunk_size, torch.tensor(places)),
+            documents=settings.cut(encoder.pad(ids), encoder, torch.tensor(places)),
             batch=torch.zeros(len(rows), dtype=torch.int64),
             pool_sizes=torch.ones(len(rows), dtype=torch.int64),
             masked_rows=none,

@@ -53,7 +53,7 @@ def isolated(objective: Objective[Any], *, bf16: bool) -> Iterator[torch.device]
 
 _READ_AHEAD = 2
 _LESS_MEMORY = (
-    "A batch is encoded in chunks of objective.chunk_size texts, or whole: set that, or lower it, or validate on"
+    "A batch is encoded in chunks of objective.chunk_tokens tokens (or of chunk_size texts): lower that, or validate on"
     " smaller batches. The run then begins anew, by --force or in another folder."
 )
 

@@ -103,7 +103,7 @@ def test_memory_that_is_full_before_the_first_step_is_a_users_affair(
 
 @pytest.mark.parametrize(
     ("kind", "advice"),
-    [("retrieval", "Set validation.token_budget, .* .now 77., to less"), ("batches", "objective.chunk_size texts")],
+    [("retrieval", "Set validation.token_budget, .* .now 77., to less"), ("batches", "objective.chunk_tokens tokens")],
 )
 def test_memory_that_is_full_in_validation_has_advice_of_its_own(
     tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, advice: str

@@ -27,7 +27,7 @@ from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
-from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
+from trainers.engine.gradient_cache import Chunks, encode_chunks
 from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome, Paper, Run
 from trainers.objectives.coder.candidates import (
     ABSENT,
@@ -260,7 +260,7 @@ class Coder(Objective[CoderBatch]):
             if self._smoother is not None:
                 labels = self._smoother.smoothed(rows["query_id"].to_pylist(), labels, pool.places, documents)
         return CoderBatch(
-            queries=cut_by_length(features, settings.chunk_size),
+            queries=settings.cut(features, self.query_encoder),
             rows=places,
             labels=self._targets(labels),
             pool=pool,

@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from retrieval.encoders.attention import FULL
 from tests.unit.trainers.tiny import TinyEncoder, gradients_of, random_text
 from trainers.engine.gradient_cache import Chunks, cut_by_length, encode_chunks
 
@@ -164,18 +167,18 @@ def test_bf16_autocast_gives_the_same_gradients_chunk_by_chunk():
     assert_same_gradients(found[1], found[0], tolerance=1e-6)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 4, 30, None])
+@pytest.mark.parametrize(("chunk_size", "chunk_tokens"), [(1, None), (4, None), (30, None), (None, None), (None, 17)])
 @pytest.mark.parametrize("cached", [True, False])
-def test_cutting_by_length_keeps_every_text_in_its_place(chunk_size, cached):
+def test_cutting_by_length_keeps_every_text_in_its_place(chunk_size, chunk_tokens, cached):
     encoder = TinyEncoder().double()
     written = texts(11)
     features = encoder.tokenize(written, "document")
     rows = torch.tensor([3, 3, 0, 10, 5, 9])
-    chunks = cut_by_length(features, chunk_size, rows)
+    chunks = cut_by_length(features, chunk_size, rows, chunk_tokens)
     vectors = encode_chunks(encoder, chunks, cached=cached)
     expected = torch.cat([encoder(encoder.tokenize([written[row]], "document")) for row in rows])
     torch.testing.assert_close(vectors, expected, rtol=1e-12, atol=1e-12)
-    whole = encode_chunks(encoder, cut_by_length(features, chunk_size), cached=cached)
+    whole = encode_chunks(encoder, cut_by_length(features, chunk_size, None, chunk_tokens), cached=cached)
     torch.testing.assert_close(whole, encoder(features), rtol=1e-12, atol=1e-12)
 
 
@@ -185,6 +188,16 @@ def test_chunks_are_trimmed_to_their_own_longest_text():
     chunks = cut_by_length(features, 2).chunks
     assert [tuple(chunk["input_ids"].shape) for chunk in chunks] == [(2, 6), (2, 3)]
     assert [int(chunk["attention_mask"].sum()) for chunk in chunks] == [11, 5]
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=50), budget=st.integers(30, 200))
+def test_no_chunk_has_more_tokens_than_its_budget_and_one_without_padding_says_so(lengths, budget):
+    mask = (torch.arange(30) < torch.tensor(lengths)[:, None]).long()
+    chunks = cut_by_length({"input_ids": mask, "attention_mask": mask}, None, None, budget).chunks
+    assert max(chunk["input_ids"].numel() for chunk in chunks) <= budget
+    assert sum(int(chunk["input_ids"].sum()) for chunk in chunks) == sum(lengths)
+    for chunk in chunks:
+        assert (FULL in chunk) == bool(chunk["attention_mask"].all())
 
 
 def peak_bytes(run) -> int:

@@ -23,4 +23,4 @@ def test_it_says_what_was_asked_for_and_first_what_the_run_goes_on_with():
     places = [going_on.index(knob) for knob in ("gradient_cache", "activation_checkpointing", "sharding")]
     assert places == sorted(places)
     assert not any(knob in going_on for knob in ("bf16", "lora", "max_length"))
-    assert all(knob in anew for knob in ("chunk_size", "bf16", "(lora)", "batches_per_step"))
+    assert all(knob in anew for knob in ("chunk_tokens", "bf16", "(lora)", "batches_per_step"))

@@ -279,7 +279,6 @@ def test_comparisons():
         ({"target": "adaptive", "margin": 0.3}, "margin is given exactly where target is 'static'"),
         ({"target": "distributed", "in_batch": False}, "has no form without them"),
         ({"target": "adaptive", "share_negatives": "step"}, "set in_batch to true too"),
-        ({"gradient_cache": True}, "set chunk_size"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):

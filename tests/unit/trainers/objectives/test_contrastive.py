@@ -186,9 +186,18 @@ def test_only_the_gradient_cache_drops_activations():
     assert kept(True) < kept(False) / 5
 
 
-def test_a_gradient_cache_without_chunks_is_refused():
-    with pytest.raises(ValidationError, match="set chunk_size"):
-        ContrastiveSettings(gradient_cache=True)
+def test_chunks_are_measured_in_tokens_or_in_texts():
+    with pytest.raises(ValidationError, match=r"chunk_tokens is 512 and chunk_size 8, .* leave one out"):
+        ContrastiveSettings(chunk_tokens=512, chunk_size=8)
+
+
+def test_by_default_chunks_suit_the_processor():
+    settings = ContrastiveSettings()
+    mask = torch.ones(600, 64, dtype=torch.int64)
+    features = {"input_ids": mask, "attention_mask": mask}
+    for device, tokens in (("cpu", 2_048), ("meta", 16_384)):
+        chunks = settings.cut(features, torch.nn.Linear(1, 1, device=device)).chunks
+        assert [chunk["input_ids"].numel() for chunk in chunks[:-1]] == [tokens] * (600 * 64 // tokens)
 
 
 def test_a_batch_moves_between_devices_whole():

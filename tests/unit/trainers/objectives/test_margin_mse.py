@@ -101,11 +101,6 @@ def test_the_loss_is_float32_under_autocast():
         assert objective(batch).loss.dtype == torch.float32
 
 
-def test_a_gradient_cache_without_chunks_is_refused():
-    with pytest.raises(ValidationError, match="set chunk_size"):
-        MarginMseSettings(gradient_cache=True)
-
-
 def test_there_is_nothing_to_share_over_a_step():
     with pytest.raises(ValidationError, match="a row is compared with its own alone"):
         MarginMseSettings(share_negatives="step")

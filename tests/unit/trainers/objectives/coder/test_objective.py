@@ -167,7 +167,6 @@ def test_what_queries_are_compared_with(stored):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"gradient_cache": True}, "set chunk_size"),
         ({"loss": "info_nce", "binary_labels": True}, "shape the target of list_net, not info_nce"),
         ({"margin_divisor": "padded_width"}, "belongs to the loss max_margin"),
         ({"temperature": 0}, "temperature"),
