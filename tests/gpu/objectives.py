@@ -17,6 +17,7 @@ from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import Towers, load_towers
 from tests.unit.pipelines.jobs.batch_inputs import artifact
 from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+from tests.unit.trainers.candidate_batches import candidate_batch, document_values, store_vectors
 from tests.unit.trainers.chunk_batches import chunk_table
 from tests.unit.trainers.tiny import random_batch
 from tests.unit.trainers.triplet_batches import triplet_batch
@@ -27,6 +28,8 @@ from trainers.objectives.union import AnyObjectiveSettings
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 TOKENS = {"kind": "first_tokens", "tokens": 3}
+CODER = {"kind": "coder", "other_encoder": True}
+LIST_SCORER = {"kind": "transformer", "layers": 1, "heads": 2, "dropout": 0.0}
 
 
 def epoch_batch(number: int, size: int) -> pa.Table:
@@ -70,13 +73,21 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Any]] = {
         {"kind": "contextual", "context_documents": 6, "prefix_attends": "prefix"}, None, epoch_batch
     ),
     "replug": ({"kind": "replug", "similarity_temperature": 0.1, "likelihood_temperature": 0.5}, None, chunk_table),
+    "coder": (CODER, None, candidate_batch),
+    "coder, cached": (CODER | {"similarity": "cosine", "chunk_size": 3, "gradient_cache": True}, None, candidate_batch),
+    "coder, info_nce": (CODER | {"loss": "info_nce", "negatives": "in_batch"}, None, candidate_batch),
+    "coder, max_margin": (CODER | {"loss": "max_margin"}, None, candidate_batch),
+    "coder, sharded": (CODER | {"distribution": "sharded"}, None, candidate_batch),
+    "coder, smoothed": (CODER | {"smoothing": {"neighbours": 5}}, None, candidate_batch),
+    "coder, lists": (CODER | {"scoring": LIST_SCORER}, None, candidate_batch),
+    "coder, lists alone": (CODER | {"scoring": LIST_SCORER | {"query_encoder": "frozen"}}, None, candidate_batch),
 }  # fmt: skip
 _MADE = TemporaryDirectory(prefix="objectives-")  # removed when the process ends
 BATCHES = 4  # that have scores
 
 
-def make_objective(name: str, folder: Path, lora: bool = False) -> Objective[Any]:
-    """The objective ``name`` of ``KINDS`` around the encoder in ``folder``, on the CPU in float32, without dropout."""
+def make_objective(name: str, folder: Path, lora: bool = False, dropout: float = 0.0) -> Objective[Any]:
+    """The objective ``name`` of ``KINDS`` around the encoder in ``folder``, on the CPU in float32."""
     settings, form, _ = KINDS[name]
     models = {}
     if settings["kind"] == "revela":
@@ -85,14 +96,17 @@ def make_objective(name: str, folder: Path, lora: bool = False) -> Objective[Any
         models = {"objective.language_model": located}
     if settings["kind"] == "replug":
         settings = settings | {"scores": _scores()}
+    if settings["kind"] == "coder":
+        settings = settings | {"documents": _vectors()}
     plain = EncoderSettings.model_validate({"model": str(folder), "pooling": "cls", "form": form})
-    towers = load_towers(plain, folder, "a" * 64, dropout=0.0)
+    towers = load_towers(plain, folder, "a" * 64, dropout=dropout)
     _spread(towers.query.transformer)
     chosen: Any = TypeAdapter(AnyObjectiveSettings).validate_python(settings)
     if isinstance(chosen, ContextualSettings):
         encoder = contextual_encoder(towers.query, chosen, None, seed=0)
         towers = Towers(encoder, encoder)
-    for transformer in towers.transformers() if lora else ():
+    is_frozen = settings.get("scoring", {}).get("query_encoder") == "frozen"
+    for transformer in towers.transformers() if lora and not is_frozen else ():
         add_adapter(transformer, LoraSettings(rank=4))
     return build_objective(chosen, towers, models)
 
@@ -115,6 +129,14 @@ def _scores(size: int = 16) -> str:
         "row_group_size": size,
     }
     return artifact(Path(_MADE.name) / "scores", SCORES, {}, {}, [shard])
+
+
+@cache
+def _vectors(width: int = 32) -> str:
+    """Of the documents and the queries of the batches of candidates."""
+    values = np.tile(document_values(), width)[:, :width]
+    queries = [name for number in range(BATCHES) for name in candidate_batch(number, 16)["query_id"].to_pylist()]
+    return store_vectors(Path(_MADE.name) / "vectors", values, queries=queries).uri
 
 
 def _spread(transformer: nn.Module) -> None:

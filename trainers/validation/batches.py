@@ -38,7 +38,7 @@ def isolated(objective: Objective[Any], *, bf16: bool) -> Iterator[torch.device]
     objective.batch_group = None  # a batch is a whole one here, whatever it is in training
     try:
         with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type),
             torch.no_grad(),
             torch.autocast(device.type, torch.bfloat16, enabled=bf16),
         ):

@@ -1,5 +1,6 @@
 """Batches of candidate lists over tiny stored vectors, and CODER on them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ def document_values() -> np.ndarray:
     return np.random.default_rng(1).normal(size=(DOCUMENTS, DIMENSION)).astype(np.float16)
 
 
-def store_vectors(folder: Path, values: np.ndarray | None = None, files: tuple[int, ...] = FILES) -> StoredVectors:
-    """The documents' vectors in several files."""
+def store_vectors(
+    folder: Path, values: np.ndarray | None = None, files: tuple[int, ...] = FILES, queries: Sequence[str] = ()
+) -> StoredVectors:
+    """The documents' vectors in several files, and random ones of these queries."""
     values = document_values() if values is None else values
     contract = {
         "model": "base", "pooling": "mean", "normalize": False, "query_prompt": "", "document_prompt": "",
@@ -37,6 +40,12 @@ def store_vectors(folder: Path, values: np.ndarray | None = None, files: tuple[i
             {"files": {f"{name}.npy": values[start : start + count], f"{name}.ids.parquet": ids}, "rows": count}
         )
         start += count
+    if queries:
+        drawn = np.random.default_rng(2).normal(size=(len(queries), values.shape[-1])).astype(np.float16)
+        shards[-1]["files"] |= {
+            "queries/00000.npy": drawn,
+            "queries/00000.ids.parquet": pa.table({"id": list(queries)}),
+        }
     shards[0]["of_all"] = {"encoder": contract}
     return StoredVectors(artifact(folder, "vectors", {}, {"collection": "c" * 64}, shards))
 
