@@ -152,8 +152,8 @@ class ObjectiveSettings(Settings):
     def shaping(self) -> dict[str, Any]:
         """What the weights depend on, as JSON values, without inputs.
 
-        A gradient cache repeats a chunk's computation bit for bit, dropout included: whatever is set, its default is
-        recorded, and a run may be resumed with another.
+        A gradient cache repeats a chunk's computation, dropout included, bit for bit but where a GPU's kernels add up
+        in any order: whatever is set, its default is recorded, and a run may be resumed with another.
         """
         return without_inputs(self) | {"gradient_cache": False}
 

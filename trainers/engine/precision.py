@@ -1,9 +1,32 @@
 """In which precision a run computes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
 from retrieval.encoders.structure import linear_parameters, outermost_transformers
+from trainers.engine.settings import TrainingSettings
+
+
+@contextmanager
+def arithmetic(training: TrainingSettings, device: torch.device) -> Iterator[None]:
+    """TensorFloat-32 and deterministic kernels as ``training`` says, around a step on a GPU; afterwards as before.
+
+    Searching and clustering, which rank by bounds on the errors of float32 products, never run in it.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    products, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    torch.set_float32_matmul_precision("high" if training.tf32 else "highest")
+    torch.use_deterministic_algorithms(training.deterministic)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def round_frozen(module: nn.Module) -> None:

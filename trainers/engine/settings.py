@@ -14,6 +14,8 @@ from raytriever.settings.configuration import Settings
 from retrieval.encoders.specification import has_bfloat16
 from trainers.engine.optimization import OptimizerSettings, ScheduleSettings
 
+_IF_SET = ("group_by_length", "tf32", "deterministic")
+
 
 class TrainingSettings(Settings):
     """How long to train, on how much at once, with which optimizer.
@@ -33,6 +35,11 @@ class TrainingSettings(Settings):
     """Hard negatives drawn from each row's stored ones, anew every epoch; null: all of them."""
     bf16: bool | Literal["auto"] = "auto"
     """Bfloat16 autocast; 'auto': where the processor has it."""
+    tf32: bool = False
+    """On a GPU, a step's float32 products, the losses' too, in TensorFloat-32 (10 bits of a factor); searches and
+    clusterings are not touched."""
+    deterministic: bool = False
+    """On a GPU, the kernels that add up in one order, so that equal runs on equal machines give equal bits; slower."""
     checkpoint_every: int = Field(default=500, ge=1)
     """Steps; the last one makes a checkpoint too."""
     seed: int = Field(default=0, ge=0)
@@ -45,16 +52,16 @@ class TrainingSettings(Settings):
     @property
     def precision(self) -> str:
         """In words, of what is resolved."""
-        return "bfloat16 autocast" if self.bf16 else "float32"
+        return "bfloat16 autocast" if self.bf16 else "TensorFloat-32" if self.tf32 else "float32"
 
     def resolved(self, *, gpu: bool = False) -> "TrainingSettings":
         """The same with ``bf16`` decided by this machine's processor, or ``gpu``: by one process, for all ranks."""
         return self if self.bf16 != "auto" else self.model_copy(update={"bf16": has_bfloat16(gpu=gpu)})
 
     def recorded(self, *without: str) -> dict[str, Any]:
-        """JSON values of all but these settings, as configurations are stored: no ``group_by_length`` if unset."""
-        unset = () if self.group_by_length else ("group_by_length",)
-        return self.model_dump(mode="json", exclude={*without, *unset})
+        """JSON values of all but these settings, as configurations are stored: of ``_IF_SET`` those that are set."""
+        unset = {name for name in _IF_SET if not getattr(self, name)}
+        return self.model_dump(mode="json", exclude=unset.union(without))
 
     def shaping(self, total_steps: int) -> dict[str, Any]:
         """The settings that the weights after a given step depend on, which a resumed run must share.
@@ -93,7 +100,7 @@ IN_TRAINING = (
     " objective.gradient_cache; training.bf16 true; an adapter (lora); shorter texts (the encoder's max_length), or"
     " smaller batches and more of them a step (training.batches_per_step)."
 )
-"""What saves memory in training: first what changes no bit of a weight, or is how a checkpoint may be continued."""
+"""What saves memory in training: first what changes no weight, but by a GPU's rounding, or lets a checkpoint go on."""
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from raytriever.errors import UserError
 from trainers.engine import collectives
 from trainers.engine.optimization import trainable_parameters
 from trainers.engine.order import Order, Step, seed_randomness
+from trainers.engine.precision import arithmetic
 from trainers.engine.settings import TrainingSettings
 from trainers.engine.sharding import clip_gradients, end_step, equal_passes, is_sharded
 from trainers.objective import Objective, Outcome, to_device
@@ -36,15 +37,16 @@ def compute_gradients(
     objective.zero_grad(set_to_none=True)
     sharded = is_sharded(objective)
     outcomes = []
-    for piece, batch in zip(step.pieces, collated, strict=True):
-        seed_randomness(settings.seed, step, piece)
-        moved = to_device(batch, device)
-        if sharded:
-            moved = equal_passes(moved, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=settings.bf16 is True):
-            outcome: Outcome = objective(moved)
-        torch.autograd.backward(outcome.loss / order.pieces_per_step)
-        outcomes.append(replace(outcome, loss=outcome.loss.detach()))
+    with arithmetic(settings, device):
+        for piece, batch in zip(step.pieces, collated, strict=True):
+            seed_randomness(settings.seed, step, piece)
+            moved = to_device(batch, device)
+            if sharded:
+                moved = equal_passes(moved, device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.bf16 is True):
+                outcome: Outcome = objective(moved)
+            torch.autograd.backward(outcome.loss / order.pieces_per_step)
+            outcomes.append(replace(outcome, loss=outcome.loss.detach()))
     if sharded:
         end_step(objective)
     collectives.sum_gradients(parameters)

@@ -53,13 +53,17 @@ _POLL_SECONDS = 0.5
 # (`benchmarks/ray_train_share`). So blocks come from one heap, which is never trimmed.
 GLIBC_KEEPS_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 
+# Every step has other shapes, which CUDA's allocator by itself leaves in pieces; and cuBLAS needs a workspace of its
+# own for each stream where equal runs are to give equal bits (training.deterministic).
+GPU_VARIABLES = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 # Interfaces by which ranks of one machine meet: they ask for no token, so nobody else may reach them
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def _worker_variables(cpus: float, gpus: float) -> dict[str, str]:
-    return (tokenizing_threads(cpus) if gpus > 0 else GLIBC_KEEPS_MEMORY) | (_LOOPBACK if _is_one_machine() else {})
+    own = GPU_VARIABLES | tokenizing_threads(cpus) if gpus > 0 else GLIBC_KEEPS_MEMORY
+    return own | (_LOOPBACK if _is_one_machine() else {})
 
 
 def _is_one_machine() -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from raytriever.errors import UserError
 from tests.unit.trainers.tiny import TinyEncoder
@@ -175,3 +176,14 @@ def test_numbers_that_no_optimizer_takes_are_refused(wrong):
 @pytest.mark.parametrize("kind", ["adamw", "adam", "radam"])
 def test_betas_at_their_bound_are_taken(kind):
     build_optimizer(TinyEncoder(), OptimizerSettings(kind=kind, betas=(0.0, 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "fused"), [("adamw", "cuda", True), ("adam", "cuda", True), ("adam", "cpu", None)]
+)
+def test_a_gpu_updates_in_one_kernel(kind: str, device: str, fused: bool | None):
+    module = nn.Module()
+    with FakeTensorMode():
+        module.weight, module.bias = (nn.Parameter(torch.empty(2, device=device)) for _ in range(2))
+    optimizer = build_optimizer(module, OptimizerSettings(kind=kind))
+    assert [group["fused"] for group in optimizer.param_groups] == [fused, fused]

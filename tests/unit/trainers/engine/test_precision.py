@@ -1,11 +1,16 @@
 """The precision that a driver chose, checked on the worker that has to compute in it."""
 
 import socket
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from raytriever.errors import UserError
+from tests.unit.trainers.tiny import TinyBatches, tiny_objective, tiny_settings
+from trainers.engine import step
+from trainers.engine.loop import train
+from trainers.engine.precision import arithmetic
 from trainers.engine.settings import TrainingSettings, require_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -56,3 +61,44 @@ def test_a_cpu_that_emulates_bfloat16_is_warned_of(machine, logged):
     machine((9, 0), cpu=False)  # a GPU that the run doesn't use
     require_precision(BF16, CPU)
     assert len(logged) == 2
+
+
+def state() -> tuple[str, bool]:
+    return torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_arithmetic_is_a_steps_alone(error: type[Exception] | None):
+    before = state()
+    assert before == ("highest", False)
+    for chosen, inside in [
+        (TrainingSettings(), ("highest", False)),
+        (TrainingSettings(tf32=True), ("high", False)),
+        (TrainingSettings(deterministic=True), ("highest", True)),
+    ]:
+        with pytest.raises(error) if error else nullcontext(), arithmetic(chosen, GPU):
+            assert state() == inside
+            if error:
+                raise error
+        assert state() == before
+    with arithmetic(TrainingSettings(tf32=True, deterministic=True), CPU):
+        assert state() == before  # a CPU adds up in one order anyway
+
+
+def test_a_step_computes_in_it_and_what_is_around_does_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(step, "arithmetic", lambda settings, _: arithmetic(settings, GPU))
+    objective, seen = tiny_objective(), []
+    objective.register_forward_pre_hook(lambda *_: seen.append(state()))
+    next(objective.parameters()).register_hook(lambda _: seen.append(state()))
+    monkeypatch.setattr(step.collectives, "sum_gradients", lambda _: seen.append(state()))
+    train(
+        objective, TinyBatches(counts=(3,)), tiny_settings(epochs=1, batches_per_step=1, tf32=True, deterministic=True)
+    )
+    assert seen == 3 * [("high", True), ("high", True), ("highest", False)]
+
+
+def test_settings_of_gpus_are_recorded_where_they_are_set():
+    assert not {"tf32", "deterministic"} & TrainingSettings().shaping(3).keys()
+    recorded = TrainingSettings(tf32=True, deterministic=True).shaping(3)
+    assert recorded["tf32"] is recorded["deterministic"] is True
+    assert TrainingSettings(tf32=True, bf16=False).precision == "TensorFloat-32"
