@@ -4,8 +4,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from pipelines.clustering.nearest_centroids import PAIRS_AT_ONCE, inner_products
+from pipelines.packing.hardness import batch_hardness
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
@@ -28,12 +30,20 @@ class FalseNegativeSettings(Settings):
     """A document that the surrogate's vectors score as high as the positive."""
     margin: float = 0.0
     """Above 0: also what scores nearly as high as the positive."""
+    margin_per_hardness: float = Field(default=0.0, ge=0)
+    """Added to the margin for each unit of a batch's hardness (eq. 2): random batches need hardly any."""
     margin_kind: MarginKind = "absolute"
     """absolute: s_ij >= s_ii - margin; relative: s_ij >= s_ii - margin * |s_ii|."""
     fixed_threshold: float | None = None
     """s_ij >= fixed_threshold, whatever the positive scores: an option of the authors' code, not in the paper."""
     mask_own_hard_negatives: bool = False
     """Whether the surrogate judges a row's own hard negatives too, which the authors' code doesn't."""
+
+    def margin_of(self, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
+        """Of a batch with these vectors of its pairs, both (B, d)."""
+        if not self.margin_per_hardness:
+            return self.margin
+        return self.margin + self.margin_per_hardness * max(0.0, batch_hardness(queries, documents))
 
 
 def score_mask(
@@ -136,7 +146,11 @@ def false_negatives(
             )
         left_alone = positives if own is None else own
         by_rule["surrogate score"] = score_mask(
-            *vectors, left_alone, settings.margin, settings.margin_kind, settings.fixed_threshold
+            *vectors,
+            left_alone,
+            settings.margin_of(vectors[0], vectors[1][:size]),
+            settings.margin_kind,
+            settings.fixed_threshold,
         )
         # a zero vector says nothing of how near anything is: such a query or positive is not judged by scores
         is_unknown = ~(vectors[0].any(axis=1) & vectors[1][:size].any(axis=1))

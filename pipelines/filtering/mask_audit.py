@@ -2,7 +2,7 @@
 
 An audit is plain JSON::
 
-    {"batches": …, "negatives": …,
+    {"batches": …, "negatives": …, "rows": {"all": …, "with_half_masked": …, "without_negatives": …},
      "rules": {"same text": {"negatives": …, "batches": …, "examples": [{"epoch", "batch", "row", "column", "query_id",
                "query", "positive_id", "positive", "document_id", "document", "positive_score", "score"}, …]}, …}}
 
@@ -22,6 +22,7 @@ from pipelines.filtering.false_negatives import RULES
 from raytriever.reports.table import Table
 
 EXAMPLES = 10  # of a rule
+_ROWS = ("all", "with_half_masked", "without_negatives")
 _SHOWN_CHARACTERS = 240
 
 Audit = dict[str, Any]
@@ -48,6 +49,7 @@ class MaskAudit:
 
     def __init__(self) -> None:
         self._batches = self._negatives = 0
+        self._rows = dict.fromkeys(_ROWS, 0)
         self._rules: dict[str, Audit] = {rule: {"negatives": 0, "batches": 0, "examples": []} for rule in RULES}
 
     def add(self, batch: AuditedBatch) -> None:
@@ -55,6 +57,10 @@ class MaskAudit:
         size, columns = batch.rule_of.shape
         self._batches += 1
         self._negatives += size * (columns - 1)
+        masked = np.count_nonzero(batch.rule_of, axis=1)
+        self._rows["all"] += size
+        self._rows["with_half_masked"] += int(np.count_nonzero(2 * masked >= columns - 1))
+        self._rows["without_negatives"] += int(np.count_nonzero(masked == columns - 1))
         counts = np.bincount(batch.rule_of.ravel(), minlength=len(RULES) + 1)
         for number, rule in enumerate(RULES, 1):
             if counts[number]:
@@ -67,7 +73,7 @@ class MaskAudit:
 
     def to_json(self) -> Audit:
         """The audit, as this module describes it."""
-        return {"batches": self._batches, "negatives": self._negatives, "rules": self._rules}
+        return {"batches": self._batches, "negatives": self._negatives, "rows": self._rows, "rules": self._rules}
 
 
 def _example(batch: AuditedBatch, row: int, column: int) -> Audit:
@@ -106,7 +112,8 @@ def merge_audits(audits: Sequence[Audit]) -> Audit:
             "examples": [example for part in parts for example in part["examples"]][:EXAMPLES],
         }
     totals = {name: sum(audit[name] for audit in audits) for name in ("batches", "negatives")}
-    return {**totals, "rules": rules}
+    rows = {name: sum(audit["rows"][name] for audit in audits) for name in _ROWS}
+    return {**totals, "rows": rows, "rules": rules}
 
 
 def mask_table(audit: Audit) -> Table:
@@ -115,8 +122,10 @@ def mask_table(audit: Audit) -> Table:
     counts = [(rule, of_rule["negatives"], f"{of_rule['batches']:,}") for rule, of_rule in found]
     counts.append(("all rules", sum(of_rule["negatives"] for _, of_rule in found), ""))
     rows = [(rule, f"{n:,}", f"{n / max(audit['negatives'], 1):.3%}", batches) for rule, n, batches in counts]
+    rows_of = audit["rows"]
     caption = (
         f"Of {audit['negatives']:,} negatives in {audit['batches']:,} batches, all epochs; a negative counts for the"
-        " first rule that masks it."
+        f" first rule that masks it. Of {rows_of['all']:,} rows {rows_of['with_half_masked']:,} have half of their"
+        f" negatives masked or more, {rows_of['without_negatives']:,} all of them."
     )
     return Table(["masked by", "negatives", "share", "batches"], rows, caption)

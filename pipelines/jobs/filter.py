@@ -108,7 +108,7 @@ class Filter(Stage[FilterConfig]):
 
     command = "filter"
     kind = BATCHES
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = FilterConfig
     unit = "examples"
 

@@ -21,7 +21,7 @@ from pipelines.pairs.pairs import PAIRS, SmallDomains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
-from raytriever.settings.configuration import InputPath
+from raytriever.settings.configuration import InputPath, did_you_mean
 from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.indexes.vector_index import set_threads
 from retrieval.vectors import StoredVectors
@@ -69,6 +69,10 @@ class PackConfig(StageConfig):
                 "packing.mix_domains makes random batches across domains, which needs packing.order random and no"
                 " 'clusters'. Name 'pairs' alone, or set mix_domains to false"
             )
+        if packing.shuffled_of_domains and packing.mix_domains:
+            raise ValueError(
+                "packing.shuffled_of_domains names domains, which mix_domains mixes. Leave one of them out"
+            )
         if small != "refuse" and (self.clusters or packing.mix_domains):
             raise ValueError(
                 f"small_domains is {small}, which is for random batches within domains: of clusters it was decided when"
@@ -83,7 +87,7 @@ class Pack(Stage[PackConfig]):
 
     command = "pack"
     kind = PACKING
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = PackConfig
     unit = "examples"
 
@@ -104,6 +108,7 @@ class Pack(Stage[PackConfig]):
             if config.packing.order == "tour":
                 large = [number for number, size in enumerate(sizes) if size >= _STORED_FROM]
                 lists = [Shard(_lists_shard(number), {"lists": number}, intermediate=True) for number in large]
+            self._check_domains([str(shard.facts["domain"]) for shard in clusters.shards])
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
         rows = [Shard(_ROWS_SHARD, {"rows": "of pairs"}, intermediate=True)] if config.packing.polish_sweeps else []
@@ -128,9 +133,16 @@ class Pack(Stage[PackConfig]):
         if config.clusters:
             require_same_origin("pairs", Artifact(config.clusters, CLUSTERS), pairs)
         elif not config.packing.mix_domains:
-            groups_of(pairs, config.packing.batch_size, config.small_domains)
+            self._check_domains(groups_of(pairs, config.packing.batch_size, config.small_domains).names)
         if config.vectors:
             require_same_origin("collection", pairs, StoredVectors(config.vectors))
+
+    def _check_domains(self, names: Sequence[str]) -> None:
+        for name in self.config.packing.shuffled_of_domains:
+            if name not in names:
+                raise UserError(
+                    f"packing.shuffled_of_domains names {name!r}, which is no domain.{did_you_mean(name, names)}"
+                )
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
@@ -213,6 +225,7 @@ class Pack(Stage[PackConfig]):
                 number,
                 vectors=_of_domain(read, domain.pairs) if read else None,
                 neighbours=self._stored_neighbours(number, domain),
+                name=domain.domain if isinstance(domain.domain, str) else None,
             )
             chosen = packed.batches.ravel()
             for start in range(0, len(chosen), _ROW_GROUP):

@@ -22,7 +22,7 @@ from pipelines.pairs.duplicates import (
     shingle_hashes,
     text_blocks,
 )
-from pipelines.pairs.pairs import PAIRS, SCHEMA, ChooseDocuments, judged_pairs, some_of_each_query
+from pipelines.pairs.pairs import PAIRS, SCHEMA, ChooseDocuments, judged_pairs, some_of_each
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.long_columns import take_rows
 from raytriever.settings.configuration import InputPath
@@ -48,6 +48,8 @@ class PairsConfig(StageConfig):
     """Most pairs of one query: a batch of one query's pairs alone has all negatives masked."""
     choose_documents: ChooseDocuments = "drawn"
     """Which so many: drawn by their ids, or the first as the source lists them, in DPR's files the annotated one."""
+    queries_per_document: int | None = Field(default=None, gt=0)
+    """Most pairs of one document, of those left, drawn by their ids: they mask each other in a batch."""
     rows_per_file: int = Field(default=1_000_000, gt=0)
     """Pairs of a file."""
     texts_per_shard: int = Field(default=100_000, gt=0)
@@ -186,9 +188,14 @@ class Pairs(Stage[PairsConfig]):
         facts: dict[str, Any],
     ) -> ShardRecord:
         """Writes ``pairs/00000.parquet`` and on."""
-        if self.config.documents_per_query is not None:
-            chosen = some_of_each_query(table, self.config.documents_per_query, self.config.choose_documents)
+        config = self.config
+        if config.documents_per_query is not None:
+            chosen = some_of_each(table, "query", config.documents_per_query, config.choose_documents)
             dropped = {**dropped, "pairs beyond documents_per_query": int((~chosen).sum())}
+            table = take_rows(table, np.flatnonzero(chosen))
+        if config.queries_per_document is not None:
+            chosen = some_of_each(table, "document", config.queries_per_document)
+            dropped = {**dropped, "pairs beyond queries_per_document": int((~chosen).sum())}
             table = take_rows(table, np.flatnonzero(chosen))
         table, size = table.select(SCHEMA.names), self.config.rows_per_file
         for number, start in enumerate(range(0, len(table), size)):

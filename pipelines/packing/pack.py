@@ -7,19 +7,20 @@ joins small ones with near ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.packing.neighbours import EXACT_UP_TO, Neighbours, find_neighbours
 from pipelines.packing.polish import VectorsOf, polish_batches
-from pipelines.packing.tour import greedy_tour, tour_length
+from pipelines.packing.tour import Tour, greedy_tour, tour_length
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
 Order = Literal["tour", "random", "topics"]
+Share = Annotated[float, Field(ge=0, le=1)]
 _DIGITS = 6  # of recorded figures
 _RANDOM_ORDER = 1  # tells the generator of the order that a tour is compared with from that of the packing
 
@@ -31,12 +32,29 @@ class PackingSettings(Settings):
     """Pairs of a batch."""
     order: Order = "tour"
     """Of a domain's clusters; topics: every batch of one cluster of queries (TAS-B)."""
+    shuffled: Share | tuple[Share, ...] = 0.0
+    """Share of a domain's batches whose pairs are dealt anew at random; several: of an epoch each, in turn."""
+    shuffled_of_domains: dict[str, Share | tuple[Share, ...]] = Field(default={})
+    """The same of single domains, by their names."""
     polish_sweeps: int = Field(default=0, ge=0)
     """Rounds of swaps that make near batches harder (eq. 2)."""
+    polish_margin: float = Field(default=0.0, ge=0)
+    """The filter's: negatives that it will mask count for nothing in swaps."""
     mix_domains: bool = False
     """Random batches across domains, for comparison."""
     exact_neighbours_up_to: int = Field(default=EXACT_UP_TO, gt=0)
     """Clusters of a domain; of more, an HNSW graph finds the near ones."""
+
+    def shuffled_share(self, epoch: int, domain: str | None) -> float:
+        """Of the domain's batches in this epoch; ``domain``: its name, None where it has none."""
+        shares = self.shuffled_of_domains.get(domain, self.shuffled) if domain is not None else self.shuffled
+        return shares[epoch % len(shares)] if isinstance(shares, tuple) else shares
+
+    @model_validator(mode="after")
+    def _turns_are_named(self) -> Self:
+        if () in (self.shuffled, *self.shuffled_of_domains.values()):
+            raise ValueError("shuffled is an empty list. Give one share, or one for each epoch in turn, such as [1, 0]")
+        return self
 
 
 @dataclass(frozen=True)
@@ -44,7 +62,8 @@ class Packing:
     """One domain's batches of one epoch: ``batches`` int64 (batches, batch_size), numbers of its items from 0.
 
     ``figures``: JSON values, each where it was done. ``tour``: its length and that of a random order (Euclidean), and
-    what its walk took; ``polish``: the sums that ``Polished`` has, and how many batches they are of.
+    what its walk took; ``polish``: the sums that ``Polished`` has, and how many batches they are of; ``shuffled``:
+    batches whose pairs were dealt anew.
     """
 
     batches: NDArray[np.int64]
@@ -60,13 +79,15 @@ def pack(
     domain: int = 0,
     vectors: VectorsOf | None = None,
     neighbours: Neighbours | None = None,
+    name: str | None = None,
 ) -> Packing:
     """Packs the n items of one domain, number ``domain`` of all, into batches: a function of its arguments alone.
 
     ``clusters`` (n,): the cluster of each item; ``centroids`` (K, d). ``vectors`` reads document and query vectors of
     the given items, for the polish. ``neighbours``: what ``find_neighbours`` returned for the centroids, which serves
     all epochs; made here where absent. Fewer than ``batch_size`` items are left out; over epochs these rotate through
-    all of them. Raises ``UserError`` for fewer items than a batch, and for a polish without vectors.
+    all of them. ``name``: the domain's, where it may have settings of its own. Raises ``UserError`` for fewer items
+    than a batch, and for a polish without vectors.
     """
     if settings.polish_sweeps and vectors is None:
         raise UserError(f"polish_sweeps is {settings.polish_sweeps}, which needs vectors. Give them, or set it to 0.")
@@ -79,6 +100,10 @@ def pack(
     packed = np.ones(len(clusters), dtype=bool)
     packed[_left_out(len(clusters), settings.batch_size, seed, epoch, domain)] = False
     items, figures = np.flatnonzero(packed), dict[str, Any]()
+    share = settings.shuffled_share(epoch, name)
+    if share == 1:
+        batches = cut_into_batches(generator.permutation(items), settings.batch_size)
+        return Packing(batches, {"shuffled": len(batches)})
     if settings.order == "topics":
         batches = topic_batches(clusters, items, settings.batch_size, generator)
     else:
@@ -87,22 +112,40 @@ def pack(
             random_order = np.random.default_rng([seed, epoch, domain, _RANDOM_ORDER]).permutation(len(centroids))
             tour = greedy_tour(near, int(generator.integers(len(centroids))))
             order = tour.order
-            figures["tour"] = {
-                "length": tour_length(centroids, order),
-                "random_length": tour_length(centroids, random_order),
-                "steps": len(centroids) - 1,
-                "dead_ends": tour.dead_ends,
-                "rows_scanned": tour.rows_scanned,
-            }
+            figures["tour"] = _tour_figures(centroids, tour, random_order)
         else:
             order = generator.permutation(len(centroids))
         batches = cut_into_batches(items_in_order(items, clusters[items], order, generator), settings.batch_size)
     if settings.polish_sweeps and vectors is not None:
-        polished = polish_batches(batches, vectors, settings.polish_sweeps)
+        polished = polish_batches(batches, vectors, settings.polish_sweeps, settings.polish_margin)
         batches, swaps = polished.batches, list(polished.swaps)
         sums = {"before": polished.before, "after": polished.after, "swaps": swaps}
         figures["polish"] = {"batches": len(batches), **sums}
+    if share:
+        figures["shuffled"] = round(share * len(batches))
+        batches = shuffle_some(batches, figures["shuffled"], generator)
     return Packing(batches, figures)
+
+
+def _tour_figures(centroids: NDArray[np.float32], tour: Tour, random_order: NDArray[np.int64]) -> dict[str, Any]:
+    return {
+        "length": tour_length(centroids, tour.order),
+        "random_length": tour_length(centroids, random_order),
+        "steps": len(centroids) - 1,
+        "dead_ends": tour.dead_ends,
+        "rows_scanned": tour.rows_scanned,
+    }
+
+
+def shuffle_some(batches: NDArray[np.int64], number: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """``batches`` (batches, B) of which ``number``, drawn at random, deal their items among one another anew.
+
+    The others stay as they are, all in their places.
+    """
+    chosen = generator.permutation(len(batches))[:number]
+    shuffled = batches.copy()
+    shuffled[chosen] = generator.permutation(batches[chosen].ravel()).reshape(-1, batches.shape[1])
+    return shuffled
 
 
 def items_in_order(
@@ -164,8 +207,8 @@ def _left_out(count: int, batch_size: int, seed: int, epoch: int, domain: int) -
 
 def packing_facts(domains: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
     """Of the figures of an epoch's domains. ``tour``: lengths (Euclidean, over the centroids of all domains) and what
-    the walks took; ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of each sweep.
-    Each only where it was done."""
+    the walks took; ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of each sweep;
+    ``shuffled``: batches. Each only where it was done."""
     facts: dict[str, Any] = {}
     tours = [figures["tour"] for figures in domains if "tour" in figures]
     if tours:
@@ -183,4 +226,6 @@ def packing_facts(domains: Sequence[Mapping[str, Any]], batch_size: int) -> dict
                 sum(part["swaps"][sweep] for part in polished if sweep < len(part["swaps"])) for sweep in range(sweeps)
             ],
         }
+    if shuffled := sum(figures.get("shuffled", 0) for figures in domains):
+        facts["shuffled"] = shuffled
     return facts

@@ -6,6 +6,9 @@ y of batch b changes half that sum by
 
     A_xb - A_xa + A_ya - A_yb + G_xx + G_yy - 2·G_xy.
 
+A negative that eq. 4 takes for a false one is no negative: where d_i·q_j is at least d_j·q_j it counts for nothing, so
+that no swap gathers pairs of one document, say, whose negatives a filter would then leave out.
+
 Only batches near on the tour exchange items: a window of consecutive batches is polished on its own. Windows are
 independent, so many go through the same steps together, and those of one group of windows run beside another's.
 """
@@ -30,7 +33,7 @@ VectorsOf = Callable[[NDArray[np.int64]], tuple[NDArray[np.floating], NDArray[np
 @dataclass(frozen=True)
 class Polished:
     """``batches`` int64 (batches, B); ``swaps`` of each sweep; ``before`` and ``after``: the sums over all batches of
-    d_i·q_j, i != j, which is half of Eq. 2 without its diagonal."""
+    d_i·q_j, i != j, which is half of Eq. 2 without its diagonal, and without what eq. 4 leaves out."""
 
     batches: NDArray[np.int64]
     swaps: tuple[int, ...]
@@ -38,14 +41,14 @@ class Polished:
     after: float
 
 
-def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int) -> Polished:
+def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int, margin: float = 0.0) -> Polished:
     """Exchanges items between batches near one another in the list while Eq. 2 grows, ``sweeps`` times through.
 
-    ``batches`` (batches, B): item numbers that ``vectors`` knows. The sum of Eq. 2 never falls; the items of the whole
-    and the batch sizes stay. A sweep offers every place its best exchange within a window of batches, and the next
-    sweep's windows straddle the borders of these. The result is the same whatever the number of threads (torch's).
-    Memory of a thread: 12 bytes times ``CELLS_AT_ONCE`` or, if that is more, the square of a window's items; and a
-    window's vectors.
+    ``batches`` (batches, B): item numbers that ``vectors`` knows; ``margin``: as of ``affinities``. The sum never
+    falls; the items of the whole and the batch sizes stay. A sweep offers every place its best exchange within a window
+    of batches, and the next sweep's windows straddle the borders of these. The result is the same whatever the number
+    of threads (torch's). Memory of a thread: 12 bytes times ``CELLS_AT_ONCE`` or, if that is more, the square of a
+    window's items; and a window's vectors.
     """
     batches = batches.copy()
     count, size = batches.shape
@@ -61,7 +64,7 @@ def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int) 
             edges = [(begin, end) for begin, end in ((0, min(first, count)), (whole, count)) if begin < end]
             windows = [batches[begin:end].reshape(-1, span, size) for begin, end in runs]
             windows += [batches[None, begin:end] for begin, end in edges]
-            results = list(pool.map(lambda window: _polish_windows(window, vectors), windows))
+            results = list(pool.map(lambda window: _polish_windows(window, vectors, margin), windows))
             swaps.append(sum(result[0] for result in results))
             gained += sum(result[1] for result in results)
             if not sweep:
@@ -71,8 +74,10 @@ def polish_batches(batches: NDArray[np.int64], vectors: VectorsOf, sweeps: int) 
     return Polished(batches, tuple(swaps), before, before + gained)
 
 
-def affinities(documents: NDArray[np.floating], queries: NDArray[np.floating]) -> tuple[NDArray[np.float32], float]:
-    """G_ij = d_i·q_j + d_j·q_i, float32 (n, n), in units of the second value.
+def affinities(
+    documents: NDArray[np.floating], queries: NDArray[np.floating], margin: float = 0.0
+) -> tuple[NDArray[np.float32], float]:
+    """G_ij = d_i·q_j + d_j·q_i, float32 (n, n), in units of the second value; d_i·q_j >= d_j·q_j - margin counts 0.
 
     The vectors are rounded to whole multiples of so small a length that no sum of products goes beyond 2²³ (by
     Cauchy-Schwarz): float32 holds all of them exactly, so the result does not depend on the order of additions, hence
@@ -83,17 +88,20 @@ def affinities(documents: NDArray[np.floating], queries: NDArray[np.floating]) -
     scale = (2.0**11.5 - np.sqrt(documents.shape[1]) / 2 - 1) / (longest or 1.0)
     left, right = (torch.from_numpy(np.rint(side * scale).astype(np.float32)) for side in sides)
     products = left @ right.T
+    own = products.diagonal().clone()
+    products[products >= own - margin * scale**2] = 0
+    products.diagonal().copy_(own)
     return (products + products.T).numpy(), float(scale**-2)
 
 
-def _polish_windows(windows: NDArray[np.int64], vectors: VectorsOf) -> tuple[int, float, float]:
+def _polish_windows(windows: NDArray[np.int64], vectors: VectorsOf, margin: float) -> tuple[int, float, float]:
     """Polishes ``windows`` (W, batches, B) in place, each alone; exchanges, what they gained, and the sum before."""
     number, count, size = windows.shape
     items = windows.reshape(number, count * size)
     affinity = np.empty((number, count * size, count * size), dtype=np.float32)
     scales = np.empty(number)
     for window, of_window in enumerate(items):
-        affinity[window], scales[window] = affinities(*vectors(of_window))
+        affinity[window], scales[window] = affinities(*vectors(of_window), margin)
     state = _Windows(affinity, count, size)
     before = float(-(state.leaving.sum(axis=1) @ scales)) / 2
     swaps, gained = 0, 0.0

@@ -64,22 +64,23 @@ def pairs_from_judgments(collection: StoredCollection, judgments: pa.Table, mini
     return pa.table(columns, schema=SCHEMA).append_column(LISTED, pa.array(order))
 
 
-def some_of_each_query(pairs: pa.Table, number: int, choose: ChooseDocuments) -> NDArray[np.bool_]:
-    """Whether a pair is one of at most ``number`` of its query: drawn by a hash of both ids, or first listed; (pairs,).
+def some_of_each(
+    pairs: pa.Table, side: Literal["query", "document"], number: int, choose: ChooseDocuments = "drawn"
+) -> NDArray[np.bool_]:
+    """Whether a pair is one of at most ``number`` of its query, or document, as ``side`` says, (pairs,).
 
-    ``pairs``: those of ``pairs_from_judgments``.
+    Drawn by a hash of both ids, or first listed. ``pairs``: those of ``pairs_from_judgments``.
     """
-    query_rows = pairs["query_row"].to_numpy()
-    _, query, counts = np.unique(query_rows, return_inverse=True, return_counts=True)
-    chosen = counts[query] <= number
+    _, of_pair, counts = np.unique(pairs[f"{side}_row"].to_numpy(), return_inverse=True, return_counts=True)
+    chosen = counts[of_pair] <= number
     crowded = np.flatnonzero(~chosen)
     if choose == "first":
         keys = pairs[LISTED].to_numpy()[crowded]
     else:
         ids = zip(*(take_texts(pairs[name], crowded).to_pylist() for name in ("query_id", "document_id")), strict=True)
         keys = sampling_keys(0, ("\0".join(pair) for pair in ids))
-    order = np.lexsort((keys, query[crowded]))
-    first = np.searchsorted(query[crowded[order]], query[crowded[order]])
+    order = np.lexsort((keys, of_pair[crowded]))
+    first = np.searchsorted(of_pair[crowded[order]], of_pair[crowded[order]])
     chosen[crowded[order[np.arange(len(order)) - first < number]]] = True
     return chosen
 

@@ -1,10 +1,11 @@
 """The report's sections on clusters and on batches: how hard these are beside random ones, and what is masked in them.
 
-Most figures are those of the manifests. Hardness, domains and grades are measured on a sample of epoch 0.
+Most figures are those of the manifests. Domains and grades are measured on a sample of epoch 0, hardness on one of the
+first epoch with the fewest shuffled batches.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -137,27 +138,34 @@ def hardness(
 
     ``batches``: those made of this packing, None where there are none; with them that without what they mask.
     """
-    packed = packed_pairs(packing)
+    epoch = measured_epoch(packing)
+    packed = packed_pairs(packing, epoch)
     chosen = sample_of(len(packed), most, seed)
-    found = {PACKED: packed, RANDOM: random_packing(packed, packing, seed)}
+    found = {PACKED: packed, RANDOM: random_packing(packed, packing, epoch, seed)}
     measured = {name: np.array([of_pairs.hardness(batch) for batch in found[name][chosen]]) for name in found}
     if batches is not None and batches.layout == "pairs":
-        masks = ((packed[number], mask_of(batches.read(0, number))) for number in chosen.tolist())
+        masks = ((packed[number], mask_of(batches.read(epoch, number))) for number in chosen.tolist())
         # of a batch without any negative left there is no mean
         kept = [of_pairs.hardness(batch, mask) for batch, mask in masks if mask.sum() < len(mask) * (len(mask) - 1)]
         measured |= {MASKED: np.array(kept)} if kept else {}
     return measured
 
 
-def packed_pairs(packing: Artifact) -> Batches:
-    """The batches of epoch 0."""
-    pairs = pq.read_table(packing.path(packing.shards[0].files[0].name), columns=["pair"])["pair"].to_numpy()
-    return np.asarray(pairs, dtype=np.int64).reshape(-1, int(packing.shards[0].facts["batch_size"]))
+def measured_epoch(packing: Artifact) -> int:
+    """The first with the fewest shuffled batches."""
+    epochs = range(len(packing.shards))
+    return min(epochs, key=lambda epoch: int(packing.shards[epoch].facts.get("shuffled", 0)))
 
 
-def random_packing(packed: Batches, packing: Artifact, seed: int) -> Batches:
+def packed_pairs(packing: Artifact, epoch: int = 0) -> Batches:
+    """The batches of an epoch."""
+    pairs = pq.read_table(packing.path(packing.shards[epoch].files[0].name), columns=["pair"])["pair"].to_numpy()
+    return np.asarray(pairs, dtype=np.int64).reshape(-1, int(packing.shards[epoch].facts["batch_size"]))
+
+
+def random_packing(packed: Batches, packing: Artifact, epoch: int, seed: int) -> Batches:
     """The same pairs in random batches within their domains: where the packing has a domain, so has this one."""
-    name = packing.shards[0].files[0].name
+    name = packing.shards[epoch].files[0].name
     table = pq.read_table(packing.path(name), columns=["domain"], read_dictionary=["domain"]).unify_dictionaries()
     domains = np.concatenate([chunk.indices.to_numpy() for chunk in table["domain"].chunks])
     shuffled = np.random.default_rng([seed, 0]).permutation(packed.size)
@@ -197,31 +205,29 @@ def _hardness_table(measured: Mapping[str, NDArray[np.float64]]) -> Table:
 
 
 def epoch_tables(packing: Artifact) -> list[Table]:
-    """What the packing's tours and swaps did, epoch by epoch; nothing where it has neither."""
-    columns: dict[str, list[str]] = {}
+    """What the packing's tours, swaps and shuffles did, epoch by epoch; nothing where it has none of them."""
+    columns: dict[tuple[str, str], Callable[[Any], str]] = {
+        ("tour", "tour"): lambda tour: f"{tour['length']:,.3f}",
+        ("tour", "random order"): lambda tour: f"{tour['random_length']:,.3f}",
+        ("tour", "dead ends"): lambda tour: f"{tour['dead_ends']:,} of {tour['steps']:,}",
+        ("polish", "hardness before"): lambda polish: f"{polish['hardness_before']:.4f}",
+        ("polish", "after swaps"): lambda polish: f"{polish['hardness_after']:.4f}",
+        ("polish", "swaps"): lambda polish: f"{sum(polish['swaps']):,}",
+        ("shuffled", "shuffled batches"): lambda shuffled: f"{shuffled:,}",
+    }
     epochs = [shard.facts for shard in packing.shards[:_ROWS_SHOWN]]
-    if "tour" in epochs[0]:
-        tours = [facts["tour"] for facts in epochs]
-        columns |= {
-            "tour": [f"{tour['length']:,.3f}" for tour in tours],
-            "random order": [f"{tour['random_length']:,.3f}" for tour in tours],
-            "dead ends": [f"{tour['dead_ends']:,} of {tour['steps']:,}" for tour in tours],
-        }
-    if "polish" in epochs[0]:
-        polish = [facts["polish"] for facts in epochs]
-        columns |= {
-            "hardness before": [f"{found['hardness_before']:.4f}" for found in polish],
-            "after swaps": [f"{found['hardness_after']:.4f}" for found in polish],
-            "swaps": [f"{sum(found['swaps']):,}" for found in polish],
-        }
+    columns = {names: show for names, show in columns.items() if any(names[0] in facts for facts in epochs)}
     if not columns:
         return []
-    rows = [[str(epoch), *cells] for epoch, cells in enumerate(zip(*columns.values(), strict=True))]
+    rows = [
+        [str(epoch), *(show(facts[fact]) if fact in facts else "-" for (fact, _), show in columns.items())]
+        for epoch, facts in enumerate(epochs)
+    ]
     caption = (
         "Tour and random order: lengths over the clusters' centroids. Dead end: a step in which the list of near"
         " clusters was used up."
     )
-    return [Table(["epoch", *columns], rows, caption)]
+    return [Table(["epoch", *(name for _, name in columns)], rows, caption)]
 
 
 def _domain_tables(batches: BatchReader, chosen: list[int]) -> list[Table]:

@@ -311,6 +311,11 @@ def test_the_audit_counts_and_shows_what_each_rule_masked(world: World, tmp_path
     counts = reader.artifact.manifest["counts"]
     assert audit["batches"] == counts["batches"] == EPOCHS * BATCHES
     assert audit["negatives"] == counts["negatives"]
+    batches = [reader.read(epoch, number) for epoch in range(EPOCHS) for number in range(BATCHES)]
+    masked = [len(row) for batch in batches for row in batch["masked"].to_pylist()]
+    of_row = audit["negatives"] // len(masked)
+    halves = sum(2 * row >= of_row for row in masked)
+    assert audit["rows"] == {"all": len(masked), "with_half_masked": halves, "without_negatives": masked.count(of_row)}
     shown = 0
     for rule, found in audit["rules"].items():
         assert found["negatives"] == counts[f"masked by {rule}"]

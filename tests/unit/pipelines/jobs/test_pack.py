@@ -114,6 +114,22 @@ def test_a_tour_and_its_polish_leave_figures(run: dict[str, str], tmp_path: Path
     assert found.manifest["facts"]["neighbours"] == "exact"
 
 
+def test_epochs_in_turns_and_a_domain_apart(run: dict[str, str], tmp_path: Path) -> None:
+    turns = {"shuffled": [1, 0], "shuffled_of_domains": {"plain": 0}}
+    found = packed(tmp_path / "a", clusters=run["pairs_clusters"], packing=turns, epochs=2)
+    batches = small_run.PAIRS // 3 // SIZE
+    assert [shard.facts.get("shuffled") for shard in found.shards] == [batches, None]
+    without = packed(tmp_path / "b", clusters=run["pairs_clusters"], epochs=2)
+    assert found.shards[1].files[0].sha256 == without.shards[1].files[0].sha256
+    for epoch in range(2):
+        check(found, run["pairs"], epoch)
+        rows, others = (epoch_of(each, epoch).to_pylist() for each in (found, without))
+        plain = [row for row in rows if row["domain"] == "plain"]
+        assert plain == [row for row in others if row["domain"] == "plain"]
+    with pytest.raises(UserError, match=r"shuffled_of_domains names 'plane', which is no domain\. Did you mean"):
+        packed(tmp_path / "c", clusters=run["pairs_clusters"], packing={"shuffled_of_domains": {"plane": 1}})
+
+
 def test_lists_are_made_once_and_change_nothing(
     run: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

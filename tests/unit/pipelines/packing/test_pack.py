@@ -113,6 +113,35 @@ def test_topics(drawn: tuple[Corpus, int], epoch: int) -> None:
     assert corpus.pack(size, epoch=epoch, order="topics").batches.tobytes() == found.batches.tobytes()
 
 
+@settings(deadline=None, max_examples=40)
+@given(corpora(), st.floats(0, 1), st.integers(0, 3))
+def test_a_share_is_shuffled(drawn: tuple[Corpus, int], share: float, epoch: int) -> None:
+    """Its items are dealt anew among its batches; the other batches are those of the same packing without a share."""
+    corpus, size = drawn
+    found, plain = corpus.pack(size, epoch=epoch, shuffled=share), corpus.pack(size, epoch=epoch)
+    assert found.batches.shape == plain.batches.shape
+    for group, part in enumerate(found.parts):
+        before, after = plain.batches[plain.groups == group], found.batches[found.groups == group]
+        assert np.sort(before, axis=None).tolist() == np.sort(after, axis=None).tolist()
+        changed = int((before != after).any(axis=1).sum())
+        if share < 1:
+            assert changed <= part.figures.get("shuffled", 0) == round(share * len(before))
+
+
+def test_epochs_take_their_shares_in_turn_and_domains_their_own() -> None:
+    corpus = Corpus([120], [10])
+    turns = {"shuffled": (1.0, 0.0), "shuffled_of_domains": {"plain": 0.5}}
+    for epoch in range(4):
+        found = corpus.pack(8, epoch=epoch, **turns)
+        alike = corpus.pack(8, epoch=epoch, shuffled=float(epoch % 2 == 0))
+        assert found.batches.tobytes() == alike.batches.tobytes()
+        assert ("tour" in found.parts[0].figures) == (epoch % 2 == 1)
+    chosen = PackingSettings(batch_size=8, **turns)
+    assert [chosen.shuffled_share(epoch, "plain") for epoch in range(2)] == [0.5, 0.5]
+    with pytest.raises(ValidationError, match="empty list"):
+        PackingSettings(batch_size=8, shuffled=())
+
+
 def test_the_next_topic_is_drawn_by_what_clusters_have_left() -> None:
     clusters = np.repeat([0, 1], [8, 24])
     first = [

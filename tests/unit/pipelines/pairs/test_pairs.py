@@ -1,12 +1,13 @@
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.pairs.pairs import LISTED, SCHEMA, pairs_from_judgments, read_pairs, some_of_each_query
+from pipelines.pairs.pairs import LISTED, SCHEMA, pairs_from_judgments, read_pairs, some_of_each
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
@@ -92,19 +93,21 @@ def test_stored_pairs_are_read_in_order(tmp_path: Path, collection: StoredCollec
     )
 
 
+@pytest.mark.parametrize("side", ["query", "document"])
 @settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), unique=True), st.integers(1, 5), st.randoms())
-def test_some_pairs_of_each_query(rows: list[tuple[int, int]], number: int, random: Random) -> None:
+@given(rows=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), unique=True), number=st.integers(1, 5),
+       random=st.randoms())  # fmt: skip
+def test_some_pairs_of_each_text(
+    side: Literal["query", "document"], rows: list[tuple[int, int]], number: int, random: Random
+) -> None:
     def chosen(rows: list[tuple[int, int]]) -> set[tuple[int, int]]:
         columns = [[f"q{q}" for q, _ in rows], [f"d{d}" for _, d in rows], [""] * len(rows), *zip(*rows, strict=True)]
         table = pa.table([pa.array(column) for column in columns] if rows else [[]] * 5, schema=SCHEMA)
-        return {
-            row for row, is_chosen in zip(rows, some_of_each_query(table, number, "drawn"), strict=True) if is_chosen
-        }
+        return {row for row, is_chosen in zip(rows, some_of_each(table, side, number), strict=True) if is_chosen}
 
     found = chosen(sorted(rows))
-    for query in range(4):
-        own = {row for row in rows if row[0] == query}
+    for text in range(7):
+        own = {row for row in rows if row[side == "document"] == text}
         assert len(own & found) == min(number, len(own))
     assert chosen(random.sample(rows, len(rows))) == found  # a function of the ids, not of the order
 
@@ -113,5 +116,5 @@ def test_the_first_documents_of_each_query_are_those_that_are_listed_first(colle
     rows = [("q0", "d2", 1), ("q2", "d1", 1), ("q0", "d3", 1), ("q1", "d0", 0), ("q1", "d1", 1), ("q0", "d0", 1)]
     table = pairs_from_judgments(collection, judgments(rows), 1)
     for number, expected in ((1, {("q0", "d2"), ("q2", "d1"), ("q1", "d1")}), (2, {*(row[:2] for row in rows[:5])})):
-        kept = table.filter(pa.array(some_of_each_query(table, number, "first"))).to_pylist()
+        kept = table.filter(pa.array(some_of_each(table, "query", number, "first"))).to_pylist()
         assert {(row["query_id"], row["document_id"]) for row in kept} == expected - {("q1", "d0")}

@@ -75,7 +75,7 @@ def test_packed_pairs_are_those_of_the_stored_batches(run: dict[str, str], packi
 
 def test_a_random_packing_has_the_same_pairs_within_their_domains(run: dict[str, str], packing: Artifact) -> None:
     packed = packed_pairs(packing)
-    batches = random_packing(packed, packing, seed=3)
+    batches = random_packing(packed, packing, 0, seed=3)
     assert batches.shape == packed.shape
     assert not np.array_equal(batches, packed)
     np.testing.assert_array_equal(np.sort(batches, axis=None), np.sort(packed, axis=None))
@@ -119,7 +119,7 @@ def test_the_section_tells_the_means_of_every_packing(run: dict[str, str], packi
     left = np.mean([of_pairs.hardness(*both) for both in zip(packed_pairs(packing), masks, strict=True)])
     assert f"{left:.4f}" != f"{values.mean():.4f}"
     assert rows[MASKED][2] == f"{left:.4f}"
-    hardest = max(of_pairs.hardness(batch) for batch in random_packing(packed_pairs(packing), packing, 0))
+    hardest = max(of_pairs.hardness(batch) for batch in random_packing(packed_pairs(packing), packing, 0, 0))
     assert rows[PACKED][-1] == f"{np.count_nonzero(values > hardest)}"
     quantities = dict(tables(section)[0].rows)
     assert quantities["epochs packed"] == "2"
