@@ -97,7 +97,7 @@ def assign_part(
     search = CentroidSearch(open_clusters, euclidean=not points.spherical, device=points.device)
     clusters = np.empty(len(points), dtype=np.int32)
     for part in points.blocks():
-        clusters[part] = search.assign(points.take(part))
+        clusters[part] = search.assign(points.take(part), points.on_device(part))
     if task.near is not None:
         clusters = task.near[clusters].astype(np.int32)
     before = task.before

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raytriever.errors import UserError
 
-PRODUCTS_AT_ONCE = 1 << 20
+PRODUCTS_AT_ONCE, PRODUCTS_ON_GPU = 1 << 20, 1 << 26
 PAIRS_AT_ONCE = 1 << 12
 CACHED_ROWS = 128  # float64 copies of so many rows stay in the processor's cache
 _LONGER = 1.0001  # a length computed in float32 times this is no less than the length
@@ -27,7 +27,7 @@ class CentroidSearch:
     """
 
     def __init__(self, centroids: NDArray[np.float32], *, euclidean: bool, device: str = "cpu") -> None:
-        if device != "cpu" and not torch.cuda.is_available():
+        if device == "cuda" and not torch.cuda.is_available():
             raise UserError(
                 "A GPU was asked for, but torch finds none here. Install a torch built for CUDA, or set"
                 " resources.gpus_per_worker to 0."
@@ -48,37 +48,40 @@ class CentroidSearch:
         self._rounding = _LONGER * float(torch.linalg.vector_norm(exact - rounded.float(), dim=1).max())
         self._largest_half = float(halves.max())
 
-    def assign(self, points: NDArray[np.float32]) -> NDArray[np.int32]:
-        """The best centroid of each of ``points`` (n, dimension), int32 (n,)."""
+    def assign(self, points: NDArray[np.float32], held: torch.Tensor | None = None) -> NDArray[np.int32]:
+        """The best centroid of each of ``points`` (n, dimension), int32 (n,); ``held``: those on the device already."""
         assignments = np.empty(len(points), dtype=np.int32)
-        rows = min(2048, max(128, PRODUCTS_AT_ONCE // len(self.centroids)))
-        left = torch.ones((min(rows, len(points)), self._right.shape[0]), dtype=self._dtype)
+        held = torch.from_numpy(points).to(self._device) if held is None else held
+        most, at_once = (2048, PRODUCTS_AT_ONCE) if self._device == "cpu" else (1 << 17, PRODUCTS_ON_GPU)
+        rows = min(most, max(128, at_once // len(self.centroids)))
+        left = held.new_ones((min(rows, len(points)), self._right.shape[0]), dtype=self._dtype)
         for begin in range(0, len(points), rows):
             part = slice(begin, min(begin + rows, len(points)))
-            self._assign_block(points[part], left[: part.stop - begin], assignments[part])
+            self._assign_block(points[part], held[part], left[: part.stop - begin], assignments[part])
         return assignments
 
-    def _assign_block(self, points: NDArray[np.float32], left: torch.Tensor, assignments: NDArray[np.int32]) -> None:
+    def _assign_block(
+        self, points: NDArray[np.float32], exact: torch.Tensor, left: torch.Tensor, assignments: NDArray[np.int32]
+    ) -> None:
         """Fills ``assignments``; ``left`` (n, dimension and more columns of ones) is room for the rounded points."""
-        left[:, : points.shape[1]] = torch.from_numpy(points)
-        scores = (left.to(self._device) @ self._right).float()
+        left[:, : points.shape[1]] = exact
+        scores = (left @ self._right).float()
         best, second, best_score = _best_two(scores)
         assignments[:] = best
-        exact = torch.from_numpy(points)
-        lengths = torch.linalg.vector_norm(exact, dim=1).numpy() * _LONGER
+        lengths = torch.linalg.vector_norm(exact, dim=1).cpu().numpy() * _LONGER
         share = torch.finfo(self._dtype).eps / 2
         open_rows = np.flatnonzero(second >= self._lowest_score(best_score, lengths, share * lengths))
         if not len(open_rows):
             return
         # a closer look: what rounding really took from these points
-        chosen = torch.from_numpy(open_rows)
+        chosen = torch.from_numpy(open_rows).to(self._device)
         lost = exact[chosen] - left[chosen, : points.shape[1]].float()
-        lost_lengths = torch.linalg.vector_norm(lost, dim=1).numpy() * _LONGER
+        lost_lengths = torch.linalg.vector_norm(lost, dim=1).cpu().numpy() * _LONGER
         lowest = self._lowest_score(best_score[open_rows], lengths[open_rows], lost_lengths)
         is_open = second[open_rows] >= lowest
         open_rows, lowest = open_rows[is_open], lowest[is_open]
         if len(open_rows):
-            candidates = scores[torch.from_numpy(open_rows)].cpu().numpy() >= lowest[:, None]
+            candidates = scores[torch.from_numpy(open_rows).to(self._device)].cpu().numpy() >= lowest[:, None]
             candidates[np.arange(len(open_rows)), best[open_rows]] = True
             assignments[open_rows] = self._resolve(points, open_rows, candidates)
 

@@ -81,12 +81,13 @@ class Points:
         self.pairs, self.frame, self.device = pairs, frame or Frame(), device
         self.keep = False
         self._held: NDArray[np.float32] | None = None
+        self._on_device: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_held": None}
+        return self.__dict__ | {"_held": None, "_on_device": None}
 
     @property
     def width(self) -> int:
@@ -108,6 +109,14 @@ class Points:
                 held[part] = self.frame.apply(self._make(part))
             self._held = held
         return self.frame.apply(self._make(places)) if self._held is None else self._held[places]
+
+    def on_device(self, part: slice) -> torch.Tensor | None:
+        """``take`` on a GPU, where points that are held go once; else None."""
+        if self.device == "cpu" or self._held is None:
+            return None
+        if self._on_device is None:
+            self._on_device = torch.from_numpy(self._held).to(self.device)
+        return self._on_device[part]
 
     def blocks(self) -> Iterator[slice]:
         """Consecutive stretches of at most ``BLOCK_ROWS`` points."""
