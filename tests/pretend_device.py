@@ -230,9 +230,11 @@ def _note_waits(name: str, args: Any, kwargs: dict[str, Any]) -> None:
         _wait({"_local_scalar_dense": "a number", "_unique2": "unique"}.get(name, name))
     if name == "repeat_interleave" and kwargs.get("output_size") is None:
         _wait(name)
-    by_mask = name in _INDEXING and any(t.dtype == torch.bool for t in _tensors(args[1]))
-    if by_mask and not (name != "index" and not isinstance(args[2], PretendTensor)):  # a number is filled in
-        _wait("indexing by a mask")
+    if name in _INDEXING:
+        by_mask = any(index.dtype == torch.bool for index in _tensors(args[1]))
+        is_number = name != "index" and not isinstance(args[2], PretendTensor)
+        if by_mask != is_number:  # a number is filled in where a mask says so
+            _wait("indexing by a mask" if by_mask else "upload of a number")
 
 
 @contextmanager

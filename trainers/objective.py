@@ -275,8 +275,19 @@ def build_objective(
     return settings.build(towers, models or {}, seed)
 
 
+def pinned(value: Value, device: torch.device) -> Value:
+    """``value`` with its tensors in page-locked memory where ``device`` is a GPU, which copies no other by itself.
+
+    The copy into it takes as long as the one to the device: it is for a background thread.
+    """
+    return value if device.type == "cpu" else cast(Value, map_nest(value, Tensor, Tensor.pin_memory))
+
+
 def to_device(value: Value, device: torch.device) -> Value:
-    """``value`` (any nest of dataclasses, mappings, tuples and lists) with its tensors on ``device``."""
+    """``value`` (any nest of dataclasses, mappings, tuples and lists) with its tensors on ``device``.
+
+    The host doesn't wait for a GPU to copy what is ``pinned``.
+    """
     return cast(Value, map_nest(value, Tensor, lambda tensor: tensor.to(device, non_blocking=True)))
 
 

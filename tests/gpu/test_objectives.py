@@ -14,7 +14,7 @@ from trainers.engine.optimization import OptimizerSettings, build_optimizer
 from trainers.engine.order import Order
 from trainers.engine.settings import TrainingSettings
 from trainers.engine.step import compute_gradients
-from trainers.objective import Objective
+from trainers.objective import Objective, pinned
 from trainers.objectives import multi_layer
 
 PIECES = 2
@@ -36,7 +36,8 @@ def step(objective: Objective[Any], name: str, bf16: bool) -> dict[str, Any]:
     settings = TrainingSettings(batches_per_step=PIECES, bf16=bf16, optimizer=OptimizerSettings(max_grad_norm=None))
     first = next(iter(order.steps()))
     objective.train()
-    collated = [objective.collate(make_rows(name, number)) for number in range(PIECES)]
+    device = next(objective.parameters()).device
+    collated = [pinned(objective.collate(make_rows(name, number)), device) for number in range(PIECES)]
     return compute_gradients(objective, first, collated, order, settings, "made up")
 
 

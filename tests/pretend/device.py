@@ -45,6 +45,7 @@ WAITING = {
     "pageable memory": lambda x: torch.ones(4).to(x.device, non_blocking=True),
     "a blocking copy": lambda x: torch.ones(4).pin_memory().to(x.device),
     "one number set": lambda x: x.__setitem__((0, 1), 2.0),
+    "one number set in places": lambda x: x.__setitem__(torch.arange(2, device=x.device), 2.0),
     "repetitions": lambda x: x.repeat_interleave(torch.ones(3, dtype=torch.int64, device=x.device), dim=0),
 }
 
@@ -64,6 +65,7 @@ RUNNING_AHEAD = {
     "indices": lambda x: x[torch.arange(2, device=x.device)],
     "numbers set": lambda x: x.__setitem__(0, 2.0),
     "a mask set": lambda x: x.__setitem__(x > 1, 0.0),
+    "a tensor set in places": lambda x: x.index_put_((torch.arange(2, device=x.device),), x.new_ones(())),
     "one tensor set": lambda x: x.__setitem__((0, 1), x[1, 1]),
     "numbers of each row": lambda x: x.sum(dim=1).clamp(min=0.0) / 3,
     "counted repetitions": lambda x: torch.repeat_interleave(

@@ -12,7 +12,7 @@ from trainers.engine import collectives
 from trainers.engine.draws import draw_hard_negatives
 from trainers.engine.order import Order, Piece, Step
 from trainers.engine.settings import TrainingSettings
-from trainers.objective import Objective
+from trainers.objective import Objective, pinned
 
 BATCH = "batch"
 """The column that tells the stored batches of a piece apart: int32, the batch's number in its epoch."""
@@ -79,11 +79,12 @@ class Reader:
     def _collated(self, epoch: int, piece: Piece) -> Any:
         rows = self.read_piece(epoch, piece)
         try:
-            return self._objective.collate(rows)
+            collated = self._objective.collate(rows)
         except UserError as error:
             numbers = ", ".join(map(str, piece.batches))
             problem = f"Batch {numbers} of epoch {epoch} in {self._batches.uri}: {error}"
             raise type(error)(problem) from error  # storage that fails may be well again at another attempt
+        return pinned(collated, next(self._objective.parameters()).device)
 
     def read_piece(self, epoch: int, piece: Piece) -> pa.Table:
         """The rows of a piece, with the objective's columns only.

@@ -60,8 +60,8 @@ def _measure(outcomes: Sequence[Outcome], norm: Tensor, step: Step, order: Order
     table = norm.new_zeros(order.pieces_per_step + 1, 3 + len(names), dtype=torch.float32)
     for place, outcome in zip(step.places, outcomes, strict=True):
         table[place, 0] = outcome.loss
-        table[place, 1] = outcome.examples
-        table[place, 2] = outcome.tokens
+        table[place, 1].fill_(outcome.examples)  # a number that is assigned would be copied there, and waited for
+        table[place, 2].fill_(outcome.tokens)
         for column, name in enumerate(names, start=3):
             table[place, column] = outcome.metrics[name]
     table = collectives.sum_across_ranks(table)

@@ -33,7 +33,7 @@ _ALIGNMENT = 8  # of a head's dimension, for the kernels of GPUs
 
 @dataclass(frozen=True)
 class Readers:
-    """Which documents read which, on the host: found once a step, for all layers.
+    """Which documents read which: found once a batch, for all layers; the host waits for a device once.
 
     ``lengths``: real tokens of each document. ``rows``: for each document j, int64 those i != j with Sim_ij != 0, or
     None where that is every other one.
@@ -60,7 +60,9 @@ def find_readers(attention_mask: Tensor, similarity: Tensor) -> Readers:
             f"Document {lengths.index(0) + 1} of {documents} in a batch has no token, so others can't attend to it."
             " Leave empty texts out of the batches."
         )
-    rows = torch.split(reads.T.nonzero()[:, 1], counts)
+    # what nonzero gives, without another wait for the device to count
+    found = torch.argsort(reads.T.flatten().byte(), descending=True, stable=True)[: sum(counts)] % documents
+    rows = torch.split(found, counts)
     return Readers(tuple(lengths), tuple(None if len(found) == documents - 1 else found for found in rows))
 
 
@@ -126,7 +128,7 @@ def _prepared(
     if not value_normalization:
         return folded, keys, values
     columns = 2 + -(dimension + 2) % _ALIGNMENT
-    ones = queries.new_tensor([1.0, 1.0] + [0.0] * (columns - 2))
+    ones = functional.pad(queries.new_ones(2), (0, columns - 2))
     norms = torch.linalg.vector_norm(at_least_float32(values), dim=-1, keepdim=True) + _EPSILON
     bias = norms.log() * math.sqrt(dimension)  # scores are divided by it
     coarse = bias.to(keys.dtype)

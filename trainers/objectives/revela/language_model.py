@@ -246,14 +246,14 @@ def next_token_loss(states: Tensor, head: nn.Linear, input_ids: Tensor, lengths:
     document. Logits are made some rows at a time, and made again in the backward pass. Raises ``UserError`` where no
     document has a second token.
     """
-    width = states.shape[1]
-    places = torch.cat([number * width + torch.arange(length - 1) for number, length in enumerate(lengths)])
+    starts = range(0, len(lengths) * states.shape[1], states.shape[1])
+    spans = zip(starts, lengths, strict=True)
+    places = torch.cat([torch.arange(start, start + length - 1, device=states.device) for start, length in spans])
     if len(places) == 0:
         raise UserError(
             f"None of the {len(lengths)} documents of a batch has two tokens, so no next token can be predicted. Leave"
             " out texts this short."
         )
-    places = places.to(states.device)
     rows = states.flatten(0, 1).index_select(0, places)
     targets = input_ids.flatten().index_select(0, places + 1)
     chunk = max(1, _LOGITS_AT_ONCE // head.out_features)
