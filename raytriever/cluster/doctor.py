@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from raytriever.stages.ray_session import RaySession
 
 # Those that results depend on, or that must agree for objects to travel between machines
-_PACKAGES = ("ray", "torch", "transformers", "numpy", "pyarrow", "faiss-cpu", "faiss-gpu", "raytriever")
-_ONE_LIBRARY = {"faiss-cpu": "faiss", "faiss-gpu": "faiss"}  # one on nodes without GPUs, the other on those with
+_FAISS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
+_PACKAGES = ("ray", "torch", "transformers", "numpy", "pyarrow", *_FAISS, "raytriever")
+_ONE_LIBRARY = dict.fromkeys(_FAISS, "faiss")  # one on nodes without GPUs, another on those with
 _ANSWER_SECONDS = 400
 _PROBE_SECONDS = 300
 _FULLEST_DISK = 0.95  # Ray writes nothing more to a file system that is fuller

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LIST_ID_BYTES = 8
 _OPQ_CLUSTERS = 256  # of the product quantizer by which a rotation is learnt, whatever comes behind it
+_SHARED_MEMORY = 48 << 10  # bytes of a GPU's block that FAISS holds the tables of one query's distances in
 _DIVISIBLE = 3840  # a dimension that the parts of nearly every product quantizer divide
 
 
@@ -157,7 +158,7 @@ def to_gpu(index: "Index") -> "Index":
     if not hasattr(faiss, "StandardGpuResources"):
         raise UserError(
             "A GPU was asked for, but the FAISS that is installed has no GPU code. Replace faiss-cpu by the extra"
-            " raytriever[gpu], or set gpus_per_worker to 0."
+            " raytriever[gpu] (or raytriever[cuvs], with NVIDIA's kernels), or set gpus_per_worker to 0."
         )
     if not faiss.get_num_gpus():
         raise UserError(
@@ -165,8 +166,11 @@ def to_gpu(index: "Index") -> "Index":
             f" {torch.version.cuda or 'no GPU'}; FAISS's wheels need a driver for CUDA 12.6 or later). Check nvidia-smi"
             " on the worker, or set gpus_per_worker to 0."
         )
+    options, pq = faiss.GpuClonerOptions(), getattr(innermost(index), "pq", None)
+    # else FAISS refuses codes of more than 48 bytes
+    options.useFloat16LookupTables = pq is not None and 4 * pq.M * pq.ksub > _SHARED_MEMORY
     with explaining("This index can't be moved to a GPU"):
-        moved: Index = faiss.index_cpu_to_gpu(_gpu_resources(), 0, index)
+        moved: Index = faiss.index_cpu_to_gpu(_gpu_resources(), 0, index, options)
     return moved
 
 

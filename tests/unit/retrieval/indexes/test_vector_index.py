@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -377,3 +378,26 @@ def test_a_gpu_build_that_lacks_its_libraries_is_explained(tmp_path: Path, monke
     monkeypatch.delitem(sys.modules, "faiss")
     with pytest.raises(UserError, match=r"can't be loaded: nvidia-cuda-runtime-cu12 is missing.*CUDA 12\.6"):
         index_factory.import_faiss()
+
+
+@pytest.mark.parametrize(
+    ("factory", "halved"),
+    [("IVF4,PQ64", True), ("OPQ48,IVF4,PQ48", False), ("OPQ64,IVF4,PQ64x4", False), ("IVF4,Flat", False)],
+)
+def test_long_codes_go_to_a_gpu_with_smaller_tables(
+    monkeypatch: pytest.MonkeyPatch, factory: str, halved: bool
+) -> None:
+    given: list[Any] = []
+
+    def moved(_resources: Any, _device: int, index: Any, options: Any) -> Any:
+        given.append(options)
+        return index
+
+    for name, value in {
+        "StandardGpuResources": object, "GpuClonerOptions": SimpleNamespace, "get_num_gpus": lambda: 1,
+        "index_cpu_to_gpu": moved,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(index_factory.import_faiss(), name, value, raising=False)
+    index = index_factory.empty_index(192, factory)
+    assert index_factory.to_gpu(index) is index
+    assert given[0].useFloat16LookupTables is halved
