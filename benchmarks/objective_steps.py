@@ -2,11 +2,14 @@
 
     python -m benchmarks.objective_steps margins ../data/squad_dpr
     python -m benchmarks.objective_steps layers ../data/squad_dpr
+    python -m benchmarks.objective_steps lengths ../data/squad_dpr
 
 ``margins``: distributed relevance margins over 128 triplets (queries of some 9 tokens, passages of some 75, by seeded
 cuts) against the same step with every text padded to 30, 200 and 200 tokens and an encoder call for each of the three,
 as the authors of adaptive relevance margins take it. ``layers``: self-contrastive training of the last two layers
-against the plain dual encoder. Both sides take turns whose order alternates; the median of the rounds' ratios counts.
+against the plain dual encoder. ``lengths``: a contrastive step over whole passages in chunks of tokens, as by default,
+against all of them padded to the longest. Both sides take turns whose order alternates; the median of the rounds'
+ratios counts.
 """
 
 import argparse
@@ -23,12 +26,13 @@ from benchmarks.training_pairs import MODEL, read_pairs
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.towers import load_towers
-from trainers.objective import Objective, build_objective
+from trainers.objective import Objective, ObjectiveSettings, build_objective
 from trainers.objectives.adaptive_margin import (
     AdaptiveMarginSettings,
     distributed_residuals,
     mean_error,
 )
+from trainers.objectives.contrastive import ContrastiveSettings
 from trainers.objectives.multi_layer import MultiLayerSettings
 from trainers.objectives.pairs import Triplets, unit_vectors
 
@@ -57,7 +61,7 @@ def triplets(folder: Path, count: int, query_words: int, passage_words: int) -> 
     )
 
 
-def objective_of(settings: AdaptiveMarginSettings | MultiLayerSettings, form: dict[str, object] | None) -> Objective:
+def objective_of(settings: ObjectiveSettings, form: dict[str, object] | None) -> Objective:
     """Around MiniLM with dropout as it comes."""
     located = locate_model(MODEL)
     encoder = EncoderSettings.model_validate({"model": MODEL, "form": form})
@@ -120,7 +124,7 @@ def compare(names: tuple[str, str], ours: Callable[[], None], theirs: Callable[[
 def main() -> None:
     """Measures one comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comparison", choices=("margins", "layers"))
+    parser.add_argument("comparison", choices=("margins", "layers", "lengths"))
     parser.add_argument("folder", type=Path, help="a BEIR folder with training judgments")
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--rounds", type=int, default=5)
@@ -133,6 +137,13 @@ def main() -> None:
             lengths = [len(ids) for ids in encoder.tokenize_ids(rows[role].to_pylist(), role)]
             print(f"tokens of a {role}: mean {np.mean(lengths):.1f}, longest {max(lengths)}")
         compare(("ours", "padded"), step_of(objective, rows), padded_step(objective, rows), arguments.rounds)
+        return
+    if arguments.comparison == "lengths":
+        rows = read_pairs(arguments.folder, 10 * (arguments.batch_size or 32))
+        rows = rows.take(range(0, len(rows), 10)).append_column("batch", pa.array([0] * (len(rows) // 10), pa.int32()))
+        chunks, whole = (ContrastiveSettings(**how) for how in ({}, {"chunk_size": len(rows)}))
+        sides = [step_of(objective_of(settings, None), rows) for settings in (chunks, whole)]
+        compare(("chunks of tokens", "padded to the longest"), *sides, arguments.rounds)
         return
     rows = triplets(arguments.folder, arguments.batch_size or 32, query_words=10, passage_words=100)
     form = {"kind": "layers", "layers": [5, 6], "reduction": "last"}
