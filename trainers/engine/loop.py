@@ -6,6 +6,8 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
+import torch
+
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from trainers.engine import collectives
@@ -16,6 +18,7 @@ from trainers.engine.reading import BatchSource, Reader, prefetched, run_order
 from trainers.engine.settings import TrainingSettings
 from trainers.engine.sharding import whole_weights
 from trainers.engine.step import compute_gradients
+from trainers.engine.utilization import seconds_at_peak
 from trainers.objective import Objective
 
 _STEPS_READ_AHEAD = 3
@@ -41,7 +44,8 @@ class Callback:
         """One step, all ranks taken together: a flat mapping.
 
         ``step`` counts from 1, ``epoch`` from 0; ``learning_rate``; what ``compute_gradients`` measured; ``seconds``,
-        wall-clock, and ``waiting_seconds``, the part of them spent waiting for data.
+        wall-clock, and ``waiting_seconds``, the part of them spent waiting for data; on GPUs that are known
+        ``peak_seconds``, what its arithmetic would take at their peak.
         """
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -98,19 +102,19 @@ def train(
         state = _evaluated(state, validation, objective, callbacks)
     objective.train()
     reader = Reader(batches, objective, settings.seed, settings.hard_negatives)
+    at_peak = seconds_at_peak(objective, settings)
     remaining = iter(()) if _stops(state, validation) else order.steps(state.steps)
     clock = time.perf_counter()
     with checkpoints or nullcontext(), closing(prefetched(reader.read_step, remaining, _STEPS_READ_AHEAD)) as steps:
         for step, collated in steps:
             waited = time.perf_counter() - clock
-            rate = _learning_rate(step.number, order.total_steps, settings, state, validation)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            rate = _set_learning_rate(optimizer, step.number, order.total_steps, settings, state, validation)
             measured = compute_gradients(objective, step, collated, order, settings, batches.uri)
             optimizer.step()
             done = step.number + 1
             point = {"step": done, "epoch": step.epoch, "learning_rate": rate, **measured}
             point |= {"seconds": time.perf_counter() - clock, "waiting_seconds": waited}
+            point |= {"peak_seconds": at_peak * point["tokens"]} if at_peak else {}
             for callback in callbacks:
                 callback.on_step(point)
             state = replace(state, steps=done)
@@ -136,11 +140,19 @@ def _check_settings(settings: TrainingSettings, total_steps: int, *, evaluated: 
     require_room_for_warmup(settings.schedule, total_steps)
 
 
-def _learning_rate(
-    step: int, total_steps: int, settings: TrainingSettings, state: State, validation: Validation | None
+def _set_learning_rate(
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    total_steps: int,
+    settings: TrainingSettings,
+    state: State,
+    validation: Validation | None,
 ) -> float:
     past = deciding_values(state.evaluations, validation.criteria) if validation else []
-    return learning_rate(step, total_steps, settings.optimizer.learning_rate, settings.schedule, past)
+    rate = learning_rate(step, total_steps, settings.optimizer.learning_rate, settings.schedule, past)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    return rate
 
 
 def _prolonged(state: State, validation: Validation | None) -> State:

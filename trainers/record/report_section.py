@@ -22,7 +22,7 @@ from trainers.engine.early_stopping import (
     evaluations_without_improvement,
 )
 from trainers.record.ledger import ledger_rows
-from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING
+from trainers.record.run_log import EVALUATIONS, LEDGER, TRAINING, utilization
 
 Points = Sequence[Mapping[str, Any]]
 
@@ -215,6 +215,6 @@ def _table(points: Points, log: Points, metrics: Sequence[str]) -> Table:
         )
         caption += (
             f" {seconds / len(log):.2f} s a step, {examples:,.1f} examples/s, {tokens:,.0f} tokens/s, {waiting:.1%} of"
-            " the time waiting for data."
+            f" the time waiting for data{utilization(log)}."
         )
     return Table(["mean of", "first tenth of the steps", "last tenth of the steps"], rows, caption)

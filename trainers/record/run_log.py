@@ -77,6 +77,14 @@ def without_times(point: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in point.items() if not key.endswith("seconds")}
 
 
+def utilization(points: Sequence[Mapping[str, Any]]) -> str:
+    """The share of GPUs' peak that steps used, in words; '' where it isn't known, as on CPUs."""
+    if not all("peak_seconds" in point for point in points):
+        return ""
+    share = sum(point["peak_seconds"] for point in points) / max(sum(point["seconds"] for point in points), 1e-9)
+    return f", {share:.1%} of the GPUs' peak (MFU)"
+
+
 def measured(points: Sequence[Mapping[str, Any]], device: torch.device) -> str:
     """What some steps measured (at least one), for the terminal: rates over all ranks, memory of this process at most.
 
@@ -91,5 +99,5 @@ def measured(points: Sequence[Mapping[str, Any]], device: torch.device) -> str:
         memory += f" and {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB of its GPU"
     return (
         f"measured over {counted(len(timed), 'step')}: {examples:,.1f} examples/s, {waiting:.1%} of the time waiting"
-        f" for data; the first rank used at most {memory}"
+        f" for data{utilization(timed)}; the first rank used at most {memory}"
     )

@@ -35,7 +35,7 @@ _DIGITS = 16  # of a training's digest, in the name of a file
 _DIGITS_OF_FOLDER = 8  # which people read
 _WAITING_POINTS = 10_000  # at most, in memory
 _CLOSING_SECONDS = 60.0
-_UNTRACKED = ("step", "examples", "tokens", "seconds", "waiting_seconds")  # but as rates
+_UNTRACKED = ("step", "examples", "tokens", "seconds", "waiting_seconds", "peak_seconds")  # but as rates
 
 
 class TrackingSettings(Settings):
@@ -229,6 +229,7 @@ def tracked_values(point: Mapping[str, Any]) -> dict[str, float]:
         "speed/examples_per_second": point["examples"] / seconds,
         "speed/tokens_per_second": point["tokens"] / seconds,
         "speed/waiting_share": point["waiting_seconds"] / seconds,
+        **({"speed/mfu": point["peak_seconds"] / seconds} if "peak_seconds" in point else {}),
     }
 
 

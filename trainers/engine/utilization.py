@@ -1,0 +1,31 @@
+"""How much of what its GPUs can compute a step uses (MFU)."""
+
+import torch
+from torch import nn
+
+from retrieval.encoders.structure import linear_parameters, outermost_transformers
+from trainers.engine import collectives
+from trainers.engine.settings import TrainingSettings
+from trainers.estimate.gpus import known_gpu
+
+
+def flops_per_token(module: nn.Module) -> float:
+    """6 for each trained weight of the blocks' linear layers (forward, what is below it, itself), 4 for a frozen one.
+
+    Of several transformers the mean. Attention, heads, padding and what is computed again don't count.
+    """
+    transformers = outermost_transformers(module)
+    weights = [weight for each in transformers for weight in linear_parameters(each) if weight.ndim > 1]
+    return sum((6 if weight.requires_grad else 4) * weight.numel() for weight in weights) / max(1, len(transformers))
+
+
+def seconds_at_peak(module: nn.Module, settings: TrainingSettings) -> float | None:
+    """What the arithmetic of a token takes where all ranks' GPUs, were they this one, work at their peak in the run's
+    precision; None where nothing is known of them, as on CPUs.
+    """
+    device = next(module.parameters()).device
+    gpu = known_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if gpu is None:
+        return None
+    tera = gpu.bfloat16 if settings.bf16 else gpu.bfloat16 / 2 if settings.tf32 else 0
+    return flops_per_token(module) / ((tera or gpu.float32) * 1e12 * collectives.world_size())
