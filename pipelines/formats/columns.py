@@ -229,11 +229,11 @@ class ColumnsFormat(Format):
             answers = tuple(row.strings(names.answers, or_one=True))
             yield QueryRecord(row.place, row.id(names.id), row.text(names.text), domain, answers)
 
-    def judgments(self) -> Iterator[JudgmentRecord] | None:
-        """The judgments, by split where each has its table; None for a bare corpus."""
-        return self._read_judgments(self._columns.judgments) if self._columns.judgments else None
-
-    def _read_judgments(self, names: JudgmentTables) -> Iterator[JudgmentRecord]:
+    def judgments(self) -> Iterator[JudgmentRecord]:
+        """The judgments, by split where each has its table; none of a bare corpus."""
+        names = self._columns.judgments
+        if names is None:
+            return
         for split, table in self._judgments:
             for row in table.rows([names.query_id, names.document_id], [names.relevance, names.split]):
                 query, document = row.id(names.query_id), row.id(names.document_id)

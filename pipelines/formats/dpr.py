@@ -5,7 +5,6 @@ import csv
 import json
 import warnings
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Literal, Self
 
@@ -21,8 +20,7 @@ from pipelines.formats.training_examples import (
     ExampleFormat,
     TrainingExamples,
     example_of,
-    files_of_splits,
-    first_of_each_id,
+    split_files,
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
@@ -77,27 +75,20 @@ class DprFormat(ExampleFormat):
     def __init__(self, config: Dpr) -> None:
         folder = Folder(config.path)
         self._passages = find_files(folder, config.passages, "passages")
-        self._questions = [
-            (split, name)
-            for split, names in files_of_splits(folder, config.questions, "questions").items()
-            for name in names
-        ]
+        self._questions = split_files(folder, dict(sorted(config.questions.items())), "questions")
         self._splits = set(config.questions)
         questions = [name for _, name in self._questions]
-        examples = files_of_splits(folder, config.examples, "examples")
-        super().__init__(folder, examples, [*self._passages, *questions])
-        self._differing_texts = config.differing_texts
+        super().__init__(folder, split_files(folder, config.examples, "examples"), [*self._passages, *questions])
+        self.keeps_first = config.differing_texts == "first"
         self.documents_name = ", ".join(filter(None, [self.describe(self._passages), self.judgments_name]))
         self.queries_name = ", ".join(filter(None, [self.describe(questions), self.judgments_name]))
 
-    def documents(self) -> Iterator[DocumentRecord]:
-        """The passages, then those of every example."""
-        passages = FileTable(self.folder, self._passages, quotes=True).rows(["id", "text", "title"])
-        documents = chain(map(_document, passages), super().documents())
-        return first_of_each_id(documents) if self._differing_texts == "first" else documents
+    def other_documents(self) -> Iterator[DocumentRecord]:
+        """The passages."""
+        return map(_document, FileTable(self.folder, self._passages, quotes=True).rows(["id", "text", "title"]))
 
-    def queries(self) -> Iterator[QueryRecord]:
-        """The questions, then that of every example."""
+    def other_queries(self) -> Iterator[QueryRecord]:
+        """The questions."""
         for split, name in self._questions:
             is_json = plain_name(name).endswith((".json", ".jsonl"))
             questions = _json_questions(self.folder, name) if is_json else _csv_questions(self.folder, name)
@@ -105,7 +96,6 @@ class DprFormat(ExampleFormat):
                 yield from questions
             else:
                 yield from (each._replace(id=text_id(split, each.id), domain=split) for each in questions)
-        yield from super().queries()
 
     def records(self, name: str) -> Iterator[Record]:
         """The entries of a file."""

@@ -1,6 +1,5 @@
 """Training sets in FlagEmbedding's form (the BGE models): JSON lines with a query and lists of texts."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from pipelines.formats.training_examples import (
     Example,
     ExampleFormat,
     TrainingExamples,
-    files_of_splits,
+    split_files,
     text_of,
     texts_example,
     write_json_lines,
@@ -22,7 +21,7 @@ from raytriever.artifacts.storage import Folder
 from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.records import Policies, Record
-from retrieval.collections.text_lines import FileNames, json_objects, plain_name
+from retrieval.collections.text_lines import FileNames, plain_name
 
 
 class FlagEmbedding(Policies):
@@ -54,12 +53,8 @@ class FlagEmbeddingFormat(ExampleFormat):
 
     def __init__(self, config: FlagEmbedding) -> None:
         folder = Folder(config.path)
-        super().__init__(folder, files_of_splits(folder, config.examples, "examples"))
+        super().__init__(folder, split_files(folder, config.examples, "examples"))
         self._domain = config.domain
-
-    def records(self, name: str) -> Iterator[Record]:
-        """The lines of a file."""
-        return json_objects(self.folder, name)
 
     def example(self, record: Record, split: str, name: str) -> Example:
         """The query with its texts."""

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipelines.formats.trec import DocumentColumns, column_id, qrels_judgments, split_files, tsv_documents, tsv_queries
+from pipelines.formats.training_examples import split_files
+from pipelines.formats.trec import DocumentColumns, column_id, qrels_judgments, tsv_documents, tsv_queries
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
@@ -113,11 +114,8 @@ class MsMarcoFormat(Format):
         for place, _, texts in self._texts():
             yield QueryRecord(place, text_id(texts[0]), texts[0])
 
-    def judgments(self) -> Iterator[JudgmentRecord] | None:
-        """The judgments of qrels, triples of ids, triples of texts and ColBERT's; None without any."""
-        return self._judgments() if self.judgments_name else None
-
-    def _judgments(self) -> Iterator[JudgmentRecord]:
+    def judgments(self) -> Iterator[JudgmentRecord]:
+        """The judgments of qrels, triples of ids, triples of texts and ColBERT's."""
         for split, name in self._qrels:
             yield from qrels_judgments(self.folder, name, split)
         for split, name in self._triples:

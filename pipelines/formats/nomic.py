@@ -54,7 +54,7 @@ class NomicFormat(ExampleFormat):
     def __init__(self, config: Nomic) -> None:
         folder = Folder(config.path)
         found = _all_shards(folder) if config.files is None else find_files(folder, config.files, "files")
-        super().__init__(folder, {config.split: found})
+        super().__init__(folder, [(config.split, name) for name in found])
         self._columns = config.columns
         folders = sorted({_folder_name(name) for name in found})
         for unknown in sorted(set(config.columns) - set(folders)):

@@ -212,7 +212,8 @@ class ThreadFormat(Format):
         super().__init__(folder, list(names.values()))
         self._config = config
         self._sites = {site: PostFile(folder, name) for site, name in names.items()}
-        self.documents_name = self.queries_name = self.judgments_name = self.describe(self.files)
+        self.documents_name = self.queries_name = self.describe(self.files)
+        self.judgments_name = self.documents_name if config.documents == "answers" else ""
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The threads, site after site, by the question's id."""

@@ -1,7 +1,6 @@
 """Training sets in both of Tevatron's forms: passages written out in each example, or ids into a corpus."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +15,8 @@ from pipelines.formats.training_examples import (
     ExampleFormat,
     TrainingExamples,
     example_of,
-    files_of_splits,
-    first_of_each_id,
     rows,
+    split_files,
     write_json_lines,
 )
 from raytriever.artifacts.storage import Folder
@@ -65,28 +63,16 @@ class TevatronFormat(ExampleFormat):
     def __init__(self, config: Tevatron) -> None:
         folder = Folder(config.path)
         self._corpus = find_files(folder, config.corpus, "corpus")
-        super().__init__(folder, files_of_splits(folder, config.examples, "examples"), self._corpus)
-        self._differing_texts = config.differing_texts
+        super().__init__(folder, split_files(folder, config.examples, "examples"), self._corpus)
+        self.keeps_first = config.differing_texts == "first"
         if self._corpus:
             self.documents_name = f"{self.describe(self._corpus)}, {self.documents_name}"
 
-    def documents(self) -> Iterator[DocumentRecord]:
-        """The corpus, then the documents of every example."""
-        corpus = (
-            _document(record, "document_text" if _has_old_key(record) else "text")
-            for name in self._corpus
-            for record in json_objects(self.folder, name)
-        )
-        documents = chain(corpus, super().documents())
-        return first_of_each_id(documents) if self._differing_texts == "first" else documents
-
-    def queries(self) -> Iterator[QueryRecord]:
-        """The query of every example."""
-        return first_of_each_id(super().queries()) if self._differing_texts == "first" else super().queries()
-
-    def records(self, name: str) -> Iterator[Record]:
-        """The lines of a file."""
-        return json_objects(self.folder, name)
+    def other_documents(self) -> Iterator[DocumentRecord]:
+        """The corpus."""
+        for name in self._corpus:
+            for record in json_objects(self.folder, name):
+                yield _document(record, "document_text" if _has_old_key(record) else "text")
 
     def example(self, record: Record, split: str, name: str) -> Example:  # noqa: ARG002
         """The query with its documents, or their ids."""

@@ -8,6 +8,7 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,7 +31,7 @@ from retrieval.collections.records import (
     in_chunks,
     text_id,
 )
-from retrieval.collections.text_lines import find_files
+from retrieval.collections.text_lines import find_files, json_objects
 
 POSITIVE, HARD_NEGATIVE, RANDOM_NEGATIVE = 1, 0, -1
 
@@ -50,55 +51,68 @@ class ExampleFormat(Format):
     """Training examples as a collection; subclasses say how the records of a file are read, and an example of each.
 
     Files are read once each for documents and queries and twice for judgments; nothing is kept in between.
+    ``keeps_first``: whether of records with one id, be their texts the same or not, the first alone is read.
     """
 
     repeats = True
+    keeps_first = False
 
-    def __init__(self, folder: Folder, examples: Mapping[str, Sequence[str]], others: Sequence[str] = ()) -> None:
-        """``examples``: each split's files in the folder; ``others``: files that are read before them."""
-        names = list(chain.from_iterable(examples.values()))
+    def __init__(self, folder: Folder, examples: Sequence[tuple[str, str]], others: Sequence[str] = ()) -> None:
+        """``examples``: split and name of each file in the folder; ``others``: files that are read before them."""
+        self.example_files = sorted(examples, key=itemgetter(0))
+        names = [name for _, name in self.example_files]
         super().__init__(folder, [*others, *names])
-        self.example_files = examples
         self.judgments_name = self.describe(names)
         self.documents_name = self.queries_name = self.judgments_name
 
-    @abstractmethod
     def records(self, name: str) -> Iterator[Record]:
-        """The records of a file."""
+        """The records of a file, its lines unless a subclass says otherwise."""
+        return json_objects(self.folder, name)
 
     @abstractmethod
     def example(self, record: Record, split: str, name: str) -> Example:
         """What a record of a split and a file says."""
 
+    def other_documents(self) -> Iterator[DocumentRecord]:
+        """Documents that are read before those of the examples."""
+        return iter(())
+
+    def other_queries(self) -> Iterator[QueryRecord]:
+        """Queries that are read before those of the examples."""
+        return iter(())
+
     def examples(self) -> Iterator[Example]:
         """The examples by split, then in the order of its files."""
-        for split, names in self.example_files.items():
-            for name in names:
-                yield from (self.example(record, split, name) for record in self.records(name))
+        for split, name in self.example_files:
+            yield from (self.example(record, split, name) for record in self.records(name))
 
     def documents(self) -> Iterator[DocumentRecord]:
-        """The documents of every example, repeated as there."""
-        for example in self.examples():
-            yield from example.documents
+        """The documents of every example, repeated as there, behind the others."""
+        of_examples = chain.from_iterable(example.documents for example in self.examples())
+        return self._kept(chain(self.other_documents(), of_examples))
 
     def queries(self) -> Iterator[QueryRecord]:
-        """The query of every example."""
-        for example in self.examples():
-            yield example.query
+        """The query of every example, behind the others."""
+        return self._kept(chain(self.other_queries(), (example.query for example in self.examples())))
 
-    def judgments(self) -> Iterator[JudgmentRecord] | None:
-        """What every example says of its documents; None where there are no files of examples."""
-        return self._judgments() if self.judgments_name else None
-
-    def _judgments(self) -> Iterator[JudgmentRecord]:
+    def judgments(self) -> Iterator[JudgmentRecord]:
+        """What every example says of its documents."""
         for example in self.examples():
             for document, relevance in example.judged:
                 yield JudgmentRecord(example.query.place, example.query.id, document, relevance, example.split)
 
+    def _kept(self, records: Iterator[AnyRecord]) -> Iterator[AnyRecord]:
+        """The records, less those that repeat an id where the first is kept: eight bytes for each id."""
+        if not self.keeps_first:
+            return records
+        seen = DigestSet()
+        chunks = ((chunk, seen.add([record.id for record in chunk])) for chunk in in_chunks(records))
+        return chain.from_iterable(compress(chunk, new) for chunk, new in chunks)
 
-def files_of_splits(folder: Folder, names: Mapping[str, Sequence[str]], setting: str) -> dict[str, list[str]]:
-    """The files that are there of each split. Raises ``UserError``, naming the setting, where one is not."""
-    return {split: find_files(folder, of_split, f"{setting}.{split}") for split, of_split in sorted(names.items())}
+
+def split_files(folder: Folder, files: Mapping[str, Sequence[str]], setting: str) -> list[tuple[str, str]]:
+    """Split and name of each file. Raises ``UserError``, naming the setting, where one is not there."""
+    return [(split, name) for split, names in files.items() for name in find_files(folder, names, f"{setting}.{split}")]
 
 
 def example_of(query: QueryRecord, split: str, documents: Sequence[tuple[DocumentRecord, int]]) -> Example:
@@ -113,13 +127,6 @@ def texts_example(record: Record, query: str, texts: Iterable[tuple[str, int]], 
         (DocumentRecord(record.place, text_id(domain, text), "", text, domain), relevance) for text, relevance in texts
     ]
     return example_of(QueryRecord(record.place, text_id(domain, query), query, domain), split, documents)
-
-
-def first_of_each_id(records: Iterable[AnyRecord]) -> Iterator[AnyRecord]:
-    """Leaves out what repeats an id, whether its text is the same or not; keeps eight bytes for each id."""
-    seen = DigestSet()
-    for chunk in in_chunks(records):
-        yield from compress(chunk, seen.add([record.id for record in chunk]))
 
 
 def mined_negatives(candidates: StoredCandidates) -> pa.Table:

@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +13,7 @@ from pipelines.formats.training_examples import (
     judgments_of,
     require_name,
     rows,
+    split_files,
     splits_of,
     write_lines,
 )
@@ -72,11 +73,6 @@ def tsv_queries(folder: Folder, name: str) -> Iterator[QueryRecord]:
     """One query a line: id, text."""
     for place, (id_, text) in tab_separated(folder, name, ["id", "text"]):
         yield QueryRecord(place, column_id(id_, place), text)
-
-
-def split_files(folder: Folder, files: Mapping[str, Sequence[str]], setting: str) -> list[tuple[str, str]]:
-    """Split and name of each file. Raises ``UserError``, naming the setting, where one is not there."""
-    return [(split, name) for split, names in files.items() for name in find_files(folder, names, f"{setting}.{split}")]
 
 
 def qrels_judgments(folder: Folder, name: str, split: str) -> Iterator[JudgmentRecord]:
@@ -254,11 +250,8 @@ class TrecFormat(Format):
             else:
                 yield from topics(self.folder, name, self._config.topic_field)
 
-    def judgments(self) -> Iterator[JudgmentRecord] | None:
-        """The judgments split by split; None without qrels."""
-        return self._judgments() if self._qrels else None
-
-    def _judgments(self) -> Iterator[JudgmentRecord]:
+    def judgments(self) -> Iterator[JudgmentRecord]:
+        """The judgments split by split."""
         for split, name in self._qrels:
             yield from qrels_judgments(self.folder, name, split)
 

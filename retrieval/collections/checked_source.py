@@ -111,7 +111,7 @@ class CheckedSource:
         self.facts: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
-        if policies.cross_validation and format_.judgments() is None:
+        if policies.cross_validation and not format_.judgments_name:
             raise UserError(
                 f"cross_validation shares out judged queries, but with {format_.documents_name} no judgments are read."
                 " Give them too, or leave cross_validation out."
@@ -140,7 +140,7 @@ class CheckedSource:
             yield record.id, record.title, record.text, record.domain
         self._finish(ids, "documents")
         self.dropped |= self._format.left_out
-        if ids.repeated and self._format.judgments() is None:  # training sets repeat by nature, a corpus does not
+        if ids.repeated and not self._format.judgments_name:  # training sets repeat by nature, a corpus does not
             self.dropped["repeated_documents"] = ids.repeated
         self._documents = ids
 
@@ -149,7 +149,7 @@ class CheckedSource:
         records = self._distinct(self._format.queries, ids, _question)
         for record in self._leave_out_empty(records, ids, "queries", _question):
             yield record.id, record.text, record.domain, list(record.answers)
-        if self._format.judgments() is not None or len(ids.all):
+        if self._format.judgments_name or len(ids.all):
             self._finish(ids, "queries")
         self._queries = ids
 
@@ -202,7 +202,7 @@ class CheckedSource:
             self.dropped[f"empty_{part}"] = len(ids.empty)
 
     def _judgment_rows(self) -> Iterator[Row]:
-        if self._format.judgments() is None:
+        if not self._format.judgments_name:
             return
         documents, queries = self._known_ids()
         left_out, kept = Counter[str](), 0
@@ -210,7 +210,7 @@ class CheckedSource:
         judged_queries = JudgedQueries(folds) if folds else None
         first_unknown: JudgmentRecord | None = None
         repeats = self._format.repeats
-        judged = distinct_judgments(self._read_judgments, left_out) if repeats else self._unrepeated_judgments()
+        judged = distinct_judgments(self._format.judgments, left_out) if repeats else self._unrepeated_judgments()
         for chunk in judged:
             reasons = _reasons(chunk, documents, queries)
             if judged_queries:
@@ -242,19 +242,16 @@ class CheckedSource:
             )
         self.dropped.update(left_out)
 
-    def _read_judgments(self) -> Iterator[JudgmentRecord]:
-        return self._format.judgments() or iter(())
-
     def _unrepeated_judgments(self) -> Iterator[list[JudgmentRecord]]:
         """Raises ``UserError`` for a pair that is judged again."""
         pairs = DigestSet()
-        for chunk in in_chunks(self._read_judgments()):
+        for chunk in in_chunks(self._format.judgments()):
             new = pairs.add([judged_pair(record) for record in chunk])
             if not new.all():
                 repeated = next(compress(chunk, ~new))
                 raise UserError(
                     f"{repeated.place} judges query {repeated.query_id!r} and document {repeated.document_id!r}, as"
-                    f" {_earlier(self._read_judgments, repeated, judged_pair)} does. Keep one of the two."
+                    f" {_earlier(self._format.judgments, repeated, judged_pair)} does. Keep one of the two."
                 )
             yield chunk
 

@@ -221,7 +221,8 @@ class Format(ABC):
     ``repeats``: True where a record may come again (texts inlined in training examples, say), so that later ones are
     skipped and repeated judgments merged, an id with another text being a mistake; False where any repeated id or pair
     is a mistake.
-    ``documents_name``, ``queries_name``, ``judgments_name``: where they are read, for messages.
+    ``documents_name``, ``queries_name``, ``judgments_name``: where they are read, for messages; that of judgments is ''
+    where the format has none, as a bare corpus.
     ``left_out``: what the format leaves out by itself, reason to number, complete once the documents were read.
     """
 
@@ -244,9 +245,9 @@ class Format(ABC):
         """The queries; none of a bare corpus."""
         return iter(())
 
-    def judgments(self) -> Iterator[JudgmentRecord] | None:
-        """The judgments; None where the format has none, as a bare corpus."""
-        return None
+    def judgments(self) -> Iterator[JudgmentRecord]:
+        """The judgments; none of a bare corpus."""
+        return iter(())
 
     def fingerprint(self) -> dict[str, Any]:
         """Equal where the input is equal, as plain JSON values: name, bytes and SHA-256 of each file."""

@@ -29,7 +29,7 @@ DROP = Policies(empty_documents="drop", empty_queries="drop", unknown_ids="drop"
 class Listed(Format):
     """A format of given rows: (id, title, text), (id, text), (query, document, relevance, split)."""
 
-    documents_name, queries_name, judgments_name = "/docs", "/queries", "/qrels"
+    documents_name, queries_name = "/docs", "/queries"
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class Listed(Format):
     ) -> None:
         super().__init__(Folder("/"))
         self.repeats = repeats
-        self.rows = documents, queries, judgments
+        self.judgments_name = "" if judgments is None else "/qrels"
+        self.rows = documents, queries, judgments or []
         self.started: list[str] = []
 
     def documents(self) -> Iterator[DocumentRecord]:
@@ -54,12 +55,9 @@ class Listed(Format):
         for line, row in enumerate(self.rows[1], start=1):
             yield QueryRecord(Place("/queries", line), *row, answers=("yes",))
 
-    def judgments(self) -> Iterator[JudgmentRecord] | None:
-        return None if self.rows[2] is None else self._judgments(self.rows[2])
-
-    def _judgments(self, rows: list[tuple[str, str, int, str]]) -> Iterator[JudgmentRecord]:
+    def judgments(self) -> Iterator[JudgmentRecord]:
         self.started.append("judgments")
-        for line, row in enumerate(rows, start=1):
+        for line, row in enumerate(self.rows[2], start=1):
             yield JudgmentRecord(Place("/qrels", line), *row)
 
     def fingerprint(self) -> dict[str, Any]:
