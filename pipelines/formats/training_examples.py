@@ -7,7 +7,7 @@ import json
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.mining.candidates import StoredCandidates
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
@@ -215,9 +216,9 @@ def text_of(document: Document) -> str:
     return passage_text(document["title"], document["text"])
 
 
-_QUERIES_AT_ONCE = 1024
+_QUERIES_AT_ONCE = 128  # whose documents are in memory together
 _DOCUMENTS_AT_ONCE = 1024
-_DOCUMENT_COLUMNS = ["id", "title", "text"]
+_DOCUMENTS = pa.schema([(name, pa.string()) for name in ("id", "title", "text")])
 
 
 class TrainingExample(NamedTuple):
@@ -282,39 +283,30 @@ class TrainingExamples:
         return np.add.reduceat(self._relevance == 0, self._bounds[:-1], dtype=np.int64)
 
     def __iter__(self) -> Iterator[TrainingExample]:
-        queries = self.collection.rows_of("queries")
+        queries, total = self.collection.rows_of("queries"), len(self._queries)
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            documents = _MappedDocuments(self.collection, self._documents, Path(folder) / "documents.arrow")
-            for first in range(0, len(self._queries), _QUERIES_AT_ONCE):
-                rows = self._queries[first : first + _QUERIES_AT_ONCE]
-                for number, query in enumerate(queries.take(rows, ["id", "text", "answers"]).to_pylist(), start=first):
-                    yield self._example(query, slice(self._bounds[number], self._bounds[number + 1]), documents)
+            path = Path(folder) / "documents.arrow"
+            write_mapped_rows(path, _DOCUMENTS, self._document_tables())
+            documents = MappedRows([path])
+            for first in range(0, total, _QUERIES_AT_ONCE):
+                last = min(first + _QUERIES_AT_ONCE, total)
+                block = slice(self._bounds[first], self._bounds[last])
+                found = documents.take(self._numbers[block]).to_pylist()
+                judged = zip(self._relevance[block].tolist(), found, strict=True)
+                asked = queries.take(self._queries[first:last], ["id", "text", "answers"]).to_pylist()
+                for query, number in zip(asked, np.diff(self._bounds[first : last + 1]).tolist(), strict=True):
+                    yield _example(query, list(islice(judged, number)))
 
-    def _example(self, query: dict[str, Any], judged: slice, documents: "_MappedDocuments") -> TrainingExample:
-        relevance, numbers = self._relevance[judged], self._numbers[judged]
-        positives, hard_negatives, others = (
-            [documents[number] for number in numbers[chosen].tolist()]
-            for chosen in (relevance > 0, relevance == 0, relevance < 0)
-        )
-        return TrainingExample(query["id"], query["text"], query["answers"], positives, hard_negatives, others)
+    def _document_tables(self) -> Iterator[pa.Table]:
+        """Those that are needed; their rows ascend, so that each row group is decoded at most twice."""
+        documents = self.collection.rows_of("documents")
+        for first in range(0, len(self._documents), _DOCUMENTS_AT_ONCE):
+            yield documents.take(self._documents[first : first + _DOCUMENTS_AT_ONCE], _DOCUMENTS.names)
 
 
-class _MappedDocuments:
-    """Chosen documents by their number, in a file that is mapped into memory."""
-
-    def __init__(self, collection: StoredCollection, rows: NDArray[np.int64], path: Path) -> None:
-        """``rows`` ascend, so that each row group is read for the first of its documents and decoded at most twice."""
-        documents = collection.rows_of("documents")
-        schema = pa.schema([(name, pa.string()) for name in _DOCUMENT_COLUMNS])
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-            for first in range(0, len(rows), _DOCUMENTS_AT_ONCE):
-                block = documents.take(rows[first : first + _DOCUMENTS_AT_ONCE], _DOCUMENT_COLUMNS)
-                writer.write_batch(block.cast(schema).combine_chunks().to_batches()[0])
-        with pa.memory_map(str(path)) as file:
-            reader = pa.ipc.open_file(file)
-            self._blocks = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-
-    def __getitem__(self, number: int) -> Document:
-        block, place = divmod(number, _DOCUMENTS_AT_ONCE)
-        columns = self._blocks[block].columns
-        return {name: column[place].as_py() for name, column in zip(_DOCUMENT_COLUMNS, columns, strict=True)}
+def _example(query: dict[str, Any], judged: Sequence[tuple[int, Document]]) -> TrainingExample:
+    """``judged``: the documents with their relevance, the highest first."""
+    positives = [document for relevance, document in judged if relevance > 0]
+    hard_negatives = [document for relevance, document in judged if relevance == 0]
+    others = [document for relevance, document in judged if relevance < 0]
+    return TrainingExample(query["id"], query["text"], query["answers"], positives, hard_negatives, others)
