@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,19 @@ from pydantic import Field
 
 from pipelines.chunking.chunks import chunk_text
 from pipelines.chunking.settings import ChunkingSettings
-from pipelines.chunking.stretches import Place, Stretch, stretches, tables_of
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import NothingMade
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, record_batches
+from retrieval.collections.collection import (
+    COLLECTION,
+    DOCUMENTS,
+    JUDGMENTS,
+    QUERIES,
+    ParquetRows,
+    StoredCollection,
+    record_batches,
+)
 from retrieval.collections.records import PART_END
 
 CHUNKS = pa.schema(
@@ -57,21 +65,18 @@ class Chunk(Stage[ChunkConfig]):
     def plan(self) -> list[Shard]:
         """Stretches of whole row groups, so that a shard depends on nothing but the collection."""
         found = stretches(StoredCollection(self.config.collection), self.config.megabytes_per_shard * 1e6)
-        return [
-            Shard(f"{number:05d}", {"number": number, "first": stretch.first, "stop": stretch.stop})
-            for number, stretch in enumerate(found)
-        ]
+        return [Shard(f"{number:05d}", {"number": number, **stretch}) for number, stretch in enumerate(found)]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Writes the chunks of one stretch; the first shard also what a collection has besides documents: none."""
         collection = StoredCollection(self.config.collection)
-        stop = shard.description["stop"]
-        stretch = Stretch(Place(*shard.description["first"]), Place(*stop) if stop else None)
+        documents = ParquetRows(collection, shard.description["files"])
+        tables = documents.tables(DOCUMENTS.names, slice(*shard.description["groups"]))
         tally = _Tally(self.config.chunking)
         name = f"documents/{shard.name}.parquet"
         options = {"compression": "zstd", "use_dictionary": ["title", "domain", "source_id"]}
         with pq.ParquetWriter(writer.path(name), CHUNKS, **options) as file:
-            for batch in record_batches(tally.rows(tables_of(collection, stretch, DOCUMENTS.names)), CHUNKS):
+            for batch in record_batches(tally.rows(tables), CHUNKS):
                 file.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
         writer.add(name)
         if shard.description["number"] == 0:
@@ -104,6 +109,30 @@ class Chunk(Stage[ChunkConfig]):
             f"{artifact.rows:,} chunks of {counts['source_documents']:,} documents, on average"
             f" {counts['words'] / artifact.rows:,.0f} words"
         )
+
+
+def stretches(collection: StoredCollection, bytes_at_least: float) -> list[dict[str, Any]]:
+    """The documents in stretches of at least so many bytes (uncompressed) but for the last; never none.
+
+    Of each its ``files`` and ``groups``: the first of the row groups of these, and the one behind the last.
+    """
+    places: list[tuple[str, int]] = []  # of each row group: its file, its number there
+    bounds, size = [0], 0
+    for name in collection.names("documents/"):
+        with pq.ParquetFile(collection.open(name)) as file:
+            for number in range(file.metadata.num_row_groups):
+                group = file.metadata.row_group(number)
+                if size >= bytes_at_least and group.num_rows:
+                    bounds.append(len(places))
+                    size = 0
+                size += group.total_byte_size
+                places.append((name, number))
+    found = []
+    for begin, end in pairwise([*bounds, len(places)]):
+        first = places[begin][1] if places else 0
+        files = list(dict.fromkeys(name for name, _ in places[begin:end]))
+        found.append({"files": files, "groups": [first, first + end - begin]})
+    return found
 
 
 def upper_bounds(max_words: int) -> list[int]:

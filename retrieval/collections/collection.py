@@ -180,9 +180,9 @@ class ParquetRows:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Row group after row group, in order."""
-        for number, group in self._groups:
+    def tables(self, columns: Sequence[str], groups: slice = slice(None)) -> Iterator[pa.Table]:
+        """Row group after row group, in order; ``groups``: of which, counted over all files."""
+        for number, group in self._groups[groups]:
             yield self._file(number).read_row_group(group, columns=list(columns))
 
     def read(self, columns: Sequence[str]) -> pa.Table:

@@ -1,14 +1,13 @@
-"""Stretches of a collection."""
+"""Stretches of a collection that are chunked by one task each."""
 
 import io
-import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.chunking.stretches import stretches, tables_of
-from retrieval.collections.collection import DOCUMENTS, StoredCollection
+from pipelines.jobs.chunk import stretches
+from retrieval.collections.collection import DOCUMENTS, ParquetRows, StoredCollection
 from tests.unit.small_run import make_artifact
 
 
@@ -35,13 +34,12 @@ def test_stretches_cover_all_row_groups_whatever_the_files(tmp_path: Path) -> No
     collection = stored(tmp_path, [rows[:5], [], rows[5:]])
     for size in (0.5, 100, 200, 1e9):
         parts = stretches(collection, size)
-        tables = [table for part in parts for table in tables_of(collection, part, ["id"])]
-        assert pa.concat_tables(tables)["id"].to_pylist() == [*"0123456789"]
-        assert [part.stop for part in parts] == [*(part.first for part in parts[1:]), None]
+        read = [[*ParquetRows(collection, part["files"]).tables(["id"], slice(*part["groups"]))] for part in parts]
+        assert [len(tables) for tables in read] == [part["groups"][1] - part["groups"][0] for part in parts]
+        assert pa.concat_tables([table for tables in read for table in tables])["id"].to_pylist() == [*"0123456789"]
     assert len(stretches(collection, 0.5)) == 6
     assert len(stretches(collection, 1e9)) == 1
 
 
-def test_places_survive_json(tmp_path: Path) -> None:
-    first = stretches(stored(tmp_path, [passages(*"ABC")]), 1)[0]
-    assert json.loads(json.dumps({"first": first.first, "stop": first.stop})) == {"first": [0, 0], "stop": [0, 1]}
+def test_a_collection_without_documents_is_one_stretch_of_nothing(tmp_path: Path) -> None:
+    assert stretches(stored(tmp_path, []), 1) == [{"files": [], "groups": [0, 0]}]
