@@ -5,17 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertModel
 
 from raytriever.errors import UserError
+from raytriever.settings.configuration import validate
 from retrieval.encoders.adapter import LoraSettings, add_adapter, merged_weights
 from retrieval.encoders.specification import EncoderSettings
 from retrieval.encoders.towers import load_towers
 from retrieval.encoders.transformer import checkpoint_activations
 from tests.distributed.processes import run_in_processes
+from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import TinyBatches, tiny_settings
 from trainers.engine import collectives
 from trainers.engine.checkpoint import Checkpoints, State
@@ -35,6 +38,7 @@ from trainers.engine.sharding import (
     whole_weights,
 )
 from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from trainers.training_run import RunSettings, run_training
 
 RANKS = 2
 PIECES = 2  # forward and backward passes a step
@@ -330,3 +334,39 @@ def test_alone_nothing_is_shared_out(tiny_encoder):
     assert like(tensor, tensor) is tensor
     with whole_weights(objective):
         pass
+
+
+def run_and_export(rank: int, encoder: str, batches: str, folder: str) -> None:
+    for sharding in ("replicated", "zero2", "sharded"):
+        values = {
+            "batches": batches,
+            "encoder": {"model": encoder, "pooling": "mean"},
+            "objective": {"kind": "contrastive", "chunk_size": 2, "gradient_cache": True},
+            "lora": {"rank": 2, "targets": "all_linear"},
+            "training": {"bf16": True, "batches_per_step": 2, "optimizer": {"learning_rate": 1e-2, "epsilon": 1e-4}},
+            "validation": {"kind": "batches", "batches": f"{batches}-held-out"},
+            "sharding": sharding,
+        }
+        settings = validate(RunSettings, values, "run")
+        output = f"{folder}/{sharding}"
+        objective, _ = run_training(settings, settings.located(), output, torch.device("cpu"))
+        if rank == 0:
+            objective.export(Path(output) / "model")
+
+
+def test_a_sharded_run_exports_all_weights_in_float32(tmp_path, tiny_encoder):
+    batches = store_pairs(tmp_path / "batches", [[pair(4 * batch + row) for row in range(4)] for batch in range(4)])
+    store_pairs(tmp_path / "batches-held-out", [[pair(90), pair(91)]])
+    run_in_processes(run_and_export, RANKS, str(tiny_encoder), batches, str(tmp_path))
+    base = load_file(tiny_encoder / "model.safetensors")
+    models = {how: load_file(tmp_path / how / "model/model.safetensors") for how in ("replicated", "zero2", "sharded")}
+    changed = set()
+    for name, value in models["replicated"].items():
+        kept = torch.equal(value, base[name])
+        changed.add(kept)
+        for how in ("zero2", "sharded"):
+            assert models[how][name].dtype == torch.float32
+            assert (models[how][name] - value).norm() <= 0.1 * (value - base[name]).norm(), f"{how}: {name}"
+            assert torch.equal(models[how][name], base[name]) is kept
+        torch.testing.assert_close(models["zero2"][name], models["sharded"][name], rtol=0, atol=0)
+    assert changed == {True, False}

@@ -12,12 +12,16 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from raytriever.settings.configuration import validate
 from retrieval.encoders.adapter import LoraSettings, add_adapter
+from tests.gpu.objectives import KINDS, make_objective
+from tests.gpu.test_objectives import gradients_of, step
 from tests.unit.trainers.pair_batches import pair, store_pairs
 from tests.unit.trainers.tiny import Reports
 from trainers import training_run
 from trainers.engine.precision import restore_frozen, round_frozen
-from trainers.training_run import RunSettings, run_training
+from trainers.objective import build_objective
+from trainers.training_run import RunSettings, load_for_training, run_training
 
+LAYERS = {"kind": "layers", "layers": [1, 2]}
 LORA = {"rank": 2, "targets": "all_linear"}
 
 
@@ -136,3 +140,44 @@ def test_only_what_linear_layers_alone_read_is_rounded_and_comes_back() -> None:
     restore_frozen(model, exact)
     for name, parameter in exact.named_parameters():
         assert torch.equal(model.get_parameter(name), parameter), name
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"objective": {"kind": "contextual", "context_documents": 2}},
+        {"objective": {"kind": "multi_layer", "training_form": "multi_vector"}, "document_encoder": {"form": LAYERS}},
+        {"objective": {"kind": "multi_layer", "training_form": "multi_vector"}, "encoder": {"form": LAYERS}},
+    ],
+    ids=["two stages", "two towers", "several vectors"],
+)
+def test_every_encoder_comes_back(tiny_encoder: Path, more: dict[str, dict[str, Any]]) -> None:
+    values = {"batches": "any", "encoder": {}, "lora": LORA, "training": {"bf16": True}} | more
+    for name in ("encoder", "document_encoder"):
+        if name in values:
+            values[name] = {"model": str(tiny_encoder), "pooling": "mean"} | values[name]
+    settings = validate(RunSettings, values, "run")
+    located = settings.located()
+    towers = load_for_training(settings, located)
+    before = {name: parameter.detach().clone() for name, parameter in towers.named_parameters()}
+    objective = build_objective(settings.objective, towers, located.by_setting)
+    round_frozen(objective)
+    assert sum(parameter.dtype == torch.bfloat16 for parameter in towers.parameters()) >= 20
+    training_run._complete_for_export(objective, settings, located)
+    for name, parameter in towers.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_objective_computes_the_same(tiny_encoder: Path, name: str) -> None:
+    steps = []
+    for is_rounded in (False, True):
+        objective = make_objective(name, tiny_encoder, lora=True)
+        if is_rounded:
+            round_frozen(objective)
+        torch.manual_seed(1)
+        steps.append((step(objective, name, bf16=True), gradients_of(objective)))
+    (expected, gradients), (found, others) = steps
+    assert found == expected
+    assert gradients.keys() == others.keys()
+    assert all(torch.equal(gradients[key], others[key]) for key in gradients)
