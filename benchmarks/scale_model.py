@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale_model --nodes 1 8 64
 
-From collecting to evaluation, stage by stage: tasks as ``benchmarks.stage_costs`` has them, each begun on the first
+From collecting to evaluation, stage by stage: tasks as ``trainers.estimate.costs`` has them, each begun on the first
 core or GPU that is free; bytes against the bandwidth of a node and of the store; start-up. Computing and moving bytes
 follow one another, as where files are copied before they are mapped. A stage takes as many of the nodes as make it
 fastest.
@@ -10,17 +10,56 @@ Prints for each number of nodes the hours, what bounds each stage, the bottlenec
 """
 
 import argparse
-import heapq
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.scale_calibration import Calibration
-from benchmarks.stage_costs import Machines, Stage, Workload, stages
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
+from trainers.estimate.calibration import Calibration
+from trainers.estimate.costs import (
+    LAWS,
+    Embedding,
+    Machines,
+    Stage,
+    Workload,
+    embedding_stage,
+    seconds_by_cause,
+    training_stage,
+)
+
+
+def stages(workload: Workload, calibration: Calibration, machines: Machines) -> list[Stage]:
+    """Those of a run in order, on all of these nodes."""
+    pairs, per_gpu = workload.pairs, workload.embedders_per_gpu
+    sides = ((pairs, workload.document_bytes), (pairs, workload.query_bytes))
+    corpus = ((workload.passages, workload.passage_bytes),)
+    found = {name: law(workload, calibration, machines) for name, law in LAWS.items()}
+    embedding, trained = (
+        Embedding(2 * weights / machines.operations, dimension, per_gpu)
+        for weights, dimension in (
+            (workload.embedding_weights, workload.dimension),
+            (workload.trained_weights, workload.trained_dimension),
+        )
+    )
+    found["embed pairs"] = embedding_stage("embed pairs", sides, embedding, calibration)
+    found["train"] = _train(workload, calibration, machines)
+    found["embed corpus"] = embedding_stage("embed corpus", corpus, trained, calibration)
+    before = ("collect", "chunk", "embed pairs", "pairs", "cluster", "pack", "filter", "train", "embed corpus")
+    return [found[name] for name in (*before, "index", "search", "evaluate")]
+
+
+def _train(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
+    """By the number of weights; a power of two of nodes takes part."""
+    nodes = 2 ** (machines.nodes.bit_length() - 1)
+    gpus = nodes * machines.gpus
+    steps = workload.epochs * workload.pairs / workload.pairs_per_step
+    tokens = workload.epochs * workload.text_bytes / calibration.bytes_per_token / (steps * gpus)
+    seconds = {"GPUs": tokens * workload.operations * workload.trained_weights / machines.operations}
+    exchange = 2 * 4 * workload.trained_weights / machines.network if nodes > 1 else 0.0
+    stored = workload.text_bytes * calibration.stored
+    return training_stage(gpus, steps, seconds, tokens, exchange, workload.epochs * stored, calibration)
 
 
 @dataclass(frozen=True)
@@ -40,33 +79,6 @@ class Forecast:
     def bound(self) -> str:
         """The cause of the most seconds."""
         return max(self.causes, key=lambda cause: self.causes[cause])
-
-
-def makespan(tasks: Sequence[float], slots: int) -> float:
-    """When the last task ends, each begun in this order on the first slot that is free."""
-    if len(tasks) <= slots:
-        return max(tasks)
-    free = [0.0] * slots
-    for seconds in tasks:
-        heapq.heapreplace(free, free[0] + seconds)
-    return max(free)
-
-
-def seconds_by_cause(stage: Stage, calibration: Calibration, machines: Machines) -> dict[str, float]:
-    """The stage's seconds on all of these nodes, by what they are spent on or waited for."""
-    found = defaultdict(float, stage.alone)
-    for phase in stage.phases:
-        slots = machines.nodes * (machines.gpus * phase.workers_per_gpu or machines.cores)
-        working, handing_out = makespan(phase.tasks, slots), calibration.task * len(phase.tasks)
-        waited_for = phase.largest if max(phase.tasks) * slots > sum(phase.tasks) else phase.slots
-        found["the driver" if handing_out > working else waited_for] += max(working, handing_out)
-        if phase.starts:
-            found["start-up"] += calibration.start_up
-    busy = min(machines.nodes, max(len(phase.tasks) for phase in stage.phases))  # nodes with a task
-    of_node = (stage.copied + stage.shared / busy) / machines.node_bandwidth
-    of_store = (stage.copied * busy + stage.shared) / machines.store_bandwidth
-    found["the store" if of_store > of_node else "a node's reading"] += max(of_node, of_store)
-    return found
 
 
 def forecasts(workload: Workload, calibration: Calibration, machines: Machines) -> list[Forecast]:

@@ -40,6 +40,7 @@ JOBS = {
 # command: where its function is (or its Typer application of several commands), and what it does
 COMMANDS = {
     "run": ("raytriever.cli:run", "Run a recipe, from where it was left."),
+    "estimate": ("trainers.estimate.command:estimate", "Say what a recipe will take: GPU memory, time, disk."),
     "rehearse": ("trainers.rehearsal.command:rehearse", "Run a recipe at toy size, every stage, in minutes."),
     "sweep": ("raytriever.sweep.sweep:sweep", "Run a recipe for each setting of some values."),
     "settings": ("raytriever.settings.description:settings", "Describe every setting of a job."),

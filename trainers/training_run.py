@@ -172,6 +172,21 @@ def _load_towers(encoder: EncoderSettings, model: LocatedModel, run: RunSettings
     return towers
 
 
+def objective_to_train(settings: RunSettings, located: LocatedModels, device: torch.device) -> Objective[Any]:
+    """What is trained, on ``device``: its frozen weights rounded and all of them shared out as the settings say.
+
+    Raises ``UserError`` as ``load_for_training`` and ``build_objective`` do.
+    """
+    towers = load_for_training(settings, located)
+    objective = build_objective(settings.objective, towers, located.by_setting, settings.training.seed)
+    if settings.autocasts_alone:
+        round_frozen(objective)
+    objective.to(device)
+    if settings.sharding != "replicated":
+        shard(objective, bf16=settings.autocasts_alone, whole_in_step=settings.sharding == "zero2")
+    return objective
+
+
 def run_training(
     settings: RunSettings, located: LocatedModels, folder: str, device: torch.device, callbacks: Sequence[Callback] = ()
 ) -> tuple[Objective[Any], Trained]:
@@ -185,13 +200,7 @@ def run_training(
         with failing_together(device):
             require_precision(training, device)
         torch.manual_seed(training.seed)
-        towers = load_for_training(settings, located)
-        objective = build_objective(settings.objective, towers, located.by_setting, training.seed)
-        if settings.autocasts_alone:
-            round_frozen(objective)
-        objective.to(device)
-        if settings.sharding != "replicated":
-            shard(objective, bf16=settings.autocasts_alone, whole_in_step=settings.sharding == "zero2")
+        objective = objective_to_train(settings, located, device)
         objective.check_batches(batches)
         order = run_order(objective, batches, training)
         check_ranks_agree(objective, batches.fingerprint, order.total_steps)

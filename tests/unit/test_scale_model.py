@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.scale_calibration import Calibration
-from benchmarks.scale_model import forecasts, main, makespan, seconds_by_cause, total_hours
-from benchmarks.stage_costs import DOMAINS, Machines, Phase, Stage, Workload, stages
+from benchmarks.scale_model import forecasts, main, stages, total_hours
 from raytriever.errors import UserError
+from trainers.estimate.calibration import Calibration
+from trainers.estimate.costs import DOMAINS, Machines, Phase, Stage, Workload, makespan, seconds_by_cause
 
 TASKS = st.lists(st.floats(0.01, 100), min_size=1, max_size=40)
 FREE = replace(Calibration(), start_up=0, task=0)  # nothing but work

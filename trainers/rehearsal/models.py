@@ -142,7 +142,7 @@ def write_model(known: HubModel, layers: int, texts: Sequence[str], folder: Path
         path = folder / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | family.tokenizer))
     if known.pooling is not None:
-        _write_modules(known, folder)
+        write_modules(known, folder)
     if known.prefix:
         _rename(folder / "model.safetensors", known.prefix)
 
@@ -175,16 +175,16 @@ def _tokenizer(family: Family, texts: Sequence[str]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **family.tokens)
 
 
-def _write_modules(known: HubModel, folder: Path) -> None:
-    """What sentence-transformers writes beside a transformer."""
+def write_modules(known: HubModel, folder: Path, width: int = _WIDTH) -> None:
+    """What sentence-transformers writes beside a transformer of this ``width``."""
     import torch
     from safetensors.torch import save_file
 
-    dense = {"in_features": _WIDTH, "out_features": _WIDTH, "bias": False}
+    dense = {"in_features": width, "out_features": width, "bias": False}
     modes = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
     configs: dict[str, dict[str, Any]] = {
         "Transformer": {},
-        "Pooling": {"word_embedding_dimension": _WIDTH} | {name: key == known.pooling for key, name in modes.items()},
+        "Pooling": {"word_embedding_dimension": width} | {name: key == known.pooling for key, name in modes.items()},
         "Dense": dense | {"activation_function": "torch.nn.modules.linear.Identity"} if known.dense else {},
     }
     kinds = ["Transformer", "Pooling", *(["Dense"] if known.dense else []), *(["Normalize"] if known.normalize else [])]
@@ -198,7 +198,7 @@ def _write_modules(known: HubModel, folder: Path) -> None:
         if configs.get(kind):
             (folder / path / "config.json").write_text(json.dumps(configs[kind]))
     if known.dense:
-        save_file({"linear.weight": torch.randn(_WIDTH, _WIDTH) / 8}, folder / "2_Dense" / "model.safetensors")
+        save_file({"linear.weight": torch.randn(width, width) / 8}, folder / "2_Dense" / "model.safetensors")
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
 

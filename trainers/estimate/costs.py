@@ -1,17 +1,17 @@
-"""What the stages of a run over many domains cost, tasks in seconds and bytes, for ``benchmarks.scale_model``.
+"""What stages cost, tasks in seconds and bytes: of a recipe, or of the run that ``benchmarks.scale_model`` has.
 
 Work follows the laws of the algorithms in the number of pairs; tasks are cut as the jobs cut them. Constants of the
-laws are measured (``benchmarks.scale_calibration``); what is run, and on what, is assumed (``Workload``, ``Machines``).
+laws are measured (``trainers.estimate.calibration``); what is run, and on what, is given (``Workload``, ``Machines``).
 """
 
 import heapq
 import random
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, isqrt, log2, sqrt
 from statistics import NormalDist
 
-from benchmarks.scale_calibration import Calibration
 from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
 from pipelines.clustering.points import PART_POINTS
 from pipelines.jobs.chunk import ChunkConfig
@@ -24,6 +24,7 @@ from pipelines.packing.neighbours import EXACT_UP_TO
 from retrieval.jobs.embed import ON_GPU
 from retrieval.jobs.index import VectorIndexSettings
 from retrieval.jobs.search import SearchConfig
+from trainers.estimate.calibration import Calibration
 
 # pairs of each domain: Contextual Document Embeddings (Morris & Rush 2024, arXiv 2410.02525), Table 5
 DOMAINS = (
@@ -141,57 +142,43 @@ class Stage:
     shared: float = 0
 
 
-def stages(workload: Workload, calibration: Calibration, machines: Machines) -> list[Stage]:
-    """Those of a run in order, on all of these nodes."""
-    pairs, stored = workload.pairs, workload.text_bytes * calibration.stored
-    sides = ((pairs, workload.document_bytes), (pairs, workload.query_bytes))
-    corpus = ((workload.passages, workload.passage_bytes),)
-    corpus_bytes = workload.passages * workload.passage_bytes
-    chunked = ceil(corpus_bytes / _CHUNKED_BYTES)
-    embedding = workload.embedding_weights, workload.dimension
-    trained = workload.trained_weights, workload.trained_dimension
-    return [
-        _collect(workload, calibration, stored),
-        Stage("chunk", [Phase([corpus_bytes * calibration.chunk / chunked] * chunked)], shared=2 * corpus_bytes),
-        _embed("embed pairs", sides, embedding, workload.embedders_per_gpu, calibration, machines),
-        _pairs(workload, calibration, stored),
-        _cluster(workload, calibration, machines),
-        _pack(workload, calibration),
-        _filter(workload, calibration, machines, stored),
-        _train(workload, calibration, machines, stored),
-        _embed("embed corpus", corpus, trained, workload.embedders_per_gpu, calibration, machines),
-        *_search(workload, calibration),
-    ]
-
-
-def _collect(workload: Workload, calibration: Calibration, stored: float) -> Stage:
+def _collect(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
     """One pass over a source: one task."""
     tasks = [size * calibration.collect for size in workload.pairs_of_parts()]
-    return Stage("collect", [Phase(tasks, _ONE)], shared=workload.text_bytes + stored)
+    return Stage("collect", [Phase(tasks, _ONE)], shared=workload.text_bytes * (1 + calibration.stored))
 
 
-def _embed(
-    name: str,
-    texts: Sequence[tuple[int, float]],
-    encoder: tuple[float, int],
-    per_gpu: int,
-    calibration: Calibration,
-    machines: Machines,
+def _chunk(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
+    corpus_bytes = workload.passages * workload.passage_bytes
+    chunked = ceil(corpus_bytes / _CHUNKED_BYTES)
+    return Stage("chunk", [Phase([corpus_bytes * calibration.chunk / chunked] * chunked)], shared=2 * corpus_bytes)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """An encoder on a GPU: seconds that it computes a token, numbers of a vector, and workers that share the GPU."""
+
+    of_token: float
+    dimension: int
+    per_gpu: int = 1
+
+
+def embedding_stage(
+    name: str, texts: Sequence[tuple[int, float]], encoder: Embedding, calibration: Calibration
 ) -> Stage:
-    """``texts``: how many, bytes of one; ``encoder``: weights, dimension. One thread tokenizes for a worker's GPU."""
-    weights, dimension = encoder
-    computing = 2 * weights / (machines.operations / per_gpu)
+    """``texts``: how many, bytes of one. One thread tokenizes for a worker."""
+    computing = encoder.of_token * encoder.per_gpu
     of_token = max(calibration.tokenize, computing)
     tasks, stored, vectors = [], 0.0, 0.0
     for count, size in texts:
         number = ceil(count / TEXTS_PER_VECTOR_FILE)
         tasks += [count / number * size / calibration.bytes_per_token * of_token] * number
-        stored, vectors = stored + count * size * calibration.stored, vectors + count * dimension * 2
+        stored, vectors = stored + count * size * calibration.stored, vectors + count * encoder.dimension * 2
     slots = "GPUs" if computing >= calibration.tokenize else "tokenizing"
-    return Stage(name, [Phase(tasks, slots=slots, workers_per_gpu=per_gpu)], copied=stored, shared=vectors)
+    return Stage(name, [Phase(tasks, slots=slots, workers_per_gpu=encoder.per_gpu)], copied=stored, shared=vectors)
 
 
-def _pairs(workload: Workload, calibration: Calibration, stored: float) -> Stage:
+def _pairs(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
     """N. Judgments joined with ids, and pairs with one another, in a task each; hashes of stretches of texts."""
     alone, hashing = [], []
     for size in workload.pairs_of_parts():
@@ -199,7 +186,8 @@ def _pairs(workload: Workload, calibration: Calibration, stored: float) -> Stage
         joining, all_hashes = (seconds * size for seconds in calibration.of_pair("pairs"))
         alone.append(joining)
         hashing += [all_hashes / number + files * calibration.open_texts] * number
-    return Stage("pairs", [Phase(hashing), Phase(alone, _ONE)], copied=stored)
+    copied = workload.text_bytes * calibration.stored
+    return Stage("pairs", [Phase(hashing), Phase(alone, _ONE)], copied=copied)
 
 
 def _cluster(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
@@ -242,7 +230,7 @@ def _of_cells(seconds: float, cells: int, workload: Workload) -> list[float]:
     return [seconds * of_cell / sum(work) for of_cell in work]
 
 
-def _pack(workload: Workload, calibration: Calibration) -> Stage:
+def _pack(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
     """N, a large domain of an epoch being one task; before, its lists of neighbours, one too: K², or K·log K for many
     clusters. Joining the domains is left out."""
     lists = []
@@ -259,7 +247,7 @@ def _pack(workload: Workload, calibration: Calibration) -> Stage:
     return Stage("pack", [*phases, Phase(parts, "the largest domain")], copied=workload.vector_bytes)
 
 
-def _filter(workload: Workload, calibration: Calibration, machines: Machines, stored: float) -> Stage:
+def _filter(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
     """N, and the files of all vectors opened once by each core, for the first run of batches that it makes."""
     alone, batches = [], []
     for size in workload.pairs_of_parts():
@@ -271,34 +259,94 @@ def _filter(workload: Workload, calibration: Calibration, machines: Machines, st
         first = min(1.0, machines.nodes * machines.cores / runs)  # the share that are a core's first
         batches += [size * masking / number + opening * first] * runs
     copied = workload.vector_bytes + workload.text_bytes
-    shared = workload.text_bytes + workload.epochs * stored
+    shared = workload.text_bytes * (1 + workload.epochs * calibration.stored)
     return Stage("filter", [Phase(alone, _ONE), Phase(batches)], copied=copied, shared=shared)
 
 
-def _train(workload: Workload, calibration: Calibration, machines: Machines, stored: float) -> Stage:
-    """Gradients are exchanged between nodes after every step, float32; a power of two of nodes takes part."""
-    nodes = 2 ** (machines.nodes.bit_length() - 1)
-    computing = workload.operations * workload.trained_weights / machines.operations
-    tokens = workload.epochs * workload.text_bytes / calibration.bytes_per_token / (nodes * machines.gpus)
-    seconds = tokens * max(calibration.tokenize, computing)
-    slots = "GPUs" if computing >= calibration.tokenize else "tokenizing"
-    steps = workload.epochs * workload.pairs / workload.pairs_per_step
-    exchange = steps * 2 * 4 * workload.trained_weights / machines.network if nodes > 1 else 0.0
-    working = Phase([seconds] * (nodes * machines.gpus), slots, slots, workers_per_gpu=1)
-    return Stage("train", [working], {"exchange of gradients": exchange}, shared=workload.epochs * stored)
+def training_stage(
+    gpus: int,
+    steps: float,
+    computing: Mapping[str, float],
+    tokens: float,
+    exchange: float,
+    stored: float,
+    calibration: Calibration,
+) -> Stage:
+    """``computing``: seconds of a step by what a GPU does in them at once; ``tokens``: of a rank and step.
+
+    Batches are read and tokenized while the step before is computed, by one thread of each rank. ``exchange``: seconds
+    in which ranks send one another gradients, afterwards.
+    """
+    causes = {**computing, "tokenizing": tokens * calibration.tokenize}
+    slowest = max(causes, key=lambda cause: causes[cause])
+    working = Phase([steps * causes[slowest]] * gpus, slowest, slowest, workers_per_gpu=1)
+    return Stage("train", [working], {"exchange of gradients": steps * exchange}, shared=stored)
 
 
-def _search(workload: Workload, calibration: Calibration) -> list[Stage]:
-    """A flat index in shards of 1 GiB of memory, blocks of queries against each, and two runs judged in one task."""
-    passages, dimension = workload.passages, workload.trained_dimension
+def _shards(workload: Workload) -> int:
+    """Of a flat index, each in a GiB of memory."""
+    dimension = workload.trained_dimension
     room = (_INDEX_BUDGET - 2 * 4 * _INDEX_BLOCK * dimension) / (_INDEX_FACTOR * 4 * dimension)
-    shards, blocks = ceil(passages / room), ceil(workload.queries / _QUERIES_PER_SHARD)
+    return ceil(workload.passages / room)
+
+
+def _index(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
+    passages, dimension, shards = workload.passages, workload.trained_dimension, _shards(workload)
     opening = ceil(passages / TEXTS_PER_VECTOR_FILE) * calibration.open_vectors
     building = passages / shards * dimension * calibration.index + opening
-    searching = workload.queries / blocks * passages / shards * dimension * calibration.search
     stored = passages * dimension * 4
-    return [
-        Stage("index", [Phase([building] * shards)], copied=stored / 2, shared=stored),
-        Stage("search", [Phase([searching] * shards * blocks)], shared=stored),
-        Stage("evaluate", [Phase([2 * workload.queries * calibration.evaluate], _ONE)]),
-    ]
+    return Stage("index", [Phase([building] * shards)], copied=stored / 2, shared=stored)
+
+
+def _search(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
+    """Blocks of queries against each shard."""
+    passages, dimension, shards = workload.passages, workload.trained_dimension, _shards(workload)
+    blocks = ceil(workload.queries / _QUERIES_PER_SHARD)
+    searching = workload.queries / blocks * passages / shards * dimension * calibration.search
+    return Stage("search", [Phase([searching] * shards * blocks)], shared=passages * dimension * 4)
+
+
+def _evaluate(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
+    """Two runs judged in one task."""
+    return Stage("evaluate", [Phase([2 * workload.queries * calibration.evaluate], _ONE)])
+
+
+LAWS: Mapping[str, Callable[[Workload, Calibration, Machines], Stage]] = {
+    "collect": _collect,
+    "chunk": _chunk,
+    "pairs": _pairs,
+    "cluster": _cluster,
+    "pack": _pack,
+    "filter": _filter,
+    "index": _index,
+    "search": _search,
+    "evaluate": _evaluate,
+}
+"""The jobs that need no GPU, by name."""
+
+
+def makespan(tasks: Sequence[float], slots: int) -> float:
+    """When the last task ends, each begun in this order on the first slot that is free."""
+    if len(tasks) <= slots:
+        return max(tasks)
+    free = [0.0] * slots
+    for seconds in tasks:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)
+
+
+def seconds_by_cause(stage: Stage, calibration: Calibration, machines: Machines) -> dict[str, float]:
+    """The stage's seconds on all of these nodes, by what they are spent on or waited for."""
+    found = defaultdict(float, stage.alone)
+    for phase in stage.phases:
+        slots = machines.nodes * (machines.gpus * phase.workers_per_gpu or machines.cores)
+        working, handing_out = makespan(phase.tasks, slots), calibration.task * len(phase.tasks)
+        waited_for = phase.largest if max(phase.tasks) * slots > sum(phase.tasks) else phase.slots
+        found["the driver" if handing_out > working else waited_for] += max(working, handing_out)
+        if phase.starts:
+            found["start-up"] += calibration.start_up
+    busy = min(machines.nodes, max(len(phase.tasks) for phase in stage.phases))  # nodes with a task
+    of_node = (stage.copied + stage.shared / busy) / machines.node_bandwidth
+    of_store = (stage.copied * busy + stage.shared) / machines.store_bandwidth
+    found["the store" if of_store > of_node else "a node's reading"] += max(of_node, of_store)
+    return found

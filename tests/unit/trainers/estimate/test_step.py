@@ -1,0 +1,101 @@
+"""What a step is estimated to hold, against what PyTorch allocates when the same step runs on real tensors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import transformers
+from pydantic import TypeAdapter
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+
+from retrieval.encoders.pretrained import LocatedModel, named_models
+from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
+from trainers.estimate.counting import Counting
+from trainers.estimate.made_up import Shape, made_up_lookups
+from trainers.estimate.outlines import CountingTokenizer
+from trainers.estimate.step import count_step, outlined_objective
+from trainers.training_run import LocatedModels, RunSettings, objective_to_train
+
+LAYERS = {"kind": "layers", "layers": [1, 2]}
+PAIRS, TRIPLETS = Shape(24, 8, 24, 2), Shape(24, 8, 24, 1)
+CHUNKS, LISTS = Shape(12, 20, 20), Shape(24, 8, candidates=50)
+CACHED = {"chunk_size": 8, "gradient_cache": True}
+LANGUAGE_MODEL = {"kind": "revela", "language_model": {"model": "lm"}}
+
+# name: objective, form of a document's vectors, batches, other settings
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Shape, dict[str, Any]]] = {
+    "contrastive": ({"kind": "contrastive"}, None, PAIRS, {}),
+    "contrastive, in chunks": ({"kind": "contrastive", "chunk_size": 8}, None, PAIRS, {}),
+    "contrastive, cached": ({"kind": "contrastive", **CACHED}, None, PAIRS, {}),
+    "contrastive, again": ({"kind": "contrastive"}, None, PAIRS, {"activation_checkpointing": True}),
+    "contrastive, LoRA": ({"kind": "contrastive"}, None, PAIRS, {"lora": {"rank": 4}}),
+    "contrastive, bf16": ({"kind": "contrastive"}, None, PAIRS, {"training": {"bf16": True}}),
+    "contrastive, LoRA, bf16": (
+        {"kind": "contrastive"},
+        None,
+        PAIRS,
+        {"lora": {"rank": 4}, "training": {"bf16": True}},
+    ),
+    "adaptive_margin": ({"kind": "adaptive_margin"}, None, TRIPLETS, {}),
+    "margin_mse": ({"kind": "margin_mse"}, None, TRIPLETS, {}),
+    "multi_layer": ({"kind": "multi_layer", "training_form": "multi_vector"}, LAYERS, PAIRS, {}),
+    "revela": (LANGUAGE_MODEL, None, CHUNKS, {}),
+    "replug": ({"kind": "replug", "scores": "none"}, None, CHUNKS, {}),
+    "contextual": ({"kind": "contextual", "context_documents": 6}, None, PAIRS, {}),
+    "coder": ({"kind": "coder", "documents": "none"}, None, LISTS, {}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_tiny_model("bert", folder / "encoder")
+    save_tiny_model("qwen2", folder / "lm", language_model=True)
+    return folder
+
+
+@pytest.fixture
+def counting_tokenizers() -> Iterator[None]:
+    with patch.object(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: CountingTokenizer()):
+        yield
+
+
+def run_settings(name: str, models: Path) -> RunSettings:
+    objective, form, _, others = KINDS[name]
+    if "language_model" in objective:
+        objective = objective | {"language_model": {"model": str(models / "lm")}}
+    training = {"bf16": False} | others.get("training", {})
+    encoder = {"model": str(models / "encoder"), "pooling": "cls", "form": form}
+    values = {"batches": "none", "encoder": encoder, "objective": objective, **others, "training": training}
+    return TypeAdapter(RunSettings).validate_python(values)
+
+
+def real_peak(settings: RunSettings, shape: Shape) -> float:
+    """By the profiler, which hears of every block that the allocator gives and takes."""
+    models = {key: LocatedModel(Path(named.model), "", "0" * 64) for key, named in named_models(settings).items()}
+    with made_up_lookups(shape):
+        objective = objective_to_train(settings, LocatedModels(models), torch.device("cpu"))
+    counting = Counting()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        count_step(objective, settings, shape, counting)
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak + sum(each.nbytes for each in [*objective.parameters(), *objective.buffers()])
+
+
+@pytest.mark.usefixtures("counting_tokenizers")
+@pytest.mark.parametrize("name", KINDS)
+def test_a_step_holds_what_is_estimated(name: str, models: Path, tmp_path: Path) -> None:
+    settings, shape = run_settings(name, models), KINDS[name][2]
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with outlined_objective(settings, shape, fake, tmp_path) as objective:
+        found = count_step(objective, settings, shape, Counting(fake))
+        expected = real_peak(settings, shape)
+    assert found.peak == pytest.approx(expected, rel=0.01)

@@ -1,0 +1,140 @@
+"""What a computation takes, counted while it runs on tensors without numbers: bytes alive, operations, launches, bytes
+sent.
+
+Floats are fake (shapes alone, no memory, no arithmetic), integers are real: masks, lengths and places are what they
+would be, so the code that is counted runs as it stands. By PyTorch's ``FakeTensorMode``, entered for what makes floats
+of nothing alone, and its table of formulas for floating-point operations.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+_NO_LAUNCH = {"detach", "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view"}
+_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts all that is computed while it is entered.
+
+    ``alive``: bytes of the storages that are held; ``peak``: the most since ``mark``; ``flops``; ``launches``: of
+    kernels, views apart; ``sent``: bytes given to collectives. ``fake``: None counts real tensors.
+    """
+
+    def __init__(self, fake: FakeTensorMode | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake = fake
+        self.alive = self.peak = self.flops = self.launches = self.sent = 0
+        self._held: dict[int, int] = {}
+
+    def hold(self, tensor: Any) -> None:
+        """Counts the tensor's storage, until nothing holds it."""
+        if not isinstance(tensor, Tensor) or hasattr(tensor, "_local_tensor"):  # what a DTensor wraps is seen by itself
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._held:
+            self._held[key] = storage.nbytes()
+            self.alive += storage.nbytes()
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(storage, self._release, key)
+
+    def _release(self, key: int) -> None:
+        self.alive -= self._held.pop(key, 0)
+
+    def mark(self) -> int:
+        """The peak since the last call."""
+        found, self.peak = self.peak, self.alive
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = self._computed(func, args, kwargs)
+        name = func._schema.name.partition("::")[2]
+        if func.namespace == "c10d":
+            of_ring = 2 if "allreduce" in name else 1  # each byte goes round to be added up, and again as a sum
+            self.sent += of_ring * max(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+        elif not func.is_view and name not in _NO_LAUNCH:
+            self.launches += 1
+        if count := flop_registry.get(func._overloadpacket):
+            self.flops += count(*args, **kwargs, out_val=out)
+        for each in tree_leaves(out):
+            self.hold(each)
+        return out
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.fake is None:
+            return func(*args, **kwargs)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if not tensors and func.namespace == "aten":
+            with self.fake:
+                out = func(*args, **kwargs)
+            return out if isinstance(out, Tensor) and out.is_floating_point() else func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except _UNKNOWN:  # how many numbers there are, or which, depends on fake ones: as if all of those were ones
+            return func(*tree_map(_ones, args), **tree_map(_ones, kwargs))
+
+
+def _ones(value: Any) -> Any:
+    return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, FakeTensor) else value
+
+
+_scaled_dot_product_attention = nn.functional.scaled_dot_product_attention
+
+
+def _attention_of_gpus(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """By the kernel that a GPU takes: flash attention without a mask in 16 bits, else the memory-efficient one."""
+    tensors = [query, key, value]
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        tensors = [each.to(dtype) if each.dtype == torch.float32 else each for each in tensors]
+    q, k, v = tensors
+    if enable_gqa and (groups := q.shape[1] // k.shape[1]) > 1:  # flash kernels share heads, the other repeats them
+        if attn_mask is not None or q.dtype == torch.float32:
+            k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
+        else:
+            k, v = (each[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for each in (k, v))
+    with torch.autocast("cpu", enabled=False):
+        if attn_mask is None and q.dtype != torch.float32:
+            flash = torch.ops.aten._scaled_dot_product_flash_attention
+            return cast(Tensor, flash(q, k, v, dropout_p, is_causal, False, scale=scale)[0])
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                zeros = q.new_zeros(attn_mask.shape)
+                attn_mask = zeros.masked_fill(attn_mask.logical_not(), -torch.inf)
+            attn_mask = attn_mask.to(q.dtype).expand(*q.shape[:-1], k.shape[-2])
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        return cast(Tensor, efficient(q, k, v, attn_mask, True, dropout_p, is_causal, scale=scale)[0])
+
+
+@contextmanager
+def attention_of_gpus() -> Iterator[None]:
+    """Attention by the kernels of GPUs, of which the fake ones keep what the real ones keep."""
+    nn.functional.scaled_dot_product_attention = _attention_of_gpus
+    try:
+        yield
+    finally:
+        nn.functional.scaled_dot_product_attention = _scaled_dot_product_attention

@@ -1,0 +1,235 @@
+"""What each stage of a recipe takes on some GPUs: time by what bounds it, memory, disk."""
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from raytriever.errors import UserError
+from raytriever.settings.configuration import input_paths
+from raytriever.stages.stage import Stage, Stages, made_by
+from retrieval.encoders.contextual.encoder import ContextualEncoder
+from retrieval.encoders.towers import load_towers
+from retrieval.jobs.embed import ON_GPU
+from trainers.estimate.calibration import Calibration
+from trainers.estimate.costs import (
+    DOMAINS,
+    LAWS,
+    Embedding,
+    Machines,
+    Workload,
+    embedding_stage,
+    seconds_by_cause,
+    training_stage,
+)
+from trainers.estimate.costs import Stage as Costs
+from trainers.estimate.counting import Counting, attention_of_gpus
+from trainers.estimate.machines import Gpu
+from trainers.estimate.made_up import Shape
+from trainers.estimate.outlines import outline, text_of, without_weights
+from trainers.estimate.sizes import CANDIDATE, Size, size_of
+from trainers.estimate.step import StepCost, outlined_objective, step_cost
+from trainers.jobs.train_checks import check_slices, check_workers
+from trainers.training_run import RunSettings
+
+_LAUNCH = 6e-6  # seconds of the host for each kernel
+_NUMBER, _RESULT, _ID = 4, 52, 20  # bytes on disk: of a float32, a line of a ranking, an id
+_LENGTHS = (32, 128, 512)  # tokens of texts that embedding is counted with
+_MEASURED = Calibration()
+_BYTES = _MEASURED.bytes_per_token
+_OF_VECTORS = ("index", "search", "pack", "cluster")
+_ROWS = 64
+_OF_MODELS = ("model", "tokenizer")  # ends of keys of inputs that have no texts
+
+
+class Time(NamedTuple):
+    """Seconds, and what takes most of them; None where no law is known."""
+
+    seconds: float | None = None
+    bound: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a stage. ``peak``: bytes of a GPU, 0: none; ``disk``: of its artifact; ``step``, ``steps``: of training."""
+
+    stage: Stage[Any]
+    size: Size
+    time: Time
+    peak: float = 0
+    disk: float = 0
+    step: StepCost | None = None
+    steps: float = 0
+
+
+class Estimating:
+    """The stages of a recipe, estimated one after another on some GPUs: ``found``, by name."""
+
+    def __init__(self, stages: Stages, gpu: Gpu) -> None:
+        self._stages, self._gpu, self._machines = stages, gpu, gpu.machines()
+        self.found: dict[str, Estimate] = {}
+        self._encoders: dict[str, tuple[Embedding, float]] = {}
+
+    def add(self, name: str) -> None:
+        """The next one. Raises ``UserError`` for what can't be trained so, or known."""
+        stage = self._stages[name]
+        paths = {key: path for key, path in input_paths(stage.config).items() if not key.endswith(_OF_MODELS)}
+        makers = [made_by(self._stages, path) for path in paths.values()]
+        size = size_of(stage, [each.size for each in self.found.values() if each.stage in makers])
+        ways = {"train": self._training, "embed": self._embedding}
+        try:
+            self.found[name] = ways.get(stage.command, self._other)(stage, size)
+        except UserError as error:
+            error.args = (f"{name}: {error}",)
+            raise
+
+    def _training(self, stage: Stage[Any], size: Size) -> Estimate:
+        config, gpus = on_gpus(stage.config, self._gpu), self._gpu.count
+        maker = made_by(self._stages, config.batches)
+        size = next((each.size for each in self.found.values() if each.stage is maker), size)
+        shape, training = shape_of(size, config), config.training
+        check_workers(config.fewest_workers, gpus, training.batches_per_step)
+        check_slices(config.fewest_workers, gpus, training.batches_per_step, shape.rows, config.batches)
+        cost = step_cost(config, shape, gpus)
+        steps = size.batches * min(training.epochs, size.epochs) // training.batches_per_step
+        steps = min(filter(None, [steps, training.max_steps]), default=0)
+        link = self._gpu.link * 1e9 if self._machines.nodes == 1 else self._machines.network / self._machines.gpus
+        read = training.epochs * size.pairs * size.row_bytes * _MEASURED.stored
+        computing = seconds_of(cost, config, self._gpu)
+        costs = training_stage(gpus, steps, computing, cost.tokens, cost.sent / link, read, _MEASURED)
+        disk = _NUMBER * (cost.parameters + 3 * cost.trained * config.checkpoints_kept)
+        time = self._timed(costs) if steps else Time()
+        return Estimate(stage, size, time, cost.peak, disk, cost, steps)
+
+    def _embedding(self, stage: Stage[Any], size: Size) -> Estimate:
+        config, share = stage.config, stage.config.resources.gpus_per_worker
+        encoder, peak = self._encoder(config.encoder, size)
+        texts: list[tuple[int, float]] = []
+        if config.run is None:
+            texts += [(int(size.documents), size.document_bytes)] * ("documents" in config.parts)
+            texts += [(int(size.queries()), size.query_bytes)] * ("queries" in config.parts)
+        texts = [each for each in texts if all(each)]
+        encoder = replace(encoder, per_gpu=max(1, round(1 / share)) if share else 1)
+        time = self._timed(embedding_stage("embed", texts, encoder, _MEASURED)) if texts else Time()
+        disk = sum(count for count, _ in texts) * (2 * encoder.dimension + _ID)
+        return Estimate(stage, replace(size, dimension=encoder.dimension), time, peak, disk)
+
+    def _encoder(self, settings: Any, size: Size) -> tuple[Embedding, float]:
+        """Counted once for each encoder and length of texts; and bytes at the peak."""
+        tokens = next(few for few in _LENGTHS if few >= min(_LENGTHS[-1], size.document_bytes / _BYTES))
+        key = f"{settings.model_dump_json()} {tokens}"
+        if key not in self._encoders:
+            maker, operations = made_by(self._stages, settings.model), self._machines.operations
+            self._encoders[key] = embedding_cost(settings, maker, tokens, operations)
+        return self._encoders[key]
+
+    def _other(self, stage: Stage[Any], size: Size) -> Estimate:
+        is_known = size.dimension if stage.command in _OF_VECTORS else size.documents
+        law = LAWS.get(stage.command) if is_known else None
+        time = self._timed(law(_workload(stage, size), _MEASURED, self._machines)) if law else Time()
+        return Estimate(stage, size, time, disk=_disk(stage, size))
+
+    def _timed(self, costs: Costs) -> Time:
+        causes = seconds_by_cause(costs, _MEASURED, self._machines)
+        return Time(sum(causes.values()), max(causes, key=lambda cause: causes[cause]))
+
+
+def _disk(stage: Stage[Any], size: Size) -> float:
+    """Bytes of an artifact without a GPU's part."""
+    texts = size.documents * size.document_bytes
+    match stage.command:
+        case "collect" | "chunk":
+            return (texts + size.queries() * size.query_bytes) * _MEASURED.stored
+        case "filter" | "group":
+            return size.epochs * size.pairs * size.row_bytes * _MEASURED.stored
+        case "lists" | "mine":
+            return size.queries("train") * size.candidates * CANDIDATE
+        case "index":
+            return _NUMBER * size.documents * size.dimension or texts * _MEASURED.stored
+        case "search" | "rerank" | "fuse":
+            return size.results * _RESULT
+        case "pairs" | "cluster" | "pack":
+            return size.pairs * _ID * (size.epochs if stage.command == "pack" else 1)
+    return 0
+
+
+def on_gpus(config: Any, gpu: Gpu) -> Any:
+    """A training's settings on such GPUs, ``bf16`` resolved."""
+    bf16 = bool(gpu.peak) if config.training.bf16 == "auto" else config.training.bf16
+    training = config.training.model_copy(update={"bf16": bf16})
+    resources = config.resources.model_copy(update={"workers": gpu.count, "gpus_per_worker": 1})
+    return config.model_copy(update={"training": training, "resources": resources})
+
+
+def seconds_of(cost: StepCost, config: Any, gpu: Gpu) -> dict[str, float]:
+    """Of a step, by what happens at once: arithmetic on the GPU, launches by the host."""
+    peak = (gpu.peak if config.training.bf16 else gpu.single) * 1e12 * Machines().share
+    return {"arithmetic": cost.flops / peak, "launches": cost.launches * _LAUNCH}
+
+
+def shape_of(size: Size, config: RunSettings) -> Shape:
+    """Of the batches that are trained on, with texts as assumed where nothing is known of them."""
+    usual = Workload()
+    if not size.rows:
+        raise UserError(
+            f"How large the batches in {config.batches} are isn't known: no stage of the recipe makes them, and they"
+            " aren't there. Make them first, or estimate the recipe that does."
+        )
+    lengths = (size.query_bytes or usual.query_bytes) / _BYTES, (size.document_bytes or usual.document_bytes) / _BYTES
+    return Shape(size.rows, *lengths, max(size.negatives, int(config.objective.needs_hard_negatives)), size.candidates)
+
+
+def _workload(stage: Stage[Any], size: Size) -> Workload:
+    """What a stage without a GPU processes."""
+    pairs, config, usual = int(size.pairs or size.documents), stage.config, Workload()
+    return replace(
+        usual,
+        domains=DOMAINS if pairs == sum(DOMAINS) else (max(1, pairs),),
+        epochs=size.epochs,
+        document_bytes=size.document_bytes or usual.document_bytes,
+        query_bytes=size.query_bytes,
+        cluster_size=getattr(config, "cluster_size", usual.cluster_size),
+        batch_size=size.rows or usual.batch_size,
+        dimension=size.dimension or usual.dimension,
+        trained_dimension=size.dimension or usual.trained_dimension,
+        passages=int(size.documents),
+        passage_bytes=size.document_bytes or usual.passage_bytes,
+        queries=max(1, int(size.queries(getattr(config, "split", None)))),
+    )
+
+
+@torch.no_grad()
+def embedding_cost(settings: Any, maker: Stage[Any] | None, tokens: int, operations: float) -> tuple[Embedding, float]:
+    """One forward pass over texts of so many tokens: by the encoder of ``settings``, or what ``maker`` trains.
+
+    ``operations``: of the GPU, a second. Also the bytes at the peak.
+    """
+    fake, folder = FakeTensorMode(allow_non_fake_inputs=True), tempfile.TemporaryDirectory()
+    with folder, ExitStack() as stack:
+        if maker is not None and isinstance(maker.config, RunSettings):
+            run = maker.config.model_copy(update={"lora": None, "sharding": "replicated"})
+            made = outlined_objective(run, Shape(_ROWS), fake, Path(folder.name))
+            encoder = stack.enter_context(made).encoder("document")
+        else:
+            located = outline(settings.model, Path(folder.name), settings.revision)
+            with without_weights(fake):
+                encoder = load_towers(settings, located.path, located.fingerprint).document
+    if isinstance(encoder, ContextualEncoder):
+        with fake:
+            encoder.use_context(torch.zeros(encoder.contextual_form.vectors, encoder.width), "made up")
+    features = encoder.eval().tokenize(
+        [text_of(tokens, n) for n in range(ON_GPU["token_budget"] // tokens)], "document"
+    )
+    counting = Counting(fake)
+    for parameter in encoder.parameters():
+        counting.hold(parameter)
+    weights = counting.alive
+    with counting, attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
+        encoder(features)
+    seconds = max(counting.flops / operations, counting.launches * _LAUNCH)
+    of_token = seconds / float(features["attention_mask"].sum())
+    return Embedding(of_token, encoder.dimension), counting.peak - weights / 2  # which are stored in 16 bits

@@ -1,0 +1,128 @@
+"""How much a recipe's stages read and write: of what is stored already, else by published numbers and the settings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from pipelines.batches import BatchReader
+from raytriever.artifacts.artifact import is_artifact
+from raytriever.stages.stage import Stage
+from retrieval.collections.collection import StoredCollection
+from trainers.estimate.outlines import published
+from trainers.rehearsal.collections import single_sources
+
+CANDIDATE = 12
+"""Bytes of a list's entry on disk."""
+
+_BYTES_OF_A_WORD = 6
+_SPLITS = ("qrels", "triples", "examples", "questions", "splits")  # settings of sources that name some
+_FULL = 0.8  # of a chunk's words, on average
+
+
+@dataclass(frozen=True)
+class Size:
+    """0 is unknown, or that there are none. ``splits``: queries and judged pairs of each; ``batches``, ``pairs``: of an
+    epoch; ``rows``, ``negatives``, ``candidates``: of a batch, of one of its rows."""
+
+    documents: float = 0
+    document_bytes: float = 0
+    query_bytes: float = 0
+    splits: Mapping[str, list[int]] = field(default_factory=dict)
+    pairs: float = 0
+    batches: float = 0
+    rows: int = 0
+    epochs: int = 1
+    negatives: int = 0
+    candidates: int = 0
+    dimension: int = 0
+    results: float = 0
+
+    @property
+    def row_bytes(self) -> float:
+        """Of a batch's row, as texts."""
+        return self.document_bytes * (1 + self.negatives) + self.query_bytes + CANDIDATE * self.candidates
+
+    def queries(self, split: str | None = None) -> float:
+        """Of one split, or of all."""
+        chosen = [self.splits[split]] if split is not None and split in self.splits else self.splits.values()
+        return sum(of[0] for of in chosen)
+
+
+def size_of(stage: Stage[Any], read: Sequence[Size]) -> Size:
+    """Of a stage that reads what has these sizes."""
+    return _size(stage, _joined(read))
+
+
+def _joined(read: Sequence[Size]) -> Size:
+    """What is known of any input; the largest where several say it."""
+    names = [each.name for each in fields(Size) if each.name != "splits"]
+    joined: dict[str, Any] = {name: max(getattr(size, name) for size in [Size(), *read]) for name in names}
+    return Size(**joined, splits={name: of for size in read for name, of in size.splits.items()})
+
+
+def _size(stage: Stage[Any], read: Size) -> Size:
+    config: Any = stage.config
+    stored = is_artifact(config.output)
+    match stage.command:
+        case "collect":
+            return _collected(config, stored=stored)
+        case "chunk":
+            each = config.chunking.max_words * _FULL * _BYTES_OF_A_WORD
+            return replace(read, documents=read.documents * read.document_bytes / each, document_bytes=each)
+        case "pairs":
+            splits = [config.split] if isinstance(config.split, str) else config.split
+            judged = [read.splits.get(split, [0, 0]) for split in splits]
+            most = sum(of[0] for of in judged) * (config.documents_per_query or float("inf"))
+            return replace(read, pairs=min(most, sum(of[-1] for of in judged)))
+        case "pack":
+            rows = config.packing.batch_size
+            return replace(read, rows=rows, batches=read.pairs // rows, epochs=config.epochs)
+        case "filter":
+            return _of_batches(
+                config, stored, replace(read, negatives=config.negatives_per_example * config.has_negatives)
+            )
+        case "group":
+            rows = config.grouping.batch_size
+            batches = config.batches_per_epoch or read.documents // rows
+            return _of_batches(config, stored, replace(read, rows=rows, batches=batches, epochs=config.epochs))
+        case "lists":
+            rows = config.batch_size
+            return _of_batches(
+                config, stored, replace(read, rows=rows, batches=read.queries("train") // rows, epochs=config.epochs)
+            )
+        case "mine":
+            return replace(read, candidates=config.number or read.candidates)
+        case "search":
+            return replace(read, candidates=config.top_k, results=read.queries(config.split) * config.top_k)
+    return read
+
+
+def _collected(config: Any, *, stored: bool) -> Size:
+    if stored:
+        collection = StoredCollection(config.output)
+        queries, pairs = (collection.count(part) for part in ("queries", "judgments"))
+        return Size(documents=collection.count("documents"), splits={"all": [queries, pairs]})
+    joined = Size()
+    for source in single_sources(config.source):
+        known = published()["collections"].get(str(getattr(source, "path", None) or getattr(source, "dataset", "")))
+        if known is None:
+            continue
+        named = {split for key in _SPLITS for split in getattr(source, key, None) or ()}
+        splits = {name: [of[0], of[-1]] for name, of in known["splits"].items() if not named or name in named}
+        joined = Size(
+            documents=joined.documents + known["documents"],
+            document_bytes=known["document_words"] * _BYTES_OF_A_WORD,
+            query_bytes=known["query_words"] * _BYTES_OF_A_WORD,
+            splits={**joined.splits, **splits},
+        )
+    return joined
+
+
+def _of_batches(config: Any, stored: bool, size: Size) -> Size:
+    if not stored:
+        return replace(size, pairs=size.batches * size.rows)
+    reader = BatchReader(config.output)
+    batches = reader.number_of_batches(0)
+    return replace(
+        size, rows=reader.batch_size, batches=batches, epochs=reader.epochs, pairs=batches * reader.batch_size
+    )
