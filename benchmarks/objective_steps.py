@@ -140,7 +140,9 @@ def main() -> None:
         return
     if arguments.comparison == "lengths":
         rows = read_pairs(arguments.folder, 10 * (arguments.batch_size or 32))
-        rows = rows.take(range(0, len(rows), 10)).append_column("batch", pa.array([0] * (len(rows) // 10), pa.int32()))
+        rows = rows.take(list(range(0, len(rows), 10))).append_column(
+            "batch", pa.array([0] * (len(rows) // 10), pa.int32())
+        )
         chunks, whole = (ContrastiveSettings(**how) for how in ({}, {"chunk_size": len(rows)}))
         sides = [step_of(objective_of(settings, None), rows) for settings in (chunks, whole)]
         compare(("chunks of tokens", "padded to the longest"), *sides, arguments.rounds)

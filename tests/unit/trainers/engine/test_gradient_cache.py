@@ -230,6 +230,24 @@ def test_memory_is_that_of_one_chunk():
     assert many < uncached / 10
 
 
+def test_with_chunks_of_tokens_memory_is_the_same_for_any_lengths():
+    encoder = TinyEncoder(width=64)
+
+    def peak(lengths: list[int]) -> int:
+        features = encoder.tokenize([" ".join(["w1"] * (length - 1)) for length in lengths], "query")
+        chunks = cut_by_length(features, None, None, 512)
+
+        def run():
+            encode_chunks(encoder, chunks, cached=True).square().sum().backward()
+            encoder.zero_grad()
+
+        run()
+        return peak_bytes(run)
+
+    short, long, mixed = peak([8] * 512), peak([64] * 64), peak([64, 8, 8, 8, 8, 8, 8, 8, 8] * 32)
+    assert max(short, long, mixed) < 1.1 * min(short, long, mixed)
+
+
 def test_forward_keeps_no_activations():
     encoder = TinyEncoder()
     chunks = cut_by_length(encoder.tokenize(texts(64), "query"), 8)
