@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -15,22 +14,16 @@ NO_CLUSTER = -1
 
 @dataclass(frozen=True)
 class DomainPairs:
-    """Pairs that are packed together. ``domain``: the one of all pairs, or a column with that of each.
+    """Pairs of a ``domain`` that are packed together.
 
     ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each, ``NO_CLUSTER`` where there
     are none; ``centroids`` (K, d) of the clusters.
     """
 
-    domain: str | pa.DictionaryArray
+    domain: str
     pairs: NDArray[np.int64]
     clusters: NDArray[np.int32]
     centroids: NDArray[np.float32]
-
-    def domains_of(self, items: NDArray[np.int64]) -> pa.Array:
-        """The domains of some, by their place in ``pairs``."""
-        if isinstance(self.domain, str):
-            return pa.repeat(pa.scalar(self.domain, pa.string()), len(items))
-        return self.domain.take(pa.array(items)).dictionary_decode()
 
 
 def read_domain(artifact: Artifact, number: int) -> DomainPairs:
@@ -45,7 +38,7 @@ def read_domain(artifact: Artifact, number: int) -> DomainPairs:
     )
 
 
-def without_clusters(domain: str | pa.DictionaryArray, pairs: NDArray[np.int64]) -> DomainPairs:
+def without_clusters(domain: str, pairs: NDArray[np.int64]) -> DomainPairs:
     """Pairs as if they were of one cluster, which has no number."""
     clusters = np.full(len(pairs), NO_CLUSTER, dtype=np.int32)
     return DomainPairs(domain, pairs, clusters, np.zeros((1, 1), dtype=np.float32))

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from pipelines.clustering.clusters import CLUSTERS, DomainPairs, read_domain
 from pipelines.jobs.lookups import add_array, earlier_file, earlier_record, map_array, map_pair_rows, write_pair_rows
-from pipelines.packing.domain_groups import groups_of, mixed, unclustered
+from pipelines.packing.domain_groups import groups_of, unclustered
 from pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
 from pipelines.packing.pack import PackingSettings, pack, packing_facts
 from pipelines.packing.polish import VectorsOf
@@ -64,19 +64,10 @@ class PackConfig(StageConfig):
                 f"packing.order is {packing.order}, which orders clusters, but no 'clusters' are named. Name them, or"
                 " set packing.order to random"
             )
-        if packing.mix_domains and (self.clusters or packing.order != "random"):
+        if small != "refuse" and self.clusters:
             raise ValueError(
-                "packing.mix_domains makes random batches across domains, which needs packing.order random and no"
-                " 'clusters'. Name 'pairs' alone, or set mix_domains to false"
-            )
-        if packing.shuffled_of_domains and packing.mix_domains:
-            raise ValueError(
-                "packing.shuffled_of_domains names domains, which mix_domains mixes. Leave one of them out"
-            )
-        if small != "refuse" and (self.clusters or packing.mix_domains):
-            raise ValueError(
-                f"small_domains is {small}, which is for random batches within domains: of clusters it was decided when"
-                " the pairs were clustered ('cluster' has it too), and across domains none is too small. Leave it out"
+                f"small_domains is {small}, which is for random batches: of clusters it was decided when the pairs were"
+                " clustered ('cluster' has it too). Leave it out"
             )
         return self
 
@@ -132,7 +123,7 @@ class Pack(Stage[PackConfig]):
         config = self.config
         if config.clusters:
             require_same_origin("pairs", Artifact(config.clusters, CLUSTERS), pairs)
-        elif not config.packing.mix_domains:
+        else:
             self._check_domains(groups_of(pairs, config.packing.batch_size, config.small_domains).names)
         if config.vectors:
             require_same_origin("collection", pairs, StoredVectors(config.vectors))
@@ -225,7 +216,7 @@ class Pack(Stage[PackConfig]):
                 number,
                 vectors=_of_domain(read, domain.pairs) if read else None,
                 neighbours=self._stored_neighbours(number, domain),
-                name=domain.domain if isinstance(domain.domain, str) else None,
+                name=domain.domain,
             )
             chosen = packed.batches.ravel()
             for start in range(0, len(chosen), _ROW_GROUP):
@@ -242,8 +233,6 @@ class Pack(Stage[PackConfig]):
             chosen = range(len(clusters.shards)) if numbers is None else numbers
             return (read_domain(clusters, number) for number in chosen)
         pairs = Artifact(str(config.pairs), PAIRS)
-        if config.packing.mix_domains:
-            return iter([mixed(pairs)])
         return unclustered(groups_of(pairs, config.packing.batch_size, config.small_domains))
 
     def _stored_neighbours(self, number: int, domain: DomainPairs) -> Neighbours | None:
@@ -264,7 +253,7 @@ class Pack(Stage[PackConfig]):
 
     def _dropped(self, left_out: int) -> dict[str, int]:
         dropped = {"pairs that fill no batch of their domain in an epoch": left_out} if left_out else {}
-        if self.config.clusters is None and not self.config.packing.mix_domains:
+        if self.config.clusters is None:
             assert self.config.pairs is not None
             pairs = Artifact(self.config.pairs, PAIRS)
             groups = groups_of(pairs, self.config.packing.batch_size, self.config.small_domains)
@@ -298,8 +287,8 @@ def _writer(path: Path) -> pq.ParquetWriter:
 
 
 def _table(domain: DomainPairs, items: NDArray[np.int64]) -> pa.Table:
-    columns = {"pair": domain.pairs[items], "cluster": domain.clusters[items], "domain": domain.domains_of(items)}
-    return pa.table(columns, schema=SCHEMA)
+    columns = {"pair": domain.pairs[items], "cluster": domain.clusters[items]}
+    return pa.table(columns | {"domain": pa.repeat(domain.domain, len(items))}, schema=SCHEMA)
 
 
 def _of_domain(read: VectorsOf, pairs: NDArray[np.int64]) -> VectorsOf:

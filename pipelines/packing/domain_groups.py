@@ -61,7 +61,7 @@ def groups_of(
     pairs: Artifact, smallest: int, small_domains: SmallDomains, limit: str = "the batch size"
 ) -> DomainGroups:
     """``group_domains`` of a pairs artifact."""
-    return group_domains(_domains_of(pairs), smallest, small_domains, limit)
+    return group_domains(read_pairs(pairs, ["domain"])["domain"], smallest, small_domains, limit)
 
 
 def unclustered(groups: DomainGroups) -> Iterator[DomainPairs]:
@@ -70,15 +70,3 @@ def unclustered(groups: DomainGroups) -> Iterator[DomainPairs]:
     bounds = np.searchsorted(groups.labels[by_group], np.arange(len(groups.names) + 1))
     for number, name in enumerate(groups.names):
         yield without_clusters(name, by_group[bounds[number] : bounds[number + 1]])
-
-
-def mixed(pairs: Artifact) -> DomainPairs:
-    """All pairs as if they were of one domain; each keeps the name of its own."""
-    numbers = DomainNumbers()
-    codes = numbers.of(_domains_of(pairs)).astype(np.int32)
-    domains = pa.DictionaryArray.from_arrays(codes, pa.array(numbers.names, pa.string()))
-    return without_clusters(domains, np.arange(pairs.rows))
-
-
-def _domains_of(pairs: Artifact) -> pa.ChunkedArray:
-    return read_pairs(pairs, ["domain"])["domain"]

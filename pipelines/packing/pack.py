@@ -40,8 +40,6 @@ class PackingSettings(Settings):
     """Rounds of swaps that make near batches harder (eq. 2)."""
     polish_margin: float = Field(default=0.0, ge=0)
     """The filter's: negatives that it will mask count for nothing in swaps."""
-    mix_domains: bool = False
-    """Random batches across domains, for comparison."""
     exact_neighbours_up_to: int = Field(default=EXACT_UP_TO, gt=0)
     """Clusters of a domain; of more, an HNSW graph finds the near ones."""
 

@@ -75,13 +75,6 @@ def test_random_batches_need_no_clusters(run: dict[str, str], tmp_path: Path) ->
     assert found.manifest["facts"] == {"origins": {"pairs": Artifact(run["pairs"]).fingerprint}}
 
 
-def test_domains_may_be_mixed_for_comparison(run: dict[str, str], tmp_path: Path) -> None:
-    found = packed(tmp_path, pairs=run["pairs"], packing={"order": "random", "mix_domains": True})
-    table = check(found, run["pairs"], pure=False)
-    assert len(table) == small_run.PAIRS
-    assert found.config["packing"]["mix_domains"]
-
-
 def test_small_domains_are_dropped_or_merged_or_refused(run: dict[str, str], tmp_path: Path) -> None:
     random = {"order": "random", "batch_size": 20}
     with pytest.raises(UserError, match=r"fewer than 20 pairs.*\(16\)"):
@@ -163,7 +156,6 @@ def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> 
     [
         ([], {"order": "random"}, "nothing to pack"),
         (["pairs"], {}, "order is tour, .* no 'clusters'"),
-        (["pairs_clusters"], {"order": "random", "mix_domains": True}, "mix_domains"),
         (["pairs"], {"order": "random", "polish_sweeps": 1}, "needs 'pairs' and 'vectors'"),
     ],
 )
@@ -179,10 +171,6 @@ def test_settings_that_do_not_go_together(
 def test_small_domains_are_refused_where_they_settle_nothing(run: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="decided when the pairs were clustered"):
         packed(tmp_path, clusters=run["pairs_clusters"], small_domains="merge")
-    mixed = {"order": "random", "mix_domains": True}
-    for choice in ("merge", "drop"):
-        with pytest.raises(ValidationError, match=f"small_domains is {choice}, .* across domains none is too small"):
-            packed(tmp_path, pairs=run["pairs"], packing=mixed, small_domains=choice)
 
 
 def test_an_epoch_in_parts_is_what_one_task_makes(
