@@ -4,28 +4,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from textwrap import shorten
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
 
-from raytriever.artifacts.artifact import Artifact, is_artifact, require_same_origin, to_strict_json
+from raytriever.artifacts.artifact import Artifact, is_artifact, to_strict_json
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.reports.report import Details, render
+from raytriever.reports.report import render
 from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.ray_session import check_output
-from retrieval.collections.collection import StoredCollection
 from retrieval.evaluation.measures import PerQuery
-from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, pair_table, result_section, signed
+from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, pair_table, result_section
 from retrieval.evaluation.significance import compare_systems
 from retrieval.evaluation.stored import StoredEvaluation, metrics_of
 
 _SEED = 0  # of the permutations and of the bootstrap
-_QUERIES_SHOWN = 3  # of each pair, those won and those lost
-_TEXT_SHOWN = 60  # characters of a query
 
 
 class _Source(NamedTuple):
@@ -78,15 +74,12 @@ class Compared:
     """The result as plain values, which ``comparisons.json`` holds.
 
     ``metrics`` and ``comparisons``: as an evaluation has them. ``seeds``: system to measure to the mean of each seed,
-    for systems of several. ``extremes``: of each measure and pair the queries on which ``a`` gained most on ``b``, and
-    lost most, with the differences. ``texts``: those of these queries, where a collection is known.
+    for systems of several.
     """
 
     metrics: dict[str, Any]
     comparisons: list[dict[str, Any]]
     seeds: dict[str, dict[str, list[float]]]
-    extremes: list[dict[str, Any]]
-    texts: dict[str, str]
     level: float
     baseline: str | None
 
@@ -99,7 +92,6 @@ class Compared:
 def compare_sources(
     systems: Sequence[str],
     *,
-    collection: str | None = None,
     measures: Sequence[str] = (),
     baseline: str | None = None,
     margin: float = 0.05,
@@ -121,8 +113,6 @@ def compare_sources(
     first, *others = artifacts.values()
     for other in others:
         _require_alike(first, other)
-    if collection is not None:
-        require_same_origin("collection", StoredCollection(collection), *artifacts.values())
     shown = _shared_measures(measures, [found["measures"] for found in metrics.values()])
     stored = {path: artifact.values() for path, artifact in artifacts.items()}
     runs = {name: [stored[path][system] for path, system in several] for name, several in sources.items()}
@@ -134,7 +124,6 @@ def compare_sources(
     else:
         pairs = [(name, baseline) for name in values if name != baseline]
     comparisons = compare_systems(values, shown, _SEED, margin, pairs)
-    extremes = [_extremes(values[a], values[b], a, b, measure) for measure in shown for a, b in pairs]
     of_first = next(iter(metrics.values()))
     how = {key: of_first[key] for key in ("judgments", "like", "conventions", "relevance_levels")}
     how["made_with"] = {name: metrics[path]["made_with"][system] for name, [(path, system), *_] in sources.items()}
@@ -146,8 +135,6 @@ def compare_sources(
             for name, several in runs.items()
             if len(several) > 1
         },
-        extremes=extremes,
-        texts=_texts(collection, extremes),
         level=level,
         baseline=baseline,
     )
@@ -186,27 +173,9 @@ def _average(runs: Sequence[PerQuery], measures: Sequence[str]) -> PerQuery:
     return replace(runs[0], values=averaged, missing_queries=max(run.missing_queries for run in runs))
 
 
-def _extremes(system: PerQuery, other: PerQuery, a: str, b: str, measure: str) -> dict[str, Any]:
-    difference = system.values[measure] - other.values[measure]
-    ordered = [int(i) for i in np.argsort(-difference, kind="stable") if not np.isnan(difference[i])]
-    queries = [(system.query_ids[index], float(difference[index])) for index in ordered]
-    won = [item for item in queries[:_QUERIES_SHOWN] if item[1] > 0]
-    lost = [item for item in queries[::-1][:_QUERIES_SHOWN] if item[1] < 0]
-    return {"measure": measure, "a": a, "b": b, "won": won, "lost": lost}
-
-
-def _texts(collection: str | None, extremes: Sequence[dict[str, Any]]) -> dict[str, str]:
-    if collection is None:
-        return {}
-    stored = StoredCollection(collection)
-    queries = sorted({query for item in extremes for query, _ in item["won"] + item["lost"]})
-    texts = stored.texts("queries", stored.require("queries", queries))
-    return dict(zip(queries, texts, strict=True))
-
-
 def comparison_lines(compared: Compared) -> list[str]:
-    """The blocks of an evaluation, with seeds, differences and tests, and the queries won and lost."""
-    tables = [*_seed_tables(compared), pair_table(compared.evaluated), *_query_tables(compared)]
+    """The blocks of an evaluation, with seeds, differences and tests."""
+    tables = [*_seed_tables(compared), pair_table(compared.evaluated)]
     heading = f"{compared.metrics['queries']:,} queries of {compared.metrics['judgments']}"
     return [heading, "", *block_lines(evaluation_blocks(compared.evaluated, tables))]
 
@@ -216,10 +185,6 @@ def write_comparison(compared: Compared, uri: str) -> list[str]:
     folder, metrics = Folder(uri), compared.metrics
     subtitle = f"Raytriever comparison · {len(metrics['means'])} systems · {metrics['queries']:,} queries"
     section = result_section(compared.evaluated, compared.baseline, _seed_tables(compared))
-    queries = [
-        Details(f"Queries most won and lost by {metrics['measures'][0]}", table) for table in _query_tables(compared)
-    ]
-    section = replace(section, blocks=[*section.blocks, *queries])
     folder.write_bytes("comparison.html", render("Comparison", subtitle, [section]).encode())
     folder.write_bytes("comparisons.json", to_strict_json(asdict(compared)))
     return [folder.describe(name) for name in ("comparison.html", "comparisons.json")]
@@ -241,22 +206,8 @@ def _seed_tables(compared: Compared) -> list[Table]:
     return [Table(header, rows, caption, text_columns=2)] if rows else []
 
 
-def _query_tables(compared: Compared) -> list[Table]:
-    """The queries most won and most lost by each pair of systems, by the first measure; none where none differs."""
-    letter, shown = compared.evaluated.letter, compared.metrics["measures"][0]
-    rows = [
-        [f"{letter(item['a']) or item['a']} - {letter(item['b']) or item['b']}", signed(difference), query, text]
-        for item in compared.extremes
-        if item["measure"] == shown
-        for query, difference in item["won"] + item["lost"][::-1]
-        for text in [shorten(compared.texts.get(query, ""), _TEXT_SHOWN, placeholder="…")]
-    ]
-    return [Table(["pair", shown, "query", "text"], rows, text_columns=4)] if rows else []
-
-
 def compare(
     systems: Annotated[list[str] | None, typer.Argument(metavar="[NAME=]EVALUATION[:SYSTEM] ...")] = None,
-    collection: Annotated[str | None, typer.Option(help="Gives the texts of queries.")] = None,
     measure: Annotated[list[str] | None, typer.Option(help="Such as nDCG@10; may be repeated.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Tests only the differences from this system.")] = None,
     margin: Annotated[float, typer.Option(help="Differences within ± this are equivalent.", min=1e-9)] = 0.05,
@@ -266,9 +217,7 @@ def compare(
     """Tests systems of evaluations against one another, query by query; one NAME's evaluations are of its seeds."""
     if output is not None:
         check_output(output)
-    compared = compare_sources(
-        systems or [], collection=collection, measures=measure or [], baseline=baseline, margin=margin, level=level
-    )
+    compared = compare_sources(systems or [], measures=measure or [], baseline=baseline, margin=margin, level=level)
     written = [] if output is None else write_comparison(compared, output)
     for line in [*comparison_lines(compared), *written]:
         typer.echo(line)
