@@ -1,16 +1,14 @@
 """The report's sections on clusters and on batches: how hard these are beside random ones, and what is masked in them.
 
-Most figures are those of the manifests. Domains and grades are measured on a sample of epoch 0, hardness on one of the
-first epoch with the fewest shuffled batches.
+Figures are those of the manifests; hardness is measured on a sample of the first epoch that has the fewest shuffled
+batches.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -72,7 +70,7 @@ def batches_section(
 ) -> Section | None:
     """Sizes and tours (of ``packing``), hardness (needs pairs and vectors too), what ``batches`` hold.
 
-    None where there is neither packing nor batches. At most ``most`` batches of epoch 0 are read, a sample by ``seed``
+    None where there is neither packing nor batches. Hardness is that of at most ``most`` batches, a sample by ``seed``
     where there are more.
     """
     if packing is None and batches is None:
@@ -94,15 +92,9 @@ def batches_section(
             blocks.append(_hardness_table(measured))
         blocks += epoch_tables(packing)
     if batches is not None:
-        chosen = sample_of(batches.number_of_batches(0), most, seed).tolist()
-        blocks += [*_domain_tables(batches, chosen), *_mixed(batches)]
-        match batches.layout:
-            case "pairs":
-                blocks += _mask_blocks(batches.artifact)
-            case "chunks":
-                blocks += _source_tables(batches)
-            case "candidates":
-                blocks.append(_grade_table(batches, chosen))
+        blocks += _mixed(batches)
+        blocks += _mask_blocks(batches.artifact) if batches.layout == "pairs" else []
+        blocks += _source_tables(batches) if batches.layout == "chunks" else []
     return Section("Batches", "Which examples are trained on together.", blocks)
 
 
@@ -230,21 +222,6 @@ def epoch_tables(packing: Artifact) -> list[Table]:
     return [Table(["epoch", *(name for _, name in columns)], rows, caption)]
 
 
-def _domain_tables(batches: BatchReader, chosen: list[int]) -> list[Table]:
-    with_domain, examples = Counter[str](), Counter[str]()
-    for number in chosen:
-        counts = pc.value_counts(batches.read(0, number)["domain"]).to_pylist()
-        examples.update({item["values"]: item["counts"] for item in counts})
-        with_domain.update(item["values"] for item in counts)
-    rows = [
-        [name or "(none)", f"{with_domain[name]:,}", f"{count:,}", f"{count / examples.total():.1%}"]
-        for name, count in sorted(examples.items(), key=lambda item: (-item[1], item[0]))[:_ROWS_SHOWN]
-    ]
-    caption = f"The largest of {len(examples):,} domains of the {len(chosen):,} batches looked at."
-    header = ["domain", "batches with it", "examples", "share of examples"]
-    return [Table(header, rows, caption)] if len(examples) > 1 else []
-
-
 def _mixed(batches: BatchReader) -> list[Table]:
     """Of mixed batches how many each source gave; else nothing."""
     manifest = batches.artifact.manifest
@@ -261,28 +238,6 @@ def _source_tables(batches: BatchReader) -> list[Table]:
     found = {number: counts.get(f"batches of {number} sources", 0) for number in range(1, batches.batch_size + 1)}
     rows = [[f"{n}", f"{count:,}", f"{count / counts['batches']:.1%}"] for n, count in found.items() if count]
     return [Table(["sources of a batch", "batches", "share"], rows)] if rows else []
-
-
-def _grade_table(batches: BatchReader, chosen: list[int]) -> Table:
-    """How the candidates of the lists looked at are judged."""
-    candidates, with_grade, lists = Counter[int | None](), Counter[int | None](), 0
-    for number in chosen:
-        for grades in batches.read(0, number)["candidate_relevance"].to_pylist():
-            candidates.update(grades)
-            with_grade.update(set(grades))
-            lists += 1
-    rows = [
-        [
-            "not judged" if grade is None else str(grade),
-            f"{count:,}",
-            f"{count / candidates.total():.2%}",
-            f"{count / lists:.2f}",
-            f"{with_grade[grade]:,}",
-        ]
-        for grade, count in sorted(candidates.items(), key=lambda item: (item[0] is None, -(item[0] or 0)))
-    ]
-    caption = f"Grades of the {candidates.total():,} candidates of {lists:,} lists."
-    return Table(["relevance", "candidates", "share", "mean a list", "lists with one"], rows, caption)
 
 
 def _mask_blocks(batches: Artifact) -> list[Block]:
