@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
+from types import SimpleNamespace
 
 from rich.console import Console
 
@@ -88,7 +89,7 @@ def log_to(take: Callable[[logging.LogRecord], object], level: int = logging.INF
 
     The records can be pickled, and their attributes be written as JSON; the driver's ``log.handle`` takes them.
     """
-    handler = _Sender(take)
+    handler = QueueHandler(SimpleNamespace(put_nowait=take))  # all that is asked of a queue
     handler.setLevel(level)
     handlers, propagate = log.handlers, log.propagate
     log.handlers, log.propagate = [handler], False
@@ -96,15 +97,6 @@ def log_to(take: Callable[[logging.LogRecord], object], level: int = logging.INF
         yield
     finally:
         log.handlers, log.propagate = handlers, propagate
-
-
-class _Sender(QueueHandler):
-    def __init__(self, take: Callable[[logging.LogRecord], object]) -> None:
-        super().__init__(None)  # type: ignore[arg-type]
-        self._take = take
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self._take(record)
 
 
 class _ConsoleHandler(logging.Handler):
