@@ -1,5 +1,6 @@
 """What `raytriever sweep` shows: lines for a terminal, and a page with the table and plots."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def sweep_json(swept: SweepResult) -> dict[str, Any]:
         {
             "values": row.values,
             "seeds_finished": len(row.finished),
-            "measures": [_spread_json(column, row.spread(column)) for column in swept.columns],
+            "measures": [_measured(column, row.spread(column)) for column in swept.columns],
         }
         for row in swept.rows
     ]
@@ -98,7 +99,7 @@ def sweep_json(swept: SweepResult) -> dict[str, Any]:
         {
             "name": result.name,
             "values": result.values,
-            "measures": [_column_json(column) | {"value": value} for column, value in result.measures.items()],
+            "measures": [asdict(column) | {"value": value} for column, value in result.measures.items()],
             "examples": result.examples,
             "training_seconds": result.training_seconds,
             "seconds": result.seconds,
@@ -109,13 +110,9 @@ def sweep_json(swept: SweepResult) -> dict[str, Any]:
     return {"recipe": swept.recipe, "settings": swept.settings, "rows": rows, "trials": trials}
 
 
-def _column_json(column: Column) -> dict[str, Any]:
-    return {"evaluation": column.evaluation, "system": column.system, "measure": column.measure}
-
-
-def _spread_json(column: Column, spread: Spread | None) -> dict[str, Any]:
-    values = {"mean": None, "standard_deviation": None}
-    return _column_json(column) | ({"mean": spread.mean, "standard_deviation": spread.deviation} if spread else values)
+def _measured(column: Column, spread: Spread | None) -> dict[str, Any]:
+    mean, deviation = (spread.mean, spread.deviation) if spread else (None, None)
+    return asdict(column) | {"mean": mean, "standard_deviation": deviation}
 
 
 def sweep_section(swept: SweepResult) -> Section:
