@@ -25,7 +25,6 @@ Policy = Literal["refuse", "drop"]
 PART_END = "\x1e"
 """Between the parts of a text that was read as a list: the character that Unicode calls a record separator."""
 
-_BLOCK_BYTES = 8 << 20
 _RECORDS_AT_ONCE = 4096
 _CHARACTERS_AT_ONCE = 4 << 20
 _COMMIT = re.compile(r"hf://.+@[0-9a-f]{40}")
@@ -289,12 +288,8 @@ def describe_files(folder: Folder, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _describe_file(folder: Folder, name: str) -> dict[str, str | int]:
-    digest, size = hashlib.sha256(), 0
     with folder.open_input(name) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-    return {"name": name, "bytes": size, "sha256": digest.hexdigest()}
+        return {"name": name, "bytes": file.size(), "sha256": folder.sha256(name)}
 
 
 def text_id(*texts: str) -> str:
