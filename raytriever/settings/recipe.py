@@ -34,12 +34,7 @@ class Recipe:
 
     def names_until(self, last: str | None) -> list[str]:
         """The stages up to ``last``, or all of them. Raises ``UserError`` where there is no such stage."""
-        names = list(self.stages)
-        if last is None:
-            return names
-        if last not in names:
-            raise UserError(f"--until {last}: no such stage in recipe {self.name}.{did_you_mean(last, names)}")
-        return names[: names.index(last) + 1]
+        return _up_to(list(self.stages), last, f"--until {last}: no such stage in recipe {self.name}.")
 
     def resolve_input(self, stage: str, key: str, value: str) -> str:
         """The folder that the input ``value`` of ``stage`` means; a value that is no stage's name is a path as it is.
@@ -161,7 +156,9 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         )
     base_path = _base_path(path, values["based_on"], (*above, path))
     base = _written_out(base_path, (*above, path))
-    stages = _until(dict(_stages_of(base, _where(base_path))), values.get("until"), where)
+    stages, last = _stages_of(base, _where(base_path)), values.get("until")
+    kept = _up_to(list(stages), last, f"{where}: 'until' is {last!r}, no stage of what it is based on.")
+    stages = {name: stages[name] for name in kept}
     stages = _changed(stages, values.get("set"), where, _where(base_path))
     own = {key: values[key] for key in ("description", "output") if key in values}
     suite = base["suite"]
@@ -171,15 +168,13 @@ def _written_out(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     return own | {"resources": values.get("resources", base.get("resources")), "stages": stages, "suite": suite}
 
 
-def _until(stages: dict[str, Any], last: Any, where: str) -> dict[str, Any]:
-    """Those up to ``last``; all where it is None."""
+def _up_to(names: list[str], last: Any, problem: str) -> list[str]:
+    """Those up to ``last``, all where it is None; else ``UserError``, led by ``problem``, where it is none of them."""
     if last is None:
-        return stages
-    names = list(stages)
+        return names
     if last not in names:
-        hint = did_you_mean(str(last), names)
-        raise UserError(f"{where}: 'until' is {last!r}, no stage of what it is based on.{hint}")
-    return {name: stages[name] for name in names[: names.index(last) + 1]}
+        raise UserError(f"{problem}{did_you_mean(str(last), names)}")
+    return names[: names.index(last) + 1]
 
 
 def _suite(values: Any, path: Path, above: tuple[Path, ...]) -> Any:
