@@ -19,12 +19,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import pyarrow as pa
 from pydantic import Field
 
+from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
-from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, record_batches
+from retrieval.collections.checked_source import CheckedSource
+from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Place, Policies, QueryRecord
 
 # where statements, and so functions, sit in a node: in source order
 _STATEMENT_LISTS = ("body", "handlers", "orelse", "finalbody", "cases")
@@ -167,13 +168,13 @@ class PythonFunctions(Settings):
     limit: int | None = Field(default=None, ge=1)
     """Functions to keep, chosen by a hash of their id; None: all."""
 
-    def open(self) -> "PythonFunctionsSource":
+    def open(self) -> CheckedSource:
         """The running interpreter's collection. Raises ``UserError`` where its library has no source."""
-        return PythonFunctionsSource(self)
+        return CheckedSource(PythonFunctionsFormat(self), Policies())
 
 
-class PythonFunctionsSource:
-    """Reads the library at folder ``library`` (default: the interpreter's own); a ``collection.Source``.
+class PythonFunctionsFormat(Format):
+    """Reads the library at folder ``library`` (default: the interpreter's own).
 
     Functions with equal queries share one query with several positives; its domain is that of the first. A
     query with a positive in a held-out module is a test query with all its judgments, so that training sees
@@ -183,6 +184,8 @@ class PythonFunctionsSource:
     def __init__(self, config: PythonFunctions, library: Path | None = None) -> None:
         self._config = config
         library = library or Path(sysconfig.get_path("stdlib"))
+        super().__init__(Folder(str(library)))
+        self.documents_name = self.queries_name = self.judgments_name = self.folder.uri
         self._modules = library_modules(library)
         if not self._modules:
             raise UserError(
@@ -190,9 +193,7 @@ class PythonFunctionsSource:
                 " 'python_functions' is made from them: use a Python that comes with its sources, or another"
                 " collection."
             )
-        self.facts = {"python": platform.python_version(), "implementation": platform.python_implementation()}
-        self.counts: dict[str, int] = {}
-        self.dropped: dict[str, int] = {}
+        self.facts |= {"python": platform.python_version(), "implementation": platform.python_implementation()}
 
     def fingerprint(self) -> dict[str, Any]:
         """Version, implementation and a SHA-256 over names and bytes of all modules that are read."""
@@ -203,22 +204,18 @@ class PythonFunctionsSource:
             digest.update(source)
         return self.facts | {"sha256": digest.hexdigest()}
 
-    def documents(self) -> Iterator[pa.RecordBatch]:
+    def documents(self) -> Iterator[DocumentRecord]:
         """One document for each function, by module and position; the title is empty."""
-        rows = ((function.id, "", function.source, function.domain) for function in self._functions)
-        return record_batches(rows, DOCUMENTS)
+        for function in self._functions:
+            yield DocumentRecord(self._place(function), function.id, "", function.source, function.domain)
 
-    def queries(self) -> Iterator[pa.RecordBatch]:
+    def queries(self) -> Iterator[QueryRecord]:
         """One query for each distinct text, by its first function; the id is a hash of the text."""
-        no_answers: list[str] = []
-        rows = ((query_id(text), text, found[0].domain, no_answers) for text, found in self._positives.items())
-        return record_batches(rows, QUERIES)
+        for text, (first, *_) in self._positives.items():
+            yield QueryRecord(self._place(first), query_id(text), text, first.domain)
 
-    def judgments(self) -> Iterator[pa.RecordBatch]:
+    def judgments(self) -> Iterator[JudgmentRecord]:
         """Each function is relevant (1) to its query, in split ``train`` or ``test``."""
-        return record_batches(self._judgment_rows(), JUDGMENTS)
-
-    def _judgment_rows(self) -> Iterator[tuple[str | int, ...]]:
         train_module_pairs_in_test = 0
         for text, positives in self._positives.items():
             held_out = [is_held_out(function.module, self._config.held_out) for function in positives]
@@ -226,8 +223,11 @@ class PythonFunctionsSource:
                 train_module_pairs_in_test += held_out.count(False)
             split = "test" if any(held_out) else "train"
             for function in positives:
-                yield query_id(text), function.id, 1, split
+                yield JudgmentRecord(self._place(function), query_id(text), function.id, 1, split)
         self.counts["train_module_pairs_in_test"] = train_module_pairs_in_test
+
+    def _place(self, function: Function) -> Place:
+        return Place(f"{self.folder.uri}: {function.id}", 1)
 
     @cached_property
     def _positives(self) -> dict[str, list[Function]]:
@@ -252,7 +252,7 @@ class PythonFunctionsSource:
             dropped["functions_beyond_the_limit"] = len(kept) - limit
             chosen = set(sorted(kept, key=lambda function: _hash(function.id))[:limit])
             kept = [function for function in kept if function in chosen]
-        self.dropped |= +dropped
+        self.left_out = +dropped
         modules = {function.module for function in kept}
         held_out = [module for module in modules if is_held_out(module, self._config.held_out)]
         self.counts |= {"modules": len(modules), "held_out_modules": len(held_out)}

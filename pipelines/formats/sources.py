@@ -19,7 +19,7 @@ from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
 from pipelines.formats.tripclick import TripClick
 from raytriever.settings.configuration import Settings
-from retrieval.collections.collection import JoinedSource
+from retrieval.collections.checked_source import JoinedSource
 
 SingleSource = (
     PythonFunctions

@@ -15,7 +15,8 @@ from pipelines.formats.sources import AnySource
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, Source, StoredCollection
+from retrieval.collections.checked_source import Source
+from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
 from retrieval.collections.records import Limits, reading_within
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group

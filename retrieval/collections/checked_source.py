@@ -9,6 +9,7 @@ from itertools import compress
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raytriever.errors import UserError
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, passage_text, record_batches
@@ -96,9 +97,11 @@ class _Ids:
 
 
 class CheckedSource:
-    """Any ``Format`` as a ``collection.Source``, by the ``Policies`` of its settings.
+    """Any ``Format`` as record batches of a collection's schemas, by the ``Policies`` of its settings.
 
-    Streams: what stays in memory is eight bytes for each id and each judged pair. Judgments need the ids, so read
+    Ids are unique; every judgment names a document and a query of the collection, each pair once a split. ``facts``:
+    what the manifest is to say of the input; ``counts``, and ``dropped``, reason to number, are complete once all was
+    read. Streams: what stays in memory is eight bytes for each id and each judged pair. Judgments need the ids, so read
     ``documents`` and ``queries`` to their ends before; what was not is read then. Raises ``UserError`` with file and
     line for whatever the policies don't allow; at once where they ask for cross-validation of no judgments.
     """
@@ -108,8 +111,7 @@ class CheckedSource:
         self._policies = policies
         self._documents: _Ids | None = None  # None until all were read
         self._queries: _Ids | None = None
-        self.facts: dict[str, Any] = {}
-        self.counts: dict[str, int] = {}
+        self.facts, self.counts = format_.facts, format_.counts
         self.dropped: dict[str, int] = {}
         if policies.cross_validation and not format_.judgments_name:
             raise UserError(
@@ -309,3 +311,67 @@ def _reasons(chunk: list[JudgmentRecord], documents: _Ids, queries: _Ids) -> lis
             elif is_empty:
                 reasons[place] = _EMPTY + part
     return reasons
+
+
+class JoinedSource:
+    """Several collections as one, by their names; splits of the same name are one."""
+
+    def __init__(self, sources: dict[str, CheckedSource]) -> None:
+        self._sources = dict(sorted(sources.items()))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Those of all sources, as ``name/count``."""
+        return self._named(lambda source: source.counts)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Those of all sources, as ``name/reason``."""
+        return self._named(lambda source: source.dropped)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Those of all sources, as ``name/fact``."""
+        return self._named(lambda source: source.facts)
+
+    def documents(self) -> Iterator[pa.RecordBatch]:
+        """The documents of one source after the other."""
+        for name, source in self._sources.items():
+            for batch in source.documents():
+                yield _with_domain(_with_prefix(batch, name, "id"), name)
+
+    def queries(self) -> Iterator[pa.RecordBatch]:
+        """The queries of one source after the other."""
+        for name, source in self._sources.items():
+            for batch in source.queries():
+                yield _with_domain(_with_prefix(batch, name, "id"), name)
+
+    def judgments(self) -> Iterator[pa.RecordBatch]:
+        """The judgments of one source after the other."""
+        for name, source in self._sources.items():
+            for batch in source.judgments():
+                yield _with_prefix(batch, name, "query_id", "document_id")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """That of each source."""
+        return {name: source.fingerprint() for name, source in self._sources.items()}
+
+    def _named(self, of_source: Callable[[CheckedSource], dict[str, Any]]) -> dict[str, Any]:
+        return {
+            f"{name}/{key}": value for name, source in self._sources.items() for key, value in of_source(source).items()
+        }
+
+
+def _with_prefix(batch: pa.RecordBatch, name: str, *columns: str) -> pa.RecordBatch:
+    for column in columns:
+        ids = pc.binary_join_element_wise(f"{name}/", batch[column], "")
+        batch = batch.set_column(batch.schema.get_field_index(column), batch.schema.field(column), ids)
+    return batch
+
+
+def _with_domain(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    domains = pc.if_else(pc.equal(batch["domain"], ""), name, batch["domain"])
+    return batch.set_column(batch.schema.get_field_index("domain"), batch.schema.field("domain"), domains)
+
+
+Source = CheckedSource | JoinedSource

@@ -1,9 +1,9 @@
 """What a collection is: documents, queries and judgments, whatever format they came in."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -32,45 +32,6 @@ _BATCH_ROWS = 8192
 _BATCH_CHARACTERS = 16 << 20  # at most 64 MiB of UTF-8, far below the 2 GiB that a string column can hold
 
 
-class Source(Protocol):
-    """A collection in some format, read as record batches of the three schemas above.
-
-    Ids are unique; every judgment names a document and a query of the collection, each pair once a split.
-    Order is a function of the input alone. All methods raise ``UserError`` for input that breaks the format.
-    """
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Facts worth recording about what was read; complete once all three were read to the end."""
-        ...
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the manifest is to say of the input: an interpreter's version, say."""
-        ...
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """What was left out: reason to number; complete once all three were read to the end."""
-        ...
-
-    def documents(self) -> Iterator[pa.RecordBatch]:
-        """The documents, in batches of schema ``DOCUMENTS``."""
-        ...
-
-    def queries(self) -> Iterator[pa.RecordBatch]:
-        """The queries, in batches of schema ``QUERIES``; ``answers``: strings that answer it, often none."""
-        ...
-
-    def judgments(self) -> Iterator[pa.RecordBatch]:
-        """The judgments, in batches of schema ``JUDGMENTS``; relevance 0 or less means not relevant."""
-        ...
-
-    def fingerprint(self) -> dict[str, Any]:
-        """A deterministic description of the input as plain JSON values: equal where the input is equal."""
-        ...
-
-
 def passage_text(title: str, text: str) -> str:
     """Title and text as the one string that is encoded and indexed, joined as BEIR does."""
     return f"{title} {text}".strip()
@@ -96,67 +57,6 @@ def _record_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBa
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-class JoinedSource:
-    """Several collections as one ``Source``, by their names; splits of the same name are one."""
-
-    def __init__(self, sources: dict[str, Source]) -> None:
-        self._sources = dict(sorted(sources.items()))
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Those of all sources, as ``name/count``."""
-        return self._named(lambda source: source.counts)
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Those of all sources, as ``name/reason``."""
-        return self._named(lambda source: source.dropped)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Those of all sources, as ``name/fact``."""
-        return self._named(lambda source: source.facts)
-
-    def documents(self) -> Iterator[pa.RecordBatch]:
-        """The documents of one source after the other."""
-        for name, source in self._sources.items():
-            for batch in source.documents():
-                yield _with_domain(_with_prefix(batch, name, "id"), name)
-
-    def queries(self) -> Iterator[pa.RecordBatch]:
-        """The queries of one source after the other."""
-        for name, source in self._sources.items():
-            for batch in source.queries():
-                yield _with_domain(_with_prefix(batch, name, "id"), name)
-
-    def judgments(self) -> Iterator[pa.RecordBatch]:
-        """The judgments of one source after the other."""
-        for name, source in self._sources.items():
-            for batch in source.judgments():
-                yield _with_prefix(batch, name, "query_id", "document_id")
-
-    def fingerprint(self) -> dict[str, Any]:
-        """That of each source."""
-        return {name: source.fingerprint() for name, source in self._sources.items()}
-
-    def _named(self, of_source: Callable[[Source], dict[str, Any]]) -> dict[str, Any]:
-        return {
-            f"{name}/{key}": value for name, source in self._sources.items() for key, value in of_source(source).items()
-        }
-
-
-def _with_prefix(batch: pa.RecordBatch, name: str, *columns: str) -> pa.RecordBatch:
-    for column in columns:
-        ids = pc.binary_join_element_wise(f"{name}/", batch[column], "")
-        batch = batch.set_column(batch.schema.get_field_index(column), batch.schema.field(column), ids)
-    return batch
-
-
-def _with_domain(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    domains = pc.if_else(pc.equal(batch["domain"], ""), name, batch["domain"])
-    return batch.set_column(batch.schema.get_field_index("domain"), batch.schema.field("domain"), domains)
 
 
 class ParquetRows:

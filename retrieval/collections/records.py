@@ -223,6 +223,8 @@ class Format(ABC):
     ``documents_name``, ``queries_name``, ``judgments_name``: where they are read, for messages; that of judgments is ''
     where the format has none, as a bare corpus.
     ``left_out``: what the format leaves out by itself, reason to number, complete once the documents were read.
+    ``facts``: what a manifest is to say of the input, an interpreter's version, say; ``counts``: facts worth recording
+    of what was read, complete once all was.
     """
 
     repeats = False
@@ -235,6 +237,8 @@ class Format(ABC):
         """``files``: the names of those in the folder that are read, in the order of the fingerprint."""
         self.folder = folder
         self.files = files
+        self.facts: dict[str, Any] = {}
+        self.counts: dict[str, int] = {}
 
     @abstractmethod
     def documents(self) -> Iterator[DocumentRecord]:

@@ -12,18 +12,20 @@ import pytest
 
 from pipelines.formats.python_functions import (
     PythonFunctions,
-    PythonFunctionsSource,
+    PythonFunctionsFormat,
     is_held_out,
     library_modules,
     query_id,
 )
 from raytriever.errors import UserError
+from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES
+from retrieval.collections.records import Policies
 
 Rows = list[dict[str, Any]]
 
 
-def read(source: PythonFunctionsSource) -> tuple[Rows, Rows, Rows]:
+def read(source: CheckedSource) -> tuple[Rows, Rows, Rows]:
     for batches, schema in (
         (source.documents(), DOCUMENTS),
         (source.queries(), QUERIES),
@@ -32,6 +34,10 @@ def read(source: PythonFunctionsSource) -> tuple[Rows, Rows, Rows]:
         assert all(batch.schema == schema for batch in batches)
     documents, queries, judgments = source.documents(), source.queries(), source.judgments()
     return tuple([row for batch in part for row in batch.to_pylist()] for part in (documents, queries, judgments))  # type: ignore[return-value]
+
+
+def opened(config: PythonFunctions, folder: Path) -> CheckedSource:
+    return CheckedSource(PythonFunctionsFormat(config, folder), Policies())
 
 
 def library(folder: Path, files: dict[str, str]) -> Path:
@@ -71,7 +77,7 @@ def test_documents_queries_and_judgments(tmp_path: Path) -> None:
         "pack/deep.py": function("again", "Return the  number\n    one.\n\n    Always.", "return 1 + 0"),
         "zoo.py": function("feed", "Feed all the animals.", "return food"),
     }
-    source = PythonFunctionsSource(PythonFunctions(held_out=0), library(tmp_path, files))
+    source = opened(PythonFunctions(held_out=0), library(tmp_path, files))
     documents, queries, judgments = read(source)
     assert documents == [
         {"id": "pack.first", "title": "", "text": "def first():\n    return 1", "domain": "pack"},
@@ -99,7 +105,7 @@ def test_a_query_that_a_held_out_module_shares_takes_all_its_judgments_to_test(t
         f"{held_out}.py": function("f", "Shared by both modules.") + function("g", "Only held out here."),
         f"{other}.py": function("f", "Shared by both modules.") + function("h", "Only for training here."),
     }
-    source = PythonFunctionsSource(PythonFunctions(), library(tmp_path, files))
+    source = opened(PythonFunctions(), library(tmp_path, files))
     _, _, judgments = read(source)
     assert {row["document_id"]: row["split"] for row in judgments} == {
         f"{held_out}.f": "test",
@@ -125,19 +131,19 @@ def test_what_does_not_parse_is_counted(tmp_path: Path) -> None:
     for levels in (1_500, 6_000):  # more than Python's stack holds, and more than its parser's
         branches = "".join(f"elif x == {level}:\n    pass\n" for level in range(levels))
         (folder / f"deep{levels}.py").write_text(f"x = 1\nif x:\n    pass\n{branches}")
-    source = PythonFunctionsSource(PythonFunctions(), folder)
+    source = opened(PythonFunctions(), folder)
     assert [row["id"] for row in read(source)[0]] == ["good.f"]
     assert source.dropped == {"modules_that_do_not_parse": 4}
 
 
 def test_a_library_without_source_is_refused_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"no source files.*{tmp_path}"):
-        PythonFunctionsSource(PythonFunctions(), tmp_path)
+        opened(PythonFunctions(), tmp_path)
 
 
 def test_the_fingerprint_tells_libraries_apart(tmp_path: Path) -> None:
     def fingerprint(name: str, files: dict[str, str]) -> dict[str, Any]:
-        return PythonFunctionsSource(PythonFunctions(), library(tmp_path / name, files)).fingerprint()
+        return opened(PythonFunctions(), library(tmp_path / name, files)).fingerprint()
 
     first = fingerprint("1", {"a.py": "x = 1", "b.py": ""})
     assert fingerprint("2", {"b.py": "", "a.py": "x = 1", "test/c.py": "ignored"}) == first
@@ -148,13 +154,13 @@ def test_the_fingerprint_tells_libraries_apart(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def standard_library() -> tuple[PythonFunctionsSource, Rows, Rows, Rows]:
+def standard_library() -> tuple[CheckedSource, Rows, Rows, Rows]:
     source = PythonFunctions().open()
     return (source, *read(source))
 
 
 def test_the_standard_library_is_a_sound_collection(
-    standard_library: tuple[PythonFunctionsSource, Rows, Rows, Rows],
+    standard_library: tuple[CheckedSource, Rows, Rows, Rows],
 ) -> None:
     source, documents, queries, judgments = standard_library
     document_ids = {row["id"] for row in documents}
@@ -168,10 +174,10 @@ def test_the_standard_library_is_a_sound_collection(
 
 
 def test_training_sees_no_test_query_and_no_pair_of_a_held_out_module(
-    standard_library: tuple[PythonFunctionsSource, Rows, Rows, Rows],
+    standard_library: tuple[CheckedSource, Rows, Rows, Rows],
 ) -> None:
     source, _, _, judgments = standard_library
-    module_of = {function.id: function.module for function in source._functions}
+    module_of = {function.id: function.module for function in source._format._functions}  # type: ignore[attr-defined]
     splits: dict[str, set[str]] = {}
     moved = 0
     for row in judgments:
@@ -186,13 +192,12 @@ def test_training_sees_no_test_query_and_no_pair_of_a_held_out_module(
 
 
 def test_a_limit_keeps_a_stable_choice(
-    standard_library: tuple[PythonFunctionsSource, Rows, Rows, Rows],
+    standard_library: tuple[CheckedSource, Rows, Rows, Rows],
 ) -> None:
-    source, documents, _, _ = standard_library
+    _, documents, _, _ = standard_library
     everything = [row["id"] for row in documents]
     chosen = set(sorted(everything, key=lambda id_: hashlib.sha256(id_.encode()).hexdigest())[:300])
     limited = PythonFunctions(limit=300).open()
-    limited.__dict__["_read_functions"] = lambda: iter(source._functions)  # parsed once is enough
     documents, queries, judgments = read(limited)
     assert [row["id"] for row in documents] == [id_ for id_ in everything if id_ in chosen]
     assert {row["query_id"] for row in judgments} == {row["id"] for row in queries}
@@ -205,7 +210,7 @@ def test_another_process_reads_the_same(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
         "from pipelines.formats.python_functions import *\n"
-        "source = PythonFunctionsSource(PythonFunctions(limit=30), Path(sys.argv[1]))\n"
+        "source = CheckedSource(PythonFunctionsFormat(PythonFunctions(limit=30), Path(sys.argv[1])), Policies())\n"
         "parts = [source.documents(), source.queries(), source.judgments()]\n"
         "print([batch.to_pylist() for part in parts for batch in part])\n"
         "print(source.fingerprint(), source.counts)\n"

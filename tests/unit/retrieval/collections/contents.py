@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from retrieval.collections.collection import Source
+from retrieval.collections.checked_source import Source
 
 
 class Contents(NamedTuple):
