@@ -243,9 +243,22 @@ class Objective(nn.Module, ABC, Generic[Batch]):
     def export(self, folder: Path) -> None:
         """Writes the encoder(s) for inference, LoRA merged."""
 
-    def gather(self, tensor: Tensor) -> Tensor:
-        """The rows of all slices of this rank's batch, differentiably; identity for a whole batch."""
-        return tensor if self.batch_group is None else collectives.gather(tensor, self.batch_group)
+    def gather(self, tensor: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        """The rows of all slices of this rank's batch, differentiably; identity for a whole batch.
+
+        ``counts``: of each slice, as ``counts_of_slices`` gives them; None: as many as here.
+        """
+        if self.batch_group is None:
+            return tensor
+        counts = counts or [len(tensor)] * collectives.world_size(self.batch_group)
+        return collectives.gather(tensor, self.batch_group, counts)
+
+    def counts_of_slices(self, count: int) -> list[int]:
+        """Each slice's ``count``, for which the ranks wait for one another; of a whole batch its own."""
+        if self.batch_group is None:
+            return [count]
+        device = next(self.parameters()).device
+        return [of_slice for (of_slice,) in collectives.exchange([count], device, self.batch_group)]
 
 
 def build_objective(

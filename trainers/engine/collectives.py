@@ -26,6 +26,7 @@ from trainers.engine.optimization import trainable_parameters
 
 _BUCKET_BYTES = 64 << 20
 _RANKS_NAMED = 8
+_all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # before torch 2.13
 _MUST_AGREE = {
     "batches": "Give all machines the same batches: one folder that they share, or copies with one fingerprint.",
     "steps": "Give all ranks the same settings.",
@@ -62,8 +63,18 @@ def neighbours(size: int) -> dist.ProcessGroup | None:
     return mine
 
 
-def gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def exchange(numbers: Sequence[int], device: torch.device, group: dist.ProcessGroup | None = None) -> list[list[int]]:
+    """Every rank's ``numbers``, as many on each, by rank; all ranks call it, and wait for what the device has to do."""
+    if world_size(group) == 1:
+        return [[*numbers]]
+    everyones: list[list[int]] = _all_gather(torch.tensor([numbers], device=device), group).tolist()
+    return everyones
+
+
+def gather(tensor: Tensor, group: dist.ProcessGroup | None = None, counts: Sequence[int] | None = None) -> Tensor:
     """The rows of all ranks in rank order: (rows of all ranks, …) from (own rows, …); row counts may differ.
+
+    ``counts``: the rows of every rank, where they are known; else the ranks ``exchange`` them.
 
     Differentiable: what each rank's loss says of a row is summed over the ranks and given to the row's owner.
     All ranks call it together, and where one of them needs the backward pass, all do: give it a tensor that
@@ -71,15 +82,15 @@ def gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """
     if world_size(group) == 1:
         return tensor
-    rows = torch.tensor([len(tensor)], device=tensor.device)
-    counts: list[int] = _all_gather(rows, group).tolist()
+    if counts is None:
+        counts = [count for (count,) in exchange([len(tensor)], tensor.device, group)]
     gathered: Tensor = _Gather.apply(tensor, counts, group)  # type: ignore[no-untyped-call]
     return gathered
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, counts: list[int], group: dist.ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, counts: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
         ctx.counts, ctx.group = counts, group
         longest = max(counts)
         if min(counts) == longest:
@@ -128,9 +139,8 @@ class _AllReduceSum(torch.autograd.Function):
 
 
 def _all_gather(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    rows, ranks = len(tensor), world_size(group)
-    gathered = tensor.new_empty(rows * ranks, *tensor.shape[1:])
-    dist.all_gather([gathered[place * rows : (place + 1) * rows] for place in range(ranks)], tensor, group=group)
+    gathered = tensor.new_empty(len(tensor) * world_size(group), *tensor.shape[1:])
+    _all_gather_single(gathered, tensor, group=group)
     return gathered
 
 

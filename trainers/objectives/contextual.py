@@ -182,11 +182,16 @@ def contextual_encoder(
 
 @dataclass(frozen=True)
 class ContextCandidates:
-    """The documents of this rank that may be drawn: tokens (m, length), int64 (m,) random ``draws`` and text keys."""
+    """The documents of this rank that may be drawn: tokens (m, length), int64 (m,) random ``draws`` and text keys.
+
+    ``chunks``: the same, and ``tokens`` in them: what a batch that isn't cut over ranks reads.
+    """
 
     features: dict[str, Tensor]
     draws: Tensor
     keys: Tensor
+    chunks: Chunks
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -276,7 +281,15 @@ class Contextual(PairObjective[ContextualSettings]):
         features = {"input_ids": none, "attention_mask": none}
         if texts:
             features = self.contextual.first_stage.tokenize(texts, "document", prompts=prompts)
-        return ContextCandidates(features, numbers[places], text_keys(texts))
+        tokens = int(features["attention_mask"].sum())
+        return ContextCandidates(features, numbers[places], text_keys(texts), self._cut_context(features), tokens)
+
+    def _cut_context(self, features: dict[str, Tensor]) -> Chunks:
+        """Chunks for the first stage; of no document one whose vectors nothing reads."""
+        if len(features["input_ids"]):
+            return self.settings.cut(features, self.contextual)
+        one = torch.ones(1, 1, dtype=torch.int64, device=features["input_ids"].device)
+        return Chunks((dict.fromkeys(features, one),), one[0, :0])
 
     def forward(self, batch: PairBatch) -> Outcome:
         """The loss over this rank's queries and the documents of all ranks that share it."""
@@ -308,33 +321,38 @@ class Contextual(PairObjective[ContextualSettings]):
 
     def _read_context(self, candidates: ContextCandidates) -> _Context:
         """Each rank embeds those that are drawn of its own documents, and all get the vectors of all."""
-        settings, mine = self.settings, self.slice_number
-        keys, draws = candidates.keys, candidates.draws
-        table = self.gather(torch.stack([draws, keys, torch.full_like(keys, mine)], dim=1))
-        drawn = drawn_places(table[:, 0], settings.context_documents)
-        own = drawn[table[drawn, 2] == mine] - (table[:, 2] < mine).sum()
-        features = {name: of[own] for name, of in candidates.features.items()}
-        vectors = self._read_own(features)
-        numbers = torch.arange(settings.vectors_per_document, device=drawn.device)
+        counts: list[int] = []
+        if self.batch_group is not None:
+            candidates, counts = self._draw_together(candidates)
+        vectors = self._read_own(candidates.chunks)
+        numbers = torch.arange(self.settings.vectors_per_document, device=vectors.device)
         return _Context(
-            vectors=self.gather(vectors).flatten(0, 1),
-            keys=table[drawn, 1].repeat_interleave(len(numbers)),
-            draws=(table[drawn, 0, None] + numbers).flatten(),
-            tokens=int(features["attention_mask"].sum()),
+            vectors=self.gather(vectors, counts).flatten(0, 1),
+            keys=candidates.keys.repeat_interleave(len(numbers)),
+            draws=(candidates.draws[:, None] + numbers).flatten(),
+            tokens=candidates.tokens,
         )
 
-    def _read_own(self, features: dict[str, Tensor]) -> Tensor:
+    def _draw_together(self, own: ContextCandidates) -> tuple[ContextCandidates, list[int]]:
+        """What is drawn of all ranks' candidates, with this rank's tokens alone, and how many each rank has of it."""
+        counts, device = self.counts_of_slices(len(own.draws)), own.draws.device
+        table = self.gather(torch.stack([own.draws, own.keys], dim=1), counts).cpu()
+        places = drawn_places(table[:, 0], self.settings.context_documents)
+        owners = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))[places]
+        mine = places[owners == self.slice_number] - sum(counts[: self.slice_number])
+        draws, keys = table[places].to(device).unbind(dim=1)
+        features = {name: of[mine.to(device)] for name, of in own.features.items()}
+        chunks = equal_passes(self._cut_context(features), device) if is_sharded(self) else self._cut_context(features)
+        tokens = int(features["attention_mask"].sum())
+        numbers = torch.bincount(owners, minlength=len(counts)).tolist()
+        return ContextCandidates(features, draws, keys, chunks, tokens), numbers
+
+    def _read_own(self, chunks: Chunks) -> Tensor:
         """Vectors (n, k, width) of this rank's documents in the context; of none too: a gather has a backward pass."""
-        settings, null, device = self.settings, self.contextual.null, features["input_ids"].device
-        count, is_shared_out = len(features["input_ids"]), is_sharded(self)
-        if not count and not is_shared_out:
+        settings, null = self.settings, self.contextual.null
+        if not len(chunks.order) and not is_sharded(self):  # ranks that share weights make as many passes
             shape = (0, settings.vectors_per_document, len(null))
-            return torch.zeros(shape, dtype=null.dtype, device=device, requires_grad=torch.is_grad_enabled())
-        if not count:  # all ranks make as many passes, though nothing reads the vectors of some
-            features = {name: torch.ones(1, 1, dtype=torch.int64, device=device) for name in features}
-        chunks = settings.cut(features, self.contextual, torch.arange(count, device=device))
-        if is_shared_out:
-            chunks = equal_passes(chunks, device)
+            return null.new_zeros(shape, requires_grad=torch.is_grad_enabled())
         return encode_chunks(self.contextual.read_documents, chunks, cached=settings.gradient_cache)
 
     @property
@@ -356,8 +374,6 @@ class Contextual(PairObjective[ContextualSettings]):
 
 def _by_key(keys: Tensor, rows: Tensor) -> Callable[[Tensor], Tensor]:
     """Looks up ``rows`` (n, …) by ``keys`` int64 (n,): rows of one key are equal, and only these keys are asked for."""
-    distinct, place = torch.unique(keys, return_inverse=True)
-    any_row = torch.empty_like(distinct)
-    any_row[place] = torch.arange(len(keys), device=keys.device)
-    table = rows[any_row]
-    return lambda asked: table[torch.searchsorted(distinct, asked)]
+    ordered, order = keys.sort()
+    table = rows[order]
+    return lambda asked: table[torch.searchsorted(ordered, asked)]

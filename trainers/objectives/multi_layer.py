@@ -209,7 +209,7 @@ class MultiLayer(PairObjective[MultiLayerSettings]):
         if self._one_vector or self.batch_group is None:
             return super().gather_documents(documents, candidates)
         vectors, present = documents
-        most = int(self.gather(torch.tensor([vectors.shape[1]], device=vectors.device)).max())
+        most = max(self.counts_of_slices(vectors.shape[1]))
         vectors, present = pad_vectors(vectors, present, most)
         gather = super().gather_documents
         return gather(vectors, candidates), gather(present.byte(), candidates).bool()

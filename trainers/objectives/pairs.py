@@ -28,7 +28,7 @@ from trainers.engine.draws import text_keys
 from trainers.engine.gradient_cache import Chunks, encode_chunks
 from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome
 
-Gather = Callable[[Tensor], Tensor]
+Gather = Callable[[Tensor, Sequence[int]], Tensor]
 
 
 class DomainPrompts(Settings):
@@ -70,7 +70,7 @@ class PairBatch:
     negatives of each. ``masked_rows``, ``masked_columns``: int64 (k,); row r leaves out column c of its own stored
     batch. ``query_keys`` (n,), ``text_keys`` (n + h,): ``text_keys`` of the queries, and of the documents and hard
     negatives, by which equal ones are known across batches. ``tokens``: those of the distinct texts, which are what is
-    encoded.
+    encoded. ``is_joined``: whether the loss may have rows of other stored batches.
     """
 
     queries: Chunks | None
@@ -82,6 +82,7 @@ class PairBatch:
     query_keys: Tensor
     text_keys: Tensor
     tokens: int
+    is_joined: bool
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -92,12 +93,14 @@ class Candidates:
     """What this rank's n queries are scored over: M candidates.
 
     ``mask``: bool (n, M), True is left out, never a query's own positive; ``positives``: int64 (n,), each query's
-    place; ``order``: int64 (M,), the candidates' places among the gathered documents of all ranks.
+    place; ``order``: int64 (M,), the candidates' places among the gathered documents of all ranks, of which each has
+    ``counts``.
     """
 
     mask: Tensor
     positives: Tensor
     order: Tensor
+    counts: Sequence[int]
 
 
 SettingsOfPairs = TypeVar("SettingsOfPairs", bound=PairSettings)
@@ -163,6 +166,7 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
             query_keys=text_keys(queries),
             text_keys=text_keys(documents),
             tokens=sum(int(chunk["attention_mask"].sum()) for chunk in chunks),
+            is_joined=self.joins_step,
         )
 
     def prompts(self, rows: pa.Table) -> tuple[list[str | None], list[str | None]]:
@@ -203,7 +207,8 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
 
     def compare(self, batch: PairBatch, queries: Tensor, documents: Any) -> Outcome:
         """The ``loss`` of what is encoded already."""
-        candidates = score_candidates(batch, self.gather, self.slice_number)
+        counts = self.counts_of_slices(len(batch.text_keys))
+        candidates = score_candidates(batch, self.gather, self.slice_number, counts)
         loss, metrics = self.loss(queries, self.gather_documents(documents, candidates), candidates, batch)
         return Outcome(loss, metrics, len(queries), batch.tokens)
 
@@ -213,7 +218,9 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         One gather for positives and hard negatives: a rank may have none of these, and all must meet in the backward
         pass.
         """
-        return documents if self.batch_group is None else self.gather(documents).index_select(0, candidates.order)
+        if self.batch_group is None:
+            return documents
+        return self.gather(documents, candidates.counts).index_select(0, candidates.order)
 
     def check_batches(self, batches: BatchReader) -> None:
         """A domain with prompts of its own that no batch has."""
@@ -300,6 +307,7 @@ class TripletObjective(PairObjective[SettingsOfPairs]):
             query_keys=text_keys(asked),
             text_keys=text_keys(read),
             tokens=sum(map(len, ids)),
+            is_joined=False,
         )
 
 
@@ -340,10 +348,11 @@ def _int64(column: pa.ChunkedArray) -> Tensor:
     return torch.from_numpy(column.to_numpy().astype(np.int64))
 
 
-def score_candidates(batch: PairBatch, gather: Gather, slice_number: int) -> Candidates:
+def score_candidates(batch: PairBatch, gather: Gather, slice_number: int, counts: Sequence[int]) -> Candidates:
     """The score matrix of a loss over the rows of all ranks: its mask, positives and order.
 
-    ``gather`` joins the ranks' rows; ``slice_number`` is this one's place. Stored masks are about a row's own batch.
+    ``gather`` joins the ranks' rows; ``slice_number`` is this one's place, ``counts`` are the documents and hard
+    negatives of each. Nothing here waits for a device. Stored masks are about a row's own batch.
     Across batches nothing is stored, so a document is masked only where its text is that of a positive of the same
     query in this step (``positives_in_step``); other false negatives stay negatives there.
     """
@@ -353,14 +362,17 @@ def score_candidates(batch: PairBatch, gather: Gather, slice_number: int) -> Can
     table[count:, 0] = 1
     table[:count, 1], table[:count, 2] = batch.batch, batch.pool_sizes
     table[:, 3], table[:count, 4] = batch.text_keys, batch.query_keys
-    table = gather(table)
+    table = gather(table, counts)
     order = torch.argsort(table[:, 0], stable=True)
-    is_hard_negative, stored, pool_sizes, keys, query_keys = table[order].unbind(dim=1)
-    rows = len(order) - int(is_hard_negative.sum())
+    _, stored, pool_sizes, keys, query_keys = table[order].unbind(dim=1)
+    rows = count * len(counts)  # ranks have equally many
+    stored, pool_sizes = stored[:rows], pool_sizes[:rows]
     # which of the loss's stored batches a row is of, and how many documents and hard negatives each of these has
-    _, batch_of, documents = torch.unique_consecutive(stored[:rows], return_inverse=True, return_counts=True)
-    hard_negatives = torch.zeros_like(documents).index_add_(0, batch_of, pool_sizes[:rows])
-    positives = torch.arange(count, device=order.device) + slice_number * count  # ranks have equally many rows
+    batch_of = torch.zeros_like(stored)
+    batch_of[1:] = (stored[1:] != stored[:-1]).cumsum(0)
+    documents = torch.zeros_like(stored).index_add_(0, batch_of, torch.ones_like(stored))
+    hard_negatives = torch.zeros_like(stored).index_add_(0, batch_of, pool_sizes)
+    positives = torch.arange(count, device=order.device) + slice_number * count
     mask = torch.zeros(count, len(order), dtype=torch.bool, device=order.device)
     if len(batch.masked_rows):
         own, column = batch_of[positives][batch.masked_rows], batch.masked_columns
@@ -370,12 +382,13 @@ def score_candidates(batch: PairBatch, gather: Gather, slice_number: int) -> Can
             first_document[own] + column,
             rows + first_hard_negative[own] + column - documents[own],
         )
-        mask[batch.masked_rows, placed] = True
-    if len(documents) > 1:
-        of_columns = torch.cat([batch_of, torch.repeat_interleave(batch_of, pool_sizes[:rows])])
+        mask.index_put_((batch.masked_rows, placed), mask.new_ones(()))
+    if batch.is_joined:
+        of_hard_negatives = torch.repeat_interleave(batch_of, pool_sizes, output_size=len(order) - rows)
+        of_columns = torch.cat([batch_of, of_hard_negatives])
         answers = positives_in_step(query_keys[positives], query_keys[:rows], keys)
         mask |= answers & (batch_of[positives, None] != of_columns)
-    return Candidates(mask, positives, order)
+    return Candidates(mask, positives, order, counts)
 
 
 def positives_in_step(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Tensor:
@@ -385,8 +398,11 @@ def positives_in_step(queries: Tensor, all_queries: Tensor, texts: Tensor) -> Te
     the N rows' queries ``all_queries`` (N,); ``texts`` int64 (M,) are keys of their positives, in the same order, then
     of any other texts. Returns bool (n, M).
     """
-    distinct, number = torch.unique(texts, return_inverse=True)
-    rows, others = (queries[:, None] == all_queries).nonzero(as_tuple=True)
-    answers = torch.zeros(len(queries), len(distinct), dtype=torch.bool, device=texts.device)
-    answers[rows, number[others]] = True
-    return answers[:, number]
+    queries, all_queries, texts = (keys.contiguous() for keys in (queries, all_queries, texts))
+    number = torch.searchsorted(texts.sort().values, texts)  # equal texts have one
+    ordered = queries.sort().values
+    place = torch.searchsorted(ordered, all_queries).clamp(max=len(queries) - 1)
+    place = torch.where(ordered[place] == all_queries, place, len(queries))  # a further row: what the others ask
+    answers = torch.zeros(len(queries) + 1, len(texts), dtype=torch.bool, device=texts.device)
+    answers.index_put_((place, number[: len(all_queries)]), answers.new_ones(()))
+    return answers[torch.searchsorted(ordered, queries)][:, number]

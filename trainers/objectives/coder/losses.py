@@ -11,6 +11,8 @@ from torch import Tensor
 
 from retrieval.encoders.pooling import at_least_float32
 
+_PAIRS_AT_ONCE = 2**24  # 64 MiB in float32
+
 
 def list_net_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
     """KL divergence of the softmax of the scores from that of the labels: eq. 3, the ListNet loss (Cao et al. 2007).
@@ -46,14 +48,25 @@ def max_margin_loss(
     by which a query's loss depends on the longest list beside it.
     """
     with torch.autocast(scores.device.type, enabled=False):
-        scores = at_least_float32(scores)
+        scores, width = at_least_float32(scores).masked_fill(~present, 0.0), scores.shape[1]
         relevant = present & (labels >= relevant_at)
-        losses = []
-        for score, is_relevant, is_present in zip(scores, relevant, present, strict=True):
-            margins = 1 - score[is_relevant, None] + score[None, is_present & ~is_relevant]
-            count = len(score) if divide_by_width else is_present.sum().clamp(min=1)
-            losses.append(margins.clamp(min=0).sum() / count)
-        return torch.stack(losses)
+        size = max(1, _PAIRS_AT_ONCE // width**2)
+        blocks = zip(*(torch.split(tensor, size) for tensor in (scores, relevant, present & ~relevant)), strict=True)
+        sums = torch.cat([_summed_hinges(*block) for block in blocks])
+        return sums / (width if divide_by_width else present.sum(dim=1).clamp(min=1))
+
+
+def _summed_hinges(scores: Tensor, relevant: Tensor, others: Tensor) -> Tensor:
+    """sum_{p relevant, n other} max(0, 1 - s_p + s_n) of each row, (B,).
+
+    Its gradient counts pairs, so that nothing with a number for each of them is kept for the backward pass.
+    """
+    with torch.no_grad():
+        margins = 1 - scores[:, :, None] + scores[:, None, :]
+        counted = (margins >= 0) & relevant[:, :, None] & others[:, None, :]
+        sums = torch.where(counted, margins, 0.0).sum(dim=(1, 2))
+        slopes = counted.sum(dim=1) - counted.sum(dim=2)
+    return sums + (slopes * (scores - scores.detach())).sum(dim=1)
 
 
 def mean_over_labelled(losses: Tensor, labels: Tensor, present: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from retrieval.encoders.towers import Towers
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
 from trainers.engine.gradient_cache import Chunks, encode_chunks
-from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome, Paper, Run
+from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome, Paper, Run, pinned, to_device
 from trainers.objectives.coder.candidates import (
     ABSENT,
     CandidateList,
@@ -310,14 +310,15 @@ class Coder(Objective[CoderBatch]):
         A candidate is on one rank and 0 on all others, so the sum over the ranks is its similarity.
         """
         count, width = rows.shape
-        counts = collectives.gather(rows.new_tensor([[count, width]]))
-        widest = int(counts[:, 1].max())
-        all_rows = collectives.gather(nn.functional.pad(rows, (0, widest - width), value=ABSENT))
-        pool = self._documents.pool(all_rows.cpu())
-        documents = self._documents.gather(pool.rows).to(queries.device)
-        places = pool.places.to(queries.device)
-        own = list_similarities(collectives.gather(queries), documents, places, self.settings.similarity)
-        first = int(counts[: collectives.rank(), 0].sum())
+        device = queries.device
+        counts, widths = zip(*collectives.exchange((count, width), device), strict=True)
+        padded_rows = nn.functional.pad(rows, (0, max(widths) - width), value=ABSENT)
+        pool = self._documents.pool(collectives.gather(padded_rows, counts=counts).cpu())
+        found = pinned((self._documents.gather(pool.rows), pool.places), device)
+        documents, places = to_device(found, device)
+        queries = collectives.gather(queries, counts=counts)
+        own = list_similarities(queries, documents, places, self.settings.similarity)
+        first = sum(counts[: collectives.rank()])
         return collectives.all_reduce_sum(own)[first : first + count, :width]
 
     def _losses(self, scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:

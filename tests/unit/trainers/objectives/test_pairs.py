@@ -34,7 +34,8 @@ def test_masks_over_several_batches_against_brute_force(count):
     rows = several_batches(count)
     objective = tiny_objective(share_negatives="step")
     assert objective.joins_step
-    candidates = score_candidates(objective.collate(rows), objective.gather, 0)
+    batch = objective.collate(rows)
+    candidates = score_candidates(batch, objective.gather, 0, [len(batch.text_keys)])
     expected = as_one_batch(rows)["masked"].to_pylist()
     assert [row.nonzero()[:, 0].tolist() for row in candidates.mask] == expected
     assert candidates.positives.tolist() == list(range(6 * count))
@@ -102,7 +103,8 @@ def test_comparisons_count_what_a_loss_is_over():
         hard=pytest.approx(np.mean(pools)),
         masked=pytest.approx(masked / 6),
     )
-    mask = score_candidates(objective.collate(rows), objective.gather, 0).mask
+    batch = objective.collate(rows)
+    mask = score_candidates(batch, objective.gather, 0, [len(batch.text_keys)]).mask
     assert (~mask).sum(dim=1).float().mean() - 1 == pytest.approx(found.in_batch + found.hard - found.masked)
 
 
