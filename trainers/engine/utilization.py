@@ -6,7 +6,7 @@ from torch import nn
 from retrieval.encoders.structure import linear_parameters, outermost_transformers
 from trainers.engine import collectives
 from trainers.engine.settings import TrainingSettings
-from trainers.estimate.gpus import known_gpu
+from trainers.estimate.gpus import GPUS
 
 
 def flops_per_token(module: nn.Module) -> float:
@@ -24,8 +24,10 @@ def seconds_at_peak(module: nn.Module, settings: TrainingSettings) -> float | No
     precision; None where nothing is known of them, as on CPUs.
     """
     device = next(module.parameters()).device
-    gpu = known_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    if gpu is None:
-        return None
-    tera = gpu.bfloat16 if settings.bf16 else gpu.bfloat16 / 2 if settings.tf32 else 0
-    return flops_per_token(module) / ((tera or gpu.float32) * 1e12 * collectives.world_size())
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    words = name.lower().replace("rtx ", "rtx").replace("-", " ").split()
+    for known, (_, bfloat16, float32, _) in GPUS.items():
+        if known in words:
+            tera = bfloat16 if settings.bf16 else bfloat16 / 2 if settings.tf32 else 0
+            return flops_per_token(module) / ((tera or float32) * 1e12 * collectives.world_size())
+    return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from trainers.estimate.costs import Machines
-from trainers.estimate.outlines import published
+from trainers.estimate.gpus import GPUS
 
 _CORES, _OF_NODE = 12, 8  # of a GPU; GPUs
 _RESERVE, _GAPS = 1.0, 1.1  # GiB of CUDA and NCCL; what the allocator holds over what is asked of it
@@ -35,9 +35,8 @@ class Gpu:
 
 def find_gpu(name: str, count: int) -> Gpu:
     """Raises ``UserError`` for an unknown one."""
-    known = published()["gpus"]
-    if name not in known:
+    if name not in GPUS:
         raise UserError(
-            f"--gpu {name}: no such GPU is known.{did_you_mean(name, list(known))} Known: {', '.join(known)}."
+            f"--gpu {name}: no such GPU is known.{did_you_mean(name, list(GPUS))} Known: {', '.join(GPUS)}."
         )
-    return Gpu(name, count, *known[name])
+    return Gpu(name, count, *GPUS[name])
