@@ -14,7 +14,6 @@ from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.nomic import Nomic
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.source_tree import SourceTree
-from pipelines.formats.stack_exchange import StackExchange
 from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
 from pipelines.formats.tripclick import TripClick
@@ -35,7 +34,6 @@ SingleSource = (
     | FlagEmbedding
     | Nomic
     | SourceTree
-    | StackExchange
 )
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # no slash: it ends the name in an id

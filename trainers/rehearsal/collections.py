@@ -25,7 +25,6 @@ from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.nomic import Nomic
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.sources import AnySource, JoinedSources, SingleSource
-from pipelines.formats.stack_exchange import StackExchange
 from pipelines.formats.tables import JSON_ENDINGS
 from pipelines.formats.trec import TrecFiles
 from pipelines.formats.tripclick import TripClick
@@ -450,21 +449,6 @@ def _write_flag_embedding(source: FlagEmbedding, size: Size, folder: Path) -> No
         write_table(_file(folder, names[0]), [row | prompts for row in rows])
 
 
-def _write_stack_exchange(source: StackExchange, size: Size, folder: Path) -> None:
-    """``Posts.xml`` of a site: each document a question, whose query is an answer."""
-    toy = make_toy(str(folder), ["train"], size)
-    rows, total = [], len(toy.documents)
-    for number, document in enumerate(toy.documents):
-        body = f'Score="{number % 9}" Body="&lt;p&gt;{document.text}&lt;/p&gt;"'
-        rows.append(f'<row Id="{number + 1}" PostTypeId="1" {body} Title="{document.title}" AnswerCount="2" />')
-    for number in range(2 * total):
-        body = f'Score="{number % 7}" Body="&lt;p&gt;{toy.documents[number // 2].text} Number {number}.&lt;/p&gt;"'
-        rows.append(f'<row Id="{total + number + 1}" PostTypeId="2" ParentId="{number // 2 + 1}" {body} />')
-    text = "\n".join(['<?xml version="1.0" encoding="utf-8"?>', "<posts>", *(f"  {row}" for row in rows), "</posts>"])
-    for name in source.posts.values():
-        _write_text(_file(folder, name), f"{text}\n")
-
-
 WRITERS: dict[type[Any], Callable[[Any, Size, Path], None]] = {
     BeirFolder: _write_beir,
     MtebFolder: _write_mteb,
@@ -475,5 +459,4 @@ WRITERS: dict[type[Any], Callable[[Any, Size, Path], None]] = {
     Dpr: _write_dpr,
     Nomic: _write_nomic,
     FlagEmbedding: _write_flag_embedding,
-    StackExchange: _write_stack_exchange,
 }

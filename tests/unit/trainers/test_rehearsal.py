@@ -70,9 +70,6 @@ SOURCES: dict[str, dict[str, Any]] = {
     },
     "nomic": {"kind": "nomic", "path": "data/nomic", "empty_queries": "drop"},
     "flag_embedding": {"kind": "flag_embedding", "path": "data/bge", "examples": {"train": "*.jsonl"}},
-    "stack_exchange": {
-        "kind": "stack_exchange", "path": "data/dump", "posts": {"beer": "Posts.xml"}, "documents": "answers"
-    },
     "sources": {
         "kind": "sources",
         "sources": {"a": {"kind": "beir", "path": "data/a"}, "b": {"kind": "beir", "path": "b", "splits": ["dev"]}},
@@ -96,7 +93,7 @@ def test_a_toy_is_read_as_what_it_stands_in_for(name: str, tmp_path: Path, monke
         assert len(texts) == 60
         return
     judgments = pa.concat_tables([collection.judgments(split) for split in splits_of(collection)])
-    assert set(judgments["relevance"].to_pylist()) >= {1} | ({0} if name not in ("stack_exchange", "nomic") else set())
+    assert set(judgments["relevance"].to_pylist()) >= {1} | ({0} if name != "nomic" else set())
     assert len(collection.rows_of("queries")) >= 6
 
 

@@ -21,7 +21,6 @@ from raytriever.errors import UserError
 from tests.unit.pipelines.formats import test_dpr, test_ms_marco, test_mteb, test_nomic, test_tevatron, test_tripclick
 from tests.unit.pipelines.formats.test_flag_embedding import EXAMPLES
 from tests.unit.pipelines.formats.test_nomic import lines, parquet
-from tests.unit.pipelines.formats.test_stack_exchange import POSTS
 from tests.unit.retrieval.collections.contents import contents
 
 INPUTS = int(os.environ.get("RAYTRIEVER_FUZZ", "40"))
@@ -109,7 +108,6 @@ READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
         {"data/train.parquet": parquet(test_nomic.ROWS), "more.jsonl": lines(*test_nomic.ROWS)},
     ),
     "source_tree": ({"kind": "source_tree"}, {"a.py": "x = 1\n", "b/c.md": "# Head\n", "d.rs": "fn f() {}\n"}),
-    "stack_exchange": ({"kind": "stack_exchange", "posts": {"site": "Posts.xml"}}, {"Posts.xml": POSTS}),
 }
 
 MARKS = "\0|{|\"|'|\\ud800|\t|\n|\r|<|<!--|&#|PAR1|1e999|NaN|null|[]|\u2028|-0|<DOC>|</DOC>|<row |/>|query-id|_id|:|,"
