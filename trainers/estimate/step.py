@@ -35,7 +35,7 @@ _CHUNKS_COUNTED = 2  # of a side, and twice as many, where a batch is cut into m
 
 @dataclass(frozen=True)
 class StepCost:
-    """Of one rank and one step. Bytes: what is held all along, what the forward pass leaves, the most at once.
+    """Of one rank and one step. Bytes: what is held all along, the batch and what the forward pass leaves, the most.
 
     ``launches``: of kernels; ``sent``: bytes that this rank gives to collectives; ``tokens``: of all its texts.
     """
@@ -94,14 +94,30 @@ def _every_other(attention_mask: Tensor, similarity: Tensor) -> cross_attention.
 
 @contextmanager
 def outlined_objective(
-    settings: RunSettings, shape: Shape, fake: FakeTensorMode, folder: Path
+    settings: RunSettings, shape: Shape, fake: FakeTensorMode, folder: Path, located: LocatedModels | None = None
 ) -> Iterator[Objective[Any]]:
-    """The run's objective as its settings and its models' configurations describe it, in the state to be counted in."""
+    """The run's objective as its settings and its models' configurations describe it, in the state to be counted in.
+
+    ``folder``: for configurations of published models; ``located``: where models are, if that is known.
+    """
+    models = located or LocatedModels(
+        {key: outline(named.model, folder, named.revision) for key, named in named_models(settings).items()}
+    )
     with patch.object(language_model, "find_readers", _every_other):
-        models = {key: outline(named.model, folder, named.revision) for key, named in named_models(settings).items()}
         with without_weights(fake), made_up_lookups(shape):
-            objective = objective_to_train(settings, LocatedModels(models), torch.device("cpu"))
+            objective = objective_to_train(settings, models, torch.device("cpu"))
         yield objective
+
+
+def standing_bytes(settings: RunSettings, located: LocatedModels, workers: int) -> tuple[float, float, float]:
+    """Of weights, gradients and optimizer states, on each of so many GPUs: what is there before a step and after it."""
+    whole, fake = settings.model_copy(update={"sharding": "replicated"}), FakeTensorMode(allow_non_fake_inputs=True)
+    with outlined_objective(whole, Shape(2), fake, Path(), located) as objective:
+        weights = sum(each.nbytes for each in [*objective.parameters(), *objective.buffers()])
+        gradients = sum(each.nbytes for each in objective.parameters() if each.requires_grad)
+    shares = 1 if settings.sharding == "replicated" else workers
+    moments = 0.5 if settings.training.optimizer.kind == "adamw_8bit" else 2
+    return weights / (shares if settings.sharding == "sharded" else 1), gradients / shares, moments * gradients / shares
 
 
 def step_cost(settings: RunSettings, shape: Shape, workers: int = 1) -> StepCost:
@@ -157,13 +173,14 @@ def count_step(
     objective.register_forward_hook(lambda *_: marks.append(counting.alive))
     for tensor in [*objective.parameters(), *objective.buffers()]:
         counting.hold(_local(tensor.detach()))
-    map_nest(collated, Tensor, counting.hold)
     weights, gradients = counting.alive, sum(_local(each).nbytes for each in trained)
+    map_nest(collated, Tensor, counting.hold)
+    before = counting.alive
     with counting:
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
-        states = counting.alive - weights - gradients
+        states = counting.alive - before - gradients
         if after_others:
             vars(objective)["zero_grad"] = lambda **_: None
         objective.zero_grad(set_to_none=True)

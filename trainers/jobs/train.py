@@ -16,6 +16,7 @@ from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate
 from retrieval.rankings import ranking_fingerprint
 from trainers.engine.optimization import require_room_for_warmup
+from trainers.estimate.step import standing_bytes
 from trainers.jobs.train_checks import (
     check_batches,
     check_models,
@@ -122,6 +123,14 @@ class Train(Stage[TrainConfig]):
                 log.warning(f"  Warning: {warning}")
         origin = self._located().query.origin
         log.info(f"  encoder: {config.encoder.model} from {origin}; {config.training.precision}")
+        if config.resources.gpus_per_worker:
+            parts = standing_bytes(config, self._located(), config.resources.workers or 1)
+            weights, gradients, states = (part / 2**30 for part in parts)
+            log.info(
+                f"  each GPU holds {sum(parts) / 2**30:.1f} GiB all along: weights {weights:.1f}, gradients"
+                f" {gradients:.1f}, optimizer states {states:.1f}; a step's activations, which raytriever estimate"
+                " counts, come on top"
+            )
         return [Shard("run")]
 
     def _check_slices(self, batch_size: int | None) -> None:

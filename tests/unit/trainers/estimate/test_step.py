@@ -17,7 +17,7 @@ from tests.unit.retrieval.encoders.tiny_models import save_tiny_model
 from trainers.estimate.counting import Counting
 from trainers.estimate.made_up import Shape, made_up_lookups
 from trainers.estimate.outlines import CountingTokenizer
-from trainers.estimate.step import count_step, outlined_objective
+from trainers.estimate.step import count_step, outlined_objective, standing_bytes, step_cost
 from trainers.training_run import LocatedModels, RunSettings, objective_to_train
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
@@ -29,10 +29,8 @@ LANGUAGE_MODEL = {"kind": "revela", "language_model": {"model": "lm"}}
 # name: objective, form of a document's vectors, batches, other settings
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Shape, dict[str, Any]]] = {
     "contrastive": ({"kind": "contrastive"}, None, PAIRS, {}),
-    "contrastive, in chunks": ({"kind": "contrastive", "chunk_size": 8}, None, PAIRS, {}),
     "contrastive, cached": ({"kind": "contrastive", **CACHED}, None, PAIRS, {}),
     "contrastive, again": ({"kind": "contrastive"}, None, PAIRS, {"activation_checkpointing": True}),
-    "contrastive, LoRA": ({"kind": "contrastive"}, None, PAIRS, {"lora": {"rank": 4}}),
     "contrastive, bf16": ({"kind": "contrastive"}, None, PAIRS, {"training": {"bf16": True}}),
     "contrastive, LoRA, bf16": (
         {"kind": "contrastive"},
@@ -99,3 +97,17 @@ def test_a_step_holds_what_is_estimated(name: str, models: Path, tmp_path: Path)
         found = count_step(objective, settings, shape, Counting(fake))
         expected = real_peak(settings, shape)
     assert found.peak == pytest.approx(expected, rel=0.01)
+    models_of_run = {key: LocatedModel(Path(named.model), "", "") for key, named in named_models(settings).items()}
+    standing = standing_bytes(settings, LocatedModels(models_of_run), workers=1)
+    assert standing == pytest.approx((found.weights, found.gradients, found.optimizer), rel=0.01)
+
+
+def test_sharing_out_divides_what_stands(models: Path) -> None:
+    settings = run_settings("contrastive", models)
+    settings = settings.model_copy(update={"training": settings.training.model_copy(update={"batches_per_step": 4})})
+    shared = settings.model_copy(update={"sharding": "sharded"})
+    whole, found = (step_cost(each, PAIRS, workers=4) for each in (settings, shared))
+    assert whole.sent == pytest.approx(2 * whole.gradients, rel=0.01)  # a ring sends each byte twice
+    assert found.sent > whole.sent
+    assert found.optimizer < whole.optimizer / 3
+    assert found.weights < whole.weights / 2
