@@ -42,20 +42,6 @@ LOSS = Metric("gauge", "raytriever_training_loss", "Loss of the last step.")
 LEARNING_RATE = Metric("gauge", "raytriever_training_learning_rate", "Learning rate of the last step.")
 NEGATIVES = Metric("gauge", "raytriever_training_negatives_per_query", "Negatives of a query, less those masked.")
 
-METRICS = (
-    SHARDS,
-    ROWS,
-    DROPPED,
-    EXAMPLES,
-    TOKENS,
-    SECONDS,
-    WAITING_SECONDS,
-    STEP_SECONDS,
-    LOSS,
-    LEARNING_RATE,
-    NEGATIVES,
-)
-
 
 def stage_labels(output: str) -> dict[str, str]:
     """What a stage is called in logs and metrics, from the folder of its artifact.

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from raytriever.stages.metrics import METRICS, Metric
+from raytriever.stages import metrics
+from raytriever.stages.metrics import Metric
 
 PATH = Path(__file__).parents[2] / "cluster_configs" / "grafana" / "raytriever.json"
 DASHBOARD: dict[str, Any] = json.loads(PATH.read_text())
@@ -15,6 +16,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
+METRICS = [value for value in vars(metrics).values() if isinstance(value, Metric)]
 
 # What Grafana's schema of dashboards knows, of what this file uses; a key that is not here is a mistake
 DASHBOARD_KEYS = {

@@ -9,9 +9,10 @@ import ray.util.metrics
 
 from raytriever.artifacts.artifact import ShardRecord
 from raytriever.stages import metrics
-from raytriever.stages.metrics import DROPPED, LOSS, METRICS, ROWS, SHARDS, StageMetrics, stage_labels
+from raytriever.stages.metrics import DROPPED, LOSS, ROWS, SHARDS, StageMetrics, stage_labels
 from tests.unit.raytriever.stages.test_stage import Numbers, NumbersConfig, run
 from tests.unit.small_run import make_artifact
+from tests.unit.test_grafana import METRICS
 
 Told = list[tuple[str, float, dict[str, str]]]
 
