@@ -71,18 +71,14 @@ def published_row(name: str) -> PublishedRow:
         raise UserError(
             f"'{name}' names no published result. Allowed is paper/table/row, such as 'revela/1/Revela 135M'."
         )
-    paper, table, row = parts
     with _FIGURES.open(newline="", encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if line["paper"] == paper]
-    if not lines:
-        raise UserError(f"'{name}': there is no paper '{paper}'.{did_you_mean(paper, list(PAPERS))}")
-    rows = [line for line in lines if line["table"] == table]
-    if not rows:
-        tables = list(dict.fromkeys(line["table"] for line in lines))
-        raise UserError(f"'{name}': no table '{table}' of {paper} is kept.{did_you_mean(table, tables)}")
-    found = [line for line in rows if line["row"] == row]
-    if not found:
-        systems = list(dict.fromkeys(line["row"] for line in rows))
-        raise UserError(f"'{name}': table {table} of {paper} has no row '{row}'.{did_you_mean(row, systems)}")
-    figures = {(line["collection"], line["measure"]): float(line["figure"]) for line in found}
-    return PublishedRow(paper, table, row, figures)
+        lines = list(csv.DictReader(file))
+    for place, column in enumerate(("paper", "table", "row")):
+        known = list(dict.fromkeys(line[column] for line in lines))
+        lines = [line for line in lines if line[column] == parts[place]]
+        if not lines:
+            hint = did_you_mean(parts[place], known)
+            of = f" of {'/'.join(parts[:place])}" if place else ""
+            raise UserError(f"'{name}': no {column} '{parts[place]}'{of} is kept.{hint}")
+    figures = {(line["collection"], line["measure"]): float(line["figure"]) for line in lines}
+    return PublishedRow(parts[0], parts[1], parts[2], figures)

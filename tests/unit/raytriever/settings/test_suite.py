@@ -151,7 +151,7 @@ def test_a_folder_holds_all_collections(tmp_path: Path) -> None:
         ("suite.collections.arguana.source=null", "collection 'arguana' has no source, and the suite no folder"),
         ("suite.collections.a/b={}", "a collection is called 'a/b'; letters, digits, _ and - are allowed"),
         ("suite.systems.BM2$={bm25: {}}", "the folder of system 'BM2_' would be"),
-        ("suite.systems.BM25.published=revela/1/BM52", "has no row 'BM52'. Did you mean 'BM25'?"),
+        ("suite.systems.BM25.published=revela/1/BM52", "no row 'BM52' of revela/1 is kept. Did you mean 'BM25'?"),
         ("suite.systems.BM25.published=coder/1/BM25", "none of it is measured here. Choose another row"),
         ("suite.topk=3", "'topk' is not a setting. Did you mean 'top_k'?"),
         ("suite.collections.android.columns={arguana: {}}", "two columns are called 'arguana'"),
