@@ -23,10 +23,9 @@ from pipelines.formats.training_examples import (
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.records import Policies
+from retrieval.collections.records import FolderSource
 from retrieval.collections.text_lines import HEADER, FileNames, find_file, json_objects, plain_name
 
 CORPUS_FILE = "corpus.jsonl"
@@ -37,13 +36,11 @@ _DEFAULT_DOMAIN_KEY = "domain"
 _DEFAULT_ANSWERS_KEY = "answers"
 
 
-class BeirFolder(Policies):
+class BeirFolder(FolderSource):
     """Settings of a collection in a BEIR folder, local or in an object store. An ``_id`` may be an integer."""
 
     kind: Literal["beir"] = "beir"
     """The format."""
-    path: InputPath
-    """The folder."""
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Splits to read; None: every file in qrels/."""
     domain_key: str = _DEFAULT_DOMAIN_KEY

@@ -24,16 +24,15 @@ from pipelines.formats.training_examples import (
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, Place, Policies, QueryRecord, Record, text_id
+from retrieval.collections.records import DocumentRecord, FolderSource, Place, QueryRecord, Record, text_id
 from retrieval.collections.text_lines import FileNames, find_files, json_records, numbered_lines, plain_name
 
 _RELEVANCE = {"positive_ctxs": POSITIVE, "hard_negative_ctxs": HARD_NEGATIVE, "negative_ctxs": RANDOM_NEGATIVE}
 _ID_KEYS = ("passage_id", "psg_id")  # Natural Questions; the other sets
 
 
-class Dpr(Policies):
+class Dpr(FolderSource):
     """Settings: names of the files in a folder, local or in an object store.
 
     A file may be plain, .gz or .zst; a name may hold ``*``.
@@ -41,8 +40,6 @@ class Dpr(Policies):
 
     kind: Literal["dpr"] = "dpr"
     """The format."""
-    path: InputPath
-    """The folder."""
     examples: dict[str, FileNames] = Field(default={})
     """Each split's file or files with training examples."""
     passages: FileNames = ()

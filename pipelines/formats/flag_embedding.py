@@ -18,13 +18,12 @@ from pipelines.formats.training_examples import (
     write_json_lines,
 )
 from raytriever.artifacts.storage import Folder
-from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import Policies, Record
+from retrieval.collections.records import FolderSource, Record
 from retrieval.collections.text_lines import FileNames, plain_name
 
 
-class FlagEmbedding(Policies):
+class FlagEmbedding(FolderSource):
     """Settings: the files of each split below a folder, local or in an object store.
 
     A file may be plain, .gz or .zst; a name may hold ``*``.
@@ -32,8 +31,6 @@ class FlagEmbedding(Policies):
 
     kind: Literal["flag_embedding"] = "flag_embedding"
     """The format."""
-    path: InputPath
-    """The folder."""
     examples: dict[str, FileNames] = Field(min_length=1)
     """Each split's file or files."""
     domain: Literal["", "file", "type", "prompt"] = ""

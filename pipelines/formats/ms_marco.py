@@ -13,14 +13,13 @@ from pipelines.formats.training_examples import split_files
 from pipelines.formats.trec import DocumentColumns, column_id, qrels_judgments, tsv_documents, tsv_queries
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.records import (
     DocumentRecord,
+    FolderSource,
     Format,
     JudgmentRecord,
     Place,
-    Policies,
     QueryRecord,
     checked_id,
     text_id,
@@ -30,7 +29,7 @@ from retrieval.collections.text_lines import FileNames, find_files, json_lists, 
 _POSITIVE, _NEGATIVE = 1, 0
 
 
-class MsMarco(Policies):
+class MsMarco(FolderSource):
     """Settings: names of the files in a folder, local or in an object store.
 
     A file may be plain, .gz or .zst; a name may hold ``*``. Judgments of all forms together are those of a split. The
@@ -40,8 +39,6 @@ class MsMarco(Policies):
 
     kind: Literal["ms_marco"] = "ms_marco"
     """The format."""
-    path: InputPath
-    """The folder."""
     documents: FileNames = ("collection.tsv",)
     """Files of documents; [] for none."""
     queries: FileNames = ("queries.train.tsv", "queries.dev.small.tsv")

@@ -20,10 +20,9 @@ from pipelines.formats.tables import FileTables, is_table
 from pipelines.formats.training_examples import has_values, judgments_of, require_judgments, splits_of
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import DOCUMENTS, QUERIES, ParquetRows, StoredCollection, TextPart
-from retrieval.collections.records import Policies
+from retrieval.collections.records import FolderSource
 from retrieval.collections.text_lines import plain_name
 
 README = "README.md"
@@ -42,7 +41,7 @@ _FRONT_MATTER = re.compile(r"\A\ufeff?---\r?\n(.*?)^---\s*$", re.DOTALL | re.MUL
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}")
 
 
-class MtebFolder(Policies):
+class MtebFolder(FolderSource):
     """Settings of a collection in a clone or a snapshot of a hub data set, local or in an object store.
 
     Title, ``domain`` and ``answers`` of documents and queries are read where there are columns of these names, be it in
@@ -51,8 +50,6 @@ class MtebFolder(Policies):
 
     kind: Literal["mteb"] = "mteb"
     """The format."""
-    path: InputPath
-    """The folder of the clone or snapshot."""
     subset: str | None = None
     """A language, say, of a data set with several collections."""
     splits: tuple[str, ...] | None = Field(default=None, min_length=1)

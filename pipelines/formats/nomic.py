@@ -13,9 +13,9 @@ from pipelines.formats.tables import FileTable
 from pipelines.formats.training_examples import HARD_NEGATIVE, POSITIVE, Example, ExampleFormat, texts_example
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath, did_you_mean
+from raytriever.settings.configuration import did_you_mean
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import Policies, Record
+from retrieval.collections.records import FolderSource, Record
 from retrieval.collections.text_lines import FileNames, find_files, json_objects, plain_name
 
 _PUBLISHED = ("query", "document", "negative")  # the last one in the supervised set only
@@ -24,13 +24,11 @@ _DATASET = "dataset"
 Columns = Annotated[tuple[str, ...], Field(min_length=2, max_length=3)]
 
 
-class Nomic(Policies):
+class Nomic(FolderSource):
     """Settings: a folder, local or in an object store, with a training set of one split."""
 
     kind: Literal["nomic"] = "nomic"
     """The format."""
-    path: InputPath
-    """The folder."""
     files: FileNames | None = Field(default=None, min_length=1)
     """Names of files, which may hold ``*``; None: all .jsonl and .parquet in path."""
     split: str = "train"

@@ -16,9 +16,8 @@ from pipelines.formats.tables import matches
 from pipelines.source_languages import language_of
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, Format, Place, Policies
+from retrieval.collections.records import DocumentRecord, FolderSource, Format, Place
 from retrieval.collections.text_lines import FileNames
 
 # what tools put beside sources: packages of others, what was built
@@ -26,7 +25,7 @@ _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-class SourceTree(Policies):
+class SourceTree(FolderSource):
     """Settings: a folder, local or in an object store, and which of its files are documents.
 
     ``include`` and ``exclude`` are globs of paths below the folder (``*``, ``**``, ``?``, ``[…]``).
@@ -34,8 +33,6 @@ class SourceTree(Policies):
 
     kind: Literal["source_tree"] = "source_tree"
     """The format."""
-    path: InputPath
-    """The folder."""
     include: FileNames | None = Field(default=None, min_length=1)
     """Globs of files to read; None: files whose name tells a known language."""
     exclude: FileNames = ()

@@ -21,9 +21,8 @@ from pipelines.formats.training_examples import (
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import DocumentRecord, Policies, QueryRecord, Record, checked_id
+from retrieval.collections.records import DocumentRecord, FolderSource, QueryRecord, Record, checked_id
 from retrieval.collections.text_lines import FileNames, find_files, json_objects
 
 # key of the query's text, of its positives, of its negatives
@@ -32,7 +31,7 @@ _BY_ID = ("query_text", "positive_document_ids", "negative_document_ids")
 _CORPUS = "corpus.jsonl"
 
 
-class Tevatron(Policies):
+class Tevatron(FolderSource):
     """Settings: the files of each split, and of the corpus, below a folder, local or in an object store.
 
     A file may be plain, .gz or .zst; a name may hold ``*``.
@@ -40,8 +39,6 @@ class Tevatron(Policies):
 
     kind: Literal["tevatron"] = "tevatron"
     """The format."""
-    path: InputPath
-    """The folder."""
     examples: dict[str, FileNames] = Field(min_length=1)
     """Each split's file or files."""
     corpus: FileNames = ()

@@ -19,10 +19,10 @@ from pipelines.formats.training_examples import (
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import InputPath, Settings
+from raytriever.settings.configuration import Settings
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.records import DocumentRecord, Format, JudgmentRecord, Place, Policies, QueryRecord
+from retrieval.collections.records import DocumentRecord, FolderSource, Format, JudgmentRecord, Place, QueryRecord
 from retrieval.collections.text_lines import (
     FileNames,
     find_files,
@@ -176,7 +176,7 @@ class DocumentKeys(Settings):
     """Key of the text."""
 
 
-class TrecFiles(Policies):
+class TrecFiles(FolderSource):
     """Settings: names of the files in a folder, local or in an object store.
 
     A file may be plain, .gz or .zst; a name may hold ``*``. Documents and queries are read by the endings of their
@@ -185,8 +185,6 @@ class TrecFiles(Policies):
 
     kind: Literal["trec"] = "trec"
     """The format."""
-    path: InputPath
-    """The folder."""
     documents: FileNames = Field(min_length=1)
     """Files of documents."""
     queries: FileNames = ()

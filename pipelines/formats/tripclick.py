@@ -12,9 +12,8 @@ from pydantic import Field
 
 from pipelines.formats.trec import TrecFiles, TrecFormat
 from raytriever.artifacts.storage import Folder
-from raytriever.settings.configuration import InputPath
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import Policies
+from retrieval.collections.records import FolderSource
 from retrieval.collections.text_lines import find_file
 
 MARKED_UP_DOCUMENTS = "documents/docs_grp_*.txt"
@@ -30,7 +29,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
 }
 
 
-class TripClick(Policies):
+class TripClick(FolderSource):
     """Settings: the benchmark's folder, local or in an object store, and what each split is made of.
 
     Splits name files by model, group and part, as ``raw.head.train``. The judgments of the part ``test`` are not given
@@ -39,8 +38,6 @@ class TripClick(Policies):
 
     kind: Literal["tripclick"] = "tripclick"
     """The format."""
-    path: InputPath
-    """The benchmark's folder."""
     splits: dict[str, tuple[Judged, ...]] = Field(default=_SPLITS, min_length=1)
     """Each split's judgments, by model, group and part."""
 

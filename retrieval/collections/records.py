@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
-from raytriever.settings.configuration import Settings
+from raytriever.settings.configuration import InputPath, Settings
 
 Policy = Literal["refuse", "drop"]
 
@@ -99,6 +99,13 @@ class Policies(Settings):
     """Judgments of documents or queries that are not there."""
     cross_validation: CrossValidation | None = None
     """Folds, where a collection has too few queries for splits of its own."""
+
+
+class FolderSource(Policies):
+    """Settings of a format whose files are below one folder extend this."""
+
+    path: InputPath
+    """The folder, local or in an object store."""
 
 
 class Place(NamedTuple):
