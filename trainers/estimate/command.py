@@ -13,8 +13,8 @@ from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import apply_values
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
+from trainers.estimate.gpus import GPUS
 from trainers.estimate.machines import Gpu, find_gpu
-from trainers.estimate.outlines import published
 from trainers.estimate.recipe import Estimate, Estimating, on_gpus, seconds_of, shape_of
 from trainers.estimate.step import StepCost, step_cost
 
@@ -27,7 +27,7 @@ def estimate(
     overrides: SetOption = None,
     output: OutputOption = None,
     until: UntilOption = None,
-    gpu: Annotated[str, typer.Option(help=f"Which: {', '.join(published()['gpus'])}.")] = "h100",
+    gpu: Annotated[str, typer.Option(help=f"Which: {', '.join(GPUS)}.")] = "h100",
     gpus: Annotated[int, typer.Option(help="How many, in nodes of eight.", min=1)] = 8,
 ) -> None:
     """Says what a recipe will take: GPU memory, time, disk. Needs neither GPU nor weights nor data, and runs nothing.
