@@ -65,7 +65,7 @@ def neighbours(size: int) -> dist.ProcessGroup | None:
 
 def exchange(numbers: Sequence[int], device: torch.device, group: dist.ProcessGroup | None = None) -> list[list[int]]:
     """Every rank's ``numbers``, as many on each, by rank; all ranks call it, and wait for what the device has to do."""
-    if world_size(group) == 1:
+    if world_size(group) == 1 or not numbers:
         return [[*numbers]]
     everyones: list[list[int]] = _all_gather(torch.tensor([numbers], device=device), group).tolist()
     return everyones

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -177,10 +176,7 @@ def equal_passes(batch: Batch, device: torch.device) -> Batch:
         return chunks
 
     map_nest(batch, Chunks, count)
-    counts = torch.tensor(found, dtype=torch.int64, device=device)
-    if found:
-        dist.all_reduce(counts, dist.ReduceOp.MAX)
-    wanted = iter(counts.tolist())
+    wanted = map(max, *collectives.exchange(found, device), found)
     return cast(Batch, map_nest(batch, Chunks, lambda chunks: _with_passes(chunks, next(wanted))))
 
 

@@ -281,15 +281,14 @@ class Contextual(PairObjective[ContextualSettings]):
         features = {"input_ids": none, "attention_mask": none}
         if texts:
             features = self.contextual.first_stage.tokenize(texts, "document", prompts=prompts)
-        tokens = int(features["attention_mask"].sum())
-        return ContextCandidates(features, numbers[places], text_keys(texts), self._cut_context(features), tokens)
+        return ContextCandidates(features, numbers[places], text_keys(texts), *self._cut_context(features))
 
-    def _cut_context(self, features: dict[str, Tensor]) -> Chunks:
-        """Chunks for the first stage; of no document one whose vectors nothing reads."""
+    def _cut_context(self, features: dict[str, Tensor]) -> tuple[Chunks, int]:
+        """Chunks for the first stage, and their tokens; of no document a chunk whose vectors nothing reads."""
         if len(features["input_ids"]):
-            return self.settings.cut(features, self.contextual)
+            return self.settings.cut(features, self.contextual), int(features["attention_mask"].sum())
         one = torch.ones(1, 1, dtype=torch.int64, device=features["input_ids"].device)
-        return Chunks((dict.fromkeys(features, one),), one[0, :0])
+        return Chunks((dict.fromkeys(features, one),), one[0, :0]), 0
 
     def forward(self, batch: PairBatch) -> Outcome:
         """The loss over this rank's queries and the documents of all ranks that share it."""
@@ -342,8 +341,8 @@ class Contextual(PairObjective[ContextualSettings]):
         mine = places[owners == self.slice_number] - sum(counts[: self.slice_number])
         draws, keys = table[places].to(device).unbind(dim=1)
         features = {name: of[mine.to(device)] for name, of in own.features.items()}
-        chunks = equal_passes(self._cut_context(features), device) if is_sharded(self) else self._cut_context(features)
-        tokens = int(features["attention_mask"].sum())
+        chunks, tokens = self._cut_context(features)
+        chunks = equal_passes(chunks, device) if is_sharded(self) else chunks
         numbers = torch.bincount(owners, minlength=len(counts)).tolist()
         return ContextCandidates(features, draws, keys, chunks, tokens), numbers
 

@@ -93,8 +93,7 @@ class Candidates:
     """What this rank's n queries are scored over: M candidates.
 
     ``mask``: bool (n, M), True is left out, never a query's own positive; ``positives``: int64 (n,), each query's
-    place; ``order``: int64 (M,), the candidates' places among the gathered documents of all ranks, of which each has
-    ``counts``.
+    place; ``order``: int64 (M,), the candidates' places among what is gathered of all ranks, ``counts`` of each.
     """
 
     mask: Tensor

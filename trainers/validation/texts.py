@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -88,8 +87,7 @@ class SharedTexts:
         tokens = _tokenized(encoder, role, blocks(), read, limit)
         self.pieces = tuple(_piece(piece, texts, tokens, budget) for piece in own)
         passes = sum(len(piece.batches) for piece in self.pieces)
-        most = collectives.gather(torch.tensor([passes], device=self._device)).max()
-        self._idle_passes = int(most) - passes
+        self._idle_passes = max(collectives.exchange([passes], self._device))[0] - passes
 
     def encode(self, encoder: TextEncoder) -> Iterator[tuple[NDArray[np.int64], Vectors]]:
         """Rows, ascending, and their vectors (n, d) or (n, m, d), a piece at a time, in the precision of stored ones.
