@@ -27,7 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs
-from pipelines.packing.hardness import batch_hardness, pair_similarity
+from pipelines.clustering.lloyd import cluster_sums
+from pipelines.clustering.points import BLOCK_ROWS
+from pipelines.packing.hardness import batch_hardness
 from pipelines.packing.pack import PackingSettings, pack
 from retrieval.indexes.faiss_factory import import_faiss
 
@@ -273,6 +275,25 @@ def _similarity(assignments: NDArray[np.int32], documents: Vectors, queries: Vec
         cosines += float((products / np.linalg.norm(points, axis=1)).sum())
     both_ways = float(pair_similarity(documents, queries, assignments).sum()) / 2
     return cosines / len(documents), (both_ways - own) / float((counts * (counts - 1)).sum())
+
+
+def pair_similarity(
+    documents: NDArray[np.floating], queries: NDArray[np.floating], groups: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Eq. 2 of each group, float64 (groups,): the sum over i, j in it, i = j included, of d_i·q_j + d_j·q_i.
+
+    ``documents``, ``queries`` (N, d), may be memory-mapped; ``groups`` (N,): the group of each pair, from 0. Computed
+    as 2·S_D·S_Q with S the sums of a group's vectors: linear in N.
+    """
+    count = int(groups.max()) + 1
+    document_sums = np.zeros((count, documents.shape[1]))
+    query_sums = np.zeros_like(document_sums)
+    for begin in range(0, len(groups), BLOCK_ROWS):
+        part = slice(begin, begin + BLOCK_ROWS)
+        document_sums += cluster_sums(documents[part], groups[part], count)
+        query_sums += cluster_sums(queries[part], groups[part], count)
+    sums: NDArray[np.float64] = 2 * np.einsum("ij,ij->i", document_sums, query_sums)
+    return sums
 
 
 if __name__ == "__main__":

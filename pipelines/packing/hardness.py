@@ -3,9 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.clustering.lloyd import cluster_sums
-from pipelines.clustering.points import BLOCK_ROWS
-
 
 def batch_hardness(
     query_vectors: NDArray[np.float32], document_vectors: NDArray[np.float32], mask: NDArray[np.bool_] | None = None
@@ -26,22 +23,3 @@ def batch_hardness(
         return 0.0
     scores = query_vectors @ document_vectors.T
     return float(scores[counted].mean(dtype=np.float64))
-
-
-def pair_similarity(
-    documents: NDArray[np.floating], queries: NDArray[np.floating], groups: NDArray[np.integer]
-) -> NDArray[np.float64]:
-    """Eq. 2 of each group, float64 (groups,): the sum over i, j in it, i = j included, of d_i·q_j + d_j·q_i.
-
-    ``documents``, ``queries`` (N, d), may be memory-mapped; ``groups`` (N,): the group of each pair, from 0. Computed
-    as 2·S_D·S_Q with S the sums of a group's vectors: linear in N.
-    """
-    count = int(groups.max()) + 1
-    document_sums = np.zeros((count, documents.shape[1]))
-    query_sums = np.zeros_like(document_sums)
-    for begin in range(0, len(groups), BLOCK_ROWS):
-        part = slice(begin, begin + BLOCK_ROWS)
-        document_sums += cluster_sums(documents[part], groups[part], count)
-        query_sums += cluster_sums(queries[part], groups[part], count)
-    sums: NDArray[np.float64] = 2 * np.einsum("ij,ij->i", document_sums, query_sums)
-    return sums

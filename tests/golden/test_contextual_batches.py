@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.kmeans import pair_similarity
 from pipelines.clustering.lloyd import lloyd
 from pipelines.clustering.nearest_centroids import CentroidSearch, inner_products, nearest_centroids
 from pipelines.clustering.pair_vectors import ArrayPairs, both_orientations
 from pipelines.clustering.points import ConcatenatedPairs, LocalParts, concatenated, midpoints
 from pipelines.filtering.false_negatives import score_mask
-from pipelines.packing.hardness import pair_similarity
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.pack import cut_into_batches, items_in_order
 from pipelines.packing.tour import greedy_tour

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from benchmarks.kmeans import pair_similarity
 from pipelines.clustering import points as parts_module
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
 from pipelines.clustering.lloyd import assign, lloyd, objective, refill_empty, seed_centroids
 from pipelines.clustering.pair_vectors import ArrayPairs
 from pipelines.clustering.points import LocalParts, MidPoints, midpoints
-from pipelines.packing.hardness import pair_similarity
 from raytriever.errors import UserError
 
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.packing.hardness import batch_hardness, pair_similarity
+from benchmarks.kmeans import pair_similarity
+from pipelines.packing.hardness import batch_hardness
 
 
 @given(st.integers(2, 9), st.integers(1, 6), st.booleans(), st.integers(0, 999))
