@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pipelines.clustering.clusters import CLUSTERS, DomainPairs, read_domain
+from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.jobs.lookups import add_array, earlier_file, earlier_record, map_array, map_pair_rows, write_pair_rows
 from pipelines.packing.domain_groups import groups_of, unclustered
 from pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
@@ -247,9 +248,7 @@ class Pack(Stage[PackConfig]):
         """Reads the vectors of pairs by number, those of a few at a time."""
         assert self.config.vectors is not None
         query_rows, document_rows = map_pair_rows(self.config.output, _ROWS_SHARD)
-        vectors = StoredVectors(self.config.vectors)
-        queries, documents = vectors.part("queries"), vectors.part("documents")
-        return lambda pairs: (documents.gather(document_rows[pairs]), queries.gather(query_rows[pairs]))
+        return StoredPairs(StoredVectors(self.config.vectors), document_rows, query_rows).take
 
     def _dropped(self, left_out: int) -> dict[str, int]:
         dropped = {"pairs that fill no batch of their domain in an epoch": left_out} if left_out else {}

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from pipelines.jobs.lookups import add_array
 from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.duplicates import (
     PARTS,
@@ -117,10 +118,9 @@ class Pairs(Stage[PairsConfig]):
         """All pairs, and the rows of the collection whose texts they have."""
         table = self._judged(collection)
         pq.write_table(table, writer.path("judged.parquet"), compression="zstd")
-        np.save(writer.path("queries.npy"), np.unique(table["query_row"].to_numpy()))
-        np.save(writer.path("documents.npy"), np.unique(table["document_row"].to_numpy()))
-        for name in ("judged.parquet", "queries.npy", "documents.npy"):
-            writer.add(name)
+        writer.add("judged.parquet")
+        for part, column in _ROW_COLUMNS.items():
+            add_array(writer, f"{part}.npy", np.unique(table[column].to_numpy()))
         return writer.commit(0)
 
     def _make_keys(self, collection: StoredCollection, part: TextPart, number: int, writer: ShardWriter) -> ShardRecord:
@@ -135,9 +135,7 @@ class Pairs(Stage[PairsConfig]):
             if settings.near != "off":
                 columns.append(band_keys(*shingle_hashes(texts, settings.words(part)), settings.similarity))
             keys.append(np.concatenate(columns, axis=1))
-        name = f"keys/{part}-{number:05d}.npy"
-        np.save(writer.path(name), np.concatenate(keys))
-        writer.add(name)
+        add_array(writer, f"keys/{part}-{number:05d}.npy", np.concatenate(keys))
         return writer.commit(0)
 
     def _columns(self) -> int:
