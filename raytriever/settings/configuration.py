@@ -283,12 +283,11 @@ def models_in(field: FieldInfo) -> Iterator[type[BaseModel]]:
             pending.extend(get_args(annotation))
 
 
-def map_inputs(settings: Model, replace: Callable[[str, str], str]) -> Model:
-    """Returns ``settings`` with every ``Input`` value ``v`` at key ``k`` replaced by ``replace(k, v)``."""
-    return _map_inputs(settings, replace, "")
+def map_inputs(settings: Model, replace: Callable[[str, str], str], prefix: str = "") -> Model:
+    """Returns ``settings`` with every ``Input`` value ``v`` at key ``k`` replaced by ``replace(k, v)``.
 
-
-def _map_inputs(settings: Model, replace: Callable[[str, str], str], prefix: str) -> Model:
+    ``prefix``: of the keys, where the settings are below others.
+    """
     changes: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         value, key = getattr(settings, name), f"{prefix}{name}"
@@ -298,9 +297,9 @@ def _map_inputs(settings: Model, replace: Callable[[str, str], str], prefix: str
             elif isinstance(value, dict):
                 changes[name] = {label: replace(f"{key}.{label}", item) for label, item in value.items()}
         elif isinstance(value, BaseModel):
-            changes[name] = _map_inputs(value, replace, f"{key}.")
+            changes[name] = map_inputs(value, replace, f"{key}.")
         elif _holds_models(value):
-            changes[name] = {label: _map_inputs(item, replace, f"{key}.{label}.") for label, item in value.items()}
+            changes[name] = {label: map_inputs(item, replace, f"{key}.{label}.") for label, item in value.items()}
     return settings.model_copy(update=changes) if changes else settings
 
 
