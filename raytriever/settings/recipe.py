@@ -97,18 +97,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], output: str | None 
             raise UserError(
                 f"{where}: '{stage}.output' is not a setting; a stage's folder is the recipe's output/{stage}."
             )
-        merged[stage] = _with_resources(settings, shared)
+        merged[stage] = _merged({"resources": shared}, settings) if shared else dict(settings)
     return Recipe(_name(path), output or str(values.get("output") or f"runs/{path.stem}"), merged)
-
-
-def _with_resources(settings: Mapping[str, Any], shared: Any) -> dict[str, Any]:
-    """A stage's settings with the recipe's resources, over which its own are laid key by key."""
-    if not shared:
-        return dict(settings)
-    own = settings.get("resources", shared)
-    if isinstance(shared, Mapping) and isinstance(own, Mapping):
-        own = {**shared, **own}
-    return dict(settings) | {"resources": own}
 
 
 def _find(name_or_path: str, folder: Path, problem: str) -> Path:
