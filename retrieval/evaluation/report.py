@@ -1,6 +1,6 @@
 """What is shown of evaluated systems: the same blocks as lines for a terminal and in a section of a report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -49,16 +49,18 @@ class Evaluated:
 
     def marks(self, system: str, measure: str) -> str:
         """The letters of the systems that it is significantly better than (paired t-test, Holm-corrected)."""
-        worse = []
-        for comparison in self.comparisons:
-            if comparison["measure"] != measure or comparison["holm"]["t_test"] >= self.level:
-                continue
-            difference = comparison["details"]["mean_difference"]
-            if comparison["a"] == system and difference > 0:
-                worse.append(comparison["b"])
-            if comparison["b"] == system and difference < 0:
-                worse.append(comparison["a"])
-        return "".join(map(self.letter, worse))
+        compared = [
+            (found["a"], found["b"], found["details"]["mean_difference"], found["holm"]["t_test"])
+            for found in self.comparisons
+            if found["measure"] == measure
+        ]
+        return "".join(map(self.letter, worse_than(system, compared, self.level)))
+
+
+def worse_than(system: str, compared: Iterable[tuple[str, str, float, float]], level: float) -> list[str]:
+    """The systems than which this one is significantly better, of pairs a, b with the difference a - b and its p."""
+    found = [(a, b) if difference > 0 else (b, a) for a, b, difference, p in compared if p < level and difference]
+    return [worse for better, worse in found if better == system]
 
 
 def result_section(evaluated: Evaluated, baseline: str | None = None, more: Sequence[Block] = ()) -> Section:

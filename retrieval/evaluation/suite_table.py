@@ -14,7 +14,7 @@ from raytriever.errors import UserError
 from raytriever.reports.table import Cell, Table
 from retrieval.evaluation.measures import PerQuery
 from retrieval.evaluation.published import PAPERS, PublishedRow
-from retrieval.evaluation.report import signed
+from retrieval.evaluation.report import signed, worse_than
 from retrieval.evaluation.significance import holm, paired_difference, stratified_z_test
 
 MEAN = "mean"
@@ -162,13 +162,8 @@ def published_rows(row: PublishedRow, figures: Mapping[str, float], ours: Mappin
 
 def _marks(table: MeasureTable, system: str, letters: Mapping[str, str], level: float) -> str:
     """The letters of the systems whose mean is significantly lower."""
-    worse = set()
-    for comparison in table.comparisons:
-        if comparison["holm"] < level:
-            higher, lower = ("a", "b") if comparison["difference"] > 0 else ("b", "a")
-            if comparison[higher] == system:
-                worse.add(comparison[lower])
-    return "".join(letter for name, letter in letters.items() if name in worse)
+    compared = [(found["a"], found["b"], found["difference"], found["holm"]) for found in table.comparisons]
+    return "".join(sorted(letters.get(name, "") for name in worse_than(system, compared, level)))
 
 
 def _caption(table: MeasureTable, published: Mapping[str, PublishedRow], level: float) -> str:
