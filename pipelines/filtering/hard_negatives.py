@@ -5,11 +5,11 @@ takes the next ones, so that all have been seen once before one comes again.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pipelines.filtering.false_negatives import pair_keys, positives_of
 from pipelines.mapped_rows import MappedRows
@@ -27,21 +27,11 @@ class BalancedMarginSettings(Settings):
     """Hard negatives drawn evenly over how far, by a teacher, they are below the positive.
 
     Hofstätter, Lin, Yang, Lin and Hanbury 2021, "Efficiently Teaching an Effective Dense Retriever with Balanced Topic
-    Aware Sampling" (TAS-Balanced): most of a query's negatives are easy, and so is most of a plain sample. Leaving out
-    the easy ones is what Wang and Zuccon 2023 found to help, "Balanced Topic Aware Sampling for Effective Dense
-    Retriever: A Reproducibility Study".
+    Aware Sampling" (TAS-Balanced): most of a query's negatives are easy, and so is most of a plain sample.
     """
 
     bins: int = Field(default=10, ge=1)
     """Equal parts of the range of an example's margins."""
-    keep_bins: int | None = Field(default=None, ge=1)
-    """The lowest ones, of the hardest negatives, that are drawn from; None: all."""
-
-    @model_validator(mode="after")
-    def _some_are_kept(self) -> Self:
-        if self.keep_bins is not None and self.keep_bins > self.bins:
-            raise ValueError(f"keep_bins is {self.keep_bins}, but there are {self.bins} bins")
-        return self
 
 
 @dataclass(frozen=True)
@@ -109,7 +99,7 @@ class NegativeDraw:
     ) -> tuple[NDArray[np.int64], dict[str, int]]:
         """Document rows (n, number) of pairs (n,), and how many were repeated or made up at random.
 
-        Raises ``UserError`` for a pair with too few, or with too few in the kept bins, where that is refused.
+        Raises ``UserError`` for a pair with too few where that is refused.
         What a pair gets is a function of its own number, its query and the epoch, whatever batch it is in.
         """
         drawn = np.empty((len(pairs), self.number), dtype=np.int64)
@@ -125,7 +115,11 @@ class NegativeDraw:
                 chosen = choose_negatives(available, self.number, self.choose, orders[place], epoch)
             if len(chosen) < self.number:
                 if self.too_few == "refuse":
-                    raise UserError(self._too_few(pairs[place], len(chosen), len(available)))
+                    raise UserError(
+                        f"Pair {pairs[place]} has {len(available)} hard negatives, {self.number} are asked for. Lower"
+                        " negatives_per_example, or set too_few_negatives to"
+                        f" {allowed_instead(scored=self.scores is not None)}."
+                    )
                 if self.too_few == "repeat" and len(chosen):
                     repeated += self.number - len(chosen)
                     chosen = np.resize(chosen, self.number)
@@ -134,19 +128,6 @@ class NegativeDraw:
                     chosen = fill_at_random(chosen, self.number, self.documents, positives[place], keys[place])
             drawn[place] = chosen
         return drawn, dict(zip(FILLED, (repeated, at_random), strict=True))
-
-    def _too_few(self, pair: np.int64, chosen: int, available: int) -> str:
-        """That a pair got ``chosen`` of the hard negatives it has, and what to do."""
-        remedy = f"set too_few_negatives to {allowed_instead(scored=self.scores is not None)}"
-        if chosen == available:
-            return (
-                f"Pair {pair} has {available} hard negatives, {self.number} are asked for. Lower"
-                f" negatives_per_example, or {remedy}."
-            )
-        return (
-            f"Pair {pair} needs {self.number} hard negatives, but the kept bins of margins hold {chosen} of its"
-            f" {available} hard negatives. Raise balanced_margins.keep_bins, lower negatives_per_example, or {remedy}."
-        )
 
     def _balanced(
         self, available: NDArray[np.int64], pair: np.int64, query: np.int64, positive: np.int64, key: np.uint64
@@ -186,8 +167,7 @@ def draw_balanced(
     if not len(margins):
         return np.zeros(0, dtype=np.int64)
     of_place = margin_bins(margins, settings.bins)
-    kept = range(settings.bins if settings.keep_bins is None else settings.keep_bins)
-    waiting = [places.tolist() for places in (np.flatnonzero(of_place == bin_) for bin_ in kept) if len(places)]
+    waiting = [np.flatnonzero(of_place == bin_).tolist() for bin_ in np.unique(of_place)]
     drawn: list[int] = []
     while waiting and len(drawn) < number:
         chosen = int(generator.integers(len(waiting)))

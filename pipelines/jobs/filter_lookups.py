@@ -108,8 +108,7 @@ def check_negatives(
 ) -> None:
     """Raises ``UserError`` where packed pairs have too few, by the ``lengths`` (queries,) of all queries' lists.
 
-    Whatever is to be done with few: where no pair has any, the negatives are of other queries. Of whole lists: which
-    of their margins are in the bins that are kept shows when they are drawn from.
+    Whatever is to be done with few: where no pair has any, the negatives are of other queries.
     """
     packed = np.zeros(pairs.rows, dtype=bool)
     for table in ParquetRows(packing, packing.names("epoch=")).tables(["pair"]):
