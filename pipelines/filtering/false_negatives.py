@@ -1,7 +1,5 @@
 """False negatives: documents of a batch that answer a query as well as its own, left out of its softmax."""
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -11,7 +9,6 @@ from pipelines.packing.hardness import batch_hardness
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
-MarginKind = Literal["absolute", "relative"]
 RULES = ("same document", "same text", "same query", "known positive", "surrogate score")
 
 
@@ -29,15 +26,11 @@ class FalseNegativeSettings(Settings):
     surrogate_score: bool = True
     """A document that the surrogate's vectors score as high as the positive."""
     margin: float = 0.0
-    """Above 0: also what scores nearly as high as the positive."""
+    """Above 0: also what scores nearly as high as the positive, s_ij >= s_ii - margin."""
     margin_per_hardness: float = Field(default=0.0, ge=0)
     """Added to the margin for each unit of a batch's hardness (eq. 2): random batches need hardly any."""
-    margin_kind: MarginKind = "absolute"
-    """absolute: s_ij >= s_ii - margin; relative: s_ij >= s_ii - margin * |s_ii|."""
     fixed_threshold: float | None = None
     """s_ij >= fixed_threshold, whatever the positive scores: an option of the authors' code, not in the paper."""
-    mask_own_hard_negatives: bool = False
-    """Whether the surrogate judges a row's own hard negatives too, which the authors' code doesn't."""
 
     def margin_of(self, queries: NDArray[np.floating], documents: NDArray[np.floating]) -> float:
         """Of a batch with these vectors of its pairs, both (B, d)."""
@@ -51,7 +44,6 @@ def score_mask(
     document_vectors: NDArray[np.floating],
     own: NDArray[np.bool_],
     margin: float = 0.0,
-    margin_kind: MarginKind = "absolute",
     fixed_threshold: float | None = None,
 ) -> NDArray[np.bool_]:
     """S(q, d) = {d' : f(q, d') >= f(q, d)} (Contextual Document Embeddings, section 4.1, eq. 4) for every row.
@@ -66,8 +58,7 @@ def score_mask(
     size = len(query_vectors)
     queries, documents = query_vectors.astype(np.float32), document_vectors.astype(np.float32)
     positives = inner_products(queries, documents[:size])
-    slack = margin * np.abs(positives) if margin_kind == "relative" else margin
-    thresholds = positives - slack if fixed_threshold is None else np.full(size, fixed_threshold)
+    thresholds = positives - margin if fixed_threshold is None else np.full(size, fixed_threshold)
     scores = queries @ documents.T
     lengths = np.sqrt(inner_products(queries, queries))
     longest = np.sqrt(inner_products(documents, documents).max())
@@ -149,7 +140,6 @@ def false_negatives(
             *vectors,
             left_alone,
             settings.margin_of(vectors[0], vectors[1][:size]),
-            settings.margin_kind,
             settings.fixed_threshold,
         )
         # a zero vector says nothing of how near anything is: such a query or positive is not judged by scores

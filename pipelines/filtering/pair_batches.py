@@ -99,7 +99,6 @@ class PairBatches:
             vectors = self.vectors[0].gather(queries), self.vectors[1].gather(columns)
             _require_finite("query", vectors[0], texts.queries)
             _require_finite("document", vectors[1], documents)
-        own = None if self.settings.mask_own_hard_negatives else own_columns(size, len(columns) // size - 1)
         rule_of = false_negatives(
             self.settings,
             queries=queries,
@@ -108,7 +107,7 @@ class PairBatches:
             document_texts=documents["key"].to_numpy(),
             known_positives=self.pairs.keys,
             vectors=vectors,
-            own=own,
+            own=own_columns(size, len(columns) // size - 1),
         )
         return AuditedBatch(epoch, number, rule_of, texts.queries, documents, vectors)
 

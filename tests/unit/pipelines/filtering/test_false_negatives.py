@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from pipelines.filtering.false_negatives import (
     RULES,
@@ -113,7 +112,6 @@ def test_margins_widen_the_mask() -> None:
 
     assert cells() == [[False, False, False], [True, False, False]]
     assert cells(margin=0.2) == [[False, True, False], [True, False, True]]
-    assert cells(margin=0.2, margin_kind="relative") == [[False, True, False], [True, False, False]]
     assert cells(fixed_threshold=0.2) == [[False, True, False], [True, False, True]]
 
 
@@ -134,13 +132,6 @@ def test_the_margin_grows_with_how_hard_the_batch_is() -> None:
 
     assert masked() == [[0, 0, 1], [0, 0, 1]]
     assert masked(margin_per_hardness=0.2) == [[0, 0, 1], [1, 0, 1]]  # .6 >= .7 - .11
-
-
-def test_a_relative_margin_widens_below_zero_too() -> None:
-    queries, documents = np.ones((1, 1), np.float32), np.array([[-1.0], [-1.05]], np.float32)
-    own = np.eye(1, 2, dtype=bool)
-    assert not score_mask(queries, documents, own).any()
-    assert score_mask(queries, documents, own, margin=0.1, margin_kind="relative").tolist() == [[False, True]]
 
 
 @pytest.mark.parametrize("dimension", [33, 384])
@@ -210,7 +201,5 @@ def test_bad_input_is_named() -> None:
         batch.mask()
     with pytest.raises(UserError, match=r"\(4, 3\).*\(3, 3\)"):
         score_mask(batch.query_vectors, batch.document_vectors[:3], np.eye(4, 3, dtype=bool))
-    with pytest.raises(ValidationError, match="margin_kind"):
-        FalseNegativeSettings.model_validate({"margin_kind": "percent"})
     with pytest.raises(UserError, match="2147483648"):
         pair_keys(np.array([2**31]), np.array([0]))

@@ -98,8 +98,8 @@ def key(text: str) -> str:
 class Literal:
     """Which rule leaves what out, said plainly."""
 
-    def __init__(self, world: World, rows: list[dict[str, Any]], pairs: list[int], own_too: bool) -> None:
-        self.world, self.own_too = world, own_too
+    def __init__(self, world: World, rows: list[dict[str, Any]], pairs: list[int]) -> None:
+        self.world = world
         self.queries = [world.pairs[pair][0] for pair in pairs]
         hard = [int(name[1:]) for row in rows for name in row["hard_negative_ids"]]
         self.columns = [world.pairs[pair][1] for pair in pairs] + hard
@@ -127,7 +127,7 @@ class Literal:
             return "same query"
         if (self.queries[i], self.columns[j]) in self.world.pairs:
             return "known positive"
-        judged = self.own_too or self.owners[j] != i
+        judged = self.owners[j] != i
         return "surrogate score" if judged and scores[self.columns[j]] >= scores[self.columns[i]] else None
 
 
@@ -136,10 +136,10 @@ class Literal:
     [
         {},
         {"negatives": "mined", "negatives_per_example": 2},
-        {"negatives": "mined", "with_title": False, "false_negatives": {"mask_own_hard_negatives": True}},
+        {"negatives": "mined", "with_title": False},
         {"judged_negatives": "judged", "negatives_per_example": 3, "too_few_negatives": "repeat"},
     ],
-    ids=["plain", "mined", "masked too", "judged"],
+    ids=["plain", "mined", "without titles", "judged"],
 )
 def test_batches_are_those_of_a_literal_filter(
     world: World, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -150,14 +150,13 @@ def test_batches_are_those_of_a_literal_filter(
         settings = {**settings, "negatives": world.candidates}
     reader = run(world, tmp_path / "b", **settings)
     number = settings.get("negatives_per_example", 1) if len(settings) else 0
-    own_too = "false_negatives" in settings
     with_title = settings.get("with_title", True)
     counts: dict[str, int] = {}
     for epoch in range(EPOCHS):
         assert reader.number_of_batches(epoch) == BATCHES
         for index, pairs in enumerate(world.epochs[epoch].tolist()):
             rows = reader.read(epoch, index).to_pylist()
-            literal = Literal(world, rows, pairs, own_too)
+            literal = Literal(world, rows, pairs)
             for place, (row, pair) in enumerate(zip(rows, pairs, strict=True)):
                 query, document = world.pairs[pair]
                 assert (row["query_id"], row["query"]) == (f"q{query}", world.queries[query])
