@@ -3,7 +3,6 @@
 Stages give sections; ``render`` joins them. Every text is escaped here, so sections hold plain text only.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -172,9 +171,6 @@ def provenance_section(artifacts: Mapping[str, Artifact]) -> Section:
     header = ["artifact", "kind", "fingerprint", "made from", "rows", "time"]
     caption = f"Fingerprint: first {_SHOWN} digits of the manifest's SHA-256; inputs that are not listed show theirs."
     blocks: list[Block] = [Table(header, rows, caption, text_columns=4)]
-    contracts = encoder_contracts(artifacts)
-    if contracts:
-        blocks.append(_contract_table({folder_name(artifacts[name]): item for name, item in contracts.items()}))
     blocks += [_settings(artifact) for artifact in artifacts.values()]
     return Section("Provenance", _lead(runs), blocks)
 
@@ -182,12 +178,6 @@ def provenance_section(artifacts: Mapping[str, Artifact]) -> Section:
 def folder_name(artifact: Artifact) -> str:
     """The last part of its path, which inside a run is the stage's name."""
     return artifact.uri.rstrip("/").rpartition("/")[2]
-
-
-def encoder_contracts(artifacts: Mapping[str, Artifact]) -> dict[str, dict[str, Any]]:
-    """By the artifact's name in ``artifacts``, the contract of the encoder behind it, where there is one."""
-    contracts = {name: artifact.manifest["facts"].get("encoder") for name, artifact in artifacts.items()}
-    return {name: contract for name, contract in contracts.items() if isinstance(contract, dict)}
 
 
 def _lead(runs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -201,22 +191,6 @@ def _lead(runs: Mapping[str, Mapping[str, Any]]) -> str:
     if finished:
         lead += f" The last of them was finished on {max(finished).replace('T', ' at ')}."
     return lead
-
-
-def _contract_table(contracts: Mapping[str, Mapping[str, Any]]) -> Table:
-    keys = sorted({key for contract in contracts.values() for key in contract})
-    rows = [[key.replace("_", " "), *(_shown(key, contract) for contract in contracts.values())] for key in keys]
-    caption = "What the encoder behind each artifact is; vectors may meet where all but the revision is the same."
-    return Table(["encoder", *contracts], rows, caption, text_columns=1 + len(contracts))
-
-
-def _shown(key: str, contract: Mapping[str, Any]) -> str:
-    if key not in contract:
-        return "(itself)" if key == "model" else ""  # the artifact of a trained model is its own fingerprint
-    value = contract[key]
-    if key == "model":
-        return str(value)[:_SHOWN]
-    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
 def _settings(artifact: Artifact) -> Details:
