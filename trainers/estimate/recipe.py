@@ -34,6 +34,7 @@ from trainers.estimate.outlines import outline, text_of, without_weights
 from trainers.estimate.sizes import CANDIDATE, Size, size_of
 from trainers.estimate.step import StepCost, outlined_objective, step_cost
 from trainers.jobs.train_checks import check_slices, check_workers
+from trainers.objectives.revela.language_model import load_language_model
 from trainers.training_run import RunSettings
 
 _LAUNCH = 6e-6  # seconds of the host for each kernel
@@ -80,7 +81,7 @@ class Estimating:
         paths = {key: path for key, path in input_paths(stage.config).items() if not key.endswith(_OF_MODELS)}
         makers = [made_by(self._stages, path) for path in paths.values()]
         size = size_of(stage, [each.size for each in self.found.values() if each.stage in makers])
-        ways = {"train": self._training, "embed": self._embedding}
+        ways = {"train": self._training, "embed": self._embedding, "score": self._scoring}
         try:
             self.found[name] = ways.get(stage.command, self._other)(stage, size)
         except UserError as error:
@@ -117,6 +118,28 @@ class Estimating:
         time = self._timed(embedding_stage("embed", texts, encoder, _MEASURED)) if texts else Time()
         disk = sum(count for count, _ in texts) * (2 * encoder.dimension + _ID)
         return Estimate(stage, replace(size, dimension=encoder.dimension), time, peak, disk)
+
+    def _scoring(self, stage: Stage[Any], size: Size) -> Estimate:
+        """Each of a batch's n chunks is read once, and behind each of them all n."""
+        settings, chunks = stage.config.language_model, size.rows
+        tokens = min(settings.max_length, round(size.document_bytes / _BYTES))
+        if not chunks or not tokens:
+            return Estimate(stage, size, Time())
+        counting = Counting(FakeTensorMode(allow_non_fake_inputs=True))
+        with tempfile.TemporaryDirectory() as folder:
+            located = outline(settings.model, Path(folder), settings.revision)
+            with without_weights(counting.fake or FakeTensorMode()):
+                model, _ = load_language_model(located.path)
+        for parameter in model.parameters():
+            counting.hold(parameter)
+        weights = counting.alive
+        with torch.no_grad(), counting, attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
+            model.eval()(input_ids=torch.ones(chunks, tokens, dtype=torch.int64), use_cache=False)
+        arithmetic = counting.flops * (chunks + 1) / self._machines.operations
+        launches = 2 * chunks * counting.launches * _LAUNCH
+        seconds = max(arithmetic, launches) * size.epochs * size.batches / self._gpu.count
+        time = Time(seconds, "arithmetic" if arithmetic > launches else "launches")
+        return Estimate(stage, size, time, counting.peak - weights / 2, _NUMBER * size.epochs * size.pairs * chunks)
 
     def _encoder(self, settings: Any, size: Size) -> tuple[Embedding, float]:
         """Counted once for each encoder and length of texts; and bytes at the peak."""
