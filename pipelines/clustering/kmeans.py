@@ -145,8 +145,7 @@ def cluster_in_parts(
     found: list[Solution] = []
     for restart in range(settings.restarts):
         if parts is None:
-            limits = Limits(settings.iterations, settings.tolerance)
-            found.append(lloyd_in_two_levels(points, split, sample, k, limits, (seed, restart)))
+            found.append(lloyd_in_two_levels(points, split, sample, k, settings, (seed, restart)))
         else:
             seeds = seed_centroids(sample.take(slice(None)), k, np.random.default_rng((seed, restart)))
             found.append(lloyd(parts, seeds, settings.iterations, settings.tolerance))
@@ -158,21 +157,13 @@ def cluster_in_parts(
     return Clustering(clusters.astype(np.int32), centroids, best.objective, steps, best.refilled, k - len(used), zeros)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When Lloyd's algorithm stops: after ``iterations``, or once the objective falls by ``tolerance`` of itself."""
-
-    iterations: int
-    tolerance: float
-
-
 def cell_sample(k: int) -> int:
     """How many points the √K cells are sought among."""
     return SAMPLE_PER_CELL * isqrt(k)
 
 
 def lloyd_in_two_levels(
-    points: Points, split: Split, sample: Points, k: int, limits: Limits, seed: Sequence[int]
+    points: Points, split: Split, sample: Points, k: int, settings: KMeansSettings, seed: Sequence[int]
 ) -> Solution:
     """At most ``k`` clusters of ``points``: √K cells first, clusters within each, then refinement across their borders.
 
@@ -181,12 +172,12 @@ def lloyd_in_two_levels(
     distances in place of N·K, which grows with the square of N where the average cluster size is given. ``clusters`` of
     the solution is one array, of all.
 
-    ``split`` makes parts of descriptions, ``sample`` are some of the points. ``limits`` hold for the cells and within
+    ``split`` makes parts of descriptions, ``sample`` are some of the points. ``settings`` hold for the cells and within
     each; the objective is that of the refinement. Memory: also the points of the largest cell, where it is clustered.
     """
     random = np.random.default_rng(seed)
     seeds = seed_centroids(sample.take(slice(None)), isqrt(k), random)
-    coarse = lloyd(split(cut(sample)), seeds, limits.iterations, limits.tolerance)
+    coarse = lloyd(split(cut(sample)), seeds, settings.iterations, settings.tolerance)
     used, cells = np.unique(np.concatenate(assign(split(cut(points)), coarse.centroids).clusters), return_inverse=True)
     members = np.split(np.argsort(cells, kind="stable"), np.cumsum(np.bincount(cells))[:-1])
     shares = apportion(k, np.array([len(places) for places in members]))
@@ -194,11 +185,11 @@ def lloyd_in_two_levels(
     in_cells = split([points.subset(places) for places in members])
     each = [(share, (*seed, number)) for number, share in enumerate(shares.tolist())]
     fine = [(np.empty(0, dtype=np.float32), 0)] * len(members)
-    for number, found in in_cells.map(cluster_cell, limits, each=each):
+    for number, found in in_cells.map(cluster_cell, settings, each=each):
         fine[number] = found
     near = _clusters_nearby(coarse.centroids[used], [len(centroids) for centroids, _ in fine])
     centroids = np.concatenate([centroids for centroids, _ in fine])
-    refined = lloyd(in_cells, centroids, min(limits.iterations, REFINEMENTS), limits.tolerance, near)
+    refined = lloyd(in_cells, centroids, min(settings.iterations, REFINEMENTS), settings.tolerance, near)
     clusters = np.empty(len(points), dtype=np.int32)
     for places, found_clusters in zip(members, refined.clusters, strict=True):
         clusters[places] = found_clusters
@@ -207,7 +198,7 @@ def lloyd_in_two_levels(
 
 
 def cluster_cell(
-    cell: Points, limits: Limits, share_and_seed: tuple[int, Sequence[int]]
+    cell: Points, settings: KMeansSettings, share_and_seed: tuple[int, Sequence[int]]
 ) -> tuple[NDArray[np.float32], int]:
     """Clusters one cell's points alone: centroids float32 (share, width) and how many clusters were refilled."""
     share, seed = share_and_seed
@@ -215,7 +206,7 @@ def cluster_cell(
     whole = LocalParts([cell if cell.keep else cell.subset(slice(None))])  # else its points are given up afterwards
     chosen = random.choice(len(cell), min(len(cell), SEEDING_SAMPLE * share), replace=False)
     seeds = seed_centroids(whole.points[0].take(np.sort(chosen)), share, random)
-    found = lloyd(whole, seeds, limits.iterations, limits.tolerance)
+    found = lloyd(whole, seeds, settings.iterations, settings.tolerance)
     return found.centroids, found.refilled
 
 

@@ -76,6 +76,7 @@ class Points:
 
     spherical: ClassVar[bool]  # centroids have unit length and costs are 1 - cosine, not squared distances
     converged_cost: ClassVar[float]  # a point of no more cost sits on its centroid
+    vectors: ClassVar[int]  # as long as so many is a point
 
     def __init__(self, pairs: PairVectors, frame: Frame | None = None, device: str = "cpu") -> None:
         self.pairs, self.frame, self.device = pairs, frame or Frame(), device
@@ -92,7 +93,7 @@ class Points:
     @property
     def width(self) -> int:
         """Length of a point."""
-        raise NotImplementedError
+        return self.vectors * self.pairs.dimension
 
     def _make(self, places: Places) -> NDArray[np.float32]:
         raise NotImplementedError
@@ -143,11 +144,7 @@ class MidPoints(Points):
 
     spherical = False
     converged_cost = 0.0
-
-    @property
-    def width(self) -> int:
-        """The vectors' dimension."""
-        return self.pairs.dimension
+    vectors = 1
 
     def _make(self, places: Places) -> NDArray[np.float32]:
         return midpoints(*self.pairs.take(places))
@@ -158,11 +155,7 @@ class ConcatenatedPairs(Points):
 
     spherical = True
     converged_cost = 1e-6  # float32 unit vectors have lengths of 1 ± 1e-7
-
-    @property
-    def width(self) -> int:
-        """Twice the vectors' dimension."""
-        return 2 * self.pairs.dimension
+    vectors = 2
 
     def _make(self, places: Places) -> NDArray[np.float32]:
         documents, queries = self.pairs.take(places)
