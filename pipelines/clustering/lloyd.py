@@ -44,14 +44,6 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Move:
-    """A point and the empty cluster that it makes its own."""
-
-    cluster: int
-    candidate: Candidate
-
-
-@dataclass(frozen=True)
 class Solution:
     """Where Lloyd's algorithm ended: ``clusters`` of each part's points are to ``centroids``.
 
@@ -182,14 +174,14 @@ def lloyd(
         assignment = assign(parts, centroids, near, assignment)
         cost = objective(assignment, centroids, fsum(squares), spherical=spherical)
         moves = refill_empty(parts, assignment, centroids)
-        costs.append(cost - fsum(move.candidate.cost for move in moves))
+        costs.append(cost - fsum(moved.cost for moved in moves.values()))
         refilled += len(moves)
         if len(costs) > iterations or (len(costs) > 1 and costs[-2] - costs[-1] <= tolerance * costs[-2]):
             break
         centroids = means(assignment.sums, assignment.counts, spherical=spherical)
     centroids = centroids.copy()
-    for move in moves:
-        centroids[move.cluster] = move.candidate.point
+    for cluster, moved in moves.items():
+        centroids[cluster] = moved.point
     return Solution(centroids, assignment.clusters, tuple(costs), refilled)
 
 
@@ -217,8 +209,8 @@ def seed_centroids(sample: NDArray[np.float32], k: int, random: np.random.Genera
     return sample[chosen]
 
 
-def refill_empty(parts: Parts, assignment: Assignment, centroids: NDArray[np.float32]) -> list[Move]:
-    """Moves, in place, one point into every empty cluster; returns the moves.
+def refill_empty(parts: Parts, assignment: Assignment, centroids: NDArray[np.float32]) -> dict[int, Candidate]:
+    """Moves, in place, one point into every empty cluster; returns the points by those clusters.
 
     Each comes from the cluster that is largest at that moment (the lowest of equals) and is its costliest point (the
     first of equals). Where that point sits on its centroid the next largest gives; where all do, there are fewer
@@ -234,13 +226,13 @@ def refill_empty(parts: Parts, assignment: Assignment, centroids: NDArray[np.flo
         able |= {donor: len(found[donor]) for donor in wanted if len(found[donor]) < wanted[donor]}
         chosen = donors[: len(empty)]
         if all(len(found[donor]) >= number for donor, number in Counter(chosen).items()):
-            moves = [Move(cluster, found[donor].pop(0)) for cluster, donor in zip(empty, chosen, strict=False)]
-            for move in moves:
-                _apply(assignment, move)
+            moves = {cluster: found[donor].pop(0) for cluster, donor in zip(empty, chosen, strict=False)}
+            for cluster, moved in moves.items():
+                _move(assignment, moved, cluster)
             return moves
         # a look at the points is dear: where many clusters have nothing to give, ever more are asked at once
         asked *= 2
-    return []
+    return {}
 
 
 def _largest_in_turn(counts: NDArray[np.int64], number: int, able: dict[int, int]) -> list[int]:
@@ -298,10 +290,9 @@ def costliest_of_part(
     return found
 
 
-def _apply(assignment: Assignment, move: Move) -> None:
-    moved = move.candidate
+def _move(assignment: Assignment, moved: Candidate, cluster: int) -> None:
     assignment.sums[moved.donor] -= moved.point
-    assignment.sums[move.cluster] = moved.point
+    assignment.sums[cluster] = moved.point
     assignment.counts[moved.donor] -= 1
-    assignment.counts[move.cluster] = 1
-    assignment.clusters[moved.part][moved.place] = move.cluster
+    assignment.counts[cluster] = 1
+    assignment.clusters[moved.part][moved.place] = cluster

@@ -143,9 +143,9 @@ def test_an_empty_cluster_takes_the_costliest_point_of_the_largest() -> None:
         LocalParts([MidPoints(ArrayPairs(half, half)) for half in (line[:1], line[1:])]),
     ):
         assignment = assign(parts, centroids)
-        (move,) = refill_empty(parts, assignment, centroids)
-        assert (move.cluster, move.candidate.donor, move.candidate.cost) == (2, 0, 64.0)
-        assert move.candidate.point.tolist() == [9.0]
+        ((cluster, moved),) = refill_empty(parts, assignment, centroids).items()
+        assert (cluster, moved.donor, moved.cost) == (2, 0, 64.0)
+        assert moved.point.tolist() == [9.0]
         assert np.concatenate(assignment.clusters).tolist() == [0, 0, 0, 2, 1, 1]
         assert assignment.counts.tolist() == [3, 2, 1]
         assert assignment.sums.ravel().tolist() == [3.0, 101.0, 9.0]
