@@ -1,5 +1,7 @@
 """False negatives: documents of a batch that answer a query as well as its own, left out of its softmax."""
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -26,7 +28,9 @@ class FalseNegativeSettings(Settings):
     surrogate_score: bool = True
     """A document that the surrogate's vectors score as high as the positive."""
     margin: float = 0.0
-    """Above 0: also what scores nearly as high as the positive, s_ij >= s_ii - margin."""
+    """Above 0: also what scores nearly as high as the positive."""
+    margin_kind: Literal["absolute", "relative"] = "absolute"
+    """absolute: s_ij >= s_ii - margin; relative: s_ij >= s_ii - margin * |s_ii|."""
     margin_per_hardness: float = Field(default=0.0, ge=0)
     """Added to the margin for each unit of a batch's hardness (eq. 2): random batches need hardly any."""
     fixed_threshold: float | None = None
@@ -44,6 +48,7 @@ def score_mask(
     document_vectors: NDArray[np.floating],
     own: NDArray[np.bool_],
     margin: float = 0.0,
+    margin_kind: Literal["absolute", "relative"] = "absolute",
     fixed_threshold: float | None = None,
 ) -> NDArray[np.bool_]:
     """S(q, d) = {d' : f(q, d') >= f(q, d)} (Contextual Document Embeddings, section 4.1, eq. 4) for every row.
@@ -58,7 +63,8 @@ def score_mask(
     size = len(query_vectors)
     queries, documents = query_vectors.astype(np.float32), document_vectors.astype(np.float32)
     positives = inner_products(queries, documents[:size])
-    thresholds = positives - margin if fixed_threshold is None else np.full(size, fixed_threshold)
+    slack = margin * np.abs(positives) if margin_kind == "relative" else margin
+    thresholds = positives - slack if fixed_threshold is None else np.full(size, fixed_threshold)
     scores = queries @ documents.T
     lengths = np.sqrt(inner_products(queries, queries))
     longest = np.sqrt(inner_products(documents, documents).max())
@@ -140,6 +146,7 @@ def false_negatives(
             *vectors,
             left_alone,
             settings.margin_of(vectors[0], vectors[1][:size]),
+            settings.margin_kind,
             settings.fixed_threshold,
         )
         # a zero vector says nothing of how near anything is: such a query or positive is not judged by scores

@@ -112,7 +112,15 @@ def test_margins_widen_the_mask() -> None:
 
     assert cells() == [[False, False, False], [True, False, False]]
     assert cells(margin=0.2) == [[False, True, False], [True, False, True]]
+    assert cells(margin=0.2, margin_kind="relative") == [[False, True, False], [True, False, False]]
     assert cells(fixed_threshold=0.2) == [[False, True, False], [True, False, True]]
+
+
+def test_a_relative_margin_widens_below_zero_too() -> None:
+    queries, documents = np.ones((1, 1), np.float32), np.array([[-1.0], [-1.05]], np.float32)
+    own = np.eye(1, 2, dtype=bool)
+    assert not score_mask(queries, documents, own).any()
+    assert score_mask(queries, documents, own, margin=0.1, margin_kind="relative").tolist() == [[False, True]]
 
 
 def test_the_margin_grows_with_how_hard_the_batch_is() -> None:
