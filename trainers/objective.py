@@ -244,12 +244,9 @@ class Objective(nn.Module, ABC, Generic[Batch]):
         """Writes the encoder(s) for inference, LoRA merged."""
 
     def gather(self, tensor: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        """The rows of all slices of this rank's batch, differentiably; identity for a whole batch.
-
-        ``counts``: of each slice, as ``counts_of_slices`` gives them; None: as many as here.
-        """
+        """The rows of all slices of this rank's batch, ``counts`` of each (None: as many as here), differentiably."""
         if self.batch_group is None:
-            return tensor
+            return tensor  # a whole batch
         counts = counts or [len(tensor)] * collectives.world_size(self.batch_group)
         return collectives.gather(tensor, self.batch_group, counts)
 
@@ -289,18 +286,12 @@ def build_objective(
 
 
 def pinned(value: Value, device: torch.device) -> Value:
-    """``value`` with its tensors in page-locked memory where ``device`` is a GPU, which copies no other by itself.
-
-    The copy into it takes as long as the one to the device: it is for a background thread.
-    """
+    """``value`` with its tensors in page-locked memory where ``device`` is a GPU: for background threads."""
     return value if device.type == "cpu" else cast(Value, map_nest(value, Tensor, Tensor.pin_memory))
 
 
 def to_device(value: Value, device: torch.device) -> Value:
-    """``value`` (any nest of dataclasses, mappings, tuples and lists) with its tensors on ``device``.
-
-    The host doesn't wait for a GPU to copy what is ``pinned``.
-    """
+    """``value`` (any nest of dataclasses, mappings, tuples and lists) on ``device``; no wait for what is ``pinned``."""
     return cast(Value, map_nest(value, Tensor, lambda tensor: tensor.to(device, non_blocking=True)))
 
 

@@ -74,8 +74,7 @@ def exchange(numbers: Sequence[int], device: torch.device, group: dist.ProcessGr
 def gather(tensor: Tensor, group: dist.ProcessGroup | None = None, counts: Sequence[int] | None = None) -> Tensor:
     """The rows of all ranks in rank order: (rows of all ranks, …) from (own rows, …); row counts may differ.
 
-    ``counts``: the rows of every rank, where they are known; else the ranks ``exchange`` them.
-
+    ``counts``: the rows of every rank; None: the ranks ``exchange`` them.
     Differentiable: what each rank's loss says of a row is summed over the ranks and given to the row's owner.
     All ranks call it together, and where one of them needs the backward pass, all do: give it a tensor that
     requires a gradient on every rank or on none.

@@ -182,10 +182,7 @@ def contextual_encoder(
 
 @dataclass(frozen=True)
 class ContextCandidates:
-    """The documents of this rank that may be drawn: tokens (m, length), int64 (m,) random ``draws`` and text keys.
-
-    ``chunks``: the same, and ``tokens`` in them: what a batch that isn't cut over ranks reads.
-    """
+    """The documents of this rank that may be drawn: int64 (m,) random ``draws`` and text keys; tokens, and chunks."""
 
     features: dict[str, Tensor]
     draws: Tensor
@@ -320,9 +317,7 @@ class Contextual(PairObjective[ContextualSettings]):
 
     def _read_context(self, candidates: ContextCandidates) -> _Context:
         """Each rank embeds those that are drawn of its own documents, and all get the vectors of all."""
-        counts: list[int] = []
-        if self.batch_group is not None:
-            candidates, counts = self._draw_together(candidates)
+        candidates, counts = self._draw_together(candidates) if self.batch_group is not None else (candidates, None)
         vectors = self._read_own(candidates.chunks)
         numbers = torch.arange(self.settings.vectors_per_document, device=vectors.device)
         return _Context(

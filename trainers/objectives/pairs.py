@@ -383,8 +383,7 @@ def score_candidates(batch: PairBatch, gather: Gather, slice_number: int, counts
         )
         mask.index_put_((batch.masked_rows, placed), mask.new_ones(()))
     if batch.is_joined:
-        of_hard_negatives = torch.repeat_interleave(batch_of, pool_sizes, output_size=len(order) - rows)
-        of_columns = torch.cat([batch_of, of_hard_negatives])
+        of_columns = torch.cat([batch_of, batch_of.repeat_interleave(pool_sizes, output_size=len(order) - rows)])
         answers = positives_in_step(query_keys[positives], query_keys[:rows], keys)
         mask |= answers & (batch_of[positives, None] != of_columns)
     return Candidates(mask, positives, order, counts)
