@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._pytree import tree_leaves
 
 from retrieval.encoders.pretrained import named_models
 from trainers.engine import collectives, sharding
@@ -54,19 +55,17 @@ class StepCost:
 
 
 class _OneRank(Counting):  # type: ignore[no-untyped-call]
-    """Counts on the first of several ranks, of which the others are taken to hold rows like its own.
-
-    Keys of texts are others on each rank, and a last column of zeros holds the ranks' numbers.
-    """
+    """Counts on the first of several ranks, of which the others hold rows like its own, but for keys of texts."""
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = super()._computed(func, args, kwargs)
-        if func.namespace == "c10d" and func._schema.name == "c10d::allgather_":
-            (received,), (sent,) = args[0], args[1]
-            for number, tensor in enumerate(received if not isinstance(sent, FakeTensor) else ()):
-                tensor.copy_(torch.where(sent.abs() > 1 << 32, sent + number, sent))
-                if sent.ndim == 2 and not sent[:, -1].any():
-                    tensor[:, -1] = number
+        if func.namespace == "c10d" and "gather" in func._schema.name:
+            tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+            sent = min(tensors, key=Tensor.numel)
+            for gathered in tensors:
+                if gathered is not sent and gathered.dtype == torch.int64 and not isinstance(sent, FakeTensor):
+                    for number, rows in enumerate(gathered.view(-1, *sent.shape)):
+                        rows.copy_(torch.where(sent.abs() > 1 << 32, sent + number, sent))
         return out
 
 

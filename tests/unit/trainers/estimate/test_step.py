@@ -111,3 +111,9 @@ def test_sharing_out_divides_what_stands(models: Path) -> None:
     assert found.sent > whole.sent
     assert found.optimizer < whole.optimizer / 3
     assert found.weights < whole.weights / 2
+
+
+def test_ranks_that_share_a_batch_share_its_work(models: Path) -> None:
+    settings = run_settings("contextual", models)
+    alone, one_of_two = (step_cost(settings, PAIRS, workers) for workers in (1, 2))
+    assert alone.flops / 2 < one_of_two.flops < 0.7 * alone.flops  # fewer rows are padded to the longest, too
