@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 from raytriever.artifacts.artifact import Artifact
 
 CLUSTERS = "clusters"
-NO_CLUSTER = -1
 
 
 @dataclass(frozen=True)
 class DomainPairs:
     """Pairs of a ``domain`` that are packed together.
 
-    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each, ``NO_CLUSTER`` where there
+    ``pairs`` int64 (n,): numbers in the pairs artifact; ``clusters`` int32 (n,): of each, -1 where there
     are none; ``centroids`` (K, d) of the clusters.
     """
 
@@ -36,12 +35,6 @@ def read_domain(artifact: Artifact, number: int) -> DomainPairs:
         table["cluster"].to_numpy(),
         np.load(artifact.path(shard.files[1].name), mmap_mode="r"),
     )
-
-
-def without_clusters(domain: str, pairs: NDArray[np.int64]) -> DomainPairs:
-    """Pairs as if they were of one cluster, which has no number."""
-    clusters = np.full(len(pairs), NO_CLUSTER, dtype=np.int32)
-    return DomainPairs(domain, pairs, clusters, np.zeros((1, 1), dtype=np.float32))
 
 
 def size_histogram(clusters: NDArray[np.int32]) -> list[int]:

@@ -18,7 +18,7 @@ from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_p
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.clustering.points import LocalParts, Points, Split, keep_what_fits
 from pipelines.jobs.lookups import add_array, map_array
-from pipelines.packing.domain_groups import groups_of
+from pipelines.packing.domain_groups import DomainGroups, groups_of
 from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
@@ -70,13 +70,12 @@ class Cluster(Stage[ClusterConfig]):
     def _device(self) -> str:
         return "cuda" if self.config.resources.gpus_per_worker else "cpu"
 
-    def _labels(self) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    def _groups(self) -> DomainGroups:
         artifact = Artifact(self.config.pairs, PAIRS)
         if not artifact.rows:
             raise UserError(f"{artifact.uri} holds no pairs, so there is nothing to cluster.")
         limit = "smallest_domain and the batch size"
-        groups = groups_of(artifact, self.config.smallest_domain, self.config.small_domains, limit)
-        return groups.labels, groups.names
+        return groups_of(artifact, self.config.smallest_domain, self.config.small_domains, limit)
 
     def plan(self) -> list[Shard]:
         """Whose pairs are where, then one shard a domain; refuses small domains unless told what to do with them."""
@@ -88,9 +87,8 @@ class Cluster(Stage[ClusterConfig]):
                     f"{vectors.uri} has {vectors.part(part).vectors_per_text} vectors for each of its {part}; a pair is"
                     " clustered by one a side. Embed with an encoder that gives one."
                 )
-        labels, names = self._labels()
-        sizes = np.bincount(labels[labels >= 0], minlength=len(names))
-        left_out = int((labels < 0).sum())
+        groups = self._groups()
+        sizes = np.bincount(groups.labels[groups.labels >= 0], minlength=len(groups.names))
         starts = np.cumsum(sizes) - sizes
         domains = [
             Shard(
@@ -100,11 +98,11 @@ class Cluster(Stage[ClusterConfig]):
                     "name": name,
                     "first": int(starts[number]),
                     "pairs": int(sizes[number]),
-                    "left_out": left_out if number == 0 else 0,
+                    "left_out": groups.dropped if number == 0 else 0,
                 },
                 phase=1,
             )
-            for number, name in enumerate(names)
+            for number, name in enumerate(groups.names)
         ]
         return [Shard(_LOOKUP, {"pairs": 0}, intermediate=True), *domains]
 
@@ -136,9 +134,9 @@ class Cluster(Stage[ClusterConfig]):
 
     def _make_lookup(self, writer: ShardWriter) -> ShardRecord:
         """The pairs of all domains, one domain after the other, and their rows: each domain reads its own."""
-        labels, _ = self._labels()
+        groups = self._groups()
         rows = read_pairs(Artifact(self.config.pairs, PAIRS), ["query_row", "document_row"])
-        pairs = np.argsort(labels, kind="stable")[int((labels < 0).sum()) :]
+        pairs = np.argsort(groups.labels, kind="stable")[groups.dropped :]
         add_array(writer, _ARRAYS["pairs"], pairs)
         add_array(writer, _ARRAYS["query_rows"], rows["query_row"].to_numpy()[pairs])
         add_array(writer, _ARRAYS["document_rows"], rows["document_row"].to_numpy()[pairs])

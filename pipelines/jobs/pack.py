@@ -257,7 +257,7 @@ class Pack(Stage[PackConfig]):
             pairs = Artifact(self.config.pairs, PAIRS)
             groups = groups_of(pairs, self.config.packing.batch_size, self.config.small_domains)
             if groups.dropped:
-                dropped["pairs of small domains"] = sum(groups.dropped.values())
+                dropped["pairs of small domains"] = groups.dropped
         return dropped
 
     def _pairs_fingerprint(self) -> str:

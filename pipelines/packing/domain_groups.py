@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.clustering.clusters import DomainPairs, without_clusters
+from pipelines.clustering.clusters import DomainPairs
 from pipelines.pairs.pairs import DomainNumbers, SmallDomains, keep_domains, read_pairs
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
@@ -19,13 +19,16 @@ MERGED = "(merged)"
 class DomainGroups:
     """Which items are clustered and packed together.
 
-    ``labels`` int64 (N,): the group of each item, -1 where it is dropped; ``names`` of the groups; ``dropped``: items
-    of each domain that is in no group.
+    ``labels`` int64 (N,): the group of each item, -1 where it is dropped; ``names`` of the groups.
     """
 
     labels: NDArray[np.int64]
     names: tuple[str, ...]
-    dropped: dict[str, int]
+
+    @property
+    def dropped(self) -> int:
+        """Items in no group."""
+        return int((self.labels < 0).sum())
 
 
 def group_domains(
@@ -44,8 +47,7 @@ def group_domains(
         if MERGED in groups:
             raise UserError(f"A domain is called {MERGED!r}, the name of the small domains merged. Rename it.")
         groups.append(MERGED)
-    dropped = {names[number]: int(counts[number]) for number in np.flatnonzero(group_of < 0)}
-    return DomainGroups(group_of[codes], tuple(groups), dropped)
+    return DomainGroups(group_of[codes], tuple(groups))
 
 
 def _in_order(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
@@ -65,8 +67,9 @@ def groups_of(
 
 
 def unclustered(groups: DomainGroups) -> Iterator[DomainPairs]:
-    """Each group's pairs, without clusters."""
+    """Each group's pairs, as if they were of one cluster, which has no number."""
     by_group = np.argsort(groups.labels, kind="stable")
     bounds = np.searchsorted(groups.labels[by_group], np.arange(len(groups.names) + 1))
     for number, name in enumerate(groups.names):
-        yield without_clusters(name, by_group[bounds[number] : bounds[number + 1]])
+        pairs = by_group[bounds[number] : bounds[number + 1]]
+        yield DomainPairs(name, pairs, np.full(len(pairs), -1, dtype=np.int32), np.zeros((1, 1), dtype=np.float32))
