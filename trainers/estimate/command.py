@@ -101,15 +101,15 @@ def remedies(config: Any, gpus: int) -> list[tuple[str, Any]]:
     """What saves memory, the cheapest first, each with those before it: in words, and the settings with it."""
     objective, before = config.objective, config.model_dump()
     wanted: dict[str, Any] = {}
-    chunk = objective.chunk_size or 16
+    measure = "chunk_size" if objective.chunk_size else "chunk_tokens"
     shards = gpus > 1 and config.training.optimizer.kind != "adamw_8bit"
     steps: list[dict[str, Any]] = [
-        {"objective.gradient_cache": True, "objective.chunk_size": chunk},
+        {"objective.gradient_cache": True},
         {"activation_checkpointing": True},
         {"objective.language_model.activation_checkpointing": True} if hasattr(objective, "language_model") else {},
         {"sharding": "sharded"} if shards else {},
         {"training.bf16": True},
-        {"objective.chunk_size": max(1, chunk // 4)},
+        {f"objective.{measure}": max(1, getattr(objective, measure) // 4)},
     ]
     found = []
     for step in steps:

@@ -15,6 +15,7 @@ from raytriever.stages.stage import Stage, Stages, made_by
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.towers import load_towers
 from retrieval.jobs.embed import ON_GPU
+from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.estimate.calibration import Calibration
 from trainers.estimate.costs import (
     DOMAINS,
@@ -185,7 +186,10 @@ def on_gpus(config: Any, gpu: Gpu) -> Any:
     bf16 = bool(gpu.peak) if config.training.bf16 == "auto" else config.training.bf16
     training = config.training.model_copy(update={"bf16": bf16})
     resources = config.resources.model_copy(update={"workers": gpu.count, "gpus_per_worker": 1})
-    return config.model_copy(update={"training": training, "resources": resources})
+    objective = config.objective
+    if objective.chunk_size is None and objective.chunk_tokens is None:  # the default of GPUs
+        objective = objective.model_copy(update={"chunk_tokens": CHUNK_TOKENS_ON_GPU})
+    return config.model_copy(update={"training": training, "resources": resources, "objective": objective})
 
 
 def seconds_of(cost: StepCost, config: Any, gpu: Gpu) -> dict[str, float]:
