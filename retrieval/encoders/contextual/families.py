@@ -125,10 +125,8 @@ class Bert(Backbone):
         return embedded
 
     def embed_vectors(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        placed = positions != UNPLACED
-        if bool(placed.any()):
-            of_places = self.transformer.embeddings.position_embeddings(self._places(positions[placed]))
-            vectors = vectors.index_add(0, placed.nonzero()[:, 0], of_places)
+        of_places = self.transformer.embeddings.position_embeddings(self._places(positions.clamp(min=0)))
+        vectors = vectors + of_places.masked_fill((positions == UNPLACED)[:, None], 0)
         return super().embed_vectors(vectors, positions)
 
     def complete(self, layer: Any, states: Tensor, attended: Tensor) -> Tensor:

@@ -76,9 +76,7 @@ def _own_kind(rows: int, null_row: int | None, like: Tensor) -> Tensor:
 
     So a text that has the null vector in the place of all context reads what it would without any context.
     """
-    is_null = torch.zeros(rows, dtype=torch.bool, device=like.device)
-    if null_row is not None:
-        is_null[null_row] = True
+    is_null = torch.arange(rows, device=like.device) == (-1 if null_row is None else null_row)
     return like.new_zeros(1, 1, rows, rows).masked_fill(is_null[:, None] != is_null, _NEVER)
 
 
