@@ -85,7 +85,7 @@ def _of_training(name: str, each: Estimate, cost: StepCost, gpu: Gpu) -> list[st
     if gpu.needs(cost.peak) <= gpu.gib:
         return [*lines, f"  It fits: {said}."]
     lines.append(f"  It doesn't fit: {said}. With")
-    for settings, changed in remedies(config, gpu.count):
+    for settings, changed in remedies(config, gpu):
         needed = gpu.needs(step_cost(changed, shape_of(each.size, config), gpu.count).peak)
         lines.append(f"    {settings}: {needed:.1f} GiB{', which fits' * (needed <= gpu.gib)}")
         if needed <= gpu.gib:
@@ -97,18 +97,18 @@ def _gib(number: float) -> str:
     return f"{number / 2**30:.1f} GiB"
 
 
-def remedies(config: Any, gpus: int) -> list[tuple[str, Any]]:
+def remedies(config: Any, gpu: Gpu) -> list[tuple[str, Any]]:
     """What saves memory, the cheapest first, each with those before it: in words, and the settings with it."""
     objective, before = config.objective, config.model_dump()
     wanted: dict[str, Any] = {}
     measure = "chunk_size" if objective.chunk_size else "chunk_tokens"
-    shards = gpus > 1 and config.training.optimizer.kind != "adamw_8bit"
+    shards = gpu.count > 1 and config.training.optimizer.kind != "adamw_8bit"
     steps: list[dict[str, Any]] = [
         {"objective.gradient_cache": True},
         {"activation_checkpointing": True},
         {"objective.language_model.activation_checkpointing": True} if hasattr(objective, "language_model") else {},
         {"sharding": "sharded"} if shards else {},
-        {"training.bf16": True},
+        {"training.bf16": True} if gpu.peak else {},
         {f"objective.{measure}": max(1, getattr(objective, measure) // 4)},
     ]
     found = []

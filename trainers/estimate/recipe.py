@@ -182,8 +182,10 @@ def _disk(stage: Stage[Any], size: Size) -> float:
 
 
 def on_gpus(config: Any, gpu: Gpu) -> Any:
-    """A training's settings on such GPUs, ``bf16`` resolved."""
+    """A training's settings on such GPUs, ``bf16`` resolved. Raises ``UserError`` where it is on and they lack it."""
     bf16 = bool(gpu.peak) if config.training.bf16 == "auto" else config.training.bf16
+    if bf16 and not gpu.peak:
+        raise UserError(f"training.bf16 is on, and a {gpu.name} has no bfloat16 instructions. Set it to false.")
     training = config.training.model_copy(update={"bf16": bf16})
     resources = config.resources.model_copy(update={"workers": gpu.count, "gpus_per_worker": 1})
     objective = config.objective

@@ -54,6 +54,7 @@ def test_it_says_what_stages_take(recipe: str) -> None:
     ("arguments", "problem"),
     [
         (["--gpu", "h10"], r"--gpu h10: no such GPU is known. Did you mean 'h100'"),
+        (["--gpu", "t4", "--set", "model.training.bf16=true"], "model: training.bf16 is on, and a t4 has no bfloat16"),
         (["--gpus", "3", "--set", "model.training.batches_per_step=2"], "can't be shared by 3 workers"),
         (["--gpus", "128"], "can't be cut into 128 equal slices"),
         (["--set", "model.encoder.model=org/unknown"], "model: How the model 'org/unknown' is built isn't known here"),
