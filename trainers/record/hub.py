@@ -1,14 +1,9 @@
 """Pushes a trained model to the Hugging Face hub: the artifact's own files and nothing of its checkpoints or logs."""
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]  # of its HTTP library
 
@@ -31,13 +26,9 @@ def push_to_hub(model: str, repo_id: str, *, private: bool = False) -> str:
     api = HfApi(library_name="raytriever")
     try:
         address = api.create_repo(repo_id, private=private or None, exist_ok=True)
-        with _local_copy(artifact) as folder:
-            api.upload_folder(
-                repo_id=repo_id,
-                folder_path=folder,
-                allow_patterns=[*artifact.names(), MANIFEST],
-                commit_message=f"Model {artifact.fingerprint[:12]}",
-            )
+        sent = [CommitOperationAdd(name, artifact.path(name)) for name in artifact.names()]
+        sent.append(CommitOperationAdd(MANIFEST, artifact.folder.read_bytes(MANIFEST)))
+        api.create_commit(repo_id, sent, commit_message=f"Model {artifact.fingerprint[:12]}")
     except (TransportError, HFValidationError, OSError) as error:  # with status and words of the hub, without headers
         raise UserError(
             f"{model} was not pushed to '{repo_id}': {' '.join(str(error).split())[:600]} The name is org/name, and the"
@@ -45,21 +36,6 @@ def push_to_hub(model: str, repo_id: str, *, private: bool = False) -> str:
             " the hub is in reach: what has arrived is not sent twice."
         ) from error
     return str(address)
-
-
-@contextmanager
-def _local_copy(artifact: Artifact) -> Iterator[Path]:
-    """The artifact's folder; of one in an object store, a copy of its files that is gone afterwards."""
-    if artifact.folder.is_local:
-        yield artifact.folder.local_path(MANIFEST, artifact.fingerprint).parent
-        return
-    with tempfile.TemporaryDirectory(prefix="raytriever-push-") as temporary:
-        folder = Path(temporary)
-        for name in artifact.names():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(artifact.path(name), folder / name)
-        (folder / MANIFEST).write_bytes(artifact.folder.read_bytes(MANIFEST))
-        yield folder
 
 
 def push(
