@@ -8,7 +8,7 @@ Weights are stored whole however many ranks share them, so a run may go on with 
 
 import copy
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ class Checkpoints:
 
     ``config``: the resolved settings that the loop doesn't know (encoder, objective) as JSON values, part of
     what a checkpoint must agree with. ``keep``: the newest complete checkpoints that are kept; the best one is kept
-    besides, and that which is the best if the run is prolonged.
+    besides.
     """
 
     def __init__(self, uri: str, config: Mapping[str, Any], *, keep: int = 2) -> None:
@@ -56,26 +56,19 @@ class Checkpoints:
         bound._derivation = replace(self._derivation, config=config, inputs={"batches": batches})
         return bound
 
-    def save(
-        self,
-        state: State,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        best_if_prolonged: int | None = None,
-    ) -> None:
+    def save(self, state: State, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Copies the state and writes it in the background; then removes what is older than what is kept.
 
-        Kept are the newest, ``state.best_step`` and ``best_if_prolonged``, the best step of a run that goes on from
-        here. Those that ``restore`` passed over are removed too. All ranks call it; the first writes. At most one
-        checkpoint is being written: a call waits for the one before, and raises what that raised.
+        Kept are the newest and ``state.best_step``. Those that ``restore`` passed over are removed too. All ranks call
+        it; the first writes. At most one checkpoint is being written: a call waits for the one before, and raises what
+        that raised.
         """
         self.wait()
         named = trainable_parameters(module)
         tensors = {_WEIGHTS: _copied(named), _OPTIMIZER: _copied(_optimizer_tensors(optimizer, named))}
         if collectives.rank() == 0:
             pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-            self._pending = pool.submit(self._write, state, tensors, {state.best_step, best_if_prolonged})
+            self._pending = pool.submit(self._write, state, tensors)
             pool.shutdown(wait=False)
 
     def __enter__(self) -> Self:
@@ -91,9 +84,7 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
-    def _write(
-        self, state: State, tensors: Mapping[str, Mapping[str, Tensor]], best_steps: Collection[int | None]
-    ) -> None:
+    def _write(self, state: State, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.folder.delete_temporary()
         hashes = {}
         with self.folder.scratch() as scratch:
@@ -105,7 +96,7 @@ class Checkpoints:
         # unsorted: measures come back in the order in which an undisturbed run writes them out
         self.folder.write_bytes(f"{_step_folder(state.steps)}/{_RECORD}", json.dumps(record, indent=1).encode())
         self._forget_passed_over(state.steps)
-        self._prune(best_steps)
+        self._prune(state.best_step)
 
     def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
         """Loads the newest checkpoint that is whole and returns its state; that of no step where there is none.
@@ -199,11 +190,11 @@ class Checkpoints:
                 self._delete(steps)
         self._passed_over = ()
 
-    def _prune(self, best_steps: Collection[int | None]) -> None:
+    def _prune(self, best_step: int | None) -> None:
         present = self._present()
         complete = [steps for steps in present if self.folder.exists(f"{_step_folder(steps)}/{_RECORD}")]
         for steps in present:
-            if steps < complete[-self._keep :][0] and steps not in best_steps:
+            if steps < complete[-self._keep :][0] and steps != best_step:
                 self._delete(steps)
         self.folder.delete_empty_folders()
 

@@ -59,13 +59,6 @@ class State:
         best = best_evaluation(evaluations, criteria)
         return replace(self, evaluations=tuple(evaluations), best_step=best.step if best else None)
 
-    def prolonged(self, every: int, criteria: Sequence[Criterion]) -> Self:
-        """The same in a longer run, evaluated ``every`` steps: without the evaluation at the end of a shorter one.
-
-        An uninterrupted run lacks that, so neither patience, nor the schedule, nor the choice of the best may count it.
-        """
-        return self.judged([evaluation for evaluation in self.evaluations if evaluation.step % every == 0], criteria)
-
 
 @dataclass(frozen=True)
 class Trained:

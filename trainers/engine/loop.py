@@ -96,7 +96,6 @@ def train(
         checkpoints = checkpoints.of_run(settings.shaping(order.total_steps), batches.fingerprint)
         state = checkpoints.restore(objective, optimizer)
         require_common_start(state.steps, order.total_steps, next(objective.parameters()).device)
-        state = state if state.steps == order.total_steps else _prolonged(state, validation)
     collectives.broadcast_weights(objective)
     if validation and state.steps == 0:
         state = _evaluated(state, validation, objective, callbacks)
@@ -124,7 +123,7 @@ def train(
             if checkpoints and (last or done % settings.checkpoint_every == 0 or state.was_evaluated):
                 for callback in callbacks:
                     callback.on_checkpoint(done)
-                checkpoints.save(state, objective, optimizer, best_if_prolonged=_prolonged(state, validation).best_step)
+                checkpoints.save(state, objective, optimizer)
             if _stops(state, validation):
                 break
             clock = time.perf_counter()  # neither validation nor checkpoint is the next step's time or its waiting
@@ -153,10 +152,6 @@ def _set_learning_rate(
     for group in optimizer.param_groups:
         group["lr"] = rate
     return rate
-
-
-def _prolonged(state: State, validation: Validation | None) -> State:
-    return state.prolonged(validation.every, validation.criteria) if validation else state
 
 
 def _evaluated(state: State, validation: Validation, objective: Objective[Any], callbacks: Sequence[Callback]) -> State:

@@ -236,57 +236,6 @@ def test_an_interrupted_validated_run_goes_on_as_if_nothing_had_happened(tmp_pat
     assert one == other
 
 
-def test_an_evaluation_at_the_end_of_a_shorter_run_is_forgotten_when_it_is_prolonged(tmp_path):
-    run(tiny_settings(max_steps=5), tmp_path, validation=Scripted(0.0, 0.1, 0.2, 0.9))
-    evaluations = []
-    run(tiny_settings(max_steps=6), tmp_path, validation=Scripted(0.3), on_evaluation=evaluations.append)
-    record = json.loads((tmp_path / "step-00000006" / "checkpoint.json").read_text())
-    assert [evaluation["step"] for evaluation in record["evaluations"]] == [0, 2, 4, 6]
-    assert record["best_step"] == 6
-
-
-LONG = TinyBatches(counts=(20,))  # 10 steps of an epoch
-
-
-def of_length(steps: int, **changes) -> TrainingSettings:
-    return tiny_settings(epochs=1, max_steps=steps, checkpoint_every=100, **changes)
-
-
-@pytest.mark.parametrize("kept", [1, 2])
-def test_a_prolonged_run_still_has_the_best_of_its_own_evaluations(tmp_path, kept):
-    shorter = Scripted(0.0, 0.5, 0.4, 0.6)
-    ended, _ = run(of_length(5), tmp_path, batches=LONG, validation=shorter, kept=kept)
-    assert_same_arrays(weights_of(ended), shorter.weights[3])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"step-{step:08d}" for step in ((2, 5) if kept == 1 else (2, 4, 5))
-    ]
-    prolonged, reports = run(of_length(9), tmp_path, batches=LONG, validation=Scripted(0.45, 0.45, 0.3), kept=kept)
-    assert [report["step"] for report in reports] == [6, 7, 8, 9]
-    assert_same_arrays(weights_of(prolonged), shorter.weights[1])
-    record = json.loads((tmp_path / "step-00000009" / "checkpoint.json").read_text())
-    assert [evaluation["step"] for evaluation in record["evaluations"]] == [0, 2, 4, 6, 8, 9]
-    assert record["best_step"] == 2
-
-
-def test_patience_does_not_count_the_end_of_a_shorter_run(tmp_path):
-    run(of_length(5), tmp_path, batches=LONG, validation=Scripted(0.0, 0.5, 0.4, 0.3, patience=2))
-    asked = Scripted(0.3, patience=2)
-    _, reports = run(of_length(9), tmp_path, batches=LONG, validation=asked)
-    assert [report["step"] for report in reports] == [6]
-    assert asked.scores == []
-
-
-def test_a_plateau_does_not_count_the_end_of_a_shorter_run(tmp_path):
-    scores = (0.0, 0.5, 0.4, 0.4, 0.4)
-    settings = [of_length(steps, schedule=ScheduleSettings(kind="plateau", patience=1)) for steps in (5, 9)]
-    whole, expected = run(settings[1], tmp_path / "whole", batches=LONG, validation=Scripted(*scores, 0.4))
-    run(settings[0], tmp_path / "parts", batches=LONG, validation=Scripted(*scores[:3], 0.1))
-    resumed, reports = run(settings[1], tmp_path / "parts", batches=LONG, validation=Scripted(*scores[3:], 0.4))
-    assert [r["learning_rate"] for r in expected[5:]] == [0.01] + [0.005] * 3
-    assert [r["learning_rate"] for r in reports] == [r["learning_rate"] for r in expected[5:]]
-    assert_same_weights(resumed, whole)
-
-
 class Poisoned(Objective[bool]):
     """Its loss, or only its gradient, is not finite for the batch that begins with ``text``."""
 
