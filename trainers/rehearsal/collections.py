@@ -18,15 +18,12 @@ import yaml
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles, Columns, PairTables, SplitTables
 from pipelines.formats.dpr import Dpr
-from pipelines.formats.flag_embedding import FlagEmbedding
 from pipelines.formats.hub import HubDataset
 from pipelines.formats.ms_marco import MsMarco
-from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.nomic import Nomic
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.sources import AnySource, JoinedSources, SingleSource
 from pipelines.formats.tables import JSON_ENDINGS
-from pipelines.formats.trec import TrecFiles
 from pipelines.formats.tripclick import TripClick
 from raytriever.errors import UserError
 from retrieval.collections.text_lines import plain_name
@@ -214,7 +211,7 @@ def _judgments(toy: Toy, split: str) -> list[dict[str, Any]]:
     ]
 
 
-def _write_mteb(source: MtebFolder | HubDataset, size: Size, folder: Path) -> None:
+def _write_mteb(source: HubDataset, size: Size, folder: Path) -> None:
     """As most of MTEB's repositories are; as those of CoIR where there are subsets, which share a repository."""
     toy = make_toy(f"{folder} {source.subset}", source.splits or _SPLITS, size, ("d", "q"))
     id_, name = ("id", f"{source.subset}-{{}}/{{}}-00000-of-00001.parquet") if source.subset else ("_id", "{}.jsonl")
@@ -347,14 +344,6 @@ def _write_qrels(
         _write_lines(_file(folder, names[0]), lines, " ")
 
 
-def _write_trec(source: TrecFiles, size: Size, folder: Path) -> None:
-    toy = make_toy(str(folder), source.qrels or _SPLITS, size)
-    for name in source.documents:
-        _write_documents(_file(folder, name), toy.documents, source)
-    _write_queries(source.queries, toy, source.qrels, folder)
-    _write_qrels(source.qrels, toy, toy.queries, folder)
-
-
 def _write_queries(names: Sequence[str], toy: Toy, files: Mapping[str, Sequence[str]], folder: Path) -> None:
     """Each split's queries in the file whose name is most like that of its judgments."""
 
@@ -365,21 +354,6 @@ def _write_queries(names: Sequence[str], toy: Toy, files: Mapping[str, Sequence[
     for name in names:
         splits = [split for split in files if name == max(names, key=lambda each: alike(each, files[split][0]))]
         _write_topics(_file(folder, name), Toy([], {split: toy.queries[split] for split in splits}).all_queries())
-
-
-def _write_documents(path: Path, documents: Sequence[Document], source: TrecFiles) -> None:
-    if plain_name(path.name).endswith(".tsv"):
-        _write_lines(path, (_columns(d, source.document_columns) for d in documents))
-    elif plain_name(path.name).endswith(".jsonl"):
-        keys = source.document_keys
-        write_table(path, [{keys.id: d.id, keys.title: d.title, keys.text: d.text} for d in documents])
-    else:
-        title, text = source.title_tags[0], source.text_tags[0]
-        marked_up = (
-            f"<DOC>\n<DOCNO>{d.id}</DOCNO>\n<{title}>{d.title}</{title}>\n<{text}>\n{d.text}\n</{text}>\n</DOC>\n"
-            for d in documents
-        )
-        _write_text(path, "".join(marked_up))
 
 
 def _write_topics(path: Path, queries: Sequence[Query]) -> None:
@@ -396,7 +370,11 @@ def _write_tripclick(source: TripClick, size: Size, folder: Path) -> None:
     """The benchmark in TREC's markup."""
     judged = sorted({name for names in source.splits.values() for name in names})
     toy = make_toy(str(folder), sorted({name.partition(".")[2] for name in judged}), size)
-    _write_documents(folder / "documents/docs_grp_00.txt", toy.documents, TrecFiles(path="", documents=("*.txt",)))
+    marked_up = (
+        f"<DOC>\n<DOCNO>{d.id}</DOCNO>\n<TITLE>{d.title}</TITLE>\n<TEXT>\n{d.text}\n</TEXT>\n</DOC>\n"
+        for d in toy.documents
+    )
+    _write_text(folder / "documents/docs_grp_00.txt", "".join(marked_up))
     for part, queries in toy.queries.items():
         _write_topics(folder / f"topics/topics.{part}.txt", queries)
     files = {name: [f"qrels/qrels.{name}.txt"] for name in judged}
@@ -441,22 +419,11 @@ def _write_nomic(source: Nomic, size: Size, folder: Path) -> None:
         write_table(_file(folder, source.files[0]) if source.files else folder / f"data/{dataset}.parquet", rows)
 
 
-def _write_flag_embedding(source: FlagEmbedding, size: Size, folder: Path) -> None:
-    toy = make_toy(str(folder), source.examples, size)
-    for split, names in source.examples.items():
-        rows = [{"query": q.text, "pos": toy.texts(q, 1), "neg": toy.texts(q, 0)} for q in toy.queries[split]]
-        prompts = {"type": "toy", "prompt": "Find what answers this."}
-        write_table(_file(folder, names[0]), [row | prompts for row in rows])
-
-
 WRITERS: dict[type[Any], Callable[[Any, Size, Path], None]] = {
     BeirFolder: _write_beir,
-    MtebFolder: _write_mteb,
     ColumnFiles: _write_columns,
     MsMarco: _write_ms_marco,
-    TrecFiles: _write_trec,
     TripClick: _write_tripclick,
     Dpr: _write_dpr,
     Nomic: _write_nomic,
-    FlagEmbedding: _write_flag_embedding,
 }

@@ -30,9 +30,10 @@ TEXTS = ["the harbour of a town", "a town without a harbour", "what the river ca
 CORPUS = {"table": "docs.jsonl.gz", "id": "docid", "title": "title"}
 SOURCES: dict[str, dict[str, Any]] = {
     "beir": {"kind": "beir", "path": "data/nfcorpus"},
-    "mteb": {"kind": "mteb", "path": "data/cosqa", "splits": ["test"]},
     "hub": {"kind": "hub", "layout": "mteb", "dataset": "mteb/x", "revision": COMMIT, "splits": ["test"]},
-    "subset": {"kind": "mteb", "path": "data/CodeSearchNet", "subset": "go", "splits": ["test"]},
+    "subset": {
+        "kind": "hub", "layout": "mteb", "dataset": "CoIR/x", "revision": COMMIT, "subset": "go", "splits": ["test"]
+    },
     "passages": {"kind": "columns", "path": "data/wikipedia", "documents": CORPUS | {"join_by": "title"}},
     "parts": {
         "kind": "columns", "path": "data/batches", "documents": {"table": "*.jsonl", "id": None, "in_parts": True}
@@ -60,16 +61,12 @@ SOURCES: dict[str, dict[str, Any]] = {
         "kind": "ms_marco", "path": "data/texts", "documents": [], "queries": [], "qrels": {},
         "text_triples": {"train": "triples.tsv"},
     },
-    "trec": {
-        "kind": "trec", "path": "data/trec", "documents": "docs.xml", "queries": "topics.txt", "qrels": {"test": "q"}
-    },
     "tripclick": {"kind": "tripclick", "path": "data/tripclick"},
     "dpr": {
         "kind": "dpr", "path": "data/dpr", "examples": {"train": "nq-train.json"}, "passages": "psgs_w100.tsv",
         "questions": {"test": "nq-test.qa.csv"}, "differing_texts": "first",
     },
     "nomic": {"kind": "nomic", "path": "data/nomic", "empty_queries": "drop"},
-    "flag_embedding": {"kind": "flag_embedding", "path": "data/bge", "examples": {"train": "*.jsonl"}},
     "sources": {
         "kind": "sources",
         "sources": {"a": {"kind": "beir", "path": "data/a"}, "b": {"kind": "beir", "path": "b", "splits": ["dev"]}},
