@@ -17,16 +17,13 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], k_constant: int = 60, de
     descending, then row ascending. Sums are taken in float64 and compared as float32, so that equal sums tie
     in whatever order the rankings come.
     """
-    queries = len(rankings[0].rows)
     widths = [min(depth, ranking.rows.shape[1]) for ranking in rankings]
     reciprocal_ranks = np.concatenate([1.0 / (k_constant + np.arange(1, width + 1)) for width in widths])
-    rows = np.full((queries, depth), -1, dtype=np.int64)
-    scores = np.full((queries, depth), -np.inf, dtype=np.float32)
-    for block in query_blocks(queries, sum(widths)):
+    fused = Ranking.empty(len(rankings[0].rows), depth)
+    for block in query_blocks(len(fused.rows), sum(widths)):
         candidates = np.concatenate([ranking.rows[block, :depth] for ranking in rankings], axis=1)
-        fused = _sum_by_row(candidates, reciprocal_ranks, depth)
-        rows[block], scores[block] = fused.rows, fused.scores
-    return Ranking(rows, scores)
+        fused.put(block, _sum_by_row(candidates, reciprocal_ranks, depth))
+    return fused
 
 
 def _sum_by_row(rows: NDArray[np.int64], weights: NDArray[np.float64], k: int) -> Ranking:

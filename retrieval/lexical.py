@@ -103,15 +103,14 @@ class LexicalIndex:
 
         A text that shares no term with the query is no result: such places have row -1 and score -inf.
         """
-        rows = np.full((len(query_texts), k), -1, dtype=np.int64)
-        scores = np.full((len(query_texts), k), -np.inf, dtype=np.float32)
+        ranking = Ranking.empty(len(query_texts), k)
         tokenized = self._tokenizer.streaming_tokenize(query_texts, update_vocab=False, allow_empty=False)
         for query, tokens in enumerate(tokenized):
             if tokens:
                 found, found_scores = _best(self._scorer.get_scores_from_ids(tokens), k)
-                rows[query, : len(found)] = found
-                scores[query, : len(found)] = found_scores
-        return Ranking(rows, scores)
+                ranking.rows[query, : len(found)] = found
+                ranking.scores[query, : len(found)] = found_scores
+        return ranking
 
 
 def _tokenizer_of(settings: BM25Settings, vocabulary: dict[str, int] | None = None) -> Any:

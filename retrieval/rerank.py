@@ -28,8 +28,7 @@ def rerank(
     of queries is asked for once, in ascending order. Memory: that of the result and of one block, or of one query's
     candidates where these are more.
     """
-    rows = np.full((len(candidates.rows), k), -1, dtype=np.int64)
-    scores = np.full((len(candidates.rows), k), -np.inf, dtype=np.float32)
+    ranking = Ranking.empty(len(candidates.rows), k)
     end, per_block = 0, 1  # the first query's candidates show how many vectors a document has
     while end < len(candidates.rows):
         start, end = end, end + per_block
@@ -47,9 +46,8 @@ def rerank(
             products = vectors[of_query[chosen] - absent].astype(np.float64) @ queries[query].astype(np.float64)
             best = np.full((1, len(found)), -np.inf, dtype=np.float32)
             best[0, chosen] = products.max(axis=1)
-            ranked = best_candidates(best, found[None], k)
-            rows[query], scores[query] = ranked.rows[0], ranked.scores[0]
-    return Ranking(rows, scores)
+            ranking.put(slice(query, query + 1), best_candidates(best, found[None], k))
+    return ranking
 
 
 @torch.no_grad()
@@ -69,8 +67,7 @@ def rerank_lists(
     """
     scorer = copy.deepcopy(scorer).double().eval()
     device = scorer.out.device
-    rows = np.full((len(candidates.rows), k), -1, dtype=np.int64)
-    scores = np.full((len(candidates.rows), k), -np.inf, dtype=np.float32)
+    ranking = Ranking.empty(len(candidates.rows), k)
     per_block = max(1, _BYTES_AT_ONCE // max(1, scorer.bytes_of_list(candidates.rows.shape[1])))
     for start in range(0, len(candidates.rows), per_block):
         found = candidates.rows[start : start + per_block]
@@ -92,6 +89,5 @@ def rerank_lists(
                 " again with a lower optimizer.learning_rate."
             )
         best = np.where(found < 0, -np.inf, scored.cpu().numpy()).astype(np.float32)
-        ranked = best_candidates(best, found, k)
-        rows[start : start + per_block], scores[start : start + per_block] = ranked.rows, ranked.scores
-    return Ranking(rows, scores)
+        ranking.put(slice(start, start + per_block), best_candidates(best, found, k))
+    return ranking

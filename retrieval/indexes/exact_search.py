@@ -123,8 +123,7 @@ def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int)
     Threads are FAISS's. Raises ``UserError`` where a vector holds NaN or infinity, or a product might exceed float32.
     """
     sought = np.ascontiguousarray(queries, dtype=np.float32)
-    rows = np.full((len(queries), k), -1, dtype=np.int64)
-    scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+    ranking = Ranking.empty(len(queries), k)
     longest = _longest(documents, "documents")
     _longest(sought, "queries")
     pending = np.arange(len(sought) if len(documents) else 0)
@@ -135,13 +134,12 @@ def search_stored(queries: NDArray[Any], documents: NDArray[np.float32], k: int)
         for start in range(0, len(pending), step):
             block = pending[start : start + step]
             found, is_proven = _search_block(sought[block], documents, k, fetch, longest)
-            rows[block], scores[block] = found.rows, found.scores
+            ranking.put(block, found)
             unproven.append(block[~is_proven])
         pending = np.concatenate(unproven)
     for query in pending.tolist():
-        best = _score_all(sought[query], documents, k)
-        rows[query], scores[query] = best.rows[0], best.scores[0]
-    return Ranking(rows, scores)
+        ranking.put(slice(query, query + 1), _score_all(sought[query], documents, k))
+    return ranking
 
 
 def _search_block(

@@ -9,6 +9,7 @@ A score and a row are packed into one int64 **key**, so that sorting keys sorts 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -35,6 +36,15 @@ class Ranking:
     rows: NDArray[np.int64]
     scores: NDArray[np.float32]
 
+    @classmethod
+    def empty(cls, queries: int, k: int) -> Self:
+        """Without documents."""
+        return cls(np.full((queries, k), -1, dtype=np.int64), np.full((queries, k), -np.inf, dtype=np.float32))
+
+    def put(self, place: slice | NDArray[np.int64], found: "Ranking") -> None:
+        """Sets the rankings of the queries at ``place``."""
+        self.rows[place], self.scores[place] = found.rows, found.scores
+
 
 def order_keys(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Packs score and row into an int64; descending keys are the defined order, and no two keys tie."""
@@ -60,17 +70,12 @@ def merge_rankings(rankings: Sequence[Ranking], k: int) -> Ranking:
 
     Equals the ranking of one search over all rows, if each shard was searched for at least ``k``.
     """
-    queries = len(rankings[0].rows)
-    rows = np.full((queries, k), -1, dtype=np.int64)
-    scores = np.full((queries, k), -np.inf, dtype=np.float32)
-    for block in query_blocks(queries, sum(ranking.rows.shape[1] for ranking in rankings)):
-        merged = best_candidates(
-            np.concatenate([ranking.scores[block] for ranking in rankings], axis=1),
-            np.concatenate([ranking.rows[block] for ranking in rankings], axis=1),
-            k,
-        )
-        rows[block], scores[block] = merged.rows, merged.scores
-    return Ranking(rows, scores)
+    merged = Ranking.empty(len(rankings[0].rows), k)
+    for block in query_blocks(len(merged.rows), sum(ranking.rows.shape[1] for ranking in rankings)):
+        scores = np.concatenate([ranking.scores[block] for ranking in rankings], axis=1)
+        rows = np.concatenate([ranking.rows[block] for ranking in rankings], axis=1)
+        merged.put(block, best_candidates(scores, rows, k))
+    return merged
 
 
 def best_candidates(scores: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Ranking:
@@ -95,8 +100,7 @@ def best_of_documents(ranking: Ranking, vectors_per_document: int, k: int) -> Ra
 
     A document has the score of its best vector. Exact where ``ranking`` holds the best k · vectors_per_document.
     """
-    rows = np.full((len(ranking.rows), k), -1, dtype=np.int64)
-    scores = np.full((len(ranking.rows), k), -np.inf, dtype=np.float32)
+    found = Ranking.empty(len(ranking.rows), k)
     for block in query_blocks(len(ranking.rows), ranking.rows.shape[1]):
         documents = ranking.rows[block] // vectors_per_document  # -1 stays -1
         order = np.argsort(documents, axis=1, kind="stable")  # of a document's vectors the best is first
@@ -105,9 +109,8 @@ def best_of_documents(ranking: Ranking, vectors_per_document: int, k: int) -> Ra
         repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
         best_scores = np.take_along_axis(ranking.scores[block], order, axis=1)
         best_scores[repeated] = -np.inf
-        best = best_candidates(best_scores, np.where(repeated, -1, ordered), k)
-        rows[block], scores[block] = best.rows, best.scores
-    return Ranking(rows, scores)
+        found.put(block, best_candidates(best_scores, np.where(repeated, -1, ordered), k))
+    return found
 
 
 def query_blocks(queries: int, width: int) -> Iterator[slice]:

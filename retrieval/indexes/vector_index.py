@@ -168,12 +168,10 @@ def _search_flat(flat: Any, queries: NDArray[Any], k: int, vectors_per_document:
 
     if vectors_per_document == 1:
         return search(queries)
-    rows = np.full((len(queries), k), -1, dtype=np.int64)
-    scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+    found = Ranking.empty(len(queries), k)
     for block in query_blocks(len(queries), min(wanted, _GPU_WIDTH) if gpu else wanted):
-        best = best_of_documents(search(queries[block]), vectors_per_document, k)
-        rows[block], scores[block] = best.rows, best.scores
-    return Ranking(rows, scores)
+        found.put(block, best_of_documents(search(queries[block]), vectors_per_document, k))
+    return found
 
 
 def _search_with_ties(
@@ -189,8 +187,7 @@ def _search_with_ties(
     """
     host, rotated = _rotated(index, queries)
     device, _ = (host, rotated) if on_gpu is None else _rotated(on_gpu, queries[:0])
-    rows = np.full((len(queries), k), -1, dtype=np.int64)
-    scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+    ranking = Ranking.empty(len(queries), k)
     pending = np.arange(len(queries))
     wanted = _vectors_wanted(index, k, vectors_per_document)
     fetch = min(wanted + 1, index.ntotal)
@@ -205,11 +202,11 @@ def _search_with_ties(
             best = Ranking(found.rows[:, :wanted], found.scores[:, :wanted])
             if vectors_per_document > 1:
                 best = best_of_documents(best, vectors_per_document, k)
-            rows[of_block], scores[of_block] = best.rows, best.scores
+            ranking.put(of_block, best)
             ties = (found.scores[:, -1] == found.scores[:, wanted - 1]) & (found.rows[:, -1] >= 0)
             straddling.append(of_block[ties])
         if fetch == index.ntotal:
             break
         pending = np.concatenate(straddling)
         fetch = min(2 * fetch, index.ntotal)
-    return Ranking(rows, scores)
+    return ranking

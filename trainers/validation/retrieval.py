@@ -252,7 +252,7 @@ class RetrievalValidation:
         """This rank's best documents of each query."""
         candidates = self._selected.candidates
         k = self._settings.depth if candidates is None else candidates.shape[1]
-        best = nothing_found(len(queries), k)
+        best = Ranking.empty(len(queries), k)
         for rows, vectors in _joined(documents):
             if candidates is None:
                 found = search_block(queries, rows, vectors, k, device)
@@ -270,13 +270,13 @@ class RetrievalValidation:
             raise UserError(
                 "A module that scores lists as a whole can't search a collection: name a run in validation.run."
             )
-        found = nothing_found(*candidates.shape)
+        found = Ranking.empty(*candidates.shape)
         own = slice(collectives.rank(), None, collectives.world_size())
         lists = Ranking(candidates[own], found.scores[own])
         try:
             asked = queries[own].astype(np.float32)
             ranked = rerank_lists(lists, asked, vectors.part("documents").gather, scorer, candidates.shape[1])
-            found.rows[own], found.scores[own] = ranked.rows, ranked.scores
+            found.put(own, ranked)
         except UserError as error:
             problems.append(str(error))
         return found
@@ -367,11 +367,6 @@ def _sorted_block(pieces: list[tuple[NDArray[np.int64], Vectors]]) -> tuple[NDAr
     return rows[order], vectors[order]
 
 
-def nothing_found(queries: int, k: int) -> Ranking:
-    """A ranking without documents."""
-    return Ranking(np.full((queries, k), -1, dtype=np.int64), np.full((queries, k), -np.inf, dtype=np.float32))
-
-
 def search_block(queries: Vectors, rows: NDArray[np.int64], vectors: Vectors, k: int, device: torch.device) -> Ranking:
     """The ``k`` best of a block of documents for each query, exactly, by inner product with its best vector.
 
@@ -379,7 +374,7 @@ def search_block(queries: Vectors, rows: NDArray[np.int64], vectors: Vectors, k:
     """
     per_document = vectors.shape[1] if vectors.ndim == 3 else 1
     flat = vectors.reshape(-1, queries.shape[1])
-    found = nothing_found(len(queries), k)
+    found = Ranking.empty(len(queries), k)
     wanted = k * per_document
     for block in query_blocks(len(queries), wanted):
         best = exact_top_k(queries[block], flat, wanted, device=str(device))
@@ -399,7 +394,7 @@ def rerank_block(
     asked = np.flatnonzero((place >= 0).any(axis=1))
     here = Ranking(place[asked], np.zeros(place[asked].shape, dtype=np.float32))
     best = rerank(here, queries[asked].astype(np.float32), lambda wanted: vectors[wanted].astype(np.float32), k)
-    found = nothing_found(len(queries), k)
+    found = Ranking.empty(len(queries), k)
     found.rows[asked] = np.where(best.rows < 0, -1, rows[best.rows])
     found.scores[asked] = best.scores
     return found
@@ -410,12 +405,12 @@ def merge_over_ranks(own: Ranking, device: torch.device) -> Ranking:
     ranks, (queries, k) = collectives.world_size(), own.rows.shape
     if ranks == 1:
         return own
-    merged = nothing_found(queries, k)
+    merged = Ranking.empty(queries, k)
     for block in query_blocks(queries, ranks * k):
         rows, scores = (
             collectives.gather(torch.from_numpy(part[block]).to(device)).cpu().numpy().reshape(ranks, -1, k)
             for part in (own.rows, own.scores)
         )
         best = merge_rankings([Ranking(*of_rank) for of_rank in zip(rows, scores, strict=True)], k)
-        merged.rows[block], merged.scores[block] = best.rows, best.scores
+        merged.put(block, best)
     return merged
