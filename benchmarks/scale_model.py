@@ -10,24 +10,126 @@ Prints for each number of nodes the hours, what bounds each stage, the bottlenec
 """
 
 import argparse
+import heapq
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from pipelines.jobs.cluster import LARGE_DOMAIN
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
-from trainers.estimate.calibration import Calibration
+from trainers.estimate.calibration import Calibration, Job, MeasuredJob
 from trainers.estimate.costs import (
+    DOMAINS,
     LAWS,
     Embedding,
-    Machines,
+    Size,
     Stage,
-    Workload,
     embedding_stage,
     seconds_by_cause,
     training_stage,
 )
+from trainers.estimate.machines import Machines
+
+_ONE_TASK: dict[MeasuredJob, set[str]] = {  # kinds of tasks of which a job has one
+    "pairs": {"judged", "all"},
+    "cluster": {"lookup"},
+    "pack": {"epoch"},
+    "filter": {"pairs", "audit"},
+}
+_OF_PARTS = ("collect", "pairs", "filter")  # run side by side
+_OF_CORPUS = ("chunk", "index", "search", "evaluate")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is run; all of it but the domains is an assumption. Batches and clusters are of 64, as they were measured.
+
+    ``parts``: runs side by side, as far as their batches, among which the domains are shared out.
+    """
+
+    domains: tuple[int, ...] = DOMAINS
+    parts: int = 1
+    epochs: int = 3
+    document_bytes: float = 600
+    query_bytes: float = 100
+    cluster_size: int = 64
+    batch_size: int = 64
+    dimension: int = 384
+    embedding_weights: float = 10.6e6  # of the layers of all-MiniLM-L6-v2
+    embedders_per_gpu: int = 1  # workers of embed that share one, each with a core
+    trained_dimension: int = 768
+    trained_weights: float = 113e6  # of the layers of a BERT of 137 million weights
+    operations: float = 8  # a weight and a token in training: two passes forward, as with a gradient cache, one back
+    pairs_per_step: int = 4_096
+    passages: int = 21_000_000  # of the corpus that is searched
+    passage_bytes: float = 620
+    queries: int = 10_000
+
+    @property
+    def pairs(self) -> int:
+        """Of all domains."""
+        return sum(self.domains)
+
+    @property
+    def text_bytes(self) -> float:
+        """Of all pairs."""
+        return self.pairs * (self.document_bytes + self.query_bytes)
+
+    def pairs_of_parts(self) -> list[int]:
+        """Domains from the largest on, each to the part that has fewest pairs then."""
+        sizes = [0] * min(self.parts, len(self.domains))
+        for domain in sorted(self.domains, reverse=True):
+            heapq.heapreplace(sizes, sizes[0] + domain)
+        return sizes
+
+    def of_pairs(self, *domains: int) -> Size:
+        """What stages process that make batches of these domains."""
+        return Size(
+            document_bytes=self.document_bytes,
+            query_bytes=self.query_bytes,
+            pairs=sum(domains),
+            domains=domains,
+            rows=self.batch_size,
+            epochs=self.epochs,
+            cluster_size=self.cluster_size,
+            dimension=self.dimension,
+        )
+
+    def of_corpus(self) -> Size:
+        """What stages process that search the corpus by the trained encoder."""
+        return Size(
+            documents=self.passages,
+            document_bytes=self.passage_bytes,
+            splits={"test": [self.queries]},
+            dimension=self.trained_dimension,
+        )
+
+
+def calibrated(figures: Mapping[str, Any]) -> Calibration:
+    """With the largest run of what ``benchmarks.batch_construction --json`` wrote.
+
+    Raises ``UserError`` where that is of too few pairs for their k-means to run on all cores.
+    """
+    cores, size = int(figures["cores"]), max(map(int, figures["runs"]))
+    if size <= LARGE_DOMAIN:
+        raise UserError(
+            f"The largest run has {size:,} pairs. Up to {LARGE_DOMAIN:,} are clustered in one task, which says"
+            " little about more: measure with benchmarks.batch_construction --pairs 1000000."
+        )
+    run = figures["runs"][str(size)]
+    jobs: dict[str, Any] = {name: _job(run[name], kinds) for name, kinds in _ONE_TASK.items()}
+    # the processor seconds of the workers that share a domain are nowhere: all cores, for all of the rest
+    alone = run["cluster"]["tasks"]["lookup"]
+    jobs["cluster"] = Job(run["cluster"]["seconds"], alone, (run["cluster"]["seconds"] - alone) * cores)
+    return replace(Calibration(), run_pairs=size, cores=cores, **jobs)
+
+
+def _job(figures: Mapping[str, Any], one_task: set[str]) -> Job:
+    alone = sum(seconds for kind, seconds in figures["tasks"].items() if kind in one_task)
+    return Job(figures["seconds"], alone, sum(figures["tasks"].values()) - alone)
 
 
 def stages(workload: Workload, calibration: Calibration, machines: Machines) -> list[Stage]:
@@ -35,7 +137,14 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
     pairs, per_gpu = workload.pairs, workload.embedders_per_gpu
     sides = ((pairs, workload.document_bytes), (pairs, workload.query_bytes))
     corpus = ((workload.passages, workload.passage_bytes),)
-    found = {name: law(workload, calibration, machines) for name, law in LAWS.items()}
+    found = {
+        name: LAWS[name](workload.of_pairs(*workload.domains), calibration, machines) for name in ("cluster", "pack")
+    }
+    found |= {name: LAWS[name](workload.of_corpus(), calibration, machines) for name in _OF_CORPUS}
+    for name in _OF_PARTS:
+        found[name] = _side_by_side(
+            [LAWS[name](workload.of_pairs(size), calibration, machines) for size in workload.pairs_of_parts()]
+        )
     embedding, trained = (
         Embedding(2 * weights / machines.operations, dimension, per_gpu)
         for weights, dimension in (
@@ -48,6 +157,16 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
     found["embed corpus"] = embedding_stage("embed corpus", corpus, trained, calibration)
     before = ("collect", "chunk", "embed pairs", "pairs", "cluster", "pack", "filter", "train", "embed corpus")
     return [found[name] for name in (*before, "index", "search", "evaluate")]
+
+
+def _side_by_side(parts: Sequence[Stage]) -> Stage:
+    """One stage with the tasks of all, phase by phase."""
+    phases = [
+        replace(of_parts[0], tasks=[seconds for phase in of_parts for seconds in phase.tasks])
+        for of_parts in zip(*(part.phases for part in parts), strict=True)
+    ]
+    copied, shared = sum(part.copied for part in parts), sum(part.shared for part in parts)
+    return replace(parts[0], phases=phases, copied=copied, shared=shared)
 
 
 def _train(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
@@ -147,7 +266,7 @@ def main() -> None:
         figures = json.loads(given.calibration.read_text(encoding="utf-8"))
         workload = replace(workload, **{name: figures[name] for name in ("dimension", "cluster_size", "batch_size")})
         try:
-            calibration = calibration.with_runs(figures)
+            calibration = calibrated(figures)
         except UserError as error:
             parser.error(str(error))
     domains = tuple(max(1, round(size * given.pairs / workload.pairs)) for size in workload.domains)

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.scale_model import forecasts, main, stages, total_hours
+from benchmarks.scale_model import Workload, calibrated, forecasts, main, stages, total_hours
 from raytriever.errors import UserError
 from trainers.estimate.calibration import Calibration
-from trainers.estimate.costs import DOMAINS, Machines, Phase, Stage, Workload, makespan, seconds_by_cause
+from trainers.estimate.costs import DOMAINS, Phase, Stage, makespan, seconds_by_cause
+from trainers.estimate.machines import Machines
 
 TASKS = st.lists(st.floats(0.01, 100), min_size=1, max_size=40)
 FREE = replace(Calibration(), start_up=0, task=0)  # nothing but work
@@ -186,7 +187,7 @@ def test_cells_share_the_work_of_their_domain() -> None:
     cells = found.phases[-1].tasks
     assert len(cells) == 1_000  # the root of a million clusters
     assert max(cells) > 5 * sum(cells) / len(cells)
-    even = stage("cluster", Workload(domains=(64_000_000,), cell_spread=0)).phases[-1].tasks
+    even = stage("cluster", Workload(domains=(64_000_000,)), calibration=replace(FREE, cell_spread=0)).phases[-1].tasks
     assert max(even) == pytest.approx(min(even))
     assert sum(even) == pytest.approx(sum(cells))
 
@@ -225,7 +226,7 @@ FIGURES = {
 
 
 def test_runs_of_another_machine_come_back() -> None:
-    calibration = replace(FREE.with_runs(FIGURES), open_texts=0.0, open_vectors=0.0, exact_lists=0.0)
+    calibration = replace(calibrated(FIGURES), start_up=0, task=0, open_texts=0.0, open_vectors=0.0, exact_lists=0.0)
     workload = Workload(domains=(2_000_000,), epochs=1)
     found = {
         forecast.stage.name: forecast.seconds for forecast in forecasts(workload, calibration, replace(FAST, cores=4))
@@ -238,7 +239,7 @@ def test_runs_of_another_machine_come_back() -> None:
 
 def test_few_pairs_calibrate_nothing() -> None:
     with pytest.raises(UserError, match=r"100,000 pairs.*batch_construction --pairs 1000000"):
-        Calibration().with_runs({"cores": 2, "runs": {"100000": {}}})
+        calibrated({"cores": 2, "runs": {"100000": {}}})
 
 
 def test_handing_out_many_small_tasks_bounds_a_stage() -> None:

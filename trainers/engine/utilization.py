@@ -6,7 +6,7 @@ from torch import nn
 from retrieval.encoders.structure import linear_parameters, outermost_transformers
 from trainers.engine import collectives
 from trainers.engine.settings import TrainingSettings
-from trainers.estimate.gpus import GPUS
+from trainers.estimate.machines import GPUS
 
 
 def flops_per_token(module: nn.Module) -> float:

@@ -1,20 +1,10 @@
-"""Measured constants of ``benchmarks.scale_model``: those of docs/scale.md, or of another machine's runs."""
+"""Measured constants of what stages cost: those of docs/scale.md."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log2
-from typing import Any, Literal
-
-from pipelines.jobs.cluster import LARGE_DOMAIN
-from raytriever.errors import UserError
+from typing import Literal
 
 MeasuredJob = Literal["pairs", "cluster", "pack", "filter"]
-_ONE_TASK: dict[MeasuredJob, set[str]] = {  # kinds of tasks of which a job has one
-    "pairs": {"judged", "all"},
-    "cluster": {"lookup"},
-    "pack": {"epoch"},
-    "filter": {"pairs", "audit"},
-}
 
 
 @dataclass(frozen=True)
@@ -59,32 +49,11 @@ class Calibration:
     start_up: float = 5.0  # by the clock, of the workers of a phase
     bytes_per_token: float = 4.6
     stored: float = 0.42  # bytes of texts as they are stored over those of the texts
-
-    def with_runs(self, figures: Mapping[str, Any]) -> "Calibration":
-        """With the largest run of what ``benchmarks.batch_construction --json`` wrote.
-
-        Raises ``UserError`` where that is of too few pairs for their k-means to run on all cores.
-        """
-        cores, size = int(figures["cores"]), max(map(int, figures["runs"]))
-        if size <= LARGE_DOMAIN:
-            raise UserError(
-                f"The largest run has {size:,} pairs. Up to {LARGE_DOMAIN:,} are clustered in one task, which says"
-                " little about more: measure with benchmarks.batch_construction --pairs 1000000."
-            )
-        run = figures["runs"][str(size)]
-        jobs: dict[str, Any] = {name: _job(run[name], kinds) for name, kinds in _ONE_TASK.items()}
-        # the processor seconds of the workers that share a domain are nowhere: all cores, for all of the rest
-        alone = run["cluster"]["tasks"]["lookup"]
-        jobs["cluster"] = Job(run["cluster"]["seconds"], alone, (run["cluster"]["seconds"] - alone) * cores)
-        return replace(self, run_pairs=size, cores=cores, **jobs)
+    cell_spread: float = 0.5  # standard deviation of the logarithm of a cell's points, in k-means of two levels
+    cell_iterations: int = 18  # of k-means within a cell
 
     def of_pair(self, name: MeasuredJob) -> tuple[float, float]:
         """Seconds of one core for each of ``run_pairs``, in one task and in many."""
         job: Job = getattr(self, name)
         alone, spread = job.core_seconds(self.cores)
         return alone / self.run_pairs, spread / self.run_pairs
-
-
-def _job(figures: Mapping[str, Any], one_task: set[str]) -> Job:
-    alone = sum(seconds for kind, seconds in figures["tasks"].items() if kind in one_task)
-    return Job(figures["seconds"], alone, sum(figures["tasks"].values()) - alone)

@@ -13,8 +13,7 @@ from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import apply_values
 from raytriever.settings.recipe import load_recipe
 from raytriever.stages.recipe_run import recipe_stages
-from trainers.estimate.gpus import GPUS
-from trainers.estimate.machines import Gpu, find_gpu
+from trainers.estimate.machines import GPUS, Gpu, find_gpu
 from trainers.estimate.recipe import Estimate, Estimating, on_gpus, seconds_of, shape_of
 from trainers.estimate.step import StepCost, step_cost
 

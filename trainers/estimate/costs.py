@@ -1,7 +1,7 @@
-"""What stages cost, tasks in seconds and bytes: of a recipe, or of the run that ``benchmarks.scale_model`` has.
+"""What stages cost, tasks in seconds and bytes.
 
 Work follows the laws of the algorithms in the number of pairs; tasks are cut as the jobs cut them. Constants of the
-laws are measured (``trainers.estimate.calibration``); what is run, and on what, is given (``Workload``, ``Machines``).
+laws are measured (``trainers.estimate.calibration``); what is run, and on what, is given (``Size``, ``Machines``).
 """
 
 import heapq
@@ -25,6 +25,7 @@ from retrieval.jobs.embed import ON_GPU
 from retrieval.jobs.index import VectorIndexSettings
 from retrieval.jobs.search import SearchConfig
 from trainers.estimate.calibration import Calibration
+from trainers.estimate.machines import Machines
 
 # pairs of each domain: Contextual Document Embeddings (Morris & Rush 2024, arXiv 2410.02525), Table 5
 DOMAINS = (
@@ -44,39 +45,37 @@ _INDEX_BLOCK, _INDEX_FACTOR = 16_384, 3  # rows read at once; memory of building
 _LISTED_FROM = 2_048  # clusters of a domain
 _ACROSS = (1 + REFINEMENTS) * NEAR_CELLS  # cells whose clusters a point is compared with in the end, each time counted
 _ONE = "one task"
+CANDIDATE = 12
+"""Bytes of a list's entry on disk."""
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What is run; all of it but the domains is an assumption. Batches and clusters are of 64, as they were measured.
+class Size:
+    """What a stage reads and writes; 0 is unknown, or that there are none.
 
-    ``parts``: runs side by side, as far as their batches, among which the domains are shared out.
+    ``splits``: queries and judged pairs of each. ``batches``, ``pairs``: of an epoch, ``domains`` dividing the pairs.
+    ``rows``, ``negatives``, ``candidates``: of a batch, of one of its rows.
     """
 
-    domains: tuple[int, ...] = DOMAINS
-    parts: int = 1
-    epochs: int = 3
-    document_bytes: float = 600
-    query_bytes: float = 100
-    cluster_size: int = 64
-    batch_size: int = 64
-    cell_spread: float = 0.5  # standard deviation of the logarithm of a cell's points, in k-means of two levels
-    cell_iterations: int = 18  # of k-means within a cell
-    dimension: int = 384
-    embedding_weights: float = 10.6e6  # of the layers of all-MiniLM-L6-v2
-    embedders_per_gpu: int = 1  # workers of embed that share one, each with a core
-    trained_dimension: int = 768
-    trained_weights: float = 113e6  # of the layers of a BERT of 137 million weights
-    operations: float = 8  # a weight and a token in training: two passes forward, as with a gradient cache, one back
-    pairs_per_step: int = 4_096
-    passages: int = 21_000_000  # of the corpus that is searched
-    passage_bytes: float = 620
-    queries: int = 10_000
+    documents: float = 0
+    document_bytes: float = 0
+    query_bytes: float = 0
+    splits: Mapping[str, list[int]] = field(default_factory=dict)
+    pairs: float = 0
+    domains: tuple[int, ...] = ()
+    batches: float = 0
+    rows: int = 0
+    epochs: int = 1
+    negatives: int = 0
+    candidates: int = 0
+    cluster_size: int = 0
+    dimension: int = 0
+    results: float = 0
 
     @property
-    def pairs(self) -> int:
-        """Of all domains."""
-        return sum(self.domains)
+    def row_bytes(self) -> float:
+        """Of a batch's row, as texts."""
+        return self.document_bytes * (1 + self.negatives) + self.query_bytes + CANDIDATE * self.candidates
 
     @property
     def text_bytes(self) -> float:
@@ -88,31 +87,10 @@ class Workload:
         """Of both sides of all pairs, float16."""
         return 2 * 2 * self.pairs * self.dimension
 
-    def pairs_of_parts(self) -> list[int]:
-        """Domains from the largest on, each to the part that has fewest pairs then."""
-        sizes = [0] * min(self.parts, len(self.domains))
-        for domain in sorted(self.domains, reverse=True):
-            heapq.heapreplace(sizes, sizes[0] + domain)
-        return sizes
-
-
-@dataclass(frozen=True)
-class Machines:
-    """Nodes, and what each has; all assumptions. Bytes and operations are those of a second."""
-
-    nodes: int = 1
-    cores: int = 96
-    gpus: int = 8
-    peak: float = 312e12  # of a GPU
-    share: float = 0.4  # of the peak
-    node_bandwidth: float = 2e9  # between a node and the store
-    store_bandwidth: float = 20e9  # of the store, for all nodes together
-    network: float = 50e9  # of a node, to the others
-
-    @property
-    def operations(self) -> float:
-        """Of a GPU."""
-        return self.peak * self.share
+    def queries(self, split: str | None = None) -> float:
+        """Of one split, or of all."""
+        chosen = [self.splits[split]] if split is not None and split in self.splits else self.splits.values()
+        return sum(of[0] for of in chosen)
 
 
 @dataclass(frozen=True)
@@ -142,14 +120,14 @@ class Stage:
     shared: float = 0
 
 
-def _collect(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
+def _collect(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """One pass over a source: one task."""
-    tasks = [size * calibration.collect for size in workload.pairs_of_parts()]
-    return Stage("collect", [Phase(tasks, _ONE)], shared=workload.text_bytes * (1 + calibration.stored))
+    tasks = [size.pairs * calibration.collect]
+    return Stage("collect", [Phase(tasks, _ONE)], shared=size.text_bytes * (1 + calibration.stored))
 
 
-def _chunk(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
-    corpus_bytes = workload.passages * workload.passage_bytes
+def _chunk(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+    corpus_bytes = size.documents * size.document_bytes
     chunked = ceil(corpus_bytes / _CHUNKED_BYTES)
     return Stage("chunk", [Phase([corpus_bytes * calibration.chunk / chunked] * chunked)], shared=2 * corpus_bytes)
 
@@ -178,89 +156,83 @@ def embedding_stage(
     return Stage(name, [Phase(tasks, slots=slots, workers_per_gpu=encoder.per_gpu)], copied=stored, shared=vectors)
 
 
-def _pairs(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
+def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N. Judgments joined with ids, and pairs with one another, in a task each; hashes of stretches of texts."""
-    alone, hashing = [], []
-    for size in workload.pairs_of_parts():
-        number, files = 2 * ceil(size / _HASHED_TEXTS), ceil(size / _ROWS_PER_FILE)
-        joining, all_hashes = (seconds * size for seconds in calibration.of_pair("pairs"))
-        alone.append(joining)
-        hashing += [all_hashes / number + files * calibration.open_texts] * number
-    copied = workload.text_bytes * calibration.stored
-    return Stage("pairs", [Phase(hashing), Phase(alone, _ONE)], copied=copied)
+    number, files = 2 * ceil(size.pairs / _HASHED_TEXTS), ceil(size.pairs / _ROWS_PER_FILE)
+    joining, all_hashes = (seconds * size.pairs for seconds in calibration.of_pair("pairs"))
+    hashing = [all_hashes / number + files * calibration.open_texts] * number
+    copied = size.text_bytes * calibration.stored
+    return Stage("pairs", [Phase(hashing), Phase([joining], _ONE)], copied=copied)
 
 
-def _cluster(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
+def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     """N·√K in a domain of many clusters, N·K in one of few. A large domain's cells are tasks; a small one is a task."""
     lookup, _ = calibration.of_pair("cluster")
-    small = [n for n in workload.domains if n <= LARGE_DOMAIN]
-    phases = [Phase([workload.pairs * lookup], _ONE)]
+    small = [n for n in size.domains if n <= LARGE_DOMAIN]
+    phases = [Phase([size.pairs * lookup], _ONE)]
     if small:
-        phases.append(Phase([_clustering(n, workload, calibration) for n in small], "the largest domain"))
+        phases.append(Phase([_clustering(n, size, calibration) for n in small], "the largest domain"))
     sums = 0
-    for n in (n for n in workload.domains if n > LARGE_DOMAIN):
-        k, seconds = number_of_clusters(n, workload.cluster_size), _clustering(n, workload, calibration)
+    for n in (n for n in size.domains if n > LARGE_DOMAIN):
+        k, seconds = number_of_clusters(n, size.cluster_size), _clustering(n, size, calibration)
         parts = ceil(cell_sample(k) / PART_POINTS)
-        finding = seconds * cell_sample(k) / n * workload.cell_iterations / (workload.cell_iterations + _ACROSS)
+        finding = seconds * cell_sample(k) / n * calibration.cell_iterations / (calibration.cell_iterations + _ACROSS)
         phases.append(Phase([finding / parts] * parts, "the cells' sample", starts=False))
-        phases.append(Phase(_of_cells(seconds - finding, isqrt(k), workload), "the largest cell", starts=False))
-        sums += _ACROSS * k * workload.dimension * 8  # float64, which the driver adds up
-    return Stage("cluster", phases, {"the driver": sums / machines.node_bandwidth}, copied=workload.vector_bytes)
+        phases.append(Phase(_of_cells(seconds - finding, isqrt(k), calibration), "the largest cell", starts=False))
+        sums += _ACROSS * k * size.dimension * 8  # float64, which the driver adds up
+    return Stage("cluster", phases, {"the driver": sums / machines.node_bandwidth}, copied=size.vector_bytes)
 
 
-def _clustering(n: int, workload: Workload, calibration: Calibration) -> float:
+def _clustering(n: int, size: Size, calibration: Calibration) -> float:
     """Seconds of one core for a domain of ``n`` pairs."""
-    k = number_of_clusters(n, workload.cluster_size)
+    k = number_of_clusters(n, size.cluster_size)
     if k <= KMeansSettings().two_level_above:
         return n * k * calibration.few_clusters
     _, of_pair = calibration.of_pair("cluster")
     return n * of_pair * sqrt(n / calibration.run_pairs)
 
 
-def _of_cells(seconds: float, cells: int, workload: Workload) -> list[float]:
+def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[float]:
     """``seconds`` shared out among cells of lognormal sizes, in no order.
 
     Within a cell points are compared with as many clusters as is its share of the points; then with those nearby.
     """
     ranks = [(rank + 0.5) / cells for rank in range(cells)]
-    sizes = [exp(workload.cell_spread * NormalDist().inv_cdf(rank)) for rank in ranks]
-    mean = sum(sizes) / cells
-    work = [size * (workload.cell_iterations * size / mean + _ACROSS) for size in sizes]
+    points = [exp(calibration.cell_spread * NormalDist().inv_cdf(rank)) for rank in ranks]
+    mean = sum(points) / cells
+    work = [each * (calibration.cell_iterations * each / mean + _ACROSS) for each in points]
     random.Random(0).shuffle(work)
     return [seconds * of_cell / sum(work) for of_cell in work]
 
 
-def _pack(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
+def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N, a large domain of an epoch being one task; before, its lists of neighbours, one too: K², or K·log K for many
     clusters. Joining the domains is left out."""
     lists = []
-    for n in workload.domains:
-        k = number_of_clusters(n, workload.cluster_size)
+    for n in size.domains:
+        k = number_of_clusters(n, size.cluster_size)
         of_cluster = k * calibration.exact_lists if k <= EXACT_UP_TO else log2(k) * calibration.graph_lists
         if k >= _LISTED_FROM:
-            lists.append(k * workload.dimension * of_cluster)
+            lists.append(k * size.dimension * of_cluster)
     of_pair, _ = calibration.of_pair("pack")
-    large = [n for n in workload.domains if n >= PART_PAIRS]
-    small = workload.pairs - sum(large)
-    parts = [n * of_pair for n in (*large, small) if n] * workload.epochs
+    large = [n for n in size.domains if n >= PART_PAIRS]
+    small = size.pairs - sum(large)
+    parts = [n * of_pair for n in (*large, small) if n] * size.epochs
     phases = [Phase(lists, "the largest domain")] if lists else []
-    return Stage("pack", [*phases, Phase(parts, "the largest domain")], copied=workload.vector_bytes)
+    return Stage("pack", [*phases, Phase(parts, "the largest domain")], copied=size.vector_bytes)
 
 
-def _filter(workload: Workload, calibration: Calibration, machines: Machines) -> Stage:
+def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     """N, and the files of all vectors opened once by each core, for the first run of batches that it makes."""
-    alone, batches = [], []
-    for size in workload.pairs_of_parts():
-        lookup, masking = calibration.of_pair("filter")
-        number = ceil(size / (_BATCHES_PER_SHARD * workload.batch_size))
-        opening = 2 * ceil(size / TEXTS_PER_VECTOR_FILE) * calibration.open_vectors
-        alone.append(size * lookup)
-        runs = number * workload.epochs
-        first = min(1.0, machines.nodes * machines.cores / runs)  # the share that are a core's first
-        batches += [size * masking / number + opening * first] * runs
-    copied = workload.vector_bytes + workload.text_bytes
-    shared = workload.text_bytes * (1 + workload.epochs * calibration.stored)
-    return Stage("filter", [Phase(alone, _ONE), Phase(batches)], copied=copied, shared=shared)
+    lookup, masking = calibration.of_pair("filter")
+    number = ceil(size.pairs / (_BATCHES_PER_SHARD * size.rows))
+    opening = 2 * ceil(size.pairs / TEXTS_PER_VECTOR_FILE) * calibration.open_vectors
+    runs = number * size.epochs
+    first = min(1.0, machines.nodes * machines.cores / runs)  # the share that are a core's first
+    batches = [size.pairs * masking / number + opening * first] * runs
+    copied = size.vector_bytes + size.text_bytes
+    shared = size.text_bytes * (1 + size.epochs * calibration.stored)
+    return Stage("filter", [Phase([size.pairs * lookup], _ONE), Phase(batches)], copied=copied, shared=shared)
 
 
 def training_stage(
@@ -283,35 +255,35 @@ def training_stage(
     return Stage("train", [working], {"exchange of gradients": steps * exchange}, shared=stored)
 
 
-def _shards(workload: Workload) -> int:
+def _shards(size: Size) -> int:
     """Of a flat index, each in a GiB of memory."""
-    dimension = workload.trained_dimension
+    dimension = size.dimension
     room = (_INDEX_BUDGET - 2 * 4 * _INDEX_BLOCK * dimension) / (_INDEX_FACTOR * 4 * dimension)
-    return ceil(workload.passages / room)
+    return ceil(size.documents / room)
 
 
-def _index(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
-    passages, dimension, shards = workload.passages, workload.trained_dimension, _shards(workload)
+def _index(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
+    passages, dimension, shards = size.documents, size.dimension, _shards(size)
     opening = ceil(passages / TEXTS_PER_VECTOR_FILE) * calibration.open_vectors
     building = passages / shards * dimension * calibration.index + opening
     stored = passages * dimension * 4
     return Stage("index", [Phase([building] * shards)], copied=stored / 2, shared=stored)
 
 
-def _search(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
+def _search(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """Blocks of queries against each shard."""
-    passages, dimension, shards = workload.passages, workload.trained_dimension, _shards(workload)
-    blocks = ceil(workload.queries / _QUERIES_PER_SHARD)
-    searching = workload.queries / blocks * passages / shards * dimension * calibration.search
+    passages, dimension, shards = size.documents, size.dimension, _shards(size)
+    blocks = ceil(size.queries() / _QUERIES_PER_SHARD)
+    searching = size.queries() / blocks * passages / shards * dimension * calibration.search
     return Stage("search", [Phase([searching] * shards * blocks)], shared=passages * dimension * 4)
 
 
-def _evaluate(workload: Workload, calibration: Calibration, _machines: Machines) -> Stage:
+def _evaluate(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """Two runs judged in one task."""
-    return Stage("evaluate", [Phase([2 * workload.queries * calibration.evaluate], _ONE)])
+    return Stage("evaluate", [Phase([2 * size.queries() * calibration.evaluate], _ONE)])
 
 
-LAWS: Mapping[str, Callable[[Workload, Calibration, Machines], Stage]] = {
+LAWS: Mapping[str, Callable[[Size, Calibration, Machines], Stage]] = {
     "collect": _collect,
     "chunk": _chunk,
     "pairs": _pairs,

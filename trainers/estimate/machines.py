@@ -1,14 +1,46 @@
-"""GPUs by name: what they hold, compute and send."""
+"""GPUs by name, and nodes of them: what they hold, compute and send."""
 
 from dataclasses import dataclass, replace
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
-from trainers.estimate.costs import Machines
-from trainers.estimate.gpus import GPUS
+
+GPUS = {
+    "h100": (79.1, 989, 67, 450),
+    "h200": (139.8, 989, 67, 450),
+    "b200": (178.4, 2250, 75, 900),
+    "a100": (79.1, 312, 19.5, 300),
+    "a100-40gb": (39.4, 312, 19.5, 300),
+    "l40s": (44.4, 362, 91, 32),
+    "l4": (22.0, 121, 30, 32),
+    "a10g": (22.0, 70, 31, 32),
+    "rtx4090": (23.5, 165, 82, 32),
+    "v100": (31.7, 0, 15.7, 150),
+    "t4": (14.6, 0, 8.1, 16),
+}
+"""By their makers' sheets: GiB; dense TFLOP/s in bfloat16, 0 for none, and float32; GB/s to the next of a node."""
 
 _CORES, _OF_NODE = 12, 8  # of a GPU; GPUs
 _RESERVE, _GAPS = 1.0, 1.1  # GiB of CUDA and NCCL; what the allocator holds over what is asked of it
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Nodes, and what each has; all assumptions. Bytes and operations are those of a second."""
+
+    nodes: int = 1
+    cores: int = 96
+    gpus: int = 8
+    peak: float = 312e12  # of a GPU
+    share: float = 0.4  # of the peak
+    node_bandwidth: float = 2e9  # between a node and the store
+    store_bandwidth: float = 20e9  # of the store, for all nodes together
+    network: float = 50e9  # of a node, to the others
+
+    @property
+    def operations(self) -> float:
+        """Of a GPU."""
+        return self.peak * self.share
 
 
 @dataclass(frozen=True)

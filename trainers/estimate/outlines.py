@@ -22,10 +22,8 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean, read_yaml
 from retrieval.encoders import modules, text_encoder, transformer
 from retrieval.encoders.pretrained import PINNED_REVISIONS, LocatedModel
+from trainers.estimate.calibration import Calibration
 from trainers.rehearsal.models import HUB_MODELS, write_modules
-
-BYTES_PER_TOKEN = 4.6
-"""Of text, as measured (``trainers.estimate.calibration``)."""
 
 _WORD, _END = 2, 1  # ids
 
@@ -71,7 +69,7 @@ class CountingTokenizer:
 
 def number_of_tokens(text: str) -> int:
     """About how many a tokenizer makes of a text."""
-    return max(len(text.split()), round(len(text.encode()) / BYTES_PER_TOKEN))
+    return max(len(text.split()), round(len(text.encode()) / Calibration.bytes_per_token))
 
 
 def text_of(tokens: int, number: int) -> str:

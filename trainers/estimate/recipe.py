@@ -18,21 +18,21 @@ from retrieval.jobs.embed import ON_GPU
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.estimate.calibration import Calibration
 from trainers.estimate.costs import (
+    CANDIDATE,
     DOMAINS,
     LAWS,
     Embedding,
-    Machines,
-    Workload,
+    Size,
     embedding_stage,
     seconds_by_cause,
     training_stage,
 )
 from trainers.estimate.costs import Stage as Costs
 from trainers.estimate.counting import Counting, attention_of_gpus
-from trainers.estimate.machines import Gpu
+from trainers.estimate.machines import Gpu, Machines
 from trainers.estimate.made_up import Shape
 from trainers.estimate.outlines import outline, text_of, without_weights
-from trainers.estimate.sizes import CANDIDATE, Size, size_of
+from trainers.estimate.sizes import size_of
 from trainers.estimate.step import StepCost, outlined_objective, step_cost
 from trainers.jobs.train_checks import check_slices, check_workers
 from trainers.objectives.revela.language_model import load_language_model
@@ -44,7 +44,7 @@ _LENGTHS = (32, 128, 512)  # tokens of texts that embedding is counted with
 _MEASURED = Calibration()
 _BYTES = _MEASURED.bytes_per_token
 _OF_VECTORS = ("index", "search", "pack", "cluster")
-_ROWS = 64
+_DOCUMENT_BYTES, _QUERY_BYTES, _DIMENSION, _ROWS = 600, 100, 384, 64  # where nothing is known
 _OF_MODELS = ("model", "tokenizer")  # ends of keys of inputs that have no texts
 
 
@@ -154,7 +154,7 @@ class Estimating:
     def _other(self, stage: Stage[Any], size: Size) -> Estimate:
         is_known = size.dimension if stage.command in _OF_VECTORS else size.documents
         law = LAWS.get(stage.command) if is_known else None
-        time = self._timed(law(_workload(stage, size), _MEASURED, self._machines)) if law else Time()
+        time = self._timed(law(_known(stage, size), _MEASURED, self._machines)) if law else Time()
         return Estimate(stage, size, time, disk=_disk(stage, size))
 
     def _timed(self, costs: Costs) -> Time:
@@ -202,32 +202,28 @@ def seconds_of(cost: StepCost, config: Any, gpu: Gpu) -> dict[str, float]:
 
 def shape_of(size: Size, config: RunSettings) -> Shape:
     """Of the batches that are trained on, with texts as assumed where nothing is known of them."""
-    usual = Workload()
     if not size.rows:
         raise UserError(
             f"How large the batches in {config.batches} are isn't known: no stage of the recipe makes them, and they"
             " aren't there. Make them first, or estimate the recipe that does."
         )
-    lengths = (size.query_bytes or usual.query_bytes) / _BYTES, (size.document_bytes or usual.document_bytes) / _BYTES
+    lengths = (size.query_bytes or _QUERY_BYTES) / _BYTES, (size.document_bytes or _DOCUMENT_BYTES) / _BYTES
     return Shape(size.rows, *lengths, max(size.negatives, int(config.objective.needs_hard_negatives)), size.candidates)
 
 
-def _workload(stage: Stage[Any], size: Size) -> Workload:
-    """What a stage without a GPU processes."""
-    pairs, config, usual = int(size.pairs or size.documents), stage.config, Workload()
+def _known(stage: Stage[Any], size: Size) -> Size:
+    """What a stage without a GPU processes, as assumed where nothing is known."""
+    pairs = max(1, int(size.pairs or size.documents))
     return replace(
-        usual,
-        domains=DOMAINS if pairs == sum(DOMAINS) else (max(1, pairs),),
-        epochs=size.epochs,
-        document_bytes=size.document_bytes or usual.document_bytes,
-        query_bytes=size.query_bytes,
-        cluster_size=getattr(config, "cluster_size", usual.cluster_size),
-        batch_size=size.rows or usual.batch_size,
-        dimension=size.dimension or usual.dimension,
-        trained_dimension=size.dimension or usual.trained_dimension,
-        passages=int(size.documents),
-        passage_bytes=size.document_bytes or usual.passage_bytes,
-        queries=max(1, int(size.queries(getattr(config, "split", None)))),
+        size,
+        pairs=pairs,
+        domains=DOMAINS if pairs == sum(DOMAINS) else (pairs,),
+        document_bytes=size.document_bytes or _DOCUMENT_BYTES,
+        cluster_size=getattr(stage.config, "cluster_size", _ROWS),
+        rows=size.rows or _ROWS,
+        dimension=size.dimension or _DIMENSION,
+        documents=int(size.documents),
+        splits={"": [max(1, int(size.queries(getattr(stage.config, "split", None))))]},
     )
 
 

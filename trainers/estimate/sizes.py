@@ -1,68 +1,26 @@
 """How much a recipe's stages read and write: of what is stored already, else by published numbers and the settings."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from pipelines.batches import BatchReader
 from raytriever.artifacts.artifact import is_artifact
 from raytriever.stages.stage import Stage
 from retrieval.collections.collection import StoredCollection
+from trainers.estimate.costs import Size
 from trainers.estimate.outlines import published
 from trainers.rehearsal.collections import single_sources
-
-CANDIDATE = 12
-"""Bytes of a list's entry on disk."""
 
 _BYTES_OF_A_WORD = 6
 _SPLITS = ("qrels", "triples", "examples", "questions", "splits")  # settings of sources that name some
 _FULL = 0.8  # of a chunk's words, on average
 
 
-@dataclass(frozen=True)
-class Size:
-    """0 is unknown, or that there are none. ``splits``: queries and judged pairs of each; ``batches``, ``pairs``: of an
-    epoch; ``rows``, ``negatives``, ``candidates``: of a batch, of one of its rows."""
-
-    documents: float = 0
-    document_bytes: float = 0
-    query_bytes: float = 0
-    splits: Mapping[str, list[int]] = field(default_factory=dict)
-    pairs: float = 0
-    batches: float = 0
-    rows: int = 0
-    epochs: int = 1
-    negatives: int = 0
-    candidates: int = 0
-    dimension: int = 0
-    results: float = 0
-
-    @property
-    def row_bytes(self) -> float:
-        """Of a batch's row, as texts."""
-        return self.document_bytes * (1 + self.negatives) + self.query_bytes + CANDIDATE * self.candidates
-
-    def queries(self, split: str | None = None) -> float:
-        """Of one split, or of all."""
-        chosen = [self.splits[split]] if split is not None and split in self.splits else self.splits.values()
-        return sum(of[0] for of in chosen)
-
-
-def size_of(stage: Stage[Any], read: Sequence[Size]) -> Size:
+def size_of(stage: Stage[Any], inputs: Sequence[Size]) -> Size:
     """Of a stage that reads what has these sizes."""
-    return _size(stage, _joined(read))
-
-
-def _joined(read: Sequence[Size]) -> Size:
-    """What is known of any input; the largest where several say it."""
-    names = [each.name for each in fields(Size) if each.name != "splits"]
-    joined: dict[str, Any] = {name: max(getattr(size, name) for size in [Size(), *read]) for name in names}
-    return Size(**joined, splits={name: of for size in read for name, of in size.splits.items()})
-
-
-def _size(stage: Stage[Any], read: Size) -> Size:
     config: Any = stage.config
-    stored = is_artifact(config.output)
+    read, stored = _joined(inputs), is_artifact(config.output)
     match stage.command:
         case "collect":
             return _collected(config, stored=stored)
@@ -95,6 +53,13 @@ def _size(stage: Stage[Any], read: Size) -> Size:
         case "search":
             return replace(read, candidates=config.top_k, results=read.queries(config.split) * config.top_k)
     return read
+
+
+def _joined(read: Sequence[Size]) -> Size:
+    """What is known of any input; the largest where several say it."""
+    names = [each.name for each in fields(Size) if each.name not in ("splits", "domains")]
+    joined: dict[str, Any] = {name: max(getattr(size, name) for size in [Size(), *read]) for name in names}
+    return Size(**joined, splits={name: of for size in read for name, of in size.splits.items()})
 
 
 def _collected(config: Any, *, stored: bool) -> Size:
