@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath, Settings
@@ -11,18 +11,28 @@ from retrieval.evaluation.conventions import Like
 from retrieval.evaluation.measures import parse_measure
 from trainers.engine.early_stopping import Criterion
 
-Better = Literal["higher", "lower"]
-
-# of what objectives measure: which way is better, where that is known
-_BETTER: dict[str, Better] = {
-    "loss": "lower",
-    "accuracy": "higher",
-    "reciprocal_rank": "higher",
-    "positive_rank": "lower",
-    "positive_similarity": "higher",
-    "negative_similarity": "lower",
+# of what objectives measure, where one way is known to be better
+_HIGHER_IS_BETTER = {
+    "loss": False,
+    "accuracy": True,
+    "reciprocal_rank": True,
+    "positive_rank": False,
+    "positive_similarity": True,
+    "negative_similarity": False,
 }
 _SEARCHED = 100
+
+
+def _with_known_direction(measure: str) -> str:
+    if measure not in _HIGHER_IS_BETTER:
+        raise ValueError(
+            f"whether more or less of '{measure}' is better isn't known, so it can't decide: name one of"
+            f" {', '.join(_HIGHER_IS_BETTER)}"
+        )
+    return measure
+
+
+DecidingMeasure = Annotated[str, AfterValidator(_with_known_direction)]
 
 
 class EvaluationSettings(Settings):
@@ -126,19 +136,12 @@ class RetrievalValidationSettings(EvaluationSettings):
 class LaterMeasure(Settings):
     """The measure that decides after so many epochs, beginning with the first evaluation past their end."""
 
-    measure: str
+    measure: DecidingMeasure
     """``loss`` or a metric of the objective."""
-    better: Better | None = None
-    """Which way is better, of a metric for which that isn't known."""
     minimum_change: float = Field(default=0.0, ge=0)
     """An improvement is by more than this."""
     after_epoch: int = Field(ge=1)
     """It decides after this epoch."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        better_direction(self.measure, self.better)
-        return self
 
     def start(self, epoch_ends: Sequence[int]) -> int:
         """The first step at which it decides. Raises ``UserError`` where the run ends before."""
@@ -154,10 +157,8 @@ class BatchValidationSettings(EvaluationSettings):
     kind: Literal["batches"] = "batches"
     batches: InputPath
     """Batches of a split that is held out."""
-    measure: str = "loss"
+    measure: DecidingMeasure = "loss"
     """``loss`` or a metric of the objective, as a mean over the batches: what decides."""
-    better: Better | None = None
-    """Which way is better, of a metric for which that isn't known."""
     batches_limit: int | None = Field(default=None, ge=1)
     """The first so many; None: all."""
     hard_negatives: int | None = Field(default=None, ge=0)
@@ -167,11 +168,6 @@ class BatchValidationSettings(EvaluationSettings):
     then: LaterMeasure | None = None
     """A measure that decides later, such as the average rank after 30 epochs of Karpukhin et al. 2020, "Dense Passage
     Retrieval"; the best so far then starts anew."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        better_direction(self.measure, self.better)
-        return self
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -183,22 +179,11 @@ class BatchValidationSettings(EvaluationSettings):
 
         Raises ``UserError`` where the run ends before ``then`` begins.
         """
-        higher = better_direction(self.measure, self.better) == "higher"
-        first = Criterion(self.measure, higher, minimum_change=self.minimum_change)
-        if self.then is None:
+        first = Criterion(self.measure, _HIGHER_IS_BETTER[self.measure], minimum_change=self.minimum_change)
+        if (then := self.then) is None:
             return (first,)
-        higher = better_direction(self.then.measure, self.then.better) == "higher"
-        return first, Criterion(self.then.measure, higher, self.then.start(epoch_ends), self.then.minimum_change)
+        higher = _HIGHER_IS_BETTER[then.measure]
+        return first, Criterion(then.measure, higher, then.start(epoch_ends), then.minimum_change)
 
 
 ValidationSettings = Annotated[RetrievalValidationSettings | BatchValidationSettings, Field(discriminator="kind")]
-
-
-def better_direction(measure: str, said: Better | None) -> Better:
-    """Which way is better of a metric of an objective: as ``said``, or as is known. ``ValueError`` where neither."""
-    found = said or _BETTER.get(measure)
-    if found is None:
-        raise ValueError(f"whether more or less of '{measure}' is better isn't known: say 'better: higher' or 'lower'")
-    if measure in _BETTER and found != _BETTER[measure]:
-        raise ValueError(f"of '{measure}' {_BETTER[measure]} is better: leave 'better' out")
-    return found

@@ -37,8 +37,7 @@ def test_defaults_of_retrieval():
         ({"every": 0}, "'validation.every'"),
         ({"patience": 0}, "'validation.patience'"),
         ({"evry": 5}, "Did you mean 'every'"),
-        ({"kind": "batches", "measure": "margin"}, "of 'margin' is better isn't known: say 'better: higher'"),
-        ({"kind": "batches", "better": "higher"}, "of 'loss' lower is better: leave 'better' out"),
+        ({"kind": "batches", "measure": "margin"}, "of 'margin' is better isn't known.*name one of loss, accuracy"),
         ({"kind": "batches", "then": {"measure": "positive_rank"}}, "after_epoch"),
         ({"kind": "loss"}, "'validation.kind' can't be 'loss'"),
     ],
@@ -66,8 +65,8 @@ def test_when_the_numbers_may_be_told_as_the_models_own(values, complete):
 
 def test_criteria_of_batches():
     assert settings("batches").criteria(EPOCH_ENDS) == (Criterion("loss", higher_is_better=False),)
-    found = settings("batches", measure="margin", better="higher", minimum_change=0.1)
-    assert found.criteria(EPOCH_ENDS) == (Criterion("margin", higher_is_better=True, minimum_change=0.1),)
+    found = settings("batches", measure="accuracy", minimum_change=0.1)
+    assert found.criteria(EPOCH_ENDS) == (Criterion("accuracy", higher_is_better=True, minimum_change=0.1),)
 
 
 def test_a_later_measure_begins_past_the_end():
