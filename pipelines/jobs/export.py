@@ -131,6 +131,7 @@ class Export(Stage[ExportConfig]):
     kind = EXPORT
     algorithm_version = 2
     config_class = ExportConfig
+    results = ("",)
 
     @cached_property
     def _located(self) -> "LocatedModel | None":
@@ -218,10 +219,6 @@ class Export(Stage[ExportConfig]):
             return f"{artifact.rows:,} files of {form}"
         batches, size = artifact.manifest["counts"]["batches"], artifact.manifest["facts"]["batch_size"]
         return f"{batches:,} batches of {size:,} for {form}"
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The folder."""
-        return [""]
 
     def _check_candidates(self, candidates: StoredCandidates) -> None:
         split = self.config.split

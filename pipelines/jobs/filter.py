@@ -111,6 +111,7 @@ class Filter(Stage[FilterConfig]):
     algorithm_version = 4
     config_class = FilterConfig
     unit = "examples"
+    results = ("audit.json",)
 
     def input_fingerprints(self) -> dict[str, str]:
         """Those of the artifacts; of a teacher's run file that of its bytes."""
@@ -259,10 +260,6 @@ class Filter(Stage[FilterConfig]):
         """The audit's table."""
         table = mask_table(artifact.read_json("audit.json"))
         return ["", table.caption, *(f"  {line}" for line in table.lines())]
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The audit with its examples."""
-        return ["audit.json"]
 
 
 def _audit_name(shard: str) -> str:

@@ -69,6 +69,7 @@ class Mine(Stage[MineConfig]):
     algorithm_version = 2
     config_class = MineConfig
     unit = "queries"
+    results = ("audit.json",)
 
     def check_inputs(self, there: Set[str]) -> None:
         """A split that is not judged."""
@@ -191,10 +192,6 @@ class Mine(Stage[MineConfig]):
         audit = artifact.read_json("audit.json")
         rules, remarks = rule_table(audit), remark_table(audit)
         return ["", rules.caption, *rules.lines(), *(["", *remarks.lines()] if remarks.rows else [])]
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The audit with its examples."""
-        return ["audit.json"]
 
 
 def _lookup(name: str) -> str:

@@ -112,7 +112,7 @@ def closing_lines(stages: Sequence[tuple[Stage[Any], Artifact]]) -> list[str]:
     shown = [(stage, artifact) for stage, artifact in stages if stage.config.output not in gathered]
     lines = [line for stage, artifact in shown for line in stage.announce(artifact)]
     for stage, artifact in shown:
-        lines += [f"  {artifact.kind:10} {artifact.folder.describe(name)}" for name in stage.results(artifact)]
+        lines += [f"  {artifact.kind:10} {artifact.folder.describe(name)}" for name in stage.results]
     return lines
 
 

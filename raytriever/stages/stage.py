@@ -79,6 +79,7 @@ class Stage(Generic[Config]):
     unit: ClassVar[str] = "rows"
     config_class: ClassVar[type[StageConfig]]
     keeps_state: ClassVar[bool] = False  # True: workers are actors that load something once (an encoder)
+    results: ClassVar[tuple[str, ...]] = ()  # the artifact's files that a user looks at; '' is the folder itself
     shows_inputs: ClassVar[bool] = False  # True: what is said of its inputs is part of what it says
 
     def __init__(self, config: Config) -> None:
@@ -156,10 +157,6 @@ class Stage(Generic[Config]):
 
     def announce(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """Lines for the user when everything is done: a table, say."""
-        return []
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """Names of the artifact's files that a user looks at; '' is the folder itself."""
         return []
 
     def derivation(self) -> Derivation:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, origin, require_same_origin
+from raytriever.artifacts.artifact import ShardRecord, ShardWriter, origin, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input
 from raytriever.stages.stage import Shard, Stage, StageConfig
@@ -33,6 +33,7 @@ class Fuse(Stage[FuseConfig]):
     algorithm_version = 2
     config_class = FuseConfig
     unit = "queries"
+    results = ("run.trec",)
 
     def plan(self) -> list[Shard]:
         """One shard; refuses rankings over different collections or queries."""
@@ -72,10 +73,6 @@ class Fuse(Stage[FuseConfig]):
         if asked != origins["collection"]:
             origins["queries"] = asked
         return {"origins": origins, "system": system}
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The ranking file."""
-        return ["run.trec"]
 
 
 def _asked(ranking: StoredRanking) -> str:

@@ -68,6 +68,7 @@ class Mteb(ModelStage[MtebConfig]):
     kind = MTEB
     config_class = MtebConfig
     unit = "tasks"
+    results = (RESULTS,)
 
     @cached_property
     def _tasks(self) -> dict[str, Any]:
@@ -185,7 +186,3 @@ class Mteb(ModelStage[MtebConfig]):
         published = published_row(self.config.published) if self.config.published else None
         table = shown_scores(artifact.read_json(RESULTS), published)
         return ["", *block_lines([table]), "", f"MTEB's own files: mteb.ResultCache('{artifact.uri}/{_CACHE}')"]
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """All scores."""
-        return [RESULTS]

@@ -52,6 +52,7 @@ class Rerank(Stage[RerankConfig]):
     algorithm_version = 2
     config_class = RerankConfig
     unit = "queries"
+    results = ("run.trec",)
 
     @cached_property
     def _scoring(self) -> LocatedModel | None:
@@ -128,10 +129,6 @@ class Rerank(Stage[RerankConfig]):
             system["scoring"] = list_scorer_beside(self._scoring.path)
         system["top_k"] = self.config.top_k or self.config.depth
         return {"origins": {"collection": require_same_origin("collection", collection, vectors)}, "system": system}
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The ranking file."""
-        return ["run.trec"]
 
 
 def _require_scorer_of(model: str, located: LocatedModel, queries: StoredVectors, documents: StoredVectors) -> None:

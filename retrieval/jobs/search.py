@@ -57,6 +57,7 @@ class Search(Stage[SearchConfig]):
     algorithm_version = 4
     config_class = SearchConfig
     unit = "queries"
+    results = ("run.trec",)
 
     def check_settings(self, stages: Stages) -> None:
         """Parameters that an index of this recipe doesn't have, and one that no GPU can search, for a GPU."""
@@ -179,10 +180,6 @@ class Search(Stage[SearchConfig]):
         if self.config.queries:
             origins["queries"] = self._asked().fingerprint
         return {"origins": origins, "system": system}
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The ranking file."""
-        return ["run.trec"]
 
 
 def _ids_of(collection: StoredCollection, rows: NDArray[np.int64]) -> pa.ChunkedArray:

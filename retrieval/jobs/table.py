@@ -41,6 +41,7 @@ class SuiteTable(Stage[TableConfig]):
     kind = TABLES
     config_class = TableConfig
     unit = "collections"
+    results = (PAGE,)
     shows_inputs = True
 
     def check_settings(self, stages: Stages) -> None:
@@ -94,7 +95,3 @@ class SuiteTable(Stage[TableConfig]):
         """The tables."""
         tables = [MeasureTable(**values) for values in artifact.read_json(RESULTS)]
         return ["", *block_lines(self._shown(tables)), ""]
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The page."""
-        return [PAGE]

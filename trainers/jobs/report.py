@@ -97,6 +97,7 @@ class Report(Stage[ReportConfig]):
     kind = "report"
     config_class = ReportConfig
     unit = "sections"
+    results = (REPORT,)
 
     def _artifacts(self) -> dict[str, Artifact]:
         """The inputs that are given, opened, in the order of a run. Raises ``UserError`` for one of another kind."""
@@ -163,10 +164,6 @@ class Report(Stage[ReportConfig]):
         level = stored.config["significance_level"]
         evaluated = Evaluated(stored.metrics, stored.comparisons, level, stored.domains)
         return result_section(evaluated, self.config.baseline)
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The report's file."""
-        return [REPORT]
 
 
 def _check_origins(found: Mapping[str, Artifact]) -> None:

@@ -64,6 +64,7 @@ class Train(Stage[TrainConfig]):
     algorithm_version = 6
     config_class = TrainConfig
     unit = "examples"
+    results = ("",)
 
     def __init__(self, config: TrainConfig) -> None:
         # bf16 'auto' is resolved here, by the driver, for all workers
@@ -194,7 +195,3 @@ class Train(Stage[TrainConfig]):
             f" {best['start']:.4f} before it and is {best['value']:.4f} at its best. A lower learning rate or other"
             " negatives may help; the encoder as it was may be the better one.",
         ]
-
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The model's folder."""
-        return [""]

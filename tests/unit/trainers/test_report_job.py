@@ -29,7 +29,7 @@ def report(inputs: dict[str, str], folder: Path, **settings: object) -> str:
     stage = Report(ReportConfig(**inputs, output=str(folder / "report"), **settings))
     artifact = Artifact(make(stage))
     artifact.verify()
-    assert stage.results(artifact) == ["report.html"]
+    assert stage.results == ("report.html",)
     return artifact.path("report.html").read_text(encoding="utf-8")
 
 

@@ -81,7 +81,7 @@ def test_every_format_is_an_artifact_of_its_files(
     made.verify()
     stage = Export(ExportConfig(collection=collection.uri, output=made.uri, **settings))
     assert stage.summary(made) == f"{len(names)} files of {settings['format']}"
-    assert [made.folder.describe(name) for name in stage.results(made)] == [f"{made.uri}/"]
+    assert [made.folder.describe(name) for name in stage.results] == [f"{made.uri}/"]
 
 
 @pytest.mark.parametrize("form", ["hard_negatives", "labelled_lists"])
