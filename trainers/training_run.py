@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -107,32 +107,16 @@ class RunSettings(Settings):
 
     def located(self) -> "LocatedModels":
         """Where the models' files are on this machine. Raises ``UserError`` where they can't be had."""
-        return LocatedModels(locate_models(self))
+        return locate_models(self)
 
 
-@dataclass(frozen=True)
-class LocatedModels:
-    """The files of the encoder, of the documents' own where there is one, and of what the objective needs beside them.
+LocatedModels = Mapping[str, LocatedModel]
+"""The files of all models that a run names, by the dotted names of the settings that do."""
 
-    ``by_setting``: by the dotted names of the settings that name them.
-    """
 
-    by_setting: Mapping[str, LocatedModel]
-
-    @property
-    def query(self) -> LocatedModel:
-        """The encoder."""
-        return self.by_setting["encoder"]
-
-    @property
-    def document(self) -> LocatedModel | None:
-        """The documents' own."""
-        return self.by_setting.get("document_encoder")
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """By the names of the settings."""
-        return {f"{key}.model": model.fingerprint for key, model in self.by_setting.items()}
+def fingerprints_of(located: LocatedModels) -> dict[str, str]:
+    """By the names of the settings."""
+    return {f"{key}.model": model.fingerprint for key, model in located.items()}
 
 
 def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
@@ -141,12 +125,12 @@ def load_for_training(settings: RunSettings, located: LocatedModels) -> Towers:
     Raises ``UserError`` as loading does, and for two encoders that can't be stored as one.
     """
     seed = settings.training.seed
-    towers = _load_towers(settings.encoder, located.query, settings)
-    if settings.document_encoder is not None and located.document is not None:
-        own = _load_towers(settings.document_encoder, located.document, settings)
+    towers = _load_towers(settings.encoder, located["encoder"], settings)
+    if settings.document_encoder is not None:
+        own = _load_towers(settings.document_encoder, located["document_encoder"], settings)
         require_one_contract(towers.query, own.document, "encoder", "document_encoder")
         towers = Towers(towers.query, own.document)
-    towers = settings.objective.prepare(towers, settings, located.by_setting)
+    towers = settings.objective.prepare(towers, settings, located)
     for transformer in towers.transformers():
         if settings.lora is not None:
             add_adapter(transformer, settings.lora, seed)
@@ -178,7 +162,7 @@ def objective_to_train(settings: RunSettings, located: LocatedModels, device: to
     Raises ``UserError`` as ``load_for_training`` and ``build_objective`` do.
     """
     towers = load_for_training(settings, located)
-    objective = build_objective(settings.objective, towers, located.by_setting, settings.training.seed)
+    objective = build_objective(settings.objective, towers, located, settings.training.seed)
     if settings.autocasts_alone:
         round_frozen(objective)
     objective.to(device)
@@ -214,7 +198,7 @@ def run_training(
             validation = build_validation(settings.validation, bf16=training.bf16 is True, epoch_ends=order.epoch_ends)
             for note in validation.notes:
                 log.info(f"  validation: {note}")
-        config = shaping(settings) | {"fingerprints": located.fingerprints}
+        config = shaping(settings) | {"fingerprints": fingerprints_of(located)}
         checkpoints = Checkpoints(f"{folder}/checkpoints", config, keep=settings.checkpoints_kept)
         trained = train(
             objective, batches, training, validation=validation, checkpoints=checkpoints, callbacks=callbacks

@@ -99,9 +99,8 @@ def outlined_objective(
 
     ``folder``: for configurations of published models; ``located``: where models are, if that is known.
     """
-    models = located or LocatedModels(
-        {key: outline(named.model, folder, named.revision) for key, named in named_models(settings).items()}
-    )
+    named = named_models(settings).items()
+    models = located or {key: outline(each.model, folder, each.revision) for key, each in named}
     with patch.object(language_model, "find_readers", _every_other):
         with without_weights(fake), made_up_lookups(shape):
             objective = objective_to_train(settings, models, torch.device("cpu"))

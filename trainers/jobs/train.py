@@ -1,6 +1,7 @@
 """`raytriever train`: trains encoders on stored batches and exports them."""
 
 from collections.abc import Iterator, Set
+from functools import cached_property
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -28,7 +29,7 @@ from trainers.jobs.train_checks import (
     training_set_warnings,
 )
 from trainers.record.trackers import TrackingSettings
-from trainers.training_run import LocatedModels, RunSettings, shaping
+from trainers.training_run import LocatedModels, RunSettings, fingerprints_of, shaping
 from trainers.validation.settings import RetrievalValidationSettings
 
 MODEL = "model"
@@ -70,12 +71,10 @@ class Train(Stage[TrainConfig]):
         # bf16 'auto' is resolved here, by the driver, for all workers
         training = config.training.resolved(gpu=config.resources.gpus_per_worker > 0)
         super().__init__(config.model_copy(update={"training": training}))
-        self._models: LocatedModels | None = None
 
+    @cached_property
     def _located(self) -> LocatedModels:
-        if self._models is None:
-            self._models = self.config.located()
-        return self._models
+        return self.config.located()
 
     def resolved(self) -> dict[str, Any]:
         """The configuration less what doesn't change the weights."""
@@ -83,7 +82,7 @@ class Train(Stage[TrainConfig]):
 
     def input_fingerprints(self) -> dict[str, str]:
         """The batches', the models', the objective's own and those of what is validated on."""
-        found = {"batches": BatchReader(self.config.batches).fingerprint, **self._located().fingerprints}
+        found = {"batches": BatchReader(self.config.batches).fingerprint, **fingerprints_of(self._located)}
         for key, path in input_paths(self.config).items():
             if key.startswith(_OTHER_INPUTS) and key not in found and not key.endswith((".base_model", ".tokenizer")):
                 is_run = key == "validation.run"
@@ -122,10 +121,10 @@ class Train(Stage[TrainConfig]):
         if isinstance(config.validation, RetrievalValidationSettings):
             for warning in training_set_warnings(config.validation, batches):
                 log.warning(f"  Warning: {warning}")
-        origin = self._located().query.origin
+        origin = self._located["encoder"].origin
         log.info(f"  encoder: {config.encoder.model} from {origin}; {config.training.precision}")
         if config.resources.gpus_per_worker:
-            parts = standing_bytes(config, self._located(), config.resources.workers or 1)
+            parts = standing_bytes(config, self._located, config.resources.workers or 1)
             weights, gradients, states = (part / 2**30 for part in parts)
             log.info(
                 f"  each GPU holds {sum(parts) / 2**30:.1f} GiB all along: weights {weights:.1f}, gradients"

@@ -51,7 +51,7 @@ def settings_of(model: Path, objective: dict[str, Any], form: Any = None, **sett
 
 def objective_of(settings: RunSettings) -> Objective[Any]:
     located = settings.located()
-    return build_objective(settings.objective, load_for_training(settings, located), located.by_setting)
+    return build_objective(settings.objective, load_for_training(settings, located), located)
 
 
 @pytest.mark.parametrize(

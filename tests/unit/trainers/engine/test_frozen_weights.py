@@ -160,7 +160,7 @@ def test_every_encoder_comes_back(tiny_encoder: Path, more: dict[str, dict[str, 
     located = settings.located()
     towers = load_for_training(settings, located)
     before = {name: parameter.detach().clone() for name, parameter in towers.named_parameters()}
-    objective = build_objective(settings.objective, towers, located.by_setting)
+    objective = build_objective(settings.objective, towers, located)
     round_frozen(objective)
     assert sum(parameter.dtype == torch.bfloat16 for parameter in towers.parameters()) >= 20
     training_run._complete_for_export(objective, settings, located)

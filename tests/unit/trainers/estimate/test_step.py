@@ -18,7 +18,7 @@ from trainers.estimate.counting import Counting
 from trainers.estimate.made_up import Shape, made_up_lookups
 from trainers.estimate.outlines import CountingTokenizer
 from trainers.estimate.step import count_step, outlined_objective, standing_bytes, step_cost
-from trainers.training_run import LocatedModels, RunSettings, objective_to_train
+from trainers.training_run import RunSettings, objective_to_train
 
 LAYERS = {"kind": "layers", "layers": [1, 2]}
 PAIRS, TRIPLETS = Shape(24, 8, 24, 2), Shape(24, 8, 24, 1)
@@ -76,7 +76,7 @@ def real_peak(settings: RunSettings, shape: Shape) -> float:
     """By the profiler, which hears of every block that the allocator gives and takes."""
     models = {key: LocatedModel(Path(named.model), "", "0" * 64) for key, named in named_models(settings).items()}
     with made_up_lookups(shape):
-        objective = objective_to_train(settings, LocatedModels(models), torch.device("cpu"))
+        objective = objective_to_train(settings, models, torch.device("cpu"))
     counting = Counting()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         count_step(objective, settings, shape, counting)
@@ -98,7 +98,7 @@ def test_a_step_holds_what_is_estimated(name: str, models: Path, tmp_path: Path)
         expected = real_peak(settings, shape)
     assert found.peak == pytest.approx(expected, rel=0.01)
     models_of_run = {key: LocatedModel(Path(named.model), "", "") for key, named in named_models(settings).items()}
-    standing = standing_bytes(settings, LocatedModels(models_of_run), workers=1)
+    standing = standing_bytes(settings, models_of_run, workers=1)
     assert standing == pytest.approx((found.weights, found.gradients, found.optimizer), rel=0.01)
 
 

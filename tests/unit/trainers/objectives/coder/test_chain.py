@@ -22,7 +22,7 @@ from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings
 from trainers.objectives.coder.labels import SmoothingSettings
 from trainers.objectives.coder.objective import CoderSettings, fit_to_documents, load_coder
-from trainers.training_run import LocatedModels, RunSettings, run_training
+from trainers.training_run import RunSettings, run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
@@ -130,7 +130,7 @@ def test_another_dimension_is_refused(base, vectors):
 
 
 def test_a_run_from_settings_resumes_and_refuses_other_collections(base, collection, vectors, batches, tmp_path):
-    located = LocatedModels({"encoder": locate_model(str(base))})
+    located = {"encoder": locate_model(str(base))}
 
     def run(folder: Path, **changes):
         settings = RunSettings.model_validate(

@@ -25,7 +25,7 @@ from tests.unit.trainers.validation.stages import embedded, evaluated, searched_
 from trainers.engine.loop import train
 from trainers.engine.optimization import OptimizerSettings
 from trainers.objectives.coder.objective import CoderSettings, load_coder
-from trainers.training_run import LocatedModels, RunSettings, run_training
+from trainers.training_run import RunSettings, run_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
@@ -262,7 +262,7 @@ def test_a_run_resumes_as_if_it_had_not_stopped(query_encoder, base, collection,
     settings = run_settings(
         base, vectors, batches, dev(collection, runs["dev"]), query_encoder=query_encoder, dropout=0.2
     )
-    located = LocatedModels({"encoder": locate_model(str(base))})
+    located = {"encoder": locate_model(str(base))}
 
     def run(folder: Path, **changes):
         training = settings.training.model_copy(update=changes)

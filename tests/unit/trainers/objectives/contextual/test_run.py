@@ -24,7 +24,7 @@ from trainers.engine.loop import train
 from trainers.objective import build_objective
 from trainers.objectives.contextual import ContextualSettings
 from trainers.record.model_card import model_card
-from trainers.training_run import LocatedModels, RunSettings, load_for_training
+from trainers.training_run import RunSettings, load_for_training
 from trainers.validation.retrieval import build_validation
 from trainers.validation.settings import RetrievalValidationSettings
 
@@ -101,9 +101,9 @@ def test_a_contextual_encoder_is_no_stage_and_no_other_objectives(tiny_encoder: 
     objective = {"kind": "contextual", "first_stage": {"model": str(folder)}}
     settings = RunSettings.model_validate(settings_of(tiny_encoder, objective=objective))
     with pytest.raises(UserError, match="which is a contextual encoder with two stages of its own"):
-        load_for_training(settings, LocatedModels(locate_models(settings)))
+        load_for_training(settings, locate_models(settings))
     settings = RunSettings.model_validate(settings_of(folder, objective={"kind": "contrastive"}))
-    towers = load_for_training(settings, LocatedModels(locate_models(settings)))
+    towers = load_for_training(settings, locate_models(settings))
     with pytest.raises(UserError, match="contrastive doesn't train contextual encoders"):
         build_objective(settings.objective, towers)
 
@@ -114,7 +114,7 @@ def test_a_context_of_more_vectors_than_positions_is_refused_before_training(tin
     with pytest.raises(
         UserError, match=r"behind 500 context vectors and 8 prompt vectors.*context_documents in training"
     ):
-        load_for_training(settings, LocatedModels(locate_models(settings)))
+        load_for_training(settings, locate_models(settings))
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 2}}, {"activation_checkpointing": True}])
@@ -123,8 +123,8 @@ def test_both_stages_are_prepared_for_training(changes: dict[str, Any], tiny_enc
     objective = {"kind": "contextual", "first_stage": {"model": str(tiny_encoder), "pooling": "cls"}}
     objective |= {"first_stage_layers": 1, "context_max_length": 9}
     settings = RunSettings.model_validate(settings_of(tiny_encoder, objective=objective, dropout=0.0, **changes))
-    located = LocatedModels(locate_models(settings))
-    assert set(located.fingerprints) == {"encoder.model", "objective.first_stage.model"}
+    located = locate_models(settings)
+    assert set(located) == {"encoder", "objective.first_stage"}
     towers = load_for_training(settings, located)
     encoder = towers.query
     assert isinstance(encoder, ContextualEncoder)
