@@ -3,7 +3,7 @@
 "CODER: An efficient framework for improving retrieval through COntextual Document Embedding Reranking" (Zerveas et al.
 2022). Shapes: ``scores`` (B, N) of any float type, ``labels`` (B, N) with -inf where a candidate has none, ``present``
 bool (B, N), False in padding. Each gives one number a query, (B,), in float32 at least; a query without a label gives 0
-and no gradient. Nothing depends on how wide the padding is.
+and no gradient. Nothing depends on how wide the padding is, but for the released divisor of ``max_margin_loss``.
 """
 
 import torch
@@ -38,12 +38,14 @@ def info_nce_loss(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
         return _of_labelled(-log_predicted.gather(1, best).squeeze(1), labels, present)
 
 
-def max_margin_loss(scores: Tensor, labels: Tensor, present: Tensor, relevant_at: float = 1.0) -> Tensor:
+def max_margin_loss(
+    scores: Tensor, labels: Tensor, present: Tensor, relevant_at: float = 1.0, *, divide_by_width: bool = False
+) -> Tensor:
     """Hinge over all pairs of a relevant and another candidate, the baseline of Fig. 2.
 
     sum_{p relevant, n not} max(0, 1 - s_p + s_n) / (number of candidates); relevant are labels of ``relevant_at`` and
-    more, all others count as not. The released code divides by the padded width N instead, by which a query's loss
-    depends on the longest list beside it.
+    more, all others count as not. ``divide_by_width``: divide by the padded width N instead, as the released code does,
+    by which a query's loss depends on the longest list beside it.
     """
     with torch.autocast(scores.device.type, enabled=False):
         scores, width = at_least_float32(scores).masked_fill(~present, 0.0), scores.shape[1]
@@ -51,7 +53,7 @@ def max_margin_loss(scores: Tensor, labels: Tensor, present: Tensor, relevant_at
         size = max(1, _PAIRS_AT_ONCE // width**2)
         blocks = zip(*(torch.split(tensor, size) for tensor in (scores, relevant, present & ~relevant)), strict=True)
         sums = torch.cat([_summed_hinges(*block) for block in blocks])
-        return sums / present.sum(dim=1).clamp(min=1)
+        return sums / (width if divide_by_width else present.sum(dim=1).clamp(min=1))
 
 
 def _summed_hinges(scores: Tensor, relevant: Tensor, others: Tensor) -> Tensor:

@@ -95,6 +95,8 @@ class CoderSettings(ObjectiveSettings):
     """Whether the trained encoder may be another than the one behind ``documents``."""
     loss: Literal["list_net", "info_nce", "max_margin"] = "list_net"
     """ListNet (eq. 3, the paper's), InfoNCE by the best label, or a hinge over pairs (Fig. 2)."""
+    margin_divisor: Literal["list", "padded_width"] = "list"
+    """Of max_margin: a list's length, or the batch's padded width as released."""
     scoring: ScoringSettings = SimilarityScoring()
     """Each candidate by itself, or all of a list together."""
     similarity: Literal["inner_product", "cosine"] = "inner_product"
@@ -126,6 +128,8 @@ class CoderSettings(ObjectiveSettings):
     def _settings_fit(self) -> Self:
         if self.loss != "list_net" and (self.binary_labels or self.label_normalization != "none"):
             raise ValueError(f"binary_labels and label_normalization shape the target of list_net, not {self.loss}")
+        if self.loss != "max_margin" and self.margin_divisor != "list":
+            raise ValueError(f"margin_divisor belongs to the loss max_margin, not to {self.loss}")
         if self.retrieved_negatives and self.negatives == "retrieved":
             raise ValueError(
                 "retrieved_negatives stand beside negatives that are drawn, but negatives is 'retrieved': set it to"
@@ -324,7 +328,8 @@ class Coder(Objective[CoderBatch]):
                 return list_net_loss(scores, labels, present)
             case "info_nce":
                 return info_nce_loss(scores, labels, present)
-        return max_margin_loss(scores, labels, present, settings.relevance_level)
+        by_width = settings.margin_divisor == "padded_width"
+        return max_margin_loss(scores, labels, present, settings.relevance_level, divide_by_width=by_width)
 
     def comparisons(self, rows: pa.Table) -> Comparisons:
         """The lists as they are composed; no document is encoded, ``documents`` counts those that are looked up."""

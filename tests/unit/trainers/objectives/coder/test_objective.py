@@ -88,14 +88,19 @@ def test_temperature_is_a_divisor(stored):
     assert objective(objective.collate(rows)).loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_max_margin_goes_by_labels_not_grades(stored):
+def test_the_released_divisor_of_max_margin_depends_on_the_padding(stored):
     rows = candidate_batch(5, longest=30)
 
-    objective = tiny_coder(stored, loss="max_margin")
+    def loss(table, **settings):
+        objective = tiny_coder(stored, loss="max_margin", **settings)
+        batch = objective.collate(table)
+        return objective(batch).loss.item(), objective(replace(batch, labels=batch.labels * 2)).loss.item()
+
     short = int(np.argmin([len(row["candidate_rows"]) for row in rows.to_pylist()]))
-    batch = objective.collate(rows.slice(short, 1))
-    loss = objective(batch).loss.item()
-    assert objective(replace(batch, labels=batch.labels * 2)).loss.item() == loss > 0
+    alone, beside = loss(rows.slice(short, 1)), loss(rows)
+    assert alone[0] == alone[1] > 0  # grades don't matter, labels do
+    assert loss(rows.slice(short, 1), margin_divisor="padded_width") == pytest.approx(alone)
+    assert loss(rows, margin_divisor="padded_width")[0] < beside[0]
 
 
 def test_metrics_rank_the_best_labelled_behind_its_equals():
@@ -163,6 +168,7 @@ def test_what_queries_are_compared_with(stored):
     ("settings", "match"),
     [
         ({"loss": "info_nce", "binary_labels": True}, "shape the target of list_net, not info_nce"),
+        ({"margin_divisor": "padded_width"}, "belongs to the loss max_margin"),
         ({"temperature": 0}, "temperature"),
         ({"retrieved_negatives": 5, "candidates": 10}, "beside negatives that are drawn, but negatives is 'retrieved'"),
         ({"retrieved_negatives": 5, "negatives": "corpus"}, "some of a list's 'candidates': say how many"),
