@@ -1,5 +1,6 @@
 """Contextual runs from their settings: validated in the corpus's own context, resumed, exported; what is refused."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from tests.unit.trainers.tiny import TinyBatches, tiny_settings
 from tests.unit.trainers.validation.made_up import DOCUMENTS, write_source
 from tests.unit.trainers.validation.made_up import collect as collect_source
 from trainers.engine.checkpoint import Checkpoints
-from trainers.engine.loop import train
+from trainers.engine.loop import Callback, train
 from trainers.objective import build_objective
 from trainers.objectives.contextual import ContextualSettings
 from trainers.record.model_card import model_card
@@ -161,22 +162,37 @@ def test_the_card_says_what_is_a_fallback(tiny_encoder: Path) -> None:
     assert "Contextual Document Embeddings" in card
 
 
+class Killed(Callback):
+    """Ends the run in its third step."""
+
+    def on_step(self, point: Mapping[str, Any]) -> None:
+        if point["step"] == 3:
+            raise KeyboardInterrupt
+
+
 def test_a_resumed_run_is_the_whole_run(tiny_encoder: Path, collection: str, tmp_path: Path) -> None:
-    def run(folder: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    def run(folder: Path, *, killed: bool = False) -> tuple[dict[str, torch.Tensor], Any]:
         objective = objective_of(tiny_encoder, context_documents=4, sequence_dropout=0.3, chunk_size=3)
         for module in objective.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.1
         checkpoints = Checkpoints(str(folder), {"kind": "contextual"}, keep=2)
-        settings = tiny_settings(checkpoint_every=2, **changes)
-        batches = TinyBatches(counts=(8, 8), size=6)
-        done = train(objective, batches, settings, validation=opened(collection), checkpoints=checkpoints)
+        settings, batches = tiny_settings(checkpoint_every=2), TinyBatches(counts=(8, 8), size=6)
+        done = train(
+            objective,
+            batches,
+            settings,
+            validation=opened(collection),
+            checkpoints=checkpoints,
+            callbacks=[Killed()] if killed else [],
+        )
         objective.eval()
         objective.export(folder / "model")
         return {name: value.detach().clone() for name, value in objective.named_parameters()}, done
 
     whole, done = run(tmp_path / "whole")
-    run(tmp_path / "resumed", max_steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "resumed", killed=True)
     resumed, again = run(tmp_path / "resumed")
     assert [e.measures for e in done.state.evaluations] == [e.measures for e in again.state.evaluations]
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
