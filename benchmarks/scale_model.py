@@ -20,11 +20,12 @@ from typing import Any
 from pipelines.jobs.cluster import LARGE_DOMAIN
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
-from trainers.estimate.calibration import Calibration, Job, MeasuredJob
 from trainers.estimate.costs import (
     DOMAINS,
     LAWS,
+    Calibration,
     Embedding,
+    Job,
     Size,
     Stage,
     embedding_stage,
@@ -33,7 +34,7 @@ from trainers.estimate.costs import (
 )
 from trainers.estimate.machines import Machines
 
-_ONE_TASK: dict[MeasuredJob, set[str]] = {  # kinds of tasks of which a job has one
+_ONE_TASK: dict[str, set[str]] = {  # kinds of tasks of which a job has one
     "pairs": {"judged", "all"},
     "cluster": {"lookup"},
     "pack": {"epoch"},
@@ -120,16 +121,16 @@ def calibrated(figures: Mapping[str, Any]) -> Calibration:
             " little about more: measure with benchmarks.batch_construction --pairs 1000000."
         )
     run = figures["runs"][str(size)]
-    jobs: dict[str, Any] = {name: _job(run[name], kinds) for name, kinds in _ONE_TASK.items()}
+    jobs: dict[str, Any] = {name: _job(run[name], kinds, size, cores) for name, kinds in _ONE_TASK.items()}
     # the processor seconds of the workers that share a domain are nowhere: all cores, for all of the rest
     alone = run["cluster"]["tasks"]["lookup"]
-    jobs["cluster"] = Job(run["cluster"]["seconds"], alone, (run["cluster"]["seconds"] - alone) * cores)
-    return replace(Calibration(), run_pairs=size, cores=cores, **jobs)
+    jobs["cluster"] = Job(run["cluster"]["seconds"], alone, (run["cluster"]["seconds"] - alone) * cores, size, cores)
+    return Calibration(**jobs)
 
 
-def _job(figures: Mapping[str, Any], one_task: set[str]) -> Job:
+def _job(figures: Mapping[str, Any], one_task: set[str], pairs: int, cores: int) -> Job:
     alone = sum(seconds for kind, seconds in figures["tasks"].items() if kind in one_task)
-    return Job(figures["seconds"], alone, sum(figures["tasks"].values()) - alone)
+    return Job(figures["seconds"], alone, sum(figures["tasks"].values()) - alone, pairs, cores)
 
 
 def stages(workload: Workload, calibration: Calibration, machines: Machines) -> list[Stage]:

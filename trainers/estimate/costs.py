@@ -1,7 +1,7 @@
 """What stages cost, tasks in seconds and bytes.
 
 Work follows the laws of the algorithms in the number of pairs; tasks are cut as the jobs cut them. Constants of the
-laws are measured (``trainers.estimate.calibration``); what is run, and on what, is given (``Size``, ``Machines``).
+laws are measured (``Calibration``); what is run, and on what, is given (``Size``, ``Machines``).
 """
 
 import heapq
@@ -24,7 +24,6 @@ from pipelines.packing.neighbours import EXACT_UP_TO
 from retrieval.jobs.embed import ON_GPU
 from retrieval.jobs.index import VectorIndexSettings
 from retrieval.jobs.search import SearchConfig
-from trainers.estimate.calibration import Calibration
 from trainers.estimate.machines import Machines
 
 # pairs of each domain: Contextual Document Embeddings (Morris & Rush 2024, arXiv 2410.02525), Table 5
@@ -47,6 +46,54 @@ _ACROSS = (1 + REFINEMENTS) * NEAR_CELLS  # cells whose clusters a point is comp
 _ONE = "one task"
 CANDIDATE = 12
 """Bytes of a list's entry on disk."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A measured job of so many ``pairs`` on so many ``cores``: seconds by the clock; processor seconds of what is one
+    task, and of what is cut into many."""
+
+    seconds: float
+    alone: float
+    spread: float
+    pairs: int = 1_000_000
+    cores: int = 2
+
+    @property
+    def of_pair(self) -> tuple[float, float]:
+        """Seconds of a core for a pair, alone and spread, in the proportion of processor seconds."""
+        factor = self.seconds / (self.alone + self.spread / self.cores)
+        return self.alone * factor / self.pairs, self.spread * factor / self.pairs
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Seconds of one core where nothing else is said; docs/scale.md and docs/benchmarks.md say how they were measured.
+
+    The tasks of jobs were measured with 300,000 pairs; the rest is for the unit named behind it.
+    """
+
+    pairs: Job = Job(11, 1.18, 1.09)
+    cluster: Job = Job(66, 0.05, 17.25)
+    pack: Job = Job(36, 6.33, 0.25)
+    filter: Job = Job(39, 0.48, 13.77)
+    few_clusters: float = 11 / (100_000 * 1_563)  # k-means in one level: a pair and a cluster
+    collect: float = 31e-6  # a pair
+    chunk: float = 1 / 36e6  # a byte of text
+    tokenize: float = 1 / 495e3  # a token
+    exact_lists: float = 2 * 59 / (262_144**2 * 128)  # two clusters and a dimension
+    graph_lists: float = 2 * 65 / (300_000 * log2(300_000) * 64)  # a cluster, the logarithm of all, a dimension
+    index: float = 2 * 10 / (1e6 * 384)  # a vector and a dimension
+    search: float = 2 * 10 / (1e3 * 1e6 * 384)  # a query, a vector and a dimension
+    evaluate: float = 1.9 / (4 * 173)  # a query of a run
+    open_vectors: float = 115e-6  # a file of vectors, mapped
+    open_texts: float = 270e-6  # a file of a collection
+    task: float = 10e-3  # of the driver, for each task
+    start_up: float = 5.0  # by the clock, of the workers of a phase
+    bytes_per_token: float = 4.6
+    stored: float = 0.42  # bytes of texts as they are stored over those of the texts
+    cell_spread: float = 0.5  # standard deviation of the logarithm of a cell's points, in k-means of two levels
+    cell_iterations: int = 18  # of k-means within a cell
 
 
 @dataclass(frozen=True)
@@ -134,11 +181,15 @@ def _chunk(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
 
 @dataclass(frozen=True)
 class Embedding:
-    """An encoder on a GPU: seconds that it computes a token, numbers of a vector, and workers that share the GPU."""
+    """An encoder on a GPU: seconds that it computes a token, numbers of a vector, and workers that share the GPU.
+
+    ``peak``: bytes of the GPU.
+    """
 
     of_token: float
     dimension: int
     per_gpu: int = 1
+    peak: float = 0
 
 
 def embedding_stage(
@@ -159,7 +210,7 @@ def embedding_stage(
 def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
     """N. Judgments joined with ids, and pairs with one another, in a task each; hashes of stretches of texts."""
     number, files = 2 * ceil(size.pairs / _HASHED_TEXTS), ceil(size.pairs / _ROWS_PER_FILE)
-    joining, all_hashes = (seconds * size.pairs for seconds in calibration.of_pair("pairs"))
+    joining, all_hashes = (seconds * size.pairs for seconds in calibration.pairs.of_pair)
     hashing = [all_hashes / number + files * calibration.open_texts] * number
     copied = size.text_bytes * calibration.stored
     return Stage("pairs", [Phase(hashing), Phase([joining], _ONE)], copied=copied)
@@ -167,7 +218,7 @@ def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
 
 def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     """N·√K in a domain of many clusters, N·K in one of few. A large domain's cells are tasks; a small one is a task."""
-    lookup, _ = calibration.of_pair("cluster")
+    lookup, _ = calibration.cluster.of_pair
     small = [n for n in size.domains if n <= LARGE_DOMAIN]
     phases = [Phase([size.pairs * lookup], _ONE)]
     if small:
@@ -188,8 +239,8 @@ def _clustering(n: int, size: Size, calibration: Calibration) -> float:
     k = number_of_clusters(n, size.cluster_size)
     if k <= KMeansSettings().two_level_above:
         return n * k * calibration.few_clusters
-    _, of_pair = calibration.of_pair("cluster")
-    return n * of_pair * sqrt(n / calibration.run_pairs)
+    _, of_pair = calibration.cluster.of_pair
+    return n * of_pair * sqrt(n / calibration.cluster.pairs)
 
 
 def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[float]:
@@ -214,7 +265,7 @@ def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
         of_cluster = k * calibration.exact_lists if k <= EXACT_UP_TO else log2(k) * calibration.graph_lists
         if k >= _LISTED_FROM:
             lists.append(k * size.dimension * of_cluster)
-    of_pair, _ = calibration.of_pair("pack")
+    of_pair, _ = calibration.pack.of_pair
     large = [n for n in size.domains if n >= PART_PAIRS]
     small = size.pairs - sum(large)
     parts = [n * of_pair for n in (*large, small) if n] * size.epochs
@@ -224,7 +275,7 @@ def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
 
 def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     """N, and the files of all vectors opened once by each core, for the first run of batches that it makes."""
-    lookup, masking = calibration.of_pair("filter")
+    lookup, masking = calibration.filter.of_pair
     number = ceil(size.pairs / (_BATCHES_PER_SHARD * size.rows))
     opening = 2 * ceil(size.pairs / TEXTS_PER_VECTOR_FILE) * calibration.open_vectors
     runs = number * size.epochs

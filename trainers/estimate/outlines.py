@@ -5,6 +5,7 @@ tokenizers that count.
 """
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -22,7 +23,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean, read_yaml
 from retrieval.encoders import modules, text_encoder, transformer
 from retrieval.encoders.pretrained import PINNED_REVISIONS, LocatedModel
-from trainers.estimate.calibration import Calibration
+from trainers.estimate.costs import Calibration
 from trainers.rehearsal.models import HUB_MODELS, write_modules
 
 _WORD, _END = 2, 1  # ids
@@ -127,27 +128,22 @@ def _replace_tensors(module: nn.Module, change: Any, recurse: bool = True) -> nn
     return module
 
 
-def outline(model: str, folder: Path, revision: str | None = None) -> LocatedModel:
-    """Where the model's configuration is: in its folder, the hub's mirror or cache, or of a published one, ``folder``.
+def outline(model: str, revision: str | None = None) -> LocatedModel:
+    """Where the model's configuration is: in its folder, in the hub's mirror or cache, or as published.
 
     Raises ``UserError`` where it is nowhere.
     """
-    path = Path(model) if Path(model).is_dir() else mirrored_or_cached(model, revision)
-    if path is None or not any(path.rglob("config.json")):
-        path = _published(model, folder)
-    return LocatedModel(path, "its configuration", "0" * 64)
-
-
-def mirrored_or_cached(model: str, revision: str | None) -> Path | None:
-    """The folder of the hub's mirror or cache with the model's configuration, None for none."""
     from huggingface_hub import try_to_load_from_cache
 
-    if model.count("/") != 1:
-        return None
-    if (found := mirrored("models", model)) is not None:
-        return found
-    cached = try_to_load_from_cache(model, "config.json", revision=revision or PINNED_REVISIONS.get(model))
-    return Path(cached).parent if isinstance(cached, str) else None
+    path = Path(model) if Path(model).is_dir() else None
+    if path is None and model.count("/") == 1:
+        path = mirrored("models", model)
+        if path is None:
+            cached = try_to_load_from_cache(model, "config.json", revision=revision or PINNED_REVISIONS.get(model))
+            path = Path(cached).parent if isinstance(cached, str) else None
+    if path is None or not any(path.rglob("config.json")):
+        path = _published(model)
+    return LocatedModel(path, "its configuration", "0" * 64)
 
 
 @cache
@@ -157,20 +153,24 @@ def published() -> Mapping[str, Any]:
     return read_yaml(path, str(path))
 
 
-def _published(model: str, folder: Path) -> Path:
-    known: Mapping[str, Any] = published()["models"]
-    if model not in known:
+@cache
+def _published_configurations() -> tempfile.TemporaryDirectory[str]:
+    """Where they are written to, until the process ends."""
+    return tempfile.TemporaryDirectory()
+
+
+def _published(model: str) -> Path:
+    if model not in HUB_MODELS:
         raise UserError(
             f"How the model {model!r} is built isn't known here: it is no folder, not in the hub's cache or mirror, and"
-            f" none of those whose sizes come along ({', '.join(known)}).{did_you_mean(model, list(known))} Name a"
-            f" folder that holds its config.json, or fetch that once: hf download {model} config.json."
+            f" none of those whose sizes come along ({', '.join(HUB_MODELS)}).{did_you_mean(model, list(HUB_MODELS))}"
+            f" Name a folder that holds its config.json, or fetch that once: hf download {model} config.json."
         )
-    values = dict(known[model])
-    values = published()["architectures"].get(values.pop("like", None), {}) | values
-    place = folder / model
+    known = HUB_MODELS[model]
+    values = published()["families"][known.family] | published()["models"].get(model, {})
+    place = Path(_published_configurations().name, model)
     place.mkdir(parents=True, exist_ok=True)
     (place / "config.json").write_text(json.dumps(values))
-    if model in HUB_MODELS and HUB_MODELS[model].pooling is not None:
-        width = values.get("d_model") or values.get("hidden_size") or 768
-        write_modules(HUB_MODELS[model], place, width)
+    if known.pooling is not None:
+        write_modules(known, place, values.get("d_model") or values.get("hidden_size") or 768)
     return place

@@ -1,12 +1,10 @@
 """What each stage of a recipe takes on some GPUs: time by what bounds it, memory, disk."""
 
-import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from raytriever.errors import UserError
@@ -16,11 +14,11 @@ from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.towers import load_towers
 from retrieval.jobs.embed import ON_GPU
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
-from trainers.estimate.calibration import Calibration
 from trainers.estimate.costs import (
     CANDIDATE,
     DOMAINS,
     LAWS,
+    Calibration,
     Embedding,
     Size,
     embedding_stage,
@@ -74,7 +72,7 @@ class Estimating:
     def __init__(self, stages: Stages, gpu: Gpu) -> None:
         self._stages, self._gpu, self._machines = stages, gpu, gpu.machines()
         self.found: dict[str, Estimate] = {}
-        self._encoders: dict[str, tuple[Embedding, float]] = {}
+        self._encoders: dict[str, Embedding] = {}
 
     def add(self, name: str) -> None:
         """The next one. Raises ``UserError`` for what can't be trained so, or known."""
@@ -109,7 +107,7 @@ class Estimating:
 
     def _embedding(self, stage: Stage[Any], size: Size) -> Estimate:
         config, share = stage.config, stage.config.resources.gpus_per_worker
-        encoder, peak = self._encoder(config.encoder, size)
+        encoder = self._encoder(config.encoder, size)
         texts: list[tuple[int, float]] = []
         if config.run is None:
             texts += [(int(size.documents), size.document_bytes)] * ("documents" in config.parts)
@@ -118,7 +116,7 @@ class Estimating:
         encoder = replace(encoder, per_gpu=max(1, round(1 / share)) if share else 1)
         time = self._timed(embedding_stage("embed", texts, encoder, _MEASURED)) if texts else Time()
         disk = sum(count for count, _ in texts) * (2 * encoder.dimension + _ID)
-        return Estimate(stage, replace(size, dimension=encoder.dimension), time, peak, disk)
+        return Estimate(stage, replace(size, dimension=encoder.dimension), time, encoder.peak, disk)
 
     def _scoring(self, stage: Stage[Any], size: Size) -> Estimate:
         """Each of a batch's n chunks is read once, and behind each of them all n."""
@@ -126,24 +124,19 @@ class Estimating:
         tokens = min(settings.max_length, round(size.document_bytes / _BYTES))
         if not chunks or not tokens:
             return Estimate(stage, size, Time())
-        counting = Counting(FakeTensorMode(allow_non_fake_inputs=True))
-        with tempfile.TemporaryDirectory() as folder:
-            located = outline(settings.model, Path(folder), settings.revision)
-            with without_weights(counting.fake or FakeTensorMode()):
-                model, _ = load_language_model(located.path)
-        for parameter in model.parameters():
-            counting.hold(parameter)
-        weights = counting.alive
-        with torch.no_grad(), counting, attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
-            model.eval()(input_ids=torch.ones(chunks, tokens, dtype=torch.int64), use_cache=False)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with without_weights(fake):
+            model, _ = load_language_model(outline(settings.model, settings.revision).path)
+        texts = torch.ones(chunks, tokens, dtype=torch.int64)
+        counting, peak = count_forward(model, fake, input_ids=texts, use_cache=False)
         arithmetic = counting.flops * (chunks + 1) / self._machines.operations
         launches = 2 * chunks * counting.launches * _LAUNCH
         seconds = max(arithmetic, launches) * size.epochs * size.batches / self._gpu.count
         time = Time(seconds, "arithmetic" if arithmetic > launches else "launches")
-        return Estimate(stage, size, time, counting.peak - weights / 2, _NUMBER * size.epochs * size.pairs * chunks)
+        return Estimate(stage, size, time, peak, _NUMBER * size.epochs * size.pairs * chunks)
 
-    def _encoder(self, settings: Any, size: Size) -> tuple[Embedding, float]:
-        """Counted once for each encoder and length of texts; and bytes at the peak."""
+    def _encoder(self, settings: Any, size: Size) -> Embedding:
+        """Counted once for each encoder and length of texts."""
         tokens = next(few for few in _LENGTHS if few >= min(_LENGTHS[-1], size.document_bytes / _BYTES))
         key = f"{settings.model_dump_json()} {tokens}"
         if key not in self._encoders:
@@ -228,33 +221,36 @@ def _known(stage: Stage[Any], size: Size) -> Size:
 
 
 @torch.no_grad()
-def embedding_cost(settings: Any, maker: Stage[Any] | None, tokens: int, operations: float) -> tuple[Embedding, float]:
+def embedding_cost(settings: Any, maker: Stage[Any] | None, tokens: int, operations: float) -> Embedding:
     """One forward pass over texts of so many tokens: by the encoder of ``settings``, or what ``maker`` trains.
 
-    ``operations``: of the GPU, a second. Also the bytes at the peak.
+    ``operations``: of the GPU, a second.
     """
-    fake, folder = FakeTensorMode(allow_non_fake_inputs=True), tempfile.TemporaryDirectory()
-    with folder, ExitStack() as stack:
-        if maker is not None and isinstance(maker.config, RunSettings):
-            run = maker.config.model_copy(update={"lora": None, "sharding": "replicated"})
-            made = outlined_objective(run, Shape(_ROWS), fake, Path(folder.name))
-            encoder = stack.enter_context(made).encoder("document")
-        else:
-            located = outline(settings.model, Path(folder.name), settings.revision)
-            with without_weights(fake):
-                encoder = load_towers(settings, located.path, located.fingerprint).document
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    if maker is not None and isinstance(maker.config, RunSettings):
+        run = maker.config.model_copy(update={"lora": None, "sharding": "replicated"})
+        encoder = outlined_objective(run, Shape(_ROWS), fake).encoder("document")
+    else:
+        located = outline(settings.model, settings.revision)
+        with without_weights(fake):
+            encoder = load_towers(settings, located.path, located.fingerprint).document
     if isinstance(encoder, ContextualEncoder):
         with fake:
             encoder.use_context(torch.zeros(encoder.contextual_form.vectors, encoder.width), "made up")
-    features = encoder.eval().tokenize(
-        [text_of(tokens, n) for n in range(ON_GPU["token_budget"] // tokens)], "document"
-    )
+    texts = [text_of(tokens, n) for n in range(ON_GPU["token_budget"] // tokens)]
+    features = encoder.eval().tokenize(texts, "document")
+    counting, peak = count_forward(encoder, fake, features)
+    seconds = max(counting.flops / operations, counting.launches * _LAUNCH)
+    return Embedding(seconds / float(features["attention_mask"].sum()), encoder.dimension, peak=peak)
+
+
+@torch.no_grad()
+def count_forward(model: nn.Module, fake: FakeTensorMode, *inputs: Any, **named: Any) -> tuple[Counting, float]:
+    """What a forward pass in bfloat16 takes, and its bytes at the peak, weights being stored in 16 bits."""
     counting = Counting(fake)
-    for parameter in encoder.parameters():
+    for parameter in model.parameters():
         counting.hold(parameter)
     weights = counting.alive
     with counting, attention_of_gpus(), torch.autocast("cpu", torch.bfloat16):
-        encoder(features)
-    seconds = max(counting.flops / operations, counting.launches * _LAUNCH)
-    of_token = seconds / float(features["attention_mask"].sum())
-    return Embedding(of_token, encoder.dimension), counting.peak - weights / 2  # which are stored in 16 bits
+        model.eval()(*inputs, **named)
+    return counting, counting.peak - weights / 2

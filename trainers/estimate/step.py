@@ -3,11 +3,9 @@
 Counted on one rank of as many as the run has, whose collectives go nowhere.
 """
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -28,7 +26,8 @@ from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.made_up import MadeUpBatches, Shape, made_up_lookups
 from trainers.estimate.outlines import outline, without_weights
 from trainers.objective import Objective, map_nest
-from trainers.objectives.revela import cross_attention, language_model
+from trainers.objectives.revela.cross_attention import Readers
+from trainers.objectives.revela.language_model import InBatchLanguageModel
 from trainers.training_run import LocatedModels, RunSettings, objective_to_train
 
 _CHUNKS_COUNTED = 2  # of a side, and twice as many, where a batch is cut into more: a step is linear in them
@@ -86,33 +85,34 @@ def _ranks(count: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _every_other(attention_mask: Tensor, similarity: Tensor) -> cross_attention.Readers:
+def _every_other(attention_mask: Tensor, similarity: Tensor) -> Readers:
     """Each document reads every other: the most that Revela may compute, whatever the similarities are."""
-    return cross_attention.Readers(tuple(attention_mask.sum(dim=1).tolist()), (None,) * len(similarity))
+    return Readers(tuple(attention_mask.sum(dim=1).tolist()), (None,) * len(similarity))
 
 
-@contextmanager
 def outlined_objective(
-    settings: RunSettings, shape: Shape, fake: FakeTensorMode, folder: Path, located: LocatedModels | None = None
-) -> Iterator[Objective[Any]]:
+    settings: RunSettings, shape: Shape, fake: FakeTensorMode, located: LocatedModels | None = None
+) -> Objective[Any]:
     """The run's objective as its settings and its models' configurations describe it, in the state to be counted in.
 
-    ``folder``: for configurations of published models; ``located``: where models are, if that is known.
+    ``located``: where models are, if that is known.
     """
     named = named_models(settings).items()
-    models = located or {key: outline(each.model, folder, each.revision) for key, each in named}
-    with patch.object(language_model, "find_readers", _every_other):
-        with without_weights(fake), made_up_lookups(shape):
-            objective = objective_to_train(settings, models, torch.device("cpu"))
-        yield objective
+    models = located or {key: outline(each.model, each.revision) for key, each in named}
+    with without_weights(fake), made_up_lookups(shape):
+        objective = objective_to_train(settings, models, torch.device("cpu"))
+    for module in objective.modules():
+        if isinstance(module, InBatchLanguageModel):
+            module.find_readers = _every_other
+    return objective
 
 
 def standing_bytes(settings: RunSettings, located: LocatedModels, workers: int) -> tuple[float, float, float]:
     """Of weights, gradients and optimizer states, on each of so many GPUs: what is there before a step and after it."""
     whole, fake = settings.model_copy(update={"sharding": "replicated"}), FakeTensorMode(allow_non_fake_inputs=True)
-    with outlined_objective(whole, Shape(2), fake, Path(), located) as objective:
-        weights = sum(each.nbytes for each in [*objective.parameters(), *objective.buffers()])
-        gradients = sum(each.nbytes for each in objective.parameters() if each.requires_grad)
+    objective = outlined_objective(whole, Shape(2), fake, located)
+    weights = sum(each.nbytes for each in [*objective.parameters(), *objective.buffers()])
+    gradients = sum(each.nbytes for each in objective.parameters() if each.requires_grad)
     shares = 1 if settings.sharding == "replicated" else workers
     moments = 0.5 if settings.training.optimizer.kind == "adamw_8bit" else 2
     return weights / (shares if settings.sharding == "sharded" else 1), gradients / shares, moments * gradients / shares
@@ -135,10 +135,9 @@ def step_cost(settings: RunSettings, shape: Shape, workers: int = 1) -> StepCost
 
 
 def _counted(settings: RunSettings, shape: Shape, workers: int) -> StepCost:
-    fake, folder = FakeTensorMode(allow_non_fake_inputs=True), tempfile.TemporaryDirectory()
-    made = outlined_objective(settings, shape, fake, Path(folder.name))
-    training, pieces = settings.training, 1
-    with folder, _ranks(workers), made as objective, attention_of_gpus():
+    fake, training, pieces = FakeTensorMode(allow_non_fake_inputs=True), settings.training, 1
+    with _ranks(workers), attention_of_gpus():
+        objective = outlined_objective(settings, shape, fake)
         if not objective.joins_step and (pieces := max(1, training.batches_per_step // workers)) > 1:
             training = training.model_copy(update={"batches_per_step": workers})
         few = settings.model_copy(update={"training": training})

@@ -90,12 +90,12 @@ def real_peak(settings: RunSettings, shape: Shape) -> float:
 
 @pytest.mark.usefixtures("counting_tokenizers")
 @pytest.mark.parametrize("name", KINDS)
-def test_a_step_holds_what_is_estimated(name: str, models: Path, tmp_path: Path) -> None:
+def test_a_step_holds_what_is_estimated(name: str, models: Path) -> None:
     settings, shape = run_settings(name, models), KINDS[name][2]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with outlined_objective(settings, shape, fake, tmp_path) as objective:
-        found = count_step(objective, settings, shape, Counting(fake))
-        expected = real_peak(settings, shape)
+    objective = outlined_objective(settings, shape, fake)
+    found = count_step(objective, settings, shape, Counting(fake))
+    expected = real_peak(settings, shape)
     assert found.peak == pytest.approx(expected, rel=0.01)
     models_of_run = {key: LocatedModel(Path(named.model), "", "") for key, named in named_models(settings).items()}
     standing = standing_bytes(settings, models_of_run, workers=1)
