@@ -10,13 +10,17 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 ARGS ?=
 
-.PHONY: quickstart test lint audit install clean
+.PHONY: quickstart test gpu-check lint audit install clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/raytriever run quickstart $(ARGS)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS)
+
+# ten minutes on a machine with a GPU
+gpu-check: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.gpu_check --output runs/gpu-check $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ from torch import nn
 from retrieval.encoders.structure import linear_parameters, outermost_transformers
 from trainers.engine import collectives
 from trainers.engine.settings import TrainingSettings
-from trainers.estimate.machines import GPUS
+from trainers.estimate.machines import GPUS, known_gpu
 
 
 def flops_per_token(module: nn.Module) -> float:
@@ -25,9 +25,8 @@ def seconds_at_peak(module: nn.Module, settings: TrainingSettings) -> float | No
     """
     device = next(module.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    words = name.lower().replace("rtx ", "rtx").replace("-", " ").split()
-    for known, (_, bfloat16, float32, _) in GPUS.items():
-        if known in words:
-            tera = bfloat16 if settings.bf16 else bfloat16 / 2 if settings.tf32 else 0
-            return flops_per_token(module) / ((tera or float32) * 1e12 * collectives.world_size())
-    return None
+    if (known := known_gpu(name)) is None:
+        return None
+    _, bfloat16, float32, _ = GPUS[known]
+    tera = bfloat16 if settings.bf16 else bfloat16 / 2 if settings.tf32 else 0
+    return flops_per_token(module) / ((tera or float32) * 1e12 * collectives.world_size())

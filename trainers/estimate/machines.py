@@ -65,6 +65,12 @@ class Gpu:
         return replace(Machines(), nodes=-(-self.count // _OF_NODE), cores=_CORES * gpus, gpus=gpus, peak=peak)
 
 
+def known_gpu(device: str) -> str | None:
+    """Which of ``GPUS`` a device is by the name that CUDA gives it; None for another one."""
+    words = device.lower().replace("rtx ", "rtx").replace("-", " ").split()
+    return next((name for name in GPUS if name in words), None)
+
+
 def find_gpu(name: str, count: int) -> Gpu:
     """Raises ``UserError`` for an unknown one."""
     if name not in GPUS:
