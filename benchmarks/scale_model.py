@@ -21,7 +21,6 @@ from pipelines.jobs.cluster import LARGE_DOMAIN
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from trainers.estimate.costs import (
-    DOMAINS,
     LAWS,
     Calibration,
     Embedding,
@@ -33,7 +32,9 @@ from trainers.estimate.costs import (
     training_stage,
 )
 from trainers.estimate.machines import Machines
+from trainers.estimate.outlines import published
 
+DOMAINS = tuple[int, ...](published()["domains"])
 _ONE_TASK: dict[str, set[str]] = {  # kinds of tasks of which a job has one
     "pairs": {"judged", "all"},
     "cluster": {"lookup"},
@@ -176,10 +177,13 @@ def _train(workload: Workload, calibration: Calibration, machines: Machines) -> 
     gpus = nodes * machines.gpus
     steps = workload.epochs * workload.pairs / workload.pairs_per_step
     tokens = workload.epochs * workload.text_bytes / calibration.bytes_per_token / (steps * gpus)
-    seconds = {"GPUs": tokens * workload.operations * workload.trained_weights / machines.operations}
+    seconds = {
+        "GPUs": tokens * workload.operations * workload.trained_weights / machines.operations,
+        "tokenizing": tokens * calibration.tokenize,
+    }
     exchange = 2 * 4 * workload.trained_weights / machines.network if nodes > 1 else 0.0
     stored = workload.text_bytes * calibration.stored
-    return training_stage(gpus, steps, seconds, tokens, exchange, workload.epochs * stored, calibration)
+    return training_stage(gpus, steps, seconds, exchange, workload.epochs * stored)
 
 
 @dataclass(frozen=True)

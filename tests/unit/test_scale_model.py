@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.scale_model import Workload, calibrated, forecasts, main, stages, total_hours
+from benchmarks.scale_model import DOMAINS, Workload, calibrated, forecasts, main, stages, total_hours
 from raytriever.errors import UserError
-from trainers.estimate.costs import DOMAINS, Calibration, Phase, Stage, makespan, seconds_by_cause
+from trainers.estimate.costs import Calibration, Phase, Stage, makespan, seconds_by_cause
 from trainers.estimate.machines import Machines
 
 TASKS = st.lists(st.floats(0.01, 100), min_size=1, max_size=40)

@@ -55,13 +55,13 @@ def _rows(found: Mapping[str, Estimate], gpu: Gpu) -> list[list[str]]:
 
 
 def _row(name: str, of: Sequence[Estimate], gpu: Gpu) -> list[str]:
-    times = [each.time for each in of if each.time.seconds is not None]
-    seconds = sum(time.seconds or 0 for time in times)
-    bound = max(times, key=lambda time: time.seconds or 0).bound if times else ""
+    timed = [each for each in of if each.seconds is not None]
+    seconds = sum(each.seconds or 0 for each in timed)
+    bound = max(timed, key=lambda each: each.seconds or 0).bound if timed else ""
     time = f"{seconds / _DAY:.1f} days" if seconds > 2 * _DAY else format_seconds(seconds)
     peak, disk = max(each.peak for each in of), sum(each.disk for each in of)
     unit, size = next((each for each in _UNITS if disk >= each[1]), _UNITS[-1])
-    shown = f"{time}{'+' * (len(times) < len(of))}" if times else "?"
+    shown = f"{time}{'+' * (len(timed) < len(of))}" if timed else "?"
     return [name, shown, bound, f"{gpu.needs(peak):.1f} GiB" if peak else "", f"{disk / size:.3g} {unit}"]
 
 

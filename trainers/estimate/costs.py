@@ -26,12 +26,6 @@ from retrieval.jobs.index import VectorIndexSettings
 from retrieval.jobs.search import SearchConfig
 from trainers.estimate.machines import Machines
 
-# pairs of each domain: Contextual Document Embeddings (Morris & Rush 2024, arXiv 2410.02525), Table 5
-DOMAINS = (
-    64_978_944, 52_953_088, 38_682_624, 35_438_592, 9_912_320, 7_585_792, 7_503_872, 6_389_760, 6_078_464, 1_245_184,
-    835_584, 409_600, 344_064, 344_064, 278_528, 262_144, 212_992, 196_608, 163_840, 131_072, 98_304, 98_304, 81_920,
-    81_920, 65_536, 65_536, 65_536, 32_768, 16_384,
-)  # fmt: skip
 # the jobs' defaults
 TEXTS_PER_VECTOR_FILE = ON_GPU["texts_per_shard"]
 _HASHED_TEXTS: int = PairsConfig.model_fields["texts_per_shard"].default
@@ -286,21 +280,12 @@ def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:
     return Stage("filter", [Phase([size.pairs * lookup], _ONE), Phase(batches)], copied=copied, shared=shared)
 
 
-def training_stage(
-    gpus: int,
-    steps: float,
-    computing: Mapping[str, float],
-    tokens: float,
-    exchange: float,
-    stored: float,
-    calibration: Calibration,
-) -> Stage:
-    """``computing``: seconds of a step by what a GPU does in them at once; ``tokens``: of a rank and step.
+def training_stage(gpus: int, steps: float, causes: Mapping[str, float], exchange: float, stored: float) -> Stage:
+    """``causes``: seconds of a step by what happens in them at once.
 
     Batches are read and tokenized while the step before is computed, by one thread of each rank. ``exchange``: seconds
     in which ranks send one another gradients, afterwards.
     """
-    causes = {**computing, "tokenizing": tokens * calibration.tokenize}
     slowest = max(causes, key=lambda cause: causes[cause])
     working = Phase([steps * causes[slowest]] * gpus, slowest, slowest, workers_per_gpu=1)
     return Stage("train", [working], {"exchange of gradients": steps * exchange}, shared=stored)

@@ -1,7 +1,7 @@
 """What each stage of a recipe takes on some GPUs: time by what bounds it, memory, disk."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from retrieval.jobs.embed import ON_GPU
 from trainers.engine.gradient_cache import CHUNK_TOKENS_ON_GPU
 from trainers.estimate.costs import (
     CANDIDATE,
-    DOMAINS,
     LAWS,
     Calibration,
     Embedding,
@@ -29,7 +28,7 @@ from trainers.estimate.costs import Stage as Costs
 from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.machines import Gpu, Machines
 from trainers.estimate.made_up import Shape
-from trainers.estimate.outlines import outline, text_of, without_weights
+from trainers.estimate.outlines import outline, published, text_of, without_weights
 from trainers.estimate.sizes import size_of
 from trainers.estimate.step import StepCost, outlined_objective, step_cost
 from trainers.jobs.train_checks import check_slices, check_workers
@@ -46,20 +45,15 @@ _DOCUMENT_BYTES, _QUERY_BYTES, _DIMENSION, _ROWS = 600, 100, 384, 64  # where no
 _OF_MODELS = ("model", "tokenizer")  # ends of keys of inputs that have no texts
 
 
-class Time(NamedTuple):
-    """Seconds, and what takes most of them; None where no law is known."""
-
-    seconds: float | None = None
-    bound: str = ""
-
-
 @dataclass(frozen=True)
 class Estimate:
-    """Of a stage. ``peak``: bytes of a GPU, 0: none; ``disk``: of its artifact; ``step``, ``steps``: of training."""
+    """Of a stage. ``seconds``: None where no law is known; ``bound``: what takes most of them. ``peak``: bytes of a
+    GPU, 0: none; ``disk``: of its artifact; ``step``, ``steps``: of training."""
 
     stage: Stage[Any]
     size: Size
-    time: Time
+    seconds: float | None = None
+    bound: str = ""
     peak: float = 0
     disk: float = 0
     step: StepCost | None = None
@@ -100,10 +94,11 @@ class Estimating:
         link = self._gpu.link * 1e9 if self._machines.nodes == 1 else self._machines.network / self._machines.gpus
         read = training.epochs * size.pairs * size.row_bytes * _MEASURED.stored
         computing = seconds_of(cost, config, self._gpu)
-        costs = training_stage(gpus, steps, computing, cost.tokens, cost.sent / link, read, _MEASURED)
+        computing["tokenizing"] = cost.tokens * _MEASURED.tokenize
+        costs = training_stage(gpus, steps, computing, cost.sent / link, read)
         disk = _NUMBER * (cost.parameters + 3 * cost.trained * config.checkpoints_kept)
-        time = self._timed(costs) if steps else Time()
-        return Estimate(stage, size, time, cost.peak, disk, cost, steps)
+        time = self._timed(costs if steps else None)
+        return Estimate(stage, size, *time, cost.peak, disk, cost, steps)
 
     def _embedding(self, stage: Stage[Any], size: Size) -> Estimate:
         config, share = stage.config, stage.config.resources.gpus_per_worker
@@ -114,16 +109,16 @@ class Estimating:
             texts += [(int(size.queries()), size.query_bytes)] * ("queries" in config.parts)
         texts = [each for each in texts if all(each)]
         encoder = replace(encoder, per_gpu=max(1, round(1 / share)) if share else 1)
-        time = self._timed(embedding_stage("embed", texts, encoder, _MEASURED)) if texts else Time()
+        time = self._timed(embedding_stage("embed", texts, encoder, _MEASURED) if texts else None)
         disk = sum(count for count, _ in texts) * (2 * encoder.dimension + _ID)
-        return Estimate(stage, replace(size, dimension=encoder.dimension), time, encoder.peak, disk)
+        return Estimate(stage, replace(size, dimension=encoder.dimension), *time, encoder.peak, disk)
 
     def _scoring(self, stage: Stage[Any], size: Size) -> Estimate:
         """Each of a batch's n chunks is read once, and behind each of them all n."""
         settings, chunks = stage.config.language_model, size.rows
         tokens = min(settings.max_length, round(size.document_bytes / _BYTES))
         if not chunks or not tokens:
-            return Estimate(stage, size, Time())
+            return Estimate(stage, size)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with without_weights(fake):
             model, _ = load_language_model(outline(settings.model, settings.revision).path)
@@ -132,8 +127,8 @@ class Estimating:
         arithmetic = counting.flops * (chunks + 1) / self._machines.operations
         launches = 2 * chunks * counting.launches * _LAUNCH
         seconds = max(arithmetic, launches) * size.epochs * size.batches / self._gpu.count
-        time = Time(seconds, "arithmetic" if arithmetic > launches else "launches")
-        return Estimate(stage, size, time, peak, _NUMBER * size.epochs * size.pairs * chunks)
+        bound = "arithmetic" if arithmetic > launches else "launches"
+        return Estimate(stage, size, seconds, bound, peak, _NUMBER * size.epochs * size.pairs * chunks)
 
     def _encoder(self, settings: Any, size: Size) -> Embedding:
         """Counted once for each encoder and length of texts."""
@@ -147,12 +142,14 @@ class Estimating:
     def _other(self, stage: Stage[Any], size: Size) -> Estimate:
         is_known = size.dimension if stage.command in _OF_VECTORS else size.documents
         law = LAWS.get(stage.command) if is_known else None
-        time = self._timed(law(_known(stage, size), _MEASURED, self._machines)) if law else Time()
-        return Estimate(stage, size, time, disk=_disk(stage, size))
+        time = self._timed(law(_known(stage, size), _MEASURED, self._machines) if law else None)
+        return Estimate(stage, size, *time, disk=_disk(stage, size))
 
-    def _timed(self, costs: Costs) -> Time:
+    def _timed(self, costs: Costs | None) -> tuple[float | None, str]:
+        if costs is None:
+            return None, ""
         causes = seconds_by_cause(costs, _MEASURED, self._machines)
-        return Time(sum(causes.values()), max(causes, key=lambda cause: causes[cause]))
+        return sum(causes.values()), max(causes, key=lambda cause: causes[cause])
 
 
 def _disk(stage: Stage[Any], size: Size) -> float:
@@ -206,11 +203,11 @@ def shape_of(size: Size, config: RunSettings) -> Shape:
 
 def _known(stage: Stage[Any], size: Size) -> Size:
     """What a stage without a GPU processes, as assumed where nothing is known."""
-    pairs = max(1, int(size.pairs or size.documents))
+    pairs, domains = max(1, int(size.pairs or size.documents)), tuple(published()["domains"])
     return replace(
         size,
         pairs=pairs,
-        domains=DOMAINS if pairs == sum(DOMAINS) else (pairs,),
+        domains=domains if pairs == sum(domains) else (pairs,),
         document_bytes=size.document_bytes or _DOCUMENT_BYTES,
         cluster_size=getattr(stage.config, "cluster_size", _ROWS),
         rows=size.rows or _ROWS,

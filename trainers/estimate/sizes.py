@@ -35,24 +35,26 @@ def size_of(stage: Stage[Any], inputs: Sequence[Size]) -> Size:
         case "pack":
             rows = config.packing.batch_size
             return replace(read, rows=rows, batches=read.pairs // rows, epochs=config.epochs)
-        case "filter":
-            return _of_batches(
-                config, stored, replace(read, negatives=config.negatives_per_example * config.has_negatives)
-            )
-        case "group":
-            rows = config.grouping.batch_size
-            batches = config.batches_per_epoch or read.documents // rows
-            return _of_batches(config, stored, replace(read, rows=rows, batches=batches, epochs=config.epochs))
-        case "lists":
-            rows = config.batch_size
-            return _of_batches(
-                config, stored, replace(read, rows=rows, batches=read.queries("train") // rows, epochs=config.epochs)
-            )
         case "mine":
             return replace(read, candidates=config.number or read.candidates)
         case "search":
             return replace(read, candidates=config.top_k, results=read.queries(config.split) * config.top_k)
-    return read
+        case "filter":
+            made = replace(read, negatives=config.negatives_per_example * config.has_negatives)
+        case "group":
+            rows = config.grouping.batch_size
+            batches = config.batches_per_epoch or read.documents // rows
+            made = replace(read, rows=rows, batches=batches, epochs=config.epochs)
+        case "lists":
+            rows = config.batch_size
+            made = replace(read, rows=rows, batches=read.queries("train") // rows, epochs=config.epochs)
+        case _:
+            return read
+    if not stored:
+        return replace(made, pairs=made.batches * made.rows)
+    reader = BatchReader(config.output)
+    rows, batches = reader.batch_size, reader.number_of_batches(0)
+    return replace(made, rows=rows, batches=batches, epochs=reader.epochs, pairs=batches * rows)
 
 
 def _joined(read: Sequence[Size]) -> Size:
@@ -81,13 +83,3 @@ def _collected(config: Any, *, stored: bool) -> Size:
             splits={**joined.splits, **splits},
         )
     return joined
-
-
-def _of_batches(config: Any, stored: bool, size: Size) -> Size:
-    if not stored:
-        return replace(size, pairs=size.batches * size.rows)
-    reader = BatchReader(config.output)
-    batches = reader.number_of_batches(0)
-    return replace(
-        size, rows=reader.batch_size, batches=batches, epochs=reader.epochs, pairs=batches * reader.batch_size
-    )
