@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from benchmarks import device_checks, gpu_check
 from benchmarks.device_checks import (
@@ -21,8 +22,10 @@ from benchmarks.device_checks import (
     check_tests,
 )
 from benchmarks.gpu_check import main, run_checks, summary, write_page
+from benchmarks.random_models import OBJECTIVES
 from raytriever.errors import UserError
 from trainers.estimate.machines import find_gpu, known_gpu
+from trainers.objectives.union import AnyObjectiveSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -161,3 +164,8 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path, monkeypatch: pytest.
 )
 def test_gpus_are_known_by_their_names(device: str, name: str | None) -> None:
     assert known_gpu(device) == name
+
+
+def test_every_kind_of_objective_is_trained() -> None:
+    kinds = TypeAdapter(AnyObjectiveSettings).json_schema()["discriminator"]["mapping"]
+    assert {objective["kind"] for objective, _, _ in OBJECTIVES.values()} == set(kinds)
