@@ -147,7 +147,7 @@ def check_embedding(bench: Bench) -> Finding:
     figures = {"tokens/s": sum(counts) / (time.perf_counter() - started)}
     estimated = {}
     if bench.gpu is not None:
-        of_token = embedding_cost(settings.encoder, None, 128, bench.gpu.machines().operations)[0].of_token
+        of_token = embedding_cost(settings.encoder, None, 128, bench.gpu.machines().operations).of_token
         estimated = {"tokens/s": 1 / of_token}
     apart = [each - expected.mean(axis=0) for each in (found, expected)]
     cosines = (apart[0] * apart[1]).sum(axis=1) / np.prod([np.linalg.norm(each, axis=1) for each in apart], axis=0)

@@ -143,9 +143,9 @@ def main() -> None:
         rows = rows.take(list(range(0, len(rows), 10))).append_column(
             "batch", pa.array([0] * (len(rows) // 10), pa.int32())
         )
-        chunks, whole = (ContrastiveSettings(**how) for how in ({}, {"chunk_size": len(rows)}))
-        sides = [step_of(objective_of(settings, None), rows) for settings in (chunks, whole)]
-        compare(("chunks of tokens", "padded to the longest"), *sides, arguments.rounds)
+        chunks = step_of(objective_of(ContrastiveSettings(), None), rows)
+        whole = step_of(objective_of(ContrastiveSettings(chunk_size=len(rows)), None), rows)
+        compare(("chunks of tokens", "padded to the longest"), chunks, whole, arguments.rounds)
         return
     rows = triplets(arguments.folder, arguments.batch_size or 32, query_words=10, passage_words=100)
     form = {"kind": "layers", "layers": [5, 6], "reduction": "last"}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Those that results depend on, or that must agree for objects to travel between machines
 _FAISS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
 _PACKAGES = ("ray", "torch", "transformers", "numpy", "pyarrow", *_FAISS, "raytriever")
-_ONE_LIBRARY = dict.fromkeys(_FAISS, "faiss")  # one on nodes without GPUs, another on those with
+_ONE_LIBRARY: dict[str, str] = dict.fromkeys(_FAISS, "faiss")  # one on nodes without GPUs, another on those with
 _ANSWER_SECONDS = 400
 _PROBE_SECONDS = 300
 _FULLEST_DISK = 0.95  # Ray writes nothing more to a file system that is fuller

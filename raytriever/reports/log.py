@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
 from types import SimpleNamespace
+from typing import Any
 
 from rich.console import Console
 
@@ -89,7 +90,8 @@ def log_to(take: Callable[[logging.LogRecord], object], level: int = logging.INF
 
     The records can be pickled, and their attributes be written as JSON; the driver's ``log.handle`` takes them.
     """
-    handler = QueueHandler(SimpleNamespace(put_nowait=take))  # all that is asked of a queue
+    queue: Any = SimpleNamespace(put_nowait=take)  # all that is asked of a queue
+    handler = QueueHandler(queue)
     handler.setLevel(level)
     handlers, propagate = log.handlers, log.propagate
     log.handlers, log.propagate = [handler], False

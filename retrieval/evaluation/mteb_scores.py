@@ -56,6 +56,7 @@ def shown_scores(results: Mapping[str, Any], published: PublishedRow | None) -> 
     caption = f"Main scores by category; the mean is over tasks (over categories: {results['mean_of_categories']:.4f})."
     if published is not None:
         theirs = published_scores(published, list(categories))
-        rows += [list(cells) for cells in published_rows(published, theirs, ours)]
+        for cells in published_rows(published, theirs, ours):
+            rows.append([*cells])
         caption += f" {published.paper}: {PAPERS[published.paper]}; its mean is over all of its tasks."
     return Table(["MTEB", *ours], rows, caption)
