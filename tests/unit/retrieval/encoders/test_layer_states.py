@@ -91,8 +91,9 @@ def test_the_last_state_alone_is_normed(bases: dict[str, Path]) -> None:
 def test_blocks_may_be_computed_again_or_compiled(
     bases: dict[str, Path], name: str, how: Callable[[nn.Module], None]
 ) -> None:
-    plain = load_tiny(bases[name], pooling="mean")
-    changed = load_encoder(EncoderSettings(model="any", pooling="mean"), bases[name], "", dropout=0.0).train()
+    """In double precision, as above."""
+    plain = load_tiny(bases[name], pooling="mean").double()
+    changed = load_encoder(EncoderSettings(model="any", pooling="mean"), bases[name], "", dropout=0.0).train().double()
     features = plain.tokenize(TEXTS, "document")
     expected = of_transformers(plain, features)
     layers = LayerStates(changed.transformer, all_layers(changed))

@@ -28,7 +28,7 @@ def test_share_of_the_own_document():
 
 
 def test_settings_that_contradict_each_other():
-    with pytest.raises(ValidationError, match="gradient_cache saves memory only by chunks"):
-        ReplugSettings(scores="scores", gradient_cache=True)
+    with pytest.raises(ValidationError, match="two measures of what is encoded"):
+        ReplugSettings(scores="scores", chunk_size=8, chunk_tokens=512)
     with pytest.raises(ValidationError, match="a symmetric similarity has none"):
         ReplugSettings(scores="scores", similarity="symmetric", first_half=["prose"])
