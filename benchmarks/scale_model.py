@@ -78,7 +78,7 @@ class Workload:
     @property
     def text_bytes(self) -> float:
         """Of all pairs."""
-        return self.pairs * (self.document_bytes + self.query_bytes)
+        return self.of_pairs(*self.domains).text_bytes
 
     def pairs_of_parts(self) -> list[int]:
         """Domains from the largest on, each to the part that has fewest pairs then."""

@@ -68,11 +68,11 @@ def cut_by_length(
     else:
         batches = token_budget_batches(lengths.tolist(), chunk_tokens)
     order = torch.from_numpy(np.concatenate(batches)).to(mask.device)
+    columns = {name: tensor for name, tensor in features.items() if name != FULL}
     chunks = []
     for batch, chosen in zip(batches, torch.split(order, [len(batch) for batch in batches]), strict=True):
         longest, shortest = int(lengths[batch[0]]), int(lengths[batch[-1]])
-        whole = {name: tensor for name, tensor in features.items() if name != FULL}
-        chunk = {name: tensor[chosen, :longest].contiguous() for name, tensor in whole.items()}
+        chunk = {name: tensor[chosen, :longest].contiguous() for name, tensor in columns.items()}
         chunks.append(mark_full(chunk) if shortest == longest else chunk)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=places.device)

@@ -176,7 +176,7 @@ def equal_passes(batch: Batch, device: torch.device) -> Batch:
         return chunks
 
     map_nest(batch, Chunks, count)
-    wanted = map(max, *collectives.exchange(found, device), found)
+    wanted = map(max, zip(*collectives.exchange(found, device), strict=True))
     return cast(Batch, map_nest(batch, Chunks, lambda chunks: _with_passes(chunks, next(wanted))))
 
 

@@ -67,8 +67,9 @@ class Gpu:
 
 def known_gpu(device: str) -> str | None:
     """Which of ``GPUS`` a device is by the name that CUDA gives it; None for another one."""
-    words = device.lower().replace("rtx ", "rtx").replace("-", " ").split()
-    return next((name for name in GPUS if name in words), None)
+    words = set(device.lower().replace("rtx ", "rtx").replace("-", " ").split())
+    fitting = [name for name in GPUS if words.issuperset(name.split("-"))]
+    return max(fitting, key=len, default=None)  # A100-40GB is an A100, too
 
 
 def find_gpu(name: str, count: int) -> Gpu:

@@ -17,7 +17,6 @@ from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.jobs.evaluate import Evaluate
 from retrieval.rankings import ranking_fingerprint
 from trainers.engine.optimization import require_room_for_warmup
-from trainers.estimate.step import standing_bytes
 from trainers.jobs.train_checks import (
     check_batches,
     check_models,
@@ -124,6 +123,8 @@ class Train(Stage[TrainConfig]):
         origin = self._located["encoder"].origin
         log.info(f"  encoder: {config.encoder.model} from {origin}; {config.training.precision}")
         if config.resources.gpus_per_worker:
+            from trainers.estimate.step import standing_bytes  # a second of imports that runs on CPUs do without
+
             parts = standing_bytes(config, self._located, config.resources.workers or 1)
             weights, gradients, states = (part / 2**30 for part in parts)
             log.info(
