@@ -1,22 +1,19 @@
 """`raytriever cluster`: asymmetric k-means over pairs, within each domain."""
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import ray
-import ray.exceptions
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
 from pipelines.clustering.clusters import CLUSTERS, size_histogram
 from pipelines.clustering.kmeans import Clustering, KMeansSettings, cluster_in_parts, number_of_clusters
 from pipelines.clustering.pair_vectors import StoredPairs
-from pipelines.clustering.points import LocalParts, Points, Split, keep_what_fits
+from pipelines.clustering.points import LocalParts, Split
 from pipelines.jobs.lookups import add_array, map_array
 from pipelines.packing.domain_groups import DomainGroups, groups_of
 from pipelines.pairs.pairs import PAIRS, SmallDomains, read_pairs
@@ -25,16 +22,13 @@ from raytriever.errors import UserError
 from raytriever.reports.progress import ProgressLine
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath
-from raytriever.stages.placement import workers_that_fit
 from raytriever.stages.ray_session import RaySession
-from raytriever.stages.stage import Resources, Shard, Stage, StageConfig
+from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.vectors import StoredVectors
 
 LARGE_DOMAIN = 1 << 19  # pairs; a domain of more is clustered by all workers together
 _LOOKUP = "lookup"
 _ARRAYS = {name: f"lookup/{name}.npy" for name in ("pairs", "query_rows", "document_rows")}
-_CALLS_AHEAD = 2  # of one worker, so that it doesn't wait for the driver
-_RESTARTS = 16
 _DIGITS = 9  # of recorded costs: what rounding leaves open is not recorded
 
 
@@ -112,11 +106,12 @@ class Cluster(Stage[ClusterConfig]):
 
     def execute(self, pending: list[Shard], session: RaySession, progress: ProgressLine) -> Iterator[ShardRecord]:
         """Small domains side by side, then large ones one after another, each on all workers."""
-        large = [shard for shard in pending if shard.description["pairs"] > LARGE_DOMAIN]
+        large = [shard for shard in pending if shard.description["pairs"] > LARGE_DOMAIN and not session.shards_here]
         yield from super().execute([shard for shard in pending if shard not in large], session, progress)
         if not large:
             return
         session.start()
+        from pipelines.jobs.part_workers import PartWorkers
 
         stage = self.for_workers()
         with PartWorkers(self.config.resources) as workers:
@@ -211,91 +206,3 @@ def _facts(clustering: Clustering, k: int) -> dict[str, Any]:
         "pairs_with_zero_vectors": clustering.zeros,
         "sizes": size_histogram(clustering.assignments),  # entry i: clusters of 2^i to 2^(i+1) - 1 pairs
     }
-
-
-class PartWorkers:
-    """Actors that hold parts of a large domain's points between the passes of k-means; a context manager.
-
-    A worker that dies is started anew, and what it was asked is asked again: it makes its points once more from the
-    stored vectors, and functions of parts are pure, so results are the same.
-    """
-
-    def __init__(self, resources: Resources) -> None:
-        self._resources = resources
-        self._actors: list[Any] = []
-        self._splits = 0
-
-    def __enter__(self) -> "PartWorkers":
-        cpus, gpus = self._resources.cpus, self._resources.gpus_per_worker
-        fitting = max(1, workers_that_fit(cpus, gpus))
-        actor = ray.remote(_PartWorker).options(
-            num_cpus=cpus, num_gpus=gpus, max_restarts=_RESTARTS, max_task_retries=_RESTARTS
-        )
-        self._actors = [actor.remote() for _ in range(min(self._resources.workers or fitting, fitting))]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
-
-    def split(self, points: Sequence[Points]) -> "RayParts":
-        """The parts shared out among the workers, which forget the points of those before."""
-        self._splits += 1
-        for number in range(len(self._actors)):
-            keep_what_fits(points[number :: len(self._actors)])
-        return RayParts(points, self._actors, self._splits)
-
-
-class RayParts:
-    """Parts on workers: part i on worker i modulo their number."""
-
-    def __init__(self, points: Sequence[Points], actors: Sequence[Any], split: int) -> None:
-        self.points = points
-        self._actors, self._split = actors, split
-        self._described = [ray.put(part) for part in points]
-
-    def map(
-        self, function: Callable[..., Any], *arguments: Any, each: Sequence[Any] | None = None
-    ) -> Iterator[tuple[int, Any]]:
-        """As they are finished; a few calls of each worker are under way at a time."""
-        shared = [ray.put(argument) for argument in arguments]
-        count = len(self._actors)
-        waiting = [list(range(number, len(self.points), count))[::-1] for number in range(count)]
-        under_way: dict[Any, int] = {}
-
-        def call(worker: int) -> None:
-            if waiting[worker]:
-                number = waiting[worker].pop()
-                own = [] if each is None else [each[number]]
-                key = (self._split, number)
-                answer = self._actors[worker].run.remote(key, self._described[number], function, *shared, *own)
-                under_way[answer] = number
-
-        for worker in range(count):
-            for _ in range(_CALLS_AHEAD):
-                call(worker)
-        while under_way:
-            (answer,), _ = ray.wait(list(under_way))
-            number = under_way.pop(answer)
-            call(number % count)
-            try:
-                result = ray.get(answer)
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, UserError):
-                    raise error.cause from None
-                raise
-            yield number, result
-
-
-class _PartWorker:
-    """The points of its parts, made when first asked for."""
-
-    def __init__(self) -> None:
-        cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
-        torch.set_num_threads(max(1, int(cpus)))
-        self._points: dict[tuple[int, int], Points] = {}
-
-    def run(self, key: tuple[int, int], points: Points, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function`` of one part; ``points`` describes it and is used where this worker does not hold it."""
-        self._points = {known: held for known, held in self._points.items() if known[0] == key[0]}
-        return function(self._points.setdefault(key, points), *arguments)

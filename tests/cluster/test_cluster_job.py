@@ -57,7 +57,7 @@ def values(clustering: Clustering) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def workers(session: RaySession) -> Iterator[Any]:  # noqa: ARG001
     """Four, which take long to start, for all tests that kill none."""
-    from pipelines.jobs.cluster import PartWorkers
+    from pipelines.jobs.part_workers import PartWorkers
 
     with PartWorkers(Resources(workers=4, cpus_per_worker=0.25)) as workers:
         yield workers
@@ -70,7 +70,7 @@ def expected(inputs: dict[str, str]) -> dict[str, tuple[Any, ...]]:
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_the_clustering_does_not_depend_on_parts_and_workers(inputs, workers, expected, monkeypatch, number):
-    from pipelines.jobs.cluster import RayParts
+    from pipelines.jobs.part_workers import RayParts
 
     monkeypatch.setattr(parts, "PART_POINTS", 128)
     splits = count(1000 * number)  # a number of its own for each, by which workers know what they hold
@@ -94,7 +94,7 @@ def stage(inputs: dict[str, str], folder: Path) -> Cluster:
 def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch):
     import ray
 
-    from pipelines.jobs.cluster import RayParts
+    from pipelines.jobs.part_workers import RayParts
 
     make(stage(inputs, tmp_path / "in this process"))
     monkeypatch.setattr(job, "LARGE_DOMAIN", 500)
