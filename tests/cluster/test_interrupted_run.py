@@ -17,6 +17,8 @@ from raytriever.stages.recipe_run import recipe_stages, run_stage
 from tests.cluster.test_faults import TrainHere
 from trainers.jobs.train import Train
 
+pytestmark = pytest.mark.slow  # three runs to the model; killed workers and stages that go on: test_stages.py
+
 ROOT = Path(__file__).parents[2]
 SMALL = {
     "functions.source.limit": "500",

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "cluster_configs"
 
 PROGRAM = {"raytriever", "retrieval", "pipelines", "trainers", "recipes"}
-BUILD = {"pyproject.toml", "README.md", "constraints.txt"}
+BUILD = {"pyproject.toml", "README.md", "LICENSE", "constraints.txt"}
 BESIDE_IT = (  # what must stay, wherever it lies
     "token", "auth_token", "two-nodes.token", "my_token.txt", ".env", ".env.local", "id.pem", "notes.txt",
     ".git/config", ".ssh/id_ed25519", "data/corpus.parquet", "runs/mine/manifest.json", "docs/page.md",

@@ -201,12 +201,9 @@ def server(object_store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faili
     listening.server_close()
 
 
+@pytest.mark.slow  # the store's client waits between its own attempts
 @pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        ("503 Slow Down", "SlowDown"),
-        pytest.param("500 Internal Server Error", "InternalError", marks=pytest.mark.slow),
-    ],
+    ("status", "code"), [("503 Slow Down", "SlowDown"), ("500 Internal Server Error", "InternalError")]
 )
 def test_an_answer_now_and_then_that_fails_changes_nothing(
     server: FailingServer,

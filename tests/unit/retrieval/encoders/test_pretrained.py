@@ -273,6 +273,14 @@ def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
     )
 
 
+def test_a_model_that_the_hub_has_as_a_pickle_alone_is_refused_before_anything_is_loaded(hub: Hub) -> None:
+    (hub.hub / "org--mine" / "model.safetensors").rename(hub.hub / "org--mine" / "pytorch_model.bin")
+    said = refused(lambda: locate_model("org/mine"))
+    assert "the hub can't give it (it holds no safetensors there, and pickles aren't read" in said
+    assert "save_pretrained" in said
+    assert not list(hub.cache.rglob("*.bin"))
+
+
 def test_of_a_tokenizer_on_the_hub_its_files_alone_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, asked = save_tiny_model("bert", tmp_path / "model"), []
 

@@ -138,6 +138,12 @@ def test_bootstrap_interval_has_the_normal_width_and_narrows() -> None:
     assert low < inner[0] < inner[1] < high
 
 
+def test_holm_by_hand() -> None:
+    # .005·4, .01·3, .03·2, and .04·1, which may not be below the one before
+    np.testing.assert_allclose(holm(np.array([0.01, 0.04, 0.03, 0.005])), [0.03, 0.06, 0.06, 0.02], rtol=1e-12)
+
+
+@pytest.mark.slow  # half a minute of imports
 @settings(max_examples=30, deadline=None)
 @given(p_values=st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_is_statsmodels(p_values: list[float]) -> None:
