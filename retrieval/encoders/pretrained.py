@@ -42,8 +42,12 @@ PINNED_REVISIONS = {
     "Qwen/Qwen2.5-0.5B": "060db6499f32faf8b98477b0a26969ef7d8b9987",
     "distilbert/distilbert-base-uncased": "12040accade4e8a0f71eabdb258fecc2e7e948be",
     "distilbert/distilroberta-base": "fb53ab8802853c8e4fbdbcd0529f21fc6f459b2b",
+    "facebook/contriever": "2bd46a25019aeea091fd42d1f0fd4801675cf699",
     "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
     "meta-llama/Llama-3.2-1B": "4e20de362430cd3b72f300e6b0f18e50e7166e08",
+    "microsoft/graphcodebert-base": "2b0488a7bb0eefc7041f1bb2cad1ab26b0da269d",
+    "microsoft/mpnet-base": "6996ce1e91bd2a9c7d7f61daec37463394f73f09",
+    "microsoft/unixcoder-base": "5604afdc964f6c53782a6813140ade5216b99006",
     "nomic-ai/nomic-embed-text-v1": "0759316f275aa0cb93a5b830973843ca66babcf5",
     "sentence-transformers/gtr-t5-base": "7027e9594267928589816394bdd295273ddc0739",
     "sentence-transformers/msmarco-distilbert-base-tas-b": "b12d9352e776979147078a8975a4885042984fd1",
@@ -252,16 +256,25 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
         if tokenizer_only:
             is_whole = has_tokenizer(cached)
         else:  # cached when no code was wanted, it has none
-            weights = any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in cached.glob(pattern))
-            is_whole = weights and (not with_code or any(cached.glob(_CODE)))
+            is_whole = _has_weights(cached) and (not with_code or any(cached.glob(_CODE)))
         if is_whole:
             return cached, ""
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns)), ""
+        found = Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError, RuntimeError) as error:
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if tokenizer_only or _has_weights(found):
+        return found, ""
+    return None, (
+        "it holds no safetensors there, and pickles aren't read, as they can run any code; where you trust them, load the"
+        " model by transformers, save it with its tokenizer by save_pretrained, and give that folder"
+    )
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(found for pattern in ("*.safetensors", "*/*.safetensors") for found in folder.glob(pattern))
 
 
 def _from_package(model: str, packaged: PackagedModel) -> Path:
