@@ -268,8 +268,8 @@ def _from_hub(model: str, revision: str | None, with_code: bool, tokenizer_only:
     if tokenizer_only or _has_weights(found):
         return found, ""
     return None, (
-        "it holds no safetensors there, and pickles aren't read, as they can run any code; where you trust them, load the"
-        " model by transformers, save it with its tokenizer by save_pretrained, and give that folder"
+        "it holds no safetensors there, and pickles aren't read, as they can run any code; where you trust them, load"
+        " the model by transformers, save it with its tokenizer by save_pretrained, and give that folder"
     )
 
 
