@@ -14,6 +14,7 @@ from retrieval.encoders.pooling import Pooling
 
 Role = Literal["query", "document"]
 Dtype = Literal["float32", "bfloat16"]
+AttentionKernel = Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"]
 Head = Literal["full", "pooled"]
 Projection = Literal["linear", "pooler", "pooler_tanh"]
 Kind = Literal["single", "layers", "first_tokens", "all_tokens"]
@@ -131,6 +132,9 @@ class EncoderSettings(ModelSettings):
     token."""
     dtype: Literal[Dtype, "auto"] = "auto"
     """Of weights and matrix products; 'auto': bfloat16 where the processor has it."""
+    attention: AttentionKernel = Field(default="auto", exclude_if=lambda kernel: kernel == "auto")
+    """Whose kernels compute attention: PyTorch's ('auto', 'sdpa'), or FlashAttention's, a package of its own that needs
+    a GPU and bfloat16; a contextual encoder's second stage has PyTorch's alone."""
     trust_remote_code: bool = False
     """Whether the model's own Python code is run."""
     form: VectorForm | None = None

@@ -52,6 +52,7 @@ from retrieval.encoders.transformer import (
     require_room_for_text,
     resolve_eos,
     resolve_length,
+    use_kernels,
 )
 
 # A tokenizer keeps the length it cuts at, and encoders may share one: two threads would cut at each other's.
@@ -204,6 +205,7 @@ def load_encoder(
     if settings.form is not None:
         raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
     transformer, tokenizer_folder, modules = _load_transformer(settings, path, dropout, role)
+    use_kernels(transformer, settings.attention)
     stated = read_text_settings(modules)
     tokenizer_folder = find_tokenizer(settings.tokenizer) if settings.tokenizer else tokenizer_folder
     tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, stated.lower_case)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from raytriever.errors import UserError
 from retrieval.encoders.modules import read_json, require_safetensors
-from retrieval.encoders.specification import require_positions
+from retrieval.encoders.specification import AttentionKernel, require_positions
 from retrieval.encoders.structure import is_causal, position_limit, transformer_blocks
 
 _FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "tokenizer.model")
@@ -96,6 +96,20 @@ def set_dropout(config: Any, dropout: float) -> None:
 def first_line(error: Exception) -> str:
     """What an error says first."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def use_kernels(transformer: nn.Module, kernel: AttentionKernel) -> None:
+    """Has attention computed by ``kernel``. Raises ``UserError`` where it isn't installed, or not of this model."""
+    if kernel == "auto":
+        return
+    model: Any = transformer
+    try:
+        model.set_attn_implementation(kernel)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"encoder.attention: {kernel} can't be had for this model on this machine: {first_line(error)} Install what"
+            " it needs on every node, or leave it out: 'auto' takes PyTorch's own kernels."
+        ) from error
 
 
 def _freeze_pooler(transformer: nn.Module, path: Path, missing: set[str]) -> None:

@@ -1,14 +1,20 @@
 """Whatever mask a family gets, states of real tokens are those of transformers with a 2D mask, and no host waits."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from raytriever.errors import UserError
+from retrieval.embedding import encode_texts
 from retrieval.encoders.attention import last_states, mark_full
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import load_encoder
 from tests.unit.retrieval.encoders.tiny_models import ARCHITECTURES, POSITIONS, VOCABULARY
 
 _LLAMA = ARCHITECTURES["llama"].settings
@@ -108,3 +114,16 @@ def test_code_of_the_models_own_gets_the_mask_as_it_is() -> None:
         features = features_of(lengths)
         last_states(model, features)
         assert seen.pop() is features["attention_mask"]
+
+
+def test_kernels_are_those_asked_for_or_an_error_says_what_is_missing(tiny_encoder: Path) -> None:
+    vectors = []
+    for kernel in ("auto", "eager", "sdpa"):
+        encoder = load_encoder(EncoderSettings(model="x", pooling="mean", attention=kernel), tiny_encoder, "x")
+        vectors.append(encode_texts(encoder, ["the sea", "a longer text about the sea"], "document"))
+    assert encoder.transformer.config._attn_implementation == "sdpa"
+    for other in vectors[1:]:
+        np.testing.assert_allclose(vectors[0], other, atol=1e-6)
+    flash = EncoderSettings(model="x", pooling="mean", attention="flash_attention_2")
+    with pytest.raises(UserError, match=r"attention: flash_attention_2 can't be had .* on every node, or leave it out"):
+        load_encoder(flash, tiny_encoder, "x")
