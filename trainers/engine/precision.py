@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from raytriever.errors import UserError
 from retrieval.encoders.structure import linear_parameters, outermost_transformers
 from trainers.engine.settings import TrainingSettings
 
@@ -14,7 +15,8 @@ from trainers.engine.settings import TrainingSettings
 def arithmetic(training: TrainingSettings, device: torch.device) -> Iterator[None]:
     """TensorFloat-32 and deterministic kernels as ``training`` says, around a step on a GPU; afterwards as before.
 
-    Searching and clustering, which rank by bounds on the errors of float32 products, never run in it.
+    Searching and clustering, which rank by bounds on the errors of float32 products, never run in it. Raises
+    ``UserError`` where deterministic kernels are wanted and one has no such form.
     """
     if device.type != "cuda":
         yield
@@ -24,6 +26,13 @@ def arithmetic(training: TrainingSettings, device: torch.device) -> Iterator[Non
     torch.use_deterministic_algorithms(training.deterministic)
     try:
         yield
+    except RuntimeError as error:
+        if not training.deterministic or "deterministic" not in str(error):
+            raise
+        what = str(error).split(". ")[0]
+        raise UserError(
+            f"training.deterministic: {what}. Leave the setting out, or train without what uses it."
+        ) from error
     finally:
         torch.set_float32_matmul_precision(products)
         torch.use_deterministic_algorithms(deterministic)

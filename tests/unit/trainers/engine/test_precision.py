@@ -85,6 +85,14 @@ def test_arithmetic_is_a_steps_alone(error: type[Exception] | None):
         assert state() == before  # a CPU adds up in one order anyway
 
 
+def test_a_kernel_without_a_deterministic_form_is_named():
+    with (
+        pytest.raises(UserError, match=r"^training\.deterministic: put_ does not have .* Leave the setting out"),
+        arithmetic(TrainingSettings(deterministic=True), GPU),
+    ):
+        torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+
+
 def test_a_step_computes_in_it_and_what_is_around_does_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(step, "arithmetic", lambda settings, _: arithmetic(settings, GPU))
     objective, seen = tiny_objective(), []
