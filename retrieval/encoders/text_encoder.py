@@ -205,7 +205,6 @@ def load_encoder(
     if settings.form is not None:
         raise UserError("The encoder's form is for embedding; here every text has one vector. Leave form out.")
     transformer, tokenizer_folder, modules = _load_transformer(settings, path, dropout, role)
-    use_kernels(transformer, settings.attention)
     stated = read_text_settings(modules)
     tokenizer_folder = find_tokenizer(settings.tokenizer) if settings.tokenizer else tokenizer_folder
     tokenizer = load_tokenizer(tokenizer_folder, settings.trust_remote_code, stated.lower_case)
@@ -257,9 +256,12 @@ def _load_transformer(
             f"{', LoRA adapters, which is not supported' if under else ''}. Give the folder of one encoder here."
         )
     if under is None:
-        return load_transformer(modules.transformer, settings.trust_remote_code, dropout), modules.transformer, modules
+        transformer = load_transformer(modules.transformer, settings.trust_remote_code, dropout)
+        use_kernels(transformer, settings.attention)
+        return transformer, modules.transformer, modules
     base, adapter = read_modules(under.path), modules.transformer
     transformer = load_transformer(base.transformer, settings.trust_remote_code, dropout)
+    use_kernels(transformer, settings.attention)
     tokenizer_folder = adapter if has_tokenizer(adapter) else base.transformer
     return merge_adapter(transformer, adapter), tokenizer_folder, modules if modules.pooling else base
 
