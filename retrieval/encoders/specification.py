@@ -125,6 +125,9 @@ class EncoderSettings(ModelSettings):
     """Instead of ``query_prompt``: the name of one."""
     document_prompt_name: str | None = Field(default=None, exclude_if=operator.not_)
     """Instead of ``document_prompt``: the name of one."""
+    truncate_dim: int | None = Field(default=None, ge=1, exclude_if=operator.not_)
+    """How many of a vector's numbers are kept, the first ones, before it gets its length: as ``objective.matryoshka``
+    trains them."""
     max_length: int | None = Field(default=None, ge=1)
     """Tokens of the longest text, special tokens included."""
     append_eos: bool | Literal["auto"] = "auto"
@@ -156,6 +159,12 @@ class EncoderSettings(ModelSettings):
     def __hash__(self) -> int:
         """Prompts are a mapping, which has no hash."""
         return hash(self.model_dump_json())
+
+    def resolve_dimension(self, whole: int) -> int:
+        """Numbers of a vector, of ``whole`` ones. Raises ``UserError`` where more are wanted."""
+        if (self.truncate_dim or 0) > whole:
+            raise UserError(f"encoder.truncate_dim is {self.truncate_dim}; vectors have {whole} numbers: give less.")
+        return self.truncate_dim or whole
 
     def resolve_prompts(self, stated: Mapping[str, str]) -> dict[str, str]:
         """All prompts by name, ``query`` and ``document`` first; ``stated``: those of the encoder's folder.

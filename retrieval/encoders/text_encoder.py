@@ -236,7 +236,7 @@ def load_encoder(
         max_length=resolve_length(settings.max_length, stated.max_lengths, transformer, tokenizer),
         append_eos=append_eos,
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
-        dimension=min(width, stated.truncate_dim or width) if full else width,
+        dimension=settings.resolve_dimension(min(width, stated.truncate_dim or width) if full else width),
         document_model=read_document_model(path),
         list_scorer=list_scorer_beside(path),
     )

@@ -69,6 +69,8 @@ class MultiLayerSettings(PairSettings):
 
     @model_validator(mode="after")
     def _regularisation_has_its_forms(self) -> Self:
+        if self.matryoshka:
+            raise ValueError("matryoshka is of objectives with one vector a document: leave it out")
         if (self.regularisation is not None) != (self.training_form in _REGULARISED):
             right = "a number, 0 for none" if self.training_form in _REGULARISED else "null"
             raise ValueError(

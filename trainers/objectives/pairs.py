@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from pipelines.batches import BatchReader
@@ -51,6 +51,15 @@ class PairSettings(ObjectiveSettings):
     """Whose documents a query is compared with: those of its batch, or those of the whole step."""
     prompts_by_domain: dict[str, DomainPrompts] = Field(default={}, exclude_if=operator.not_)
     """Prompts of the texts of some domains: names of ``encoder.prompts`` (CDE, section 10.7)."""
+    matryoshka: tuple[int, ...] = Field(default=(), exclude_if=operator.not_)
+    """Sizes, ascending, of prefixes of the vectors: the loss of each is added to that of whole vectors (Matryoshka
+    Representation Learning, Kusupati et al. 2022, Eq. 1, weights 1)."""
+
+    @model_validator(mode="after")
+    def _prefixes_ascend(self) -> Self:
+        if self.matryoshka and (self.matryoshka[0] < 1 or list(self.matryoshka) != sorted(set(self.matryoshka))):
+            raise ValueError(f"matryoshka {list(self.matryoshka)} must be ascending and distinct, from 1 on")
+        return self
 
     def prompt_names(self) -> dict[str, str]:
         """The names of prompts that it asks for, by the dotted keys of the settings that do."""
@@ -130,6 +139,11 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
             self.columns = (*self.columns, "domain")
             for key, name in settings.prompt_names().items():
                 require_prompt(query_encoder.contract.named_prompts, name, key)
+        if settings.matryoshka and settings.matryoshka[-1] >= query_encoder.dimension:
+            raise UserError(
+                f"objective.matryoshka has a prefix of {settings.matryoshka[-1]} numbers, and vectors have"
+                f" {query_encoder.dimension}, which are trained anyway: give smaller ones."
+            )
 
     @abstractmethod
     def loss(
@@ -208,7 +222,13 @@ class PairObjective(Objective[PairBatch], Generic[SettingsOfPairs]):
         """The ``loss`` of what is encoded already."""
         counts = self.counts_of_slices(len(batch.text_keys))
         candidates = score_candidates(batch, self.gather, self.slice_number, counts)
-        loss, metrics = self.loss(queries, self.gather_documents(documents, candidates), candidates, batch)
+        documents = self.gather_documents(documents, candidates)
+        loss, metrics = self.loss(queries, documents, candidates, batch)
+        for size in self.settings.matryoshka:
+            prefixes = [vectors[:, :size] for vectors in (queries, documents)]
+            if self.query_encoder.contract.normalize:
+                prefixes = [unit_vectors(prefix) for prefix in prefixes]
+            loss = loss + self.loss(prefixes[0], prefixes[1], candidates, batch)[0]
         return Outcome(loss, metrics, len(queries), batch.tokens)
 
     def gather_documents(self, documents: Any, candidates: Candidates) -> Any:

@@ -1,0 +1,74 @@
+"""Prefixes of vectors: a loss of their own each, that of the encoder whose vectors are cut there."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from raytriever.errors import UserError
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from tests.unit.trainers.tiny import gradients_of, random_batch
+from trainers.objectives.adaptive_margin import AdaptiveMargin, AdaptiveMarginSettings
+from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from trainers.objectives.multi_layer import MultiLayerSettings
+from trainers.objectives.pairs import PairObjective
+
+
+def encoder_of(path: Path, **settings: Any) -> TextEncoder:
+    return load_encoder(EncoderSettings(model="x", pooling="mean", **settings), path, "x")
+
+
+def made(kind: str, encoder: TextEncoder, *prefixes: int) -> PairObjective[Any]:
+    if kind == "adaptive":
+        margins = AdaptiveMarginSettings(target="adaptive", in_batch=True, matryoshka=prefixes)
+        return AdaptiveMargin(encoder, margins)
+    return Contrastive(encoder, ContrastiveSettings(similarity_temperature=0.1, matryoshka=prefixes))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("kind", ["contrastive", "adaptive"])
+def test_the_loss_is_the_sum_of_those_of_cut_vectors(
+    kind: str, normalize: bool, cached: bool, tiny_encoder: Path
+) -> None:
+    rows = random_batch(3)
+    if kind == "adaptive":
+        at = rows.schema.get_field_index("hard_negatives")
+        rows = rows.set_column(at, "hard_negatives", [[[f"negative {row}"] for row in range(len(rows))]])
+    whole = made(kind, encoder_of(tiny_encoder, normalize=normalize), 4, 16)
+    whole.settings = whole.settings.model_copy(update={"gradient_cache": cached, "chunk_size": 2})
+    outcome = whole(whole.collate(rows))
+    outcome.loss.backward()
+    losses, gradients = [], []
+    for size in (None, 4, 16):
+        cut = made(kind, encoder_of(tiny_encoder, normalize=normalize, truncate_dim=size))
+        found = cut(cut.collate(rows))
+        found.loss.backward()
+        losses.append(found.loss)
+        gradients.append(gradients_of(cut))
+    torch.testing.assert_close(outcome.loss, sum(losses), rtol=1e-5, atol=1e-6)
+    for name, gradient in gradients_of(whole).items():
+        np.testing.assert_allclose(gradient, sum(each[name] for each in gradients), rtol=1e-3, atol=1e-6)
+
+
+def test_sizes_that_can_not_be(tiny_encoder: Path) -> None:
+    with pytest.raises(ValidationError, match=r"matryoshka \[16, 4\] must be ascending"):
+        ContrastiveSettings(similarity_temperature=0.1, matryoshka=(16, 4))
+    with pytest.raises(UserError, match="prefix of 32 numbers, and vectors have 32, which are trained anyway"):
+        made("contrastive", encoder_of(tiny_encoder), 4, 32)
+    with pytest.raises(ValidationError, match="one vector a document"):
+        MultiLayerSettings(training_form="dual_encoder", matryoshka=(4,))
+    with pytest.raises(UserError, match=r"encoder\.truncate_dim is 33; vectors have 32 numbers: give less"):
+        encoder_of(tiny_encoder, truncate_dim=33)
+
+
+def test_an_export_is_cut_where_its_vectors_were(tiny_encoder: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    encoder_of(tiny_encoder, truncate_dim=8).save(tmp_path / "cut")
+    vectors = SentenceTransformer(str(tmp_path / "cut"), device="cpu").encode(["the sea"])
+    assert vectors.shape == (1, 8)
