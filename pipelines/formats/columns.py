@@ -113,7 +113,7 @@ class PairTables(SplitTables):
     query: str = "query"
     """Column of the queries' texts."""
     document: str = "document"
-    """Column of the documents' texts."""
+    """Column of the documents' texts; a list of texts is as many positives."""
     title: str | None = None
     """Column of the documents' titles."""
     relevance: str | None = None
@@ -121,7 +121,7 @@ class PairTables(SplitTables):
     negatives: tuple[str, ...] = ()
     """Columns with a text or a list of texts that are not relevant; null for none."""
     domain: str | None = None
-    """Column with the domain of the query and of the document."""
+    """Column with the domain of the query and of the document; __file__: its file's name without endings."""
 
 
 class Columns(Policies):
@@ -259,12 +259,12 @@ class PairsFormat(Format):
         self.documents_name = self.queries_name = self.judgments_name
 
     def documents(self) -> Iterator[DocumentRecord]:
-        """Each row's document, then its negatives."""
+        """Each row's documents, then its negatives."""
         names = self._columns
         for _, table in self._splits:
             for row in table.rows([names.document], [names.title, names.domain, *names.negatives]):
                 domain = row.text(names.domain) or self._domain
-                for title, text in self._documents_of(row):
+                for title, text, _ in self._documents_of(row):
                     yield DocumentRecord(row.place, self._id(row, title, text), title, text, domain)
 
     def queries(self) -> Iterator[QueryRecord]:
@@ -276,22 +276,24 @@ class PairsFormat(Format):
                 yield QueryRecord(row.place, self._id(row, text), text, row.text(names.domain) or self._domain)
 
     def judgments(self) -> Iterator[JudgmentRecord]:
-        """Each row's document with its relevance, then its negatives with 0."""
+        """Each row's documents with its relevance, then its negatives with 0."""
         names = self._columns
         optional = [names.title, names.domain, names.relevance, names.split, *names.negatives]
         for split, table in self._splits:
             for row in table.rows([names.query, names.document], optional):
                 of_row = split or row.id(str(names.split))
                 query, relevance = self._id(row, row.text(names.query)), row.grade(names.relevance)
-                for title, text in self._documents_of(row):
-                    yield JudgmentRecord(row.place, query, self._id(row, title, text), relevance, of_row)
-                    relevance = 0  # of the negatives that follow
+                for title, text, is_positive in self._documents_of(row):
+                    grade = relevance if is_positive else 0
+                    yield JudgmentRecord(row.place, query, self._id(row, title, text), grade, of_row)
 
-    def _documents_of(self, row: Record) -> Iterator[tuple[str, str]]:
-        """Title and text of the document, then of the negatives."""
-        yield row.text(self._columns.title), row.text(self._columns.document)
+    def _documents_of(self, row: Record) -> Iterator[tuple[str, str, bool]]:
+        """Title and text of each document, then of the negatives; whether it is no negative."""
+        title, column = row.text(self._columns.title), self._columns.document
+        for text in row.strings(column) if isinstance(row.values[column], list) else [row.text(column)]:
+            yield title, text, True
         for column in self._columns.negatives:
-            yield from (("", text) for text in row.strings(column, or_one=True) if text)
+            yield from (("", text, False) for text in row.strings(column, or_one=True) if text)
 
     def _id(self, row: Record, *texts: str) -> str:
         domain = self._columns.domain

@@ -11,7 +11,6 @@ from pipelines.formats.flag_embedding import FlagEmbedding
 from pipelines.formats.hub import HubDataset
 from pipelines.formats.ms_marco import MsMarco
 from pipelines.formats.mteb import MtebFolder
-from pipelines.formats.nomic import Nomic
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.source_tree import SourceTree
 from pipelines.formats.tevatron import Tevatron
@@ -32,7 +31,6 @@ SingleSource = (
     | Dpr
     | Tevatron
     | FlagEmbedding
-    | Nomic
     | SourceTree
 )
 

@@ -26,13 +26,14 @@ _PARQUET_BUFFER = 1 << 20
 _RECORDS_LOOKED_AT = 1_000
 _LONGEST_FIELD = 64 << 20  # characters: a quote that is never closed must not gather the rest of the file
 _ABSENT = object()
+FILE = "__file__"  # names no column: what a row has there is its file's name without endings
 
 
 class FileTable:
     """One or several files of a folder as one table with named columns, in the given order.
 
-    ``a.b`` names what is under ``b`` in a column ``a`` of structs. ``may_lack``: optional columns that are read where
-    they are there.
+    ``a.b`` names what is under ``b`` in a column ``a`` of structs, ``FILE`` the file. ``may_lack``: optional columns
+    that are read where they are there.
     """
 
     def __init__(
@@ -73,6 +74,10 @@ class FileTable:
             raise _no_column(self.name, min(unseen), self.columns())
 
     def _records(self, name: str, columns: Sequence[str]) -> Iterator[Record]:
+        if FILE in columns:
+            file = {FILE: plain_name(name).rpartition("/")[2].rpartition(".")[0]}
+            stored = self._records(name, [column for column in columns if column != FILE])
+            return (Record(place, {**values, **file}) for place, values in stored)
         if name.endswith(".parquet"):
             return _parquet_records(self._folder, name, columns, self._may_lack)
         if plain_name(name).endswith(JSON_ENDINGS):

@@ -7,7 +7,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from pipelines.formats.columns import ColumnFiles, Columns, PairTables, SplitTab
 from pipelines.formats.dpr import Dpr
 from pipelines.formats.hub import HubDataset
 from pipelines.formats.ms_marco import MsMarco
-from pipelines.formats.nomic import Nomic
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.sources import AnySource, JoinedSources, SingleSource
 from pipelines.formats.tables import JSON_ENDINGS
@@ -46,7 +45,6 @@ class Size:
     training_queries: int = 24
     queries: int = 12
     words: int = 24  # of a document
-    negatives: bool = False  # whether training examples have some
     packed: frozenset[str] = frozenset()  # splits that batches are made of, beside those called train
 
 
@@ -268,6 +266,8 @@ def _parts(text: str) -> list[str]:
 
 
 def _write_pairs(pairs: PairTables, size: Size, folder: Path) -> None:
+    if pairs.domain:  # two, each large enough for batches and clusters
+        size = replace(size, documents=2 * size.documents, training_queries=2 * size.training_queries)
     toy = make_toy(str(folder), _splits(pairs), size)
     by_split = {}
     for split, queries in toy.queries.items():
@@ -405,25 +405,10 @@ def _write_dpr(source: Dpr, size: Size, folder: Path) -> None:
             _write_lines(path, ((q.text, [q.answer]) for q in queries))
 
 
-def _write_nomic(source: Nomic, size: Size, folder: Path) -> None:
-    """Parquet as published; two data sets."""
-    for dataset in ("reddit_title_body", "amazon_reviews"):
-        toy = make_toy(f"{folder} {dataset}", ["train"], size)
-        rows = [
-            {"query": query.text, "document": toy.texts(query, 1)[0], "dataset": dataset}
-            | ({"negative": toy.texts(query, 0)} if size.negatives else {})
-            for query in toy.queries["train"]
-        ]
-        if source.empty_queries == "drop":
-            rows.append({**rows[-1], "query": ""})
-        write_table(_file(folder, source.files[0]) if source.files else folder / f"data/{dataset}.parquet", rows)
-
-
 WRITERS: dict[type[Any], Callable[[Any, Size, Path], None]] = {
     BeirFolder: _write_beir,
     ColumnFiles: _write_columns,
     MsMarco: _write_ms_marco,
     TripClick: _write_tripclick,
     Dpr: _write_dpr,
-    Nomic: _write_nomic,
 }

@@ -274,8 +274,7 @@ def _sizes(stages: Stages) -> list[Size]:
     packed = frozenset(split for config in configs if isinstance(config, PairsConfig) for split in _splits(config))
     steps = [config.training.batches_per_step for config in configs if isinstance(config, RunSettings)]
     rows = most * 5 // 4 * max([1, *steps])
-    judged = any(getattr(config, "judged_negatives", None) for config in configs)
-    large = Size(max(small.documents, rows), max(small.training_queries, rows), packed=packed, negatives=judged)
+    large = Size(max(small.documents, rows), max(small.training_queries, rows), packed=packed)
     trained = [stage for stage in stages.values() if isinstance(stage.config, RunSettings)]
     read = {place for stage in trained for each in _ancestors(stage, stages) for place in _places(each)}
     collected = [stage for stage in stages.values() if isinstance(stage, Collect)]

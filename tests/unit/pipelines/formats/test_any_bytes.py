@@ -4,6 +4,7 @@
 """
 
 import gzip
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,12 +21,26 @@ from pydantic import TypeAdapter
 
 from pipelines.formats.sources import AnySource
 from raytriever.errors import UserError
-from tests.unit.pipelines.formats import test_dpr, test_ms_marco, test_mteb, test_nomic, test_tevatron, test_tripclick
+from tests.unit.pipelines.formats import test_dpr, test_ms_marco, test_mteb, test_tevatron, test_tripclick
 from tests.unit.pipelines.formats.test_flag_embedding import EXAMPLES
-from tests.unit.pipelines.formats.test_nomic import lines, parquet
 from tests.unit.retrieval.collections.contents import contents
 
+
+def lines(*records: Any) -> str:
+    return "".join(f"{json.dumps(record)}\n" for record in records)
+
+
+def parquet(records: list[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(records), file)
+    return file.getvalue()
+
+
 INPUTS = int(os.environ.get("RAYTRIEVER_FUZZ", "40"))
+ROWS: list[dict[str, Any]] = [
+    {"query": "what", "document": "a", "negative": ["b", "c"], "dataset": "msmarco"},
+    {"query": "who", "document": "b", "negative": [], "dataset": "reddit"},
+]
 CORPUS = [{"_id": "0", "title": "One", "text": "first"}, {"_id": "1", "title": "", "text": "second"}]
 QUERIES = [{"_id": "a", "text": "what"}, {"_id": "b", "text": "who"}]
 QRELS = "query-id\tcorpus-id\tscore\na\t0\t1\nb\t1\t2\n"
@@ -103,9 +120,9 @@ READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
         {"kind": "flag_embedding", "examples": {"train": "t.jsonl"}},
         {"t.jsonl": lines(*EXAMPLES)},
     ),
-    "nomic": (
-        {"kind": "nomic"},
-        {"data/train.parquet": parquet(test_nomic.ROWS), "more.jsonl": lines(*test_nomic.ROWS)},
+    "pairs": (
+        {"kind": "columns", "pairs": {"splits": {"train": "**"}, "negatives": ["negative"], "domain": "dataset"}},
+        {"data/train.parquet": parquet(ROWS), "more.jsonl": lines(*ROWS)},
     ),
     "source_tree": ({"kind": "source_tree"}, {"a.py": "x = 1\n", "b/c.md": "# Head\n", "d.rs": "fn f() {}\n"}),
 }

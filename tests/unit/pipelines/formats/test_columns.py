@@ -143,6 +143,40 @@ def test_pairs_are_numbered_by_their_texts_and_a_positive_stays_one(tmp_path: Pa
     )
 
 
+def test_nomics_rows_and_lists_of_positives(tmp_path: Path) -> None:
+    rows = [
+        {"query": "what", "document": "a", "negative": ["b", "c"], "dataset": "x"},
+        {"query": "what", "document": ["b", "d"], "negative": ["a"], "dataset": "y"},
+    ]
+    (tmp_path / "folder").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows[:1]), tmp_path / "folder/x.parquet")
+    write_lines(tmp_path / "folder/y.jsonl", rows[1:])
+    tables = {"splits": {"train": "**"}, "negatives": ["negative"]}
+    for domain in ("dataset", "__file__"):
+        found = contents(source(tmp_path, pairs=tables | {"domain": domain}))
+        texts = {("x", "a"): 1, ("x", "b"): 0, ("x", "c"): 0, ("y", "b"): 1, ("y", "d"): 1, ("y", "a"): 0}
+        assert found.documents == [(text_id(key[0], "", key[1]), "", key[1], key[0]) for key in texts]
+        assert found.queries == [(text_id(name, "what"), "what", name, []) for name in ("x", "y")]
+        assert sorted(found.judgments) == sorted(
+            (text_id(name, "what"), text_id(name, "", text), grade, "train") for (name, text), grade in texts.items()
+        )
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"query": "q", "document": [1]}, r'"document" is \[1\]. It must be a list of strings'),
+        ({"query": "q", "document": 1}, '"document" is 1. It must be a string'),
+        ({"query": "q", "document": "d", "negative": 3}, '"negative" is 3. It must be a string or a list of strings'),
+    ],
+)
+def test_wrong_pairs_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    write_lines(tmp_path / "pairs.jsonl", [row])
+    tables = {"splits": {"train": "pairs.jsonl"}, "negatives": ["negative"] if "negative" in row else []}
+    with pytest.raises(UserError, match=rf"pairs\.jsonl, line 1: {message}"):
+        contents(source(tmp_path, pairs=tables))
+
+
 def test_pairs_with_titles_domains_and_a_column_of_splits(tmp_path: Path) -> None:
     rows = [
         {"q": "a", "d": "x", "t": "one", "s": "train", "site": "p"},

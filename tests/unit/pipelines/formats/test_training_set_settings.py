@@ -26,11 +26,6 @@ path: bge
 examples: {train: [en/*.jsonl, more.jsonl]}
 domain: file
 """
-NOMIC = """
-kind: nomic
-path: s3://contrastive
-columns: {reddit_full: [title, body], medi_wiki: [query, pos, neg]}
-"""
 LISTED = [
     (
         DPR,
@@ -43,18 +38,10 @@ LISTED = [
     ),
     (TEVATRON, {"corpus": ["corpus*.jsonl"], "examples": {"train": ["train.jsonl"]}, "differing_texts": "refuse"}),
     (FLAG_EMBEDDING, {"examples": {"train": ["en/*.jsonl", "more.jsonl"]}, "domain": "file"}),
-    (
-        NOMIC,
-        {
-            "files": None,
-            "split": "train",
-            "columns": {"reddit_full": ["title", "body"], "medi_wiki": ["query", "pos", "neg"]},
-        },
-    ),
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), LISTED, ids=["dpr", "tevatron", "flag_embedding", "nomic"])
+@pytest.mark.parametrize(("text", "expected"), LISTED, ids=["dpr", "tevatron", "flag_embedding"])
 def test_settings(text: str, expected: dict[str, Any]) -> None:
     source = parse_yaml(text, "recipe")
     config = validate(CollectConfig, {"output": "o", "source": source}, "collect")
