@@ -1,69 +1,13 @@
-"""Training sets in FlagEmbedding's form (the BGE models): JSON lines with a query and lists of texts."""
+"""Training examples and batches in FlagEmbedding's form (the BGE models): JSON lines with a query and lists of texts.
+
+Kind ``columns`` reads them: ``pairs`` with ``document: pos`` and ``negatives: [neg]``.
+"""
 
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from pipelines.formats.batch_formats import MASKS_KEPT_IN, SHUFFLING, Column, JsonLines, Published, masks_left_out
-from pipelines.formats.training_examples import (
-    HARD_NEGATIVE,
-    POSITIVE,
-    Example,
-    ExampleFormat,
-    TrainingExamples,
-    split_files,
-    text_of,
-    texts_example,
-    write_json_lines,
-)
-from raytriever.artifacts.storage import Folder
-from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import FolderSource, Record
-from retrieval.collections.text_lines import FileNames, plain_name
-
-
-class FlagEmbedding(FolderSource):
-    """Settings: the files of each split below a folder, local or in an object store.
-
-    A file may be plain, .gz or .zst; a name may hold ``*``.
-    """
-
-    kind: Literal["flag_embedding"] = "flag_embedding"
-    """The format."""
-    examples: dict[str, FileNames] = Field(min_length=1)
-    """Each split's file or files."""
-    domain: Literal["", "file", "type", "prompt"] = ""
-    """Domain of an example: its file's name without endings, or what is under that key."""
-
-    def open(self) -> CheckedSource:
-        """The collection. Raises ``UserError`` where a file is missing."""
-        return CheckedSource(FlagEmbeddingFormat(self), self)
-
-
-class FlagEmbeddingFormat(ExampleFormat):
-    """Reads {"query", "pos": […], "neg": […]}: texts of ``pos`` have relevance 1, those of ``neg`` 0.
-
-    A text's id is made from the text and its domain: one that occurs in two domains is a document of each. Not kept:
-    ``pos_scores`` and ``neg_scores``, a teacher's and no judgments; ``prompt``, unless it is the domain.
-    """
-
-    def __init__(self, config: FlagEmbedding) -> None:
-        folder = Folder(config.path)
-        super().__init__(folder, split_files(folder, config.examples, "examples"))
-        self._domain = config.domain
-
-    def example(self, record: Record, split: str, name: str) -> Example:
-        """The query with its texts."""
-        if self._domain == "file":
-            domain = plain_name(name).rpartition("/")[2].rpartition(".")[0]
-        else:
-            domain = record.text(self._domain) if self._domain else ""
-        query = record.string("query")
-        record.required("pos")
-        relevance_of = {"pos": POSITIVE, "neg": HARD_NEGATIVE}
-        texts = [(text, relevance) for key, relevance in relevance_of.items() for text in record.strings(key)]
-        return texts_example(record, query, texts, domain, split)
+from pipelines.formats.training_examples import TrainingExamples, text_of, write_json_lines
 
 
 def write(examples: TrainingExamples, folder: Path) -> list[str]:

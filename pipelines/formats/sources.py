@@ -7,7 +7,6 @@ from pydantic import Field
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.dpr import Dpr
-from pipelines.formats.flag_embedding import FlagEmbedding
 from pipelines.formats.hub import HubDataset
 from pipelines.formats.ms_marco import MsMarco
 from pipelines.formats.mteb import MtebFolder
@@ -30,7 +29,6 @@ SingleSource = (
     | TripClick
     | Dpr
     | Tevatron
-    | FlagEmbedding
     | SourceTree
 )
 

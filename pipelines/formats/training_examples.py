@@ -30,7 +30,6 @@ from retrieval.collections.records import (
     QueryRecord,
     Record,
     in_chunks,
-    text_id,
 )
 from retrieval.collections.text_lines import find_files, json_objects
 
@@ -120,14 +119,6 @@ def example_of(query: QueryRecord, split: str, documents: Sequence[tuple[Documen
     """An example whose documents are all written out, each with its relevance."""
     judged = [(document.id, relevance) for document, relevance in documents]
     return Example(query, split, [document for document, _ in documents], judged)
-
-
-def texts_example(record: Record, query: str, texts: Iterable[tuple[str, int]], domain: str, split: str) -> Example:
-    """An example of bare texts, each with its relevance: ids are made from domain and text."""
-    documents = [
-        (DocumentRecord(record.place, text_id(domain, text), "", text, domain), relevance) for text, relevance in texts
-    ]
-    return example_of(QueryRecord(record.place, text_id(domain, query), query, domain), split, documents)
 
 
 def mined_negatives(candidates: StoredCandidates) -> pa.Table:

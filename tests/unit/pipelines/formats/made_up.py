@@ -6,11 +6,14 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from pipelines.formats.columns import PairTables
 from pipelines.formats.training_examples import TrainingExamples
 from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection, passage_text
 from tests.unit.small_run import make_artifact
 
 Rows = list[dict[str, Any]]
+
+FLAG_EMBEDDING = PairTables(splits={"train": ("train.jsonl",)}, document="pos", negatives=("neg",))  # its lines
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _IDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=4)

@@ -22,7 +22,6 @@ from pydantic import TypeAdapter
 from pipelines.formats.sources import AnySource
 from raytriever.errors import UserError
 from tests.unit.pipelines.formats import test_dpr, test_ms_marco, test_mteb, test_tevatron, test_tripclick
-from tests.unit.pipelines.formats.test_flag_embedding import EXAMPLES
 from tests.unit.retrieval.collections.contents import contents
 
 
@@ -115,10 +114,6 @@ READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
     "tevatron": (
         {"kind": "tevatron", "examples": {"train": "t.jsonl"}},
         {"t.jsonl": lines(*test_tevatron.WRITTEN_OUT)},
-    ),
-    "flag_embedding": (
-        {"kind": "flag_embedding", "examples": {"train": "t.jsonl"}},
-        {"t.jsonl": lines(*EXAMPLES)},
     ),
     "pairs": (
         {"kind": "columns", "pairs": {"splits": {"train": "**"}, "negatives": ["negative"], "domain": "dataset"}},

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 
 from pipelines.formats import dpr, flag_embedding, sentence_transformers, tevatron
+from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.dpr import Dpr
-from pipelines.formats.flag_embedding import FlagEmbedding
 from pipelines.formats.tevatron import Tevatron
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, passage_text
 from retrieval.collections.records import text_id
-from tests.unit.pipelines.formats.made_up import Rows, collections, made_examples, stored
+from tests.unit.pipelines.formats.made_up import FLAG_EMBEDDING, Rows, collections, made_examples, stored
 from tests.unit.retrieval.collections.contents import contents
 
 WRITERS = pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_flag_embedding_keeps_texts_and_which_is_which(
 ) -> None:
     folder = tmp_path_factory.mktemp("flag_embedding")
     assert flag_embedding.write(made_examples(stored(folder / "c", *rows), folder), folder) == ["train.jsonl"]
-    read = contents(FlagEmbedding(path=str(folder), examples={"train": "train.jsonl"}).open())
+    read = contents(ColumnFiles(path=str(folder), pairs=FLAG_EMBEDDING).open())
     queries, judged = exported(rows)
     text_of = {row["id"]: passage_text(row["title"], row["text"]) for row in rows[0]}
     relations: dict[tuple[str, str], int] = {}
     for row in sorted(judged, key=lambda row: row["relevance"]):  # of two equal texts a positive one wins
         if row["relevance"] >= 0:
             relations[row["query_id"], text_of[row["document_id"]]] = sign(row["relevance"])
-    query_ids = {row["id"]: text_id("", row["text"]) for row in queries}
+    query_ids = {row["id"]: text_id(row["text"]) for row in queries}
     assert [row[1] for row in read.queries] == [row["text"] for row in queries]
     assert {row[:3] for row in read.documents} == {(text_id("", text), "", text) for _, text in relations}
     assert set(read.judgments) == {

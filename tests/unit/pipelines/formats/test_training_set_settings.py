@@ -20,12 +20,6 @@ path: msmarco
 corpus: corpus*.jsonl
 examples: {train: train.jsonl}
 """
-FLAG_EMBEDDING = """
-kind: flag_embedding
-path: bge
-examples: {train: [en/*.jsonl, more.jsonl]}
-domain: file
-"""
 LISTED = [
     (
         DPR,
@@ -37,11 +31,10 @@ LISTED = [
         },
     ),
     (TEVATRON, {"corpus": ["corpus*.jsonl"], "examples": {"train": ["train.jsonl"]}, "differing_texts": "refuse"}),
-    (FLAG_EMBEDDING, {"examples": {"train": ["en/*.jsonl", "more.jsonl"]}, "domain": "file"}),
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), LISTED, ids=["dpr", "tevatron", "flag_embedding"])
+@pytest.mark.parametrize(("text", "expected"), LISTED, ids=["dpr", "tevatron"])
 def test_settings(text: str, expected: dict[str, Any]) -> None:
     source = parse_yaml(text, "recipe")
     config = validate(CollectConfig, {"output": "o", "source": source}, "collect")

@@ -10,13 +10,13 @@ import pytest
 
 from pipelines.formats import dpr, flag_embedding, sentence_transformers, tevatron
 from pipelines.formats.beir import BeirFolder
+from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.dpr import Dpr
-from pipelines.formats.flag_embedding import FlagEmbedding
 from pipelines.formats.tevatron import Tevatron
 from pipelines.jobs.collect import Collect, CollectConfig
 from retrieval.collections.collection import StoredCollection, passage_text
 from retrieval.collections.records import text_id
-from tests.unit.pipelines.formats.made_up import made_examples
+from tests.unit.pipelines.formats.made_up import FLAG_EMBEDDING, made_examples
 from tests.unit.retrieval.collections.contents import Contents, contents
 from tests.unit.small_run import make
 
@@ -112,7 +112,7 @@ def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: 
     assert {row[:3] for row in read.judgments} == wanted
 
     flag_embedding.write(made_examples(collection, tmp_path), tmp_path)
-    read = contents(FlagEmbedding(path=str(tmp_path), examples={"train": "train.jsonl"}).open())
+    read = contents(ColumnFiles(path=str(tmp_path), pairs=FLAG_EMBEDDING).open())
     texts: dict[Any, str] = {row[0]: row[2] for row in read.documents} | {row[0]: row[1] for row in read.queries}
     positive = {(query_of[query], text_of[document]) for query, document, grade in wanted if grade}
     assert {(texts[row[0]], texts[row[1]]) for row in read.judgments if row[2]} == positive
