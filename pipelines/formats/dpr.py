@@ -2,10 +2,8 @@
 
 import ast
 import csv
-import json
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,10 +13,8 @@ from pipelines.formats.training_examples import (
     HARD_NEGATIVE,
     POSITIVE,
     RANDOM_NEGATIVE,
-    Document,
     Example,
     ExampleFormat,
-    TrainingExamples,
     example_of,
     split_files,
 )
@@ -162,31 +158,3 @@ def _answers(literal: str, place: Place) -> list[str]:
             f"{place}: the answers are {literal!r:.60}. They must be a list of strings such as ['one', 'another']."
         ) from error
     return answers
-
-
-def write(examples: TrainingExamples, folder: Path) -> list[str]:
-    """Writes ``<split>.json``, a list with one example a line; returns its name.
-
-    ``positive_ctxs`` are the positives, the highest grade first, as DPR trains on the first; ``hard_negative_ctxs``
-    the judgments of 0, or what was mined in their place; ``negative_ctxs`` judgments below 0. A passage keeps its
-    id, as ``passage_id``; a question has none.
-    """
-    name = f"{examples.split}.json"
-    with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
-        opening = "[\n"
-        for example in examples:
-            record = {
-                "question": example.query,
-                "answers": example.answers,
-                "positive_ctxs": list(map(_written_passage, example.positives)),
-                "negative_ctxs": list(map(_written_passage, example.other_negatives)),
-                "hard_negative_ctxs": list(map(_written_passage, example.hard_negatives)),
-            }
-            file.write(opening + json.dumps(record, ensure_ascii=False))
-            opening = ",\n"
-        file.write("\n]\n")
-    return [name]
-
-
-def _written_passage(document: Document) -> dict[str, str]:
-    return {"title": document["title"], "text": document["text"], "passage_id": document["id"]}

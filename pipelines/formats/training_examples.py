@@ -213,14 +213,12 @@ _DOCUMENTS = pa.schema([(name, pa.string()) for name in ("id", "title", "text")]
 
 
 class TrainingExample(NamedTuple):
-    """A query with its positives (relevance above 0, the highest first), hard negatives (0) and others (below 0)."""
+    """A query with its positives (relevance above 0, the highest first) and hard negatives (0)."""
 
     query_id: str
     query: str
-    answers: list[str]
     positives: list[Document]
     hard_negatives: list[Document]
-    other_negatives: list[Document]
 
 
 class TrainingExamples:
@@ -284,7 +282,7 @@ class TrainingExamples:
                 block = slice(self._bounds[first], self._bounds[last])
                 found = documents.take(self._numbers[block]).to_pylist()
                 judged = zip(self._relevance[block].tolist(), found, strict=True)
-                asked = queries.take(self._queries[first:last], ["id", "text", "answers"]).to_pylist()
+                asked = queries.take(self._queries[first:last], ["id", "text"]).to_pylist()
                 for query, number in zip(asked, np.diff(self._bounds[first : last + 1]).tolist(), strict=True):
                     yield _example(query, list(islice(judged, number)))
 
@@ -299,5 +297,4 @@ def _example(query: dict[str, Any], judged: Sequence[tuple[int, Document]]) -> T
     """``judged``: the documents with their relevance, the highest first."""
     positives = [document for relevance, document in judged if relevance > 0]
     hard_negatives = [document for relevance, document in judged if relevance == 0]
-    others = [document for relevance, document in judged if relevance < 0]
-    return TrainingExample(query["id"], query["text"], query["answers"], positives, hard_negatives, others)
+    return TrainingExample(query["id"], query["text"], positives, hard_negatives)

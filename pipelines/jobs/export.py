@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader, epoch_permutation
-from pipelines.formats import beir, dpr, flag_embedding, mteb, sentence_transformers, tevatron, trec
+from pipelines.formats import beir, flag_embedding, mteb, sentence_transformers, tevatron, trec
 from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
 from pipelines.formats.card import README, card, require_lineage
 from pipelines.formats.hugging_face import HuggingFace
@@ -33,7 +33,6 @@ EXPORT = "export"
 
 _COLLECTIONS = {"beir": beir.write, "mteb": mteb.write, "trec": trec.write}
 _EXAMPLES: dict[str, Callable[[TrainingExamples, Path], list[str]]] = {
-    "dpr": dpr.write,
     "flag_embedding": flag_embedding.write,
     "sentence_transformers": sentence_transformers.write,
     "tevatron": tevatron.write,
@@ -62,7 +61,6 @@ class ExportConfig(StageConfig):
         "beir",
         "mteb",
         "trec",
-        "dpr",
         "flag_embedding",
         "sentence_transformers",
         "tevatron",

@@ -25,11 +25,10 @@ def expected(
         judged.sort(key=lambda row: -row["relevance"])
         positives = [texts[row["document_id"]] for row in judged if row["relevance"] > 0]
         zero = [texts[row["document_id"]] for row in judged if row["relevance"] == 0]
-        below = [texts[row["document_id"]] for row in judged if row["relevance"] < 0]
         if hard_negatives is not None:
-            zero, below = [texts[id_] for id_ in hard_negatives.get(query["id"], [])], []
+            zero = [texts[id_] for id_ in hard_negatives.get(query["id"], [])]
         if positives:
-            examples.append(TrainingExample(query["id"], query["text"], query["answers"], positives, zero, below))
+            examples.append(TrainingExample(query["id"], query["text"], positives, zero))
     return examples
 
 
@@ -98,7 +97,7 @@ def test_hard_negatives_of_other_queries_are_no_matter(small: StoredCollection, 
 
 def test_the_highest_grade_comes_first(tmp_path: Path) -> None:
     documents = [{"id": f"d{n}", "title": "", "text": f"text {n}", "domain": ""} for n in range(6)]
-    queries = [{"id": "q", "text": "query", "domain": "", "answers": ["yes"]}]
+    queries = [{"id": "q", "text": "query", "domain": "", "answers": []}]
     judgments = [
         {"query_id": "q", "document_id": f"d{n}", "relevance": relevance, "split": "train"}
         for n, relevance in enumerate([1, -2, 3, 0, 3, -1])
@@ -106,5 +105,3 @@ def test_the_highest_grade_comes_first(tmp_path: Path) -> None:
     (example,) = made_examples(stored(tmp_path / "c", documents, queries, judgments), tmp_path)
     assert [document["id"] for document in example.positives] == ["d2", "d4", "d0"]
     assert [document["id"] for document in example.hard_negatives] == ["d3"]
-    assert [document["id"] for document in example.other_negatives] == ["d5", "d1"]
-    assert example.answers == ["yes"]

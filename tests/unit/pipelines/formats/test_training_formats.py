@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from pipelines.formats import dpr, flag_embedding, sentence_transformers, tevatron
+from pipelines.formats import flag_embedding, sentence_transformers, tevatron
 from pipelines.formats.columns import ColumnFiles
-from pipelines.formats.dpr import Dpr
 from pipelines.formats.tevatron import Tevatron
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, passage_text
@@ -20,9 +19,7 @@ from retrieval.collections.records import text_id
 from tests.unit.pipelines.formats.made_up import FLAG_EMBEDDING, Rows, collections, made_examples, stored
 from tests.unit.retrieval.collections.contents import contents
 
-WRITERS = pytest.mark.parametrize(
-    "write", [dpr.write, flag_embedding.write, sentence_transformers.write, tevatron.write]
-)
+WRITERS = pytest.mark.parametrize("write", [flag_embedding.write, sentence_transformers.write, tevatron.write])
 
 round_trip = settings(max_examples=20, deadline=None)
 
@@ -57,27 +54,6 @@ def test_tevatron_keeps_all_but_grades_and_what_is_below_0(
         (row["query_id"], row["document_id"], sign(row["relevance"]), "train")
         for row in judged
         if row["relevance"] >= 0
-    }
-
-
-@round_trip
-@given(rows=collections())
-def test_dpr_keeps_passages_answers_and_signs(
-    tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
-) -> None:
-    folder = tmp_path_factory.mktemp("dpr")
-    assert dpr.write(made_examples(stored(folder / "c", *rows), folder), folder) == ["train.json"]
-    json.loads((folder / "train.json").read_text(encoding="utf-8"))
-    read = contents(Dpr(path=str(folder), examples={"train": "train.json"}).open())
-    queries, judged = exported(rows)
-    new_id = {row["id"]: text_id(row["text"], *row["answers"]) for row in queries}
-    written = {row["document_id"] for row in judged}
-    assert set(read.documents) == {
-        (row["id"], row["title"], row["text"], "") for row in rows[0] if row["id"] in written
-    }
-    assert read.queries == [(new_id[row["id"]], row["text"], "", row["answers"]) for row in queries]
-    assert set(read.judgments) == {
-        (new_id[row["query_id"]], row["document_id"], sign(row["relevance"]), "train") for row in judged
     }
 
 
@@ -186,11 +162,6 @@ def test_given_hard_negatives_are_written_in_their_order(small: StoredCollection
         record["query_id"]: [p["docid"] for p in record["negative_passages"]] for record in records
     } == HARD_NEGATIVES
     assert records[1]["negative_passages"][0] == {"docid": "d8", "title": "T8", "text": "text 8"}
-    dpr.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
-    examples = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
-    assert [len(example["hard_negative_ctxs"]) for example in examples] == [2, 3, 4, 5]
-    assert [example["negative_ctxs"] for example in examples] == [[]] * 4
-    assert (tmp_path / "train.json").read_text(encoding="utf-8").splitlines()[0::5] == ["[", "]"]
 
 
 def test_datasets_loads_what_is_written(small: StoredCollection, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.formats import dpr, flag_embedding, sentence_transformers, tevatron
+from pipelines.formats import flag_embedding, sentence_transformers, tevatron
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.dpr import Dpr
@@ -63,32 +63,6 @@ def test_the_sample_in_dprs_form_is_the_collection(data: Path, squad: Contents) 
             (id_, document) in relevant if relevance else document in hard_negatives[id_] for id_ in ids_of[query]
         )
     assert {row[0] for row in sample.judgments if row[2] == 1} == {row[0] for row in sample.queries}
-
-
-def test_dprs_form_is_written_as_in_the_sample(data: Path, squad: Contents, tmp_path: Path) -> None:
-    collection = collected(data, "squad_dpr", tmp_path)
-    hard_negatives = mined(data, "train")
-    dpr.write(made_examples(collection, tmp_path, hard_negatives), tmp_path)
-    written = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
-    assert len(written) == 5417
-    by_question = {(example["question"], *example["answers"]): example for example in written}
-    compared = 0
-    for example in json.loads((data / "squad_dpr" / SAMPLE).read_text(encoding="utf-8")):
-        found = by_question.get((example["question"], *example["answers"]))
-        if found:
-            compared += 1
-            assert found["positive_ctxs"] == example["positive_ctxs"]
-            given = example["hard_negative_ctxs"]
-            assert found["hard_negative_ctxs"][: len(given)] == given
-    assert compared > 100
-    read = contents(Dpr(path=str(tmp_path), examples={"train": "train.json"}).open())
-    id_of = {id_: text_id(text, *answers) for id_, text, _, answers in squad.queries}
-    assert set(read.documents) <= set(squad.documents)
-    positives = {(id_of[query], document) for query, document, _, split in squad.judgments if split == "train"}
-    assert {row[:2] for row in read.judgments if row[2] == 1} == positives
-    assert {row[:2] for row in read.judgments if row[2] == 0} == {
-        (id_of[query], document) for query, documents in hard_negatives.items() for document in documents
-    } - positives
 
 
 def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: Path) -> None:

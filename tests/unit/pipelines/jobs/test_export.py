@@ -56,7 +56,6 @@ def mined(folder: Path, collection: StoredCollection, **settings: Any) -> str:
     [
         ({"format": "beir"}, ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "qrels/train.tsv"]),
         ({"format": "trec"}, ["documents.tsv", "topics.tsv", "qrels.test.txt", "qrels.train.txt"]),
-        ({"format": "dpr", "split": "train"}, ["train.json"]),
         ({"format": "flag_embedding", "split": "train"}, ["train.jsonl"]),
         ({"format": "sentence_transformers", "split": "train", "negatives": 1}, ["train-00000-of-00001.parquet"]),
         ({"format": "tevatron", "split": "train"}, ["train.jsonl", "corpus.jsonl"]),
@@ -112,18 +111,18 @@ def test_what_mining_took_for_relevant_is_positive_here_too(tmp_path: Path, coll
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, collection: StoredCollection) -> None:
     with pytest.raises(UserError, match="format beir of collection takes no split: leave that out"):
         export(tmp_path, collection, format="beir", split="train")
-    with pytest.raises(UserError, match="format dpr holds the training examples of one split: set split"):
-        export(tmp_path, collection, format="dpr")
+    with pytest.raises(UserError, match="format tevatron holds the training examples of one split: set split"):
+        export(tmp_path, collection, format="tevatron")
     with pytest.raises(UserError, match=r"no judgments of split 'dev'\. Splits there: test, train"):
-        export(tmp_path, collection, format="dpr", split="dev")
+        export(tmp_path, collection, format="tevatron", split="dev")
     with pytest.raises(UserError, match=r"'format': Input should be 'beir', 'mteb'"):
         export(tmp_path, collection, format="bier")
     candidates = mined(tmp_path, collection)
     with pytest.raises(UserError, match=r"was mined for split 'train', not for 'test'\. Set split to that one"):
-        export(tmp_path, collection, format="dpr", split="test", candidates=candidates)
+        export(tmp_path, collection, format="tevatron", split="test", candidates=candidates)
     other = stored(tmp_path / "other", ROWS._replace(queries=[("q0", "0", "", []), ("q1", "1", "", [])]))
     with pytest.raises(UserError, match="don't come from the same collection"):
-        export(tmp_path, other, format="dpr", split="train", candidates=candidates)
+        export(tmp_path, other, format="tevatron", split="train", candidates=candidates)
 
 
 def test_a_format_that_can_not_hold_the_collection_leaves_nothing(tmp_path: Path) -> None:
