@@ -3,7 +3,6 @@
 Read from the folder of ``benchmark.tar.gz`` (TREC's markup) or of ``benchmark_tsv.tar.gz``: ``documents/``,
 ``topics/topics.<group>.<part>``, ``qrels/qrels.<model>.<group>.<part>``. A group is head, torso or tail, by how often
 the queries were asked; the model is ``raw`` (1: clicked) or, for head alone, ``dctr`` (0 to 3 by the share of clicks).
-The training package's ``triples.train.tsv`` and ``tuples.*.tsv`` are MS MARCO's forms: ``ms_marco`` reads them.
 """
 
 from typing import Annotated, Literal

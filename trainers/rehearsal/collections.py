@@ -307,23 +307,17 @@ def _nested(row: Mapping[str | None, Any]) -> dict[str, Any]:
 
 def _write_ms_marco(source: MsMarco, size: Size, folder: Path) -> None:
     """Queries and passages are numbered apart."""
-    splits = {**source.qrels, **source.triples, **source.text_triples, **source.colbert_triples}
+    splits = {**source.qrels, **source.triples, **source.colbert_triples}
     toy = make_toy(str(folder), splits, size)
     for name in source.documents:
         _write_lines(_file(folder, name), (_columns(d, source.document_columns) for d in toy.documents))
     _write_queries(source.queries, toy, splits, folder)
-    queries = toy.all_queries()
-    for name in source.top1000:
-        _write_lines(_file(folder, name), ((q.id, d.id, q.text, d.text) for q in queries for d in toy.documents[:50]))
     _write_qrels(source.qrels, toy, toy.queries, folder)
     for split, names in source.triples.items():
         _write_lines(_file(folder, names[0]), ((q.id, *_numbers(q)) for q in toy.queries[split]))
     for split, names in source.colbert_triples.items():
         lines = ([json.dumps([int(q.id), *_numbers(q)])] for q in toy.queries[split])
         _write_lines(_file(folder, names[0]), lines)
-    for split, names in source.text_triples.items():
-        texts = ((q.text, *(toy.documents[number].text for number in _numbers(q))) for q in toy.queries[split])
-        _write_lines(_file(folder, names[0]), texts)
 
 
 def _columns(document: Document, names: Sequence[str]) -> list[str]:

@@ -57,10 +57,6 @@ SOURCES: dict[str, dict[str, Any]] = {
         "triples": {"train": "triples.tsv"},
         "colbert_triples": {"other": "triples.jsonl"},
     },
-    "texts": {
-        "kind": "ms_marco", "path": "data/texts", "documents": [], "queries": [], "qrels": {},
-        "text_triples": {"train": "triples.tsv"},
-    },
     "tripclick": {"kind": "tripclick", "path": "data/tripclick"},
     "dpr": {
         "kind": "dpr", "path": "data/dpr", "examples": {"train": "nq-train.json"}, "passages": "psgs_w100.tsv",

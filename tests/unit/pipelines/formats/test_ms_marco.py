@@ -1,4 +1,4 @@
-"""MS MARCO's files: the official layout, triples in three forms, top1000, what is refused."""
+"""MS MARCO's files: the official layout, triples of ids in two forms, what is refused."""
 
 import json
 from typing import Any
@@ -12,7 +12,6 @@ from pipelines.jobs.collect import CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import parse_yaml
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.records import text_id
 from tests.unit.retrieval.collections.packed_files import write_files
 
 FILES = {
@@ -23,10 +22,7 @@ FILES = {
     "qrels.dev.small.tsv": "20\t0\t2\t1\n",
     "triples.tsv": "10\t0\t1\n10\t0\t2\n11\t1\t0\n10\t3\t0\n",
     "colbert.json": '[10, 0, 1, "2"]\n[11, [1, 0.5], [3, -7]]\n[20, 2]\n',
-    "texts.tsv": "ten\tone\ttwo\nten\tzero\tone\n",
-    "top1000.dev.tsv": "20\t2\ttwenty\ttwo \n20\t1\ttwenty\tone\n30\t2\tthirty\ttwo \n",
 }
-NOTHING: dict[str, Any] = {"documents": [], "queries": [], "qrels": {}}
 QRELS = [("10", "0", 1, "train"), ("11", "1", 1, "train"), ("20", "2", 1, "dev")]
 
 
@@ -106,26 +102,6 @@ def test_triples_of_colbert_with_and_without_scores(tmp_path: Any) -> None:
     ]
 
 
-def test_triples_of_texts_are_documents_and_queries_too(tmp_path: Any) -> None:
-    path = write_files(str(tmp_path / "c"), FILES)
-    documents, queries, judgments = read(opened(path, **NOTHING | {"text_triples": {"train": ["texts.tsv"]}}))
-    ten, zero, one, two = (text_id(text) for text in ("ten", "zero", "one", "two"))
-    assert documents == [(one, "", "one"), (two, "", "two"), (zero, "", "zero")]
-    assert queries == [(ten, "ten")]
-    assert judgments == [(ten, one, 1, "train"), (ten, zero, 1, "train"), (ten, two, 0, "train")]
-
-
-def test_top1000_is_documents_and_queries(tmp_path: Any) -> None:
-    path = write_files(str(tmp_path / "c"), FILES)
-    source = opened(path, **NOTHING | {"top1000": "top1000.*.tsv"})
-    assert read(source) == ([("2", "", "two "), ("1", "", "one")], [("20", "twenty"), ("30", "thirty")], [])
-    source = opened(path, **NOTHING | {"top1000": "top1000.dev.tsv", "qrels": {"dev": "qrels.dev.small.tsv"}})
-    assert read(source)[2] == QRELS[2:]
-    other = write_files(str(tmp_path / "d"), {**FILES, "top1000.dev.tsv": "20\t2\ttwenty\tdeux\n"})
-    message = r"top1000\.dev\.tsv, line 1: id '2' is already that of .*collection\.tsv, line 3 with another text"
-    refused(other, message, top1000="top1000.dev.tsv")
-
-
 def test_documents_with_titles(tmp_path: Any) -> None:
     files = {
         "msmarco-docs.tsv": "D1\thttp://x\tTitle\tbody\n",
@@ -143,7 +119,6 @@ def test_documents_with_titles(tmp_path: Any) -> None:
     [
         ({}, {"qrels": {"dev": "qrels.dev.tsv"}}, r"qrels\.dev: .*/c/qrels\.dev\.tsv is not there"),
         ({}, {"triples": {"train": "triples"}}, r"triples\.train: .*/c/triples is not there"),
-        ({}, NOTHING, r"Nothing in .*/c gives documents: documents, top1000 and text_triples are all empty"),
         ({}, {"queries": []}, r"The empty setting 'queries' holds no queries"),
         (
             {"collection.tsv": "0\tzero\n1\n"},
@@ -165,8 +140,6 @@ def test_documents_with_titles(tmp_path: Any) -> None:
         ({"t": "10\t0\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 has 2 .* query id, positive id, negative id"),
         ({"t": "10\t0\t \n"}, {"triples": {"train": "t"}}, r"c/t, line 1: the id is ' '"),
         ({"t": "10\t0\t9\n"}, {"triples": {"train": "t"}}, r"c/t, line 1 names '9'"),
-        ({"t": "q\tp\n"}, {"text_triples": {"x": "t"}}, r"c/t, line 1 has 2 .* query, positive, negative"),
-        ({"t": "20\t2\tq\n"}, {"top1000": "t"}, r"c/t, line 1 has 3 .* query id, document id, query, document"),
         ({"t": '[10, 0]\n{"a": 1}\n'}, {"colbert_triples": {"x": "t"}}, r"c/t, line 2 is '.*', but .* one JSON list"),
         (
             {"t": "[10]\n"},
@@ -188,7 +161,7 @@ ids = st.integers(0, 30)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(ids, ids, st.lists(ids, max_size=4)), min_size=1, max_size=12))
-def test_the_three_forms_of_triples_say_the_same(
+def test_the_forms_of_triples_say_the_same(
     tmp_path_factory: pytest.TempPathFactory, examples: list[tuple[int, int, list[int]]]
 ) -> None:
     positives = {(query, positive) for query, positive, _ in examples}
@@ -198,7 +171,6 @@ def test_the_three_forms_of_triples_say_the_same(
         "collection.tsv": "".join(f"{number}\tpassage {number}\n" for number in range(31)),
         "queries.tsv": "".join(f"{number}\tquery {number}\n" for number in range(31)),
         "ids": "".join(f"{q}\t{p}\t{n}\n" for q, p, n in lined),
-        "texts": "".join(f"query {q}\tpassage {p}\tpassage {n}\n" for q, p, n in lined),
         "lists": "".join(json.dumps([q, p, *listed]) + "\n" for q, p, listed in examples),
         "scored": "".join(json.dumps([q, [p, 1], *([n, -0.5] for n in listed)]) + "\n" for q, p, listed in examples),
     }
@@ -208,10 +180,6 @@ def test_the_three_forms_of_triples_say_the_same(
         found = read(opened(path, queries="queries.tsv", qrels={}, **{form: {"x": name}}))[2]
         assert {row[:3] for row in found} == expected
         assert len(found) == len(expected)
-    documents, queries, judgments = read(opened(path, **NOTHING | {"text_triples": {"x": "texts"}}))
-    texts, asked = {row[0]: row[2] for row in documents}, dict(queries)
-    named = {(asked[q].split()[1], texts[d].split()[1], grade) for q, d, grade, _ in judgments}
-    assert named == expected
 
 
 def test_the_collect_job_reads_it() -> None:
