@@ -24,6 +24,7 @@ from raytriever.artifacts.artifact import (
     require_own_queries,
     require_same_origin,
 )
+from raytriever.artifacts.long_columns import joined, take_texts
 from raytriever.artifacts.storage import Folder, sha256_of
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
@@ -41,7 +42,7 @@ _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(
 
 
 def write_trec(
-    file: IO[bytes], query_ids: Sequence[str], document_ids: pa.StringArray, ranking: Ranking, tag: str
+    file: IO[bytes], query_ids: Sequence[str], document_ids: pa.ChunkedArray, ranking: Ranking, tag: str
 ) -> None:
     """Writes the lines of a ranking, ranks from 1.
 
@@ -56,13 +57,13 @@ def write_trec(
         columns = (
             pa.array(query_ids[start : start + step], pa.string()).take(pa.array(lines)),
             "Q0",
-            document_ids.take(pa.array(rows[is_there])),
+            take_texts(document_ids, rows[is_there]),
             pa.array(places + 1).cast(pa.string()),
             pa.array(scores[is_there]).cast(pa.string()),
             f"{tag}\n",
         )
-        text = pc.binary_join_element_wise(*columns, " ")
-        file.write(pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), "")[0].as_buffer())
+        for text in pc.binary_join_element_wise(*columns, " ").chunks:
+            file.write(pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), "")[0].as_buffer())
 
 
 def read_ranking_file(path: Path) -> dict[str, dict[str, float]]:
@@ -161,7 +162,7 @@ def require_names(blocks: Iterable[pa.ChunkedArray | pa.Array], what: str) -> No
 def write_stored_ranking(
     writer: ShardWriter,
     query_ids: Sequence[str],
-    document_ids: pa.StringArray,
+    document_ids: pa.ChunkedArray,
     rankings: Iterable[Ranking],
     width: int,
     tag: str,
@@ -210,9 +211,9 @@ class StoredRanking(Artifact):
         ids: list[str] = pq.read_table(self.path("queries.parquet"))["id"].to_pylist()
         return ids
 
-    def document_ids(self) -> pa.StringArray:
+    def document_ids(self) -> pa.ChunkedArray:
         """The document of each row number."""
-        return pq.read_table(self.path("documents.parquet"))["id"].combine_chunks()
+        return joined(pq.read_table(self.path("documents.parquet"))["id"].chunks)
 
 
 class RankingFile:
@@ -248,9 +249,9 @@ class RankingFile:
         """The query of each line."""
         return self._query_ids
 
-    def document_ids(self) -> pa.StringArray:
+    def document_ids(self) -> pa.ChunkedArray:
         """The document of each row number."""
-        return self._collection.rows_of("documents").read(["id"])["id"].combine_chunks()
+        return joined(self._collection.rows_of("documents").read(["id"])["id"].chunks)
 
 
 def open_ranking(path: str, collection: StoredCollection) -> StoredRanking | RankingFile:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import Artifact, ShardFile
+from raytriever.artifacts.long_columns import joined
 from raytriever.errors import UserError
 from retrieval.collections.collection import TextPart
 from retrieval.encoders.specification import EncoderContract
@@ -93,15 +94,15 @@ class VectorRows:
         """Vectors of one row: 1, or m where an encoder gives a text several."""
         return math.prod(self._shape[:-1])
 
-    def ids(self, start: int = 0, stop: int | None = None) -> pa.StringArray:
+    def ids(self, start: int = 0, stop: int | None = None) -> pa.ChunkedArray:
         """The ids of rows ``start`` to ``stop``; only the files that hold some are read."""
         stop = len(self) if stop is None else stop
-        pieces = [pa.array([], pa.string())]
+        pieces: list[pa.Array] = []
         for name, first, after in zip(self._names, self._starts[:-1], self._starts[1:], strict=True):
             if first < stop and after > start:
                 column = pq.read_table(self._ids_path(name), columns=["id"])["id"]
                 pieces += column.slice(max(0, start - first), min(stop, after) - max(start, first)).chunks
-        return pa.concat_arrays(pieces)
+        return joined(pieces)
 
     def gather(self, rows: NDArray[np.int64], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """The given rows, float32 (n, dimension) or (n, m, dimension), in the given order; or written to ``out``.

@@ -1,9 +1,9 @@
 """Columns of more than 2 GiB of text: Arrow's strings, whose offsets have 32 bits, hold them in several chunks alone.
 
-What joins chunks (``combine_chunks``, ``take``) overflows there; these functions don't.
+What joins a column's chunks (its ``combine_chunks``, ``take``) overflows there; these functions don't.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +14,11 @@ from numpy.typing import NDArray
 _ROWS_AT_ONCE = 1 << 18  # of a chunk that is made: ids and names are far shorter than 8 KiB on average
 
 
+def joined(chunks: Iterable[pa.Array]) -> pa.ChunkedArray:
+    """Strings as a column of as few chunks as hold them, one of less than 2 GiB: how they were cut changes no file."""
+    return pa.table({"": pa.chunked_array(list(chunks), pa.string())}).combine_chunks().column(0)
+
+
 def take_texts(column: pa.ChunkedArray, rows: NDArray[np.int64]) -> pa.ChunkedArray:
     """The strings in these rows, in their order; each chunk is read where it is."""
     starts = np.cumsum([0, *map(len, column.chunks)])
@@ -22,6 +27,8 @@ def take_texts(column: pa.ChunkedArray, rows: NDArray[np.int64]) -> pa.ChunkedAr
 
 
 def _take_block(chunks: Sequence[pa.Array], starts: NDArray[np.int64], rows: NDArray[np.int64]) -> pa.Array:
+    if len(chunks) == 1:
+        return chunks[0].take(pa.array(rows))
     order = np.argsort(rows, kind="stable")
     ascending = rows[order]
     bounds = pairwise(np.searchsorted(ascending, starts).tolist())

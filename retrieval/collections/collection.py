@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import Artifact
+from raytriever.artifacts.long_columns import places_among
 from raytriever.errors import UserError
 
 
@@ -179,10 +180,9 @@ class StoredCollection(Artifact):
         table = self.rows_of("queries").read(["id", "domain"])
         chosen = np.ones(len(table), dtype=np.bool_)
         if split is not None:
-            judged = self.judgments(split)["query_id"].unique()
-            chosen &= pc.is_in(table["id"].combine_chunks(), value_set=judged).to_numpy(zero_copy_only=False)
+            chosen &= places_among(table["id"], self.judgments(split)["query_id"]) >= 0
         if domain is not None:
-            of_domain = pc.equal(table["domain"].combine_chunks(), domain).to_numpy(zero_copy_only=False)
+            of_domain = pc.equal(table["domain"], domain).to_numpy(zero_copy_only=False)
             if not of_domain.any():
                 there = ", ".join(map(repr, sorted(table["domain"].unique().to_pylist())))
                 raise UserError(f"{self.uri} has no query of domain '{domain}'. Set 'domain' to one of {there}.")

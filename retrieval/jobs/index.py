@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pydantic import ByteSize, Field
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.artifacts.long_columns import joined
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, Settings
@@ -185,9 +186,9 @@ class Index(Stage[IndexConfig]):
         LexicalIndex.build(texts(), settings.bm25).save(folder)
         for path in sorted(folder.iterdir()):
             writer.add(f"lexical/{path.name}")
-        return self._commit(shard, pa.concat_arrays(ids), writer)
+        return self._commit(shard, joined(ids), writer)
 
-    def _commit(self, shard: Shard, ids: pa.StringArray, writer: ShardWriter) -> ShardRecord:
+    def _commit(self, shard: Shard, ids: pa.ChunkedArray, writer: ShardWriter) -> ShardRecord:
         name = f"ids/{shard.name}.parquet"
         pq.write_table(pa.table({"id": ids}), writer.path(name), compression="zstd")
         writer.add(name)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
+from raytriever.artifacts.long_columns import joined, take_texts
 from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
@@ -137,8 +138,7 @@ class Search(Stage[SearchConfig]):
                 )
 
         ids = _ids_of(asked, rows).to_pylist()
-        documents = pa.concat_arrays(id_blocks(index))
-        return write_stored_ranking(writer, ids, documents, merged(), self.config.top_k, self.config.tag)
+        return write_stored_ranking(writer, ids, joined(id_blocks(index)), merged(), self.config.top_k, self.config.tag)
 
     def _search(
         self,
@@ -183,7 +183,7 @@ class Search(Stage[SearchConfig]):
 
 
 def _ids_of(collection: StoredCollection, rows: NDArray[np.int64]) -> pa.ChunkedArray:
-    return collection.rows_of("queries").read(["id"])["id"].take(pa.array(rows))
+    return take_texts(collection.rows_of("queries").read(["id"])["id"], rows)
 
 
 def _partial(record: ShardRecord, block: int) -> str:

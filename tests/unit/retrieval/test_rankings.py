@@ -27,11 +27,11 @@ def test_the_lines_of_a_run() -> None:
         np.array([[1.5, 0.1, -np.inf], [-np.inf] * 3, [3.0, 3.0, -2e-8]], dtype=np.float32),
     )
     file = io.BytesIO()
-    write_trec(file, ["q1", "q2", "q3"], pa.array(["a", "b", "ç"]), ranking, "bm25")
+    write_trec(file, ["q1", "q2", "q3"], pa.chunked_array([["a", "b"], ["ç"]]), ranking, "bm25")
     assert file.getvalue().decode() == (
         "q1 Q0 ç 1 1.5 bm25\nq1 Q0 a 2 0.1 bm25\nq3 Q0 b 1 3 bm25\nq3 Q0 ç 2 3 bm25\nq3 Q0 a 3 -2e-8 bm25\n"
     )
-    write_trec(file, ["q2"], pa.array(["a"]), Ranking(ranking.rows[1:2], ranking.scores[1:2]), "bm25")
+    write_trec(file, ["q2"], pa.chunked_array([["a"]]), Ranking(ranking.rows[1:2], ranking.scores[1:2]), "bm25")
     assert file.tell() == len(file.getvalue())  # a query that found nothing has no line
 
 
@@ -54,7 +54,7 @@ def test_runs_come_back_as_the_same_float32(
     scores = -np.sort(-scores, axis=1)
     path = tmp_path_factory.mktemp("runs") / "run.trec"
     with path.open("wb") as file:
-        write_trec(file, query_ids, pa.array(document_ids), Ranking(rows, scores), "tag")
+        write_trec(file, query_ids, pa.chunked_array([document_ids]), Ranking(rows, scores), "tag")
     run = read_ranking_file(path)
     assert list(run) == query_ids
     for query, line, values in zip(query_ids, rows, scores, strict=True):

@@ -1,5 +1,7 @@
 """Columns that one string array can't hold: long in all, but of the same few buffers again and again."""
 
+import io
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -7,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.artifacts import long_columns
-from raytriever.artifacts.long_columns import places_among, take_rows, take_texts
+from raytriever.artifacts.long_columns import joined, places_among, take_rows, take_texts
+from retrieval.indexes.top_k import Ranking
+from retrieval.rankings import write_trec
 
 LETTERS = "abcdefgh"
 LONG = pa.chunked_array([pa.array([letter * (1 << 20) for letter in LETTERS])] * 300)  # 2.4 GiB, of which 8 MiB exist
@@ -25,6 +29,18 @@ def test_rows_of_a_long_column() -> None:
     table = take_rows(pa.table({"id": LONG, "row": np.arange(len(LONG))}), rows)
     assert [text[0] for text in table["id"].to_pylist()] == ["h", "a", "b", "b", "h"]
     assert table["row"].to_pylist() == rows.tolist()
+
+
+def test_the_lines_of_a_run_over_a_long_column() -> None:
+    file, ranking = io.BytesIO(), Ranking(np.array([[2399, 0]]), np.array([[2.0, 1.0]], dtype=np.float32))
+    write_trec(file, ["q"], LONG, ranking, "tag")
+    assert [line[:6] for line in file.getvalue().splitlines()] == [b"q Q0 h", b"q Q0 a"]
+
+
+def test_a_column_of_as_few_chunks_as_hold_it() -> None:
+    column = joined([pa.array(["a"]), pa.array(["b", "c"])])
+    assert (column.num_chunks, column.to_pylist()) == (1, ["a", "b", "c"])
+    assert joined([]).type == pa.string()
 
 
 def test_places_among_a_long_column() -> None:
