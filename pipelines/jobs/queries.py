@@ -14,7 +14,7 @@ from pipelines.jobs.collect import write_part
 from pipelines.queries.examples import CHUNKED, COLUMNS, QUERY, is_held_out, source_documents
 from pipelines.queries.functions import DocstringQueries
 from pipelines.queries.headings import HeadingQueries, TitleQueries
-from pipelines.queries.spans import CropQueries, InverseClozeQueries
+from pipelines.queries.spans import CropQueries
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import NothingMade, UserError
 from raytriever.reports.log import log
@@ -35,7 +35,7 @@ class QueriesConfig(StageConfig):
     collection: InputPath
     """The collection whose documents queries are made from."""
     queries: Annotated[
-        TitleQueries | HeadingQueries | InverseClozeQueries | CropQueries | DocstringQueries,
+        TitleQueries | HeadingQueries | CropQueries | DocstringQueries,
         Field(discriminator="kind"),
     ]
     """Which kind of queries."""

@@ -39,7 +39,6 @@ THREADS = [
 KINDS: list[dict[str, Any]] = [
     {"kind": "title"},
     {"kind": "headings", "minimum_words": 1},
-    {"kind": "inverse_cloze", "minimum_words": 2},
     {"kind": "crops", "per_passage": 2},
 ]
 CODE = [

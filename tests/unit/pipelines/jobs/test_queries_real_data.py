@@ -69,15 +69,9 @@ def test_questions_of_threads(tmp_path: Path) -> None:
         assert rest.casefold() in ("", threads[id_]["title"].strip().casefold())
 
 
-@pytest.mark.parametrize("kind", ["inverse_cloze", "crops"])
-def test_every_article_gives_a_pair(tmp_path: Path, kind: str) -> None:
-    _, queries, documents = made(tmp_path, "raw_wikipedia", kind=kind)
-    texts = {article["id"]: " ".join(article["text"].split()) for article in raw("raw_wikipedia")}
-    assert len(queries) == len(documents) == len(texts)
-    if kind == "inverse_cloze":
-        assert all(" ".join(queries[f"query:{id_}"].split()) in texts[id_.rpartition("#")[0]] for id_ in documents)
-        inside = sum(queries[f"query:{id_}"] in text for id_, text in documents.items())
-        assert 0.02 <= inside / len(queries) <= 0.2
+def test_every_article_gives_a_pair(tmp_path: Path) -> None:
+    _, queries, documents = made(tmp_path, "raw_wikipedia", kind="crops")
+    assert len(queries) == len(documents) == len(raw("raw_wikipedia"))
 
 
 @pytest.mark.parametrize("name", ["squad_dpr", "cacm", "conala", "mbpp"])
