@@ -73,13 +73,11 @@ def before_any_command(
 
 def _command(name: str) -> Any:
     """The command itself, of Typer's own class for it."""
+    alone = typer.Typer(add_completion=False)
+    interspersed = name != "submit"  # whose arguments are another command's
     found = load(COMMANDS[name][0]) if name in COMMANDS else _job(name)
-    if not isinstance(found, typer.Typer):
-        alone = typer.Typer(add_completion=False)
-        interspersed = name != "submit"  # whose arguments are another command's
-        alone.command(name, context_settings={"allow_interspersed_args": interspersed})(found)
-        found = alone
-    return typer.main.get_command(found)
+    alone.command(name, context_settings={"allow_interspersed_args": interspersed})(found)
+    return typer.main.get_command(alone)
 
 
 def run(

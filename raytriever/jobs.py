@@ -37,7 +37,7 @@ JOBS = {
     "report": ("trainers.jobs.report:Report", "Gather a run's figures and plots in one HTML file."),
 }
 
-# command: where its function is (or its Typer application of several commands), and what it does
+# command: where its function is, and what it does
 COMMANDS = {
     "run": ("raytriever.cli:run", "Run a recipe, from where it was left."),
     "estimate": ("trainers.estimate.command:estimate", "Say what a recipe will take: GPU memory, time, disk."),
@@ -49,7 +49,6 @@ COMMANDS = {
     "verify": ("raytriever.artifacts.verify:verify", "Compare every byte of stored artifacts with their manifests."),
     "push": ("trainers.record.hub:push", "Push a trained model to the Hugging Face hub."),
     "submit": ("raytriever.cluster.submit:submit", "Run a command on a cluster, and show what it writes."),
-    "jobs": ("raytriever.cluster.submit:jobs", "Status, logs and end of submitted jobs."),
     "session-folder": ("raytriever.stages.ray_session:print_session_folder", "Make a private folder for `ray start`."),
     "doctor": ("raytriever.cluster.doctor:doctor", "Examine the cluster, or this machine."),
 }

@@ -1,9 +1,8 @@
-"""``raytriever submit`` and ``raytriever jobs``: any command on a cluster as if it ran here, by Ray's own job client.
+"""``raytriever submit``: any command on a cluster as if it ran here, by Ray's own job client.
 
 Secrets don't travel: Ray writes a job's command and its runtime environment into logs, so nodes have their own.
 """
 
-import asyncio
 import logging
 import os
 import re
@@ -26,30 +25,22 @@ from raytriever.errors import UserError
 from raytriever.jobs import COMMANDS, JOBS
 from raytriever.reports.log import log
 from raytriever.reports.progress import format_seconds
-from raytriever.reports.table import Table
 from raytriever.settings.configuration import did_you_mean, read_yaml
 
 _DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
 _ANSWER_SECONDS = 60
-_SILENCE_SECONDS = 45  # of a log; below the minute after which many proxies cut a quiet connection
-_POLL_SECONDS = 0.5
-_RECONNECT_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _PATIENCE_SECONDS = 180  # with a cluster that doesn't answer
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # Ray makes files and addresses of it
 _INTERRUPTED = 128 + signal.SIGINT
 
-AddressOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="The dashboard, http://HOST:8265; else RAY_API_SERVER_ADDRESS.")
-]
-NameArgument = Annotated[str, typer.Argument(metavar="JOB")]
-
-jobs = typer.Typer(help="Status, logs and end of submitted jobs.", no_args_is_help=True, add_completion=False)
-
 
 def submit(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENTS]...", help="Any raytriever command.")],
-    address: AddressOption = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="URL", help="The dashboard, http://HOST:8265; else RAY_API_SERVER_ADDRESS.")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Returns as soon as the job is accepted.")] = False,
     name: Annotated[str | None, typer.Option(help="The job's name; it must be new to the cluster.")] = None,
     runtime_env: Annotated[Path | None, typer.Option(help="YAML file: Ray's runtime environment.")] = None,
@@ -64,46 +55,9 @@ def submit(
     name = name or f"{words[0]}-{secrets.token_hex(4)}"
     submit_job(client, words, name, environment, installed=installed)
     if detach:
-        log.info(f"{name}: submitted; raytriever jobs logs {name} --follow")
+        log.info(f"{name}: submitted; ray job logs {name} --follow")
         return
     raise typer.Exit(follow_job(client, name))
-
-
-@jobs.command()
-def status(
-    name: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Without it: all jobs.")] = None,
-    address: AddressOption = None,
-) -> None:
-    """Shows one job, or all that the cluster remembers."""
-    client = job_client(address)
-    with _explained(client, name):
-        found = [client.get_job_info(name)] if name else [job for job in client.list_jobs() if job.submission_id]
-    found.sort(key=lambda job: (job.start_time or 0, job.submission_id))
-    table = Table(["job", "status", "time", "command"], [_row(job, time.time()) for job in found], text_columns=4)
-    typer.echo("\n".join(table.lines()))
-
-
-@jobs.command()
-def logs(
-    name: NameArgument,
-    follow: Annotated[bool, typer.Option("--follow", help="Goes on until the job ends; exits with its code.")] = False,
-    address: AddressOption = None,
-) -> None:
-    """Shows what a job has written."""
-    client = job_client(address)
-    if follow:
-        raise typer.Exit(follow_job(client, name))
-    with _explained(client, name):
-        sys.stdout.write(client.get_job_logs(name))
-
-
-@jobs.command()
-def stop(name: NameArgument, address: AddressOption = None) -> None:
-    """Stops a job; what it has finished stays, and the same command goes on from there."""
-    client = job_client(address)
-    with _explained(client, name):
-        running = client.stop_job(name)
-    typer.echo(f"{name}: asked to stop" if running else f"{name}: was not running")
 
 
 class Unreachable(UserError):
@@ -165,8 +119,7 @@ def _explained(server: Any, name: str | None = None) -> Iterator[None]:
     except RuntimeError as error:
         message = str(error)
         if name is not None and ("does not exist" in message or "status code 404" in message):
-            message = f"The cluster at {address} knows no job {name}. `raytriever jobs status` lists its jobs."
-            raise UserError(message) from error
+            raise UserError(f"The cluster at {address} knows no job {name}. `ray job list` lists its jobs.") from error
         if "already exists" in message or "already been used" in message:
             raise UserError("A job of this name has been submitted before. Give another --name.") from error
         raise UserError(f"The cluster at {address} refused: {message}") from error
@@ -185,7 +138,7 @@ def checked_command(command: Sequence[str]) -> list[str]:
                 " them out of the URI: nodes reach storage by a role, or by variables of their own environment."
             )
     words = list(command[1:] if Path(command[0]).name == "raytriever" else command)
-    known = sorted({*COMMANDS, *JOBS} - {"submit", "jobs"})
+    known = sorted({*COMMANDS, *JOBS} - {"submit"})
     if not words or words[0] not in known:
         given = words[0] if words else "nothing"
         raise UserError(f"submit: '{given}' is no command that a cluster can run.{did_you_mean(given, known)}")
@@ -227,81 +180,47 @@ def submit_job(
             )
 
 
-class _Shown:
-    """A job's log on stdout, each character once, though the server sends all of it anew for each connection."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def show(self, text: str, begin: int = 0) -> None:
-        """What is new of ``text``, which begins at the log's character ``begin``."""
-        if new := text[max(0, self._count - begin) :]:
-            sys.stdout.write(new)
-            sys.stdout.flush()
-            self._count = begin + len(text)
-
-    async def follow(self, client: Any, name: str) -> None:
-        """Shows the log as it grows, until the connection ends, is cut or is silent for long."""
-        import aiohttp
-
-        begin, texts = 0, aiter(client.tail_job_logs(name))
-        while True:
-            try:
-                async with asyncio.timeout(_SILENCE_SECONDS):
-                    text = await anext(texts)
-            except (StopAsyncIteration, TimeoutError, RuntimeError, aiohttp.ClientError, OSError):
-                return
-            self.show(text, begin)
-            begin += len(text)
-
-
 def follow_job(client: Any, name: str) -> int:
     """Shows the job's log until it ends; returns its exit code as a shell would give it.
 
-    A lost connection is opened again. An interrupt leaves the job running. Raises ``UserError`` where the cluster
-    doesn't answer for minutes, or knows no such job.
+    An interrupt leaves the job running. Raises ``UserError`` where the cluster doesn't answer for minutes, or knows no
+    such job.
     """
-    shown, answered = _Shown(), time.monotonic()
+    shown, answered = 0, time.monotonic()
     try:
         while True:
-            pause = _POLL_SECONDS
             try:
                 with _explained(client, name):
                     job = client.get_job_info(name)
+                shown += _show_log(client, name, shown)
                 answered = time.monotonic()
                 if job.status.is_terminal():
-                    _show_rest(client, name, shown)
                     return _closed(job)
-                asyncio.run(shown.follow(client, name))
             except Unreachable as error:
-                pause = _RECONNECT_SECONDS
                 if time.monotonic() - answered > _PATIENCE_SECONDS:
                     raise UserError(
-                        f"{error} It has not answered for some minutes. The job may run on; later: raytriever jobs logs"
-                        f" {name} --follow"
+                        f"{error} It has not answered for some minutes. The job may run on; later: ray job logs {name}"
+                        " --follow"
                     ) from error
-            time.sleep(pause)
+            time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
-        log.info(f"{name}: goes on; raytriever jobs logs {name} --follow, raytriever jobs stop {name}")
+        log.info(f"{name}: goes on; ray job logs {name} --follow, ray job stop {name}")
         return _INTERRUPTED
 
 
-def _show_rest(client: Any, name: str, shown: _Shown) -> None:
-    """What a job that is over wrote last."""
+def _show_log(client: Any, name: str, begin: int) -> int:
+    """Shows the job's log from its character ``begin`` on; returns how many these are."""
     try:
-        with _explained(client, name):
-            shown.show(client.get_job_logs(name))
+        with _explained(client):
+            new: str = client.get_job_logs(name)[begin:]
     except Unreachable:
         raise
-    except UserError as error:  # the node that has the log is lost; how the job ended is known all the same
-        log.warning(f"{name}: the end of its log can't be read. {error}")
-
-
-def _row(job: Any, now: float) -> list[str]:
-    """A job as ``raytriever jobs status`` lists it; ``now`` in seconds since 1970, Ray's times in milliseconds."""
-    seconds = format_seconds((job.end_time or 1000 * now) / 1000 - job.start_time / 1000) if job.start_time else "-"
-    code = "" if job.driver_exit_code is None else f" (exit code {job.driver_exit_code})"
-    return [job.submission_id, f"{job.status.value}{code}", seconds, job.entrypoint]
+    except UserError as error:  # the node that has the log is lost; how the job ends is known all the same
+        log.warning(f"{name}: its log can't be read. {error}")
+        return 0
+    sys.stdout.write(new)
+    sys.stdout.flush()
+    return len(new)
 
 
 def _closed(job: Any) -> int:

@@ -26,6 +26,7 @@ from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.storage import Folder
+from raytriever.cluster.submit import follow_job
 from tests.cluster.test_command import write_collection
 from tests.unit.small_run import make
 
@@ -152,7 +153,6 @@ def test_without_the_token_nobody_is_let_in(cluster: TokenCluster, tmp_path: Pat
         assert "refuses this token, or there is none" in done.stderr
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
-    assert "refuses this token" in cluster.run("jobs", "status", token=False).stderr
 
 
 def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(
@@ -172,16 +172,9 @@ def test_a_job_gives_back_its_output_its_code_and_the_bytes_of_a_local_run(
     assert failed.returncode == 2
     assert "runs/mine is a relative path" in failed.stdout
 
-    listed = cluster.run("jobs", "status").stdout.splitlines()
-    assert [re.split("  +", line)[:2] for line in listed] == [
-        ["job", "status"],
-        ["first", "SUCCEEDED (exit code 0)"],
-        ["second", "FAILED (exit code 2)"],
-    ]
     again = cluster.run("submit", "--name", "first", "--", "doctor")
     assert again.returncode == 2
     assert "Give another --name" in again.stderr
-    assert "knows no job third" in cluster.run("jobs", "logs", "third").stderr
 
 
 def test_secrets_of_the_nodes_reach_the_job_and_nothing_else(
@@ -252,28 +245,17 @@ def test_the_process_list_is_watched() -> None:
     assert processes.seen
 
 
-def jobs_client(cluster: TokenCluster, monkeypatch: pytest.MonkeyPatch) -> JobSubmissionClient:
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.address)
-    return JobSubmissionClient(headers={"Authorization": f"Bearer {cluster.token_file.read_text()}"})
-
-
-def test_a_job_that_was_sent_no_folder_refuses_a_relative_output(
+def test_a_job_that_was_sent_no_folder_refuses_a_relative_output_and_is_stopped_by_its_client(
     cluster: TokenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.address)
+    client = JobSubmissionClient(headers={"Authorization": f"Bearer {cluster.token_file.read_text()}"})
     command = shlex.join([sys.executable, "-m", "raytriever", *collect(tmp_path, "runs/mine")])
-    jobs_client(cluster, monkeypatch).submit_job(entrypoint=command, submission_id="without-folder")
-    ended = cluster.run("jobs", "logs", "without-folder", "--follow")
-    assert ended.returncode == 2
-    assert "runs/mine is a relative path" in ended.stdout
-
-
-def test_a_job_is_stopped(cluster: TokenCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = jobs_client(cluster, monkeypatch)
+    client.submit_job(entrypoint=command, submission_id="without-folder")
     client.submit_job(entrypoint="sleep 300", submission_id="endless")
+    assert follow_job(client, "without-folder") == 2
+    assert "runs/mine is a relative path" in client.get_job_logs("without-folder")
     while client.get_job_status("endless") == "PENDING":
         time.sleep(0.2)
-    assert cluster.run("jobs", "stop", "endless").stdout == "endless: asked to stop\n"
-    followed = cluster.run("jobs", "logs", "endless", "--follow")
-    assert followed.returncode == 130
-    assert "endless: stopped" in followed.stderr
-    assert cluster.run("jobs", "stop", "endless").stdout == "endless: was not running\n"
+    client.stop_job("endless")
+    assert follow_job(client, "endless") == 130
