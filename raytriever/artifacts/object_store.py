@@ -1,14 +1,13 @@
 """What a folder's URI stands for: which file system, opened how, and which URIs are refused.
 
 An S3 server's address, region and keys come from the environment (``AWS_ENDPOINT_URL``, ``AWS_REGION``,
-``AWS_ACCESS_KEY_ID``, …). The AWS library gives up a request after 3 s without an answer, which a busy store may take,
-and Google's tries for a quarter of an hour before it says a word; here both have limits of our own.
+``AWS_ACCESS_KEY_ID``, …). A request that a store fails to serve is sent again by its library: Amazon's gives up after
+3 s without an answer, which a busy store may take, and three requests, and Google's after a quarter of an hour; here
+both go on for some two minutes where the store answers with errors, for five where it is silent.
 """
 
-import io
 import os
 import re
-from collections.abc import Callable
 from datetime import timedelta
 
 import pyarrow as pa
@@ -18,8 +17,8 @@ from raytriever.errors import UserError
 
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0  # without a byte
-_ATTEMPTS = 3  # of the AWS library, at growing intervals, for one request; more is the caller's matter
-_GOOGLE_ATTEMPTS = timedelta(seconds=15)
+_ATTEMPTS = 12  # of a request, 25 ms after the first and each time twice as long: 100 s together
+_GOOGLE_ATTEMPTS = timedelta(seconds=120)
 _GOOGLE = re.compile(r"gc?s://")
 _PUBLIC = re.compile(r"gc?s://anonymous@[^@]*")  # how pyarrow spells access without a login
 
@@ -91,62 +90,6 @@ def _open_s3(bucket: str) -> fs.S3FileSystem:
         endpoint_override=endpoint,
         connect_timeout=_CONNECT_SECONDS,
         request_timeout=_ANSWER_SECONDS,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+        retry_strategy=fs.AwsDefaultS3RetryStrategy(max_attempts=_ATTEMPTS),
         allow_delayed_open=True,  # a small file in one request instead of three
     )
-
-
-# A file of an object store for random access, which is opened anew where reading fails for the moment.
-
-
-class StoreFile(io.RawIOBase):
-    """``open_file`` opens the stored file; ``ask`` does what reads of it, again and again where the store fails."""
-
-    def __init__(self, open_file: Callable[[], pa.NativeFile], ask: Callable[[Callable[[], bytes]], bytes]) -> None:
-        self._open_file, self._ask = open_file, ask
-        file = open_file()
-        self._file: pa.NativeFile | None = file
-        self._bytes: int = file.size()
-        self._at = 0
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next byte is read."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Changes that place."""
-        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._bytes}[whence] + offset
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        """So many bytes, fewer at the end; all that are left where ``size`` is negative or None."""
-        left = max(self._bytes - self._at, 0)
-        wanted = left if size is None or size < 0 else min(size, left)
-        found = self._ask(lambda: self._read(wanted)) if wanted else b""
-        self._at += len(found)
-        return found
-
-    def _read(self, size: int) -> bytes:
-        file = self._file
-        if file is None:
-            file = self._file = self._open_file()
-        try:
-            file.seek(self._at)
-            return bytes(file.read(size))
-        except OSError:
-            self._file = None  # its connection may be what fails
-            raise
-
-    def close(self) -> None:
-        """Nothing can be read any more."""
-        if self._file is not None:
-            self._file.close()
-        super().close()

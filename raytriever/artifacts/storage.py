@@ -2,10 +2,6 @@
 
 Local: a file is written under a temporary name, synced and renamed. Object store: it is built locally and put to
 its final key in one upload, never renamed. Both go through ``pyarrow.fs``; ``object_store`` opens what a URI names.
-
-A request that a store fails to serve is sent three times by the AWS library (for 15 s by Google's), and that is done
-six times here, after growing pauses: for some two minutes where it answers with errors, for eleven where it accepts
-connections and is silent (30 s a request; the first word comes after 90 s).
 """
 
 import errno
@@ -14,18 +10,16 @@ import os
 import re
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
 
-from raytriever.artifacts.object_store import StoreFile, open_object_store, refuse_keys
+from raytriever.artifacts.object_store import open_object_store, refuse_keys
 from raytriever.errors import StorageError, UserError, storage_error
-from raytriever.reports.log import log
 
 # Names and hashes as manifests and records give them: others may have written them, and files are made under both.
 
@@ -47,17 +41,9 @@ _LONGEST_NAME = 255  # bytes
 _COPY_BYTES = 8 << 20
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG}
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_PAUSES_SECONDS = (5, 10, 20, 40, 40)  # before an object store is asked again
-# what may be over soon: a store or a network that is overloaded, restarted or gone; not a refusal
-_PASSING = re.compile(
-    r"SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|THROTTLING|TIMEOUT|NETWORK_CONNECTION|status 5\d\d"
-    r"|Status\((UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|INTERNAL|ABORTED)\b"  # Google's
-)
 
 _UMASK = os.umask(0o077)  # which can be asked for by setting it alone
 os.umask(_UMASK)
-
-Result = TypeVar("Result")
 
 
 def sha256_of(path: Path) -> str:
@@ -77,7 +63,8 @@ class Folder:
         refuse_keys(self.uri)
         self.is_local = "://" not in self.uri
         _refuse_long_names(self.uri)
-        self._filesystem, self._root = self._ask(lambda: _open_filesystem(self.uri))
+        with self._named():
+            self._filesystem, self._root = _open_filesystem(self.uri)
         self.is_local = isinstance(self._filesystem, fs.LocalFileSystem)
 
     def __repr__(self) -> str:
@@ -96,32 +83,26 @@ class Folder:
         """The file's full path or URI, for messages."""
         return f"{self.uri}/{name}"
 
-    def _ask(self, act: Callable[[], Result], pauses: Sequence[float] | None = None) -> Result:
-        """What ``act`` returns; it is tried again, after pauses, where an object store fails for the moment.
-
-        Raises ``StorageError`` where the store goes on failing or refuses.
-        """
-        pauses = _PAUSES_SECONDS if pauses is None else pauses
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What an object store fails to do or refuses is a ``StorageError`` with the folder's URI."""
         try:
-            return act()
+            yield
         except OSError as error:
             if self.is_local or type(error) is not OSError or error.errno is not None:
                 raise
-            if not pauses or not _PASSING.search(str(error)):
-                raise storage_error(self.uri, error) from error
-            log.warning(f"{self.uri}: {error}. Trying again in {pauses[0]} s.")
-        time.sleep(pauses[0])
-        return self._ask(act, pauses[1:])
+            raise storage_error(self.uri, error) from error
 
     def exists(self, name: str) -> bool:
         """Whether the file is there."""
-        info = self._ask(lambda: self._filesystem.get_file_info(self._key(name)))
-        return bool(info.type == fs.FileType.File)
+        with self._named():
+            return bool(self._filesystem.get_file_info(self._key(name)).type == fs.FileType.File)
 
     def files(self) -> dict[str, int]:
         """Name to bytes of every finished file below the folder, by name; empty where there is no such folder."""
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
-        found = self._ask(lambda: self._filesystem.get_file_info(selector))
+        with self._named():
+            found = self._filesystem.get_file_info(selector)
         infos = [info for info in found if info.type == fs.FileType.File]
         start = len(self._root) + 1
         names = {info.path[start:]: info.size for info in sorted(infos, key=lambda info: info.path)}
@@ -167,12 +148,8 @@ class Folder:
 
     def read_bytes(self, name: str) -> bytes:
         """The file's bytes. Raises ``FileNotFoundError``."""
-
-        def read() -> bytes:
-            with self._open_stream(name) as stream:
-                return bytes(stream.read())
-
-        return self._ask(read)
+        with self._named(), self._open_stream(name) as stream:
+            return bytes(stream.read())
 
     def _open_stream(self, name: str) -> pa.NativeFile:
         if self.is_local:
@@ -181,14 +158,10 @@ class Folder:
 
     def open_input(self, name: str) -> pa.NativeFile:
         """The file for random access. Raises ``FileNotFoundError``."""
-
-        def open_file() -> pa.NativeFile:
-            return self._filesystem.open_input_file(self._key(name))
-
         if self.is_local:
             self._regular(name)
-            return open_file()
-        return pa.PythonFile(self._ask(lambda: StoreFile(open_file, self._ask)), mode="r")
+        with self._named():
+            return self._filesystem.open_input_file(self._key(name))
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Writes a whole file atomically."""
@@ -225,16 +198,13 @@ class Folder:
             source.replace(target)
             _sync_folder(target.parent)
             return
-
-        def upload() -> None:
-            with (
-                pa.memory_map(str(source)) as file,
-                self._filesystem.open_output_stream(self._key(name), compression=None) as stream,
-            ):
-                # one call: closing after an interrupt between two would keep the first
-                stream.write(file.read_buffer())
-
-        self._ask(upload)
+        with (
+            self._named(),
+            pa.memory_map(str(source)) as file,
+            self._filesystem.open_output_stream(self._key(name), compression=None) as stream,
+        ):
+            # one call: closing after an interrupt between two would keep the first
+            stream.write(file.read_buffer())
         source.unlink()
 
     def local_path(self, name: str, sha256: str) -> Path:
@@ -261,34 +231,27 @@ class Folder:
 
     def _download(self, name: str, sha256: str, copy: Path) -> Path:
         """``copy``, which now holds the file, checked and on the disk: its name will vouch for its bytes for ever."""
-
-        def download() -> None:
-            with copy.open("wb") as file, self._open_stream(name) as stream:
-                shutil.copyfileobj(stream, file, _COPY_BYTES)
-                file.flush()
-                os.fsync(file.fileno())
-
-        self._ask(download)
+        with self._named(), copy.open("wb") as file, self._open_stream(name) as stream:
+            shutil.copyfileobj(stream, file, _COPY_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
         if sha256_of(copy) != sha256:
             raise UserError(f"{self.describe(name)} is damaged: its SHA-256 is not {sha256}, as recorded.")
         return copy
 
     def sha256(self, name: str) -> str:
         """Hexadecimal SHA-256 of the bytes that are stored now. Raises ``FileNotFoundError``."""
-
-        def digest() -> str:
-            found = hashlib.sha256()
-            with self._open_stream(name) as stream:
-                while block := stream.read(_COPY_BYTES):
-                    found.update(block)
-            return found.hexdigest()
-
-        return self._ask(digest)
+        found = hashlib.sha256()
+        with self._named(), self._open_stream(name) as stream:
+            while block := stream.read(_COPY_BYTES):
+                found.update(block)
+        return found.hexdigest()
 
     def delete(self, name: str) -> None:
         """Removes one file; no error where it is absent."""
         if self.exists(name):
-            self._ask(lambda: self._filesystem.delete_file(self._key(name)))
+            with self._named():
+                self._filesystem.delete_file(self._key(name))
 
     def delete_temporary(self) -> None:
         """Removes what killed writers left behind."""
