@@ -47,14 +47,12 @@ def check_before_run(stages: Stages, names: Iterable[str]) -> None:
 
     Raises ``UserError``.
     """
-    pending = {name: stages[name] for name in names}
-    for name in pending:
+    for name in names:
         with _naming(name):
             check_output(stages[name].config.output)
             stages[name].check_settings(stages)
             makers = _makers(stages[name], stages)
             stages[name].check_inputs({key for key, maker in makers.items() if maker is None})
-            stages[name].check_ahead(pending)
 
 
 @contextmanager
@@ -89,16 +87,10 @@ def run_recipe(
             with _naming(name):
                 artifact = run_stage(stage, session, replace=True, force=force, label=name, recipe=recipe)
             finished.append((stage, artifact))
-            pending = {later: stages[later] for later in names[place:]}
-            followers = [stage]  # what is made of it; there may be hundreds of others, which learn nothing new
-            for later in pending:
-                if not any(maker is follower for maker in makers[later].values() for follower in followers):
-                    continue
-                followers.append(stages[later])
-                with _naming(later):
-                    if made := {key for key, maker in makers[later].items() if maker is stage}:
+            for later in names[place:]:
+                if made := {key for key, maker in makers[later].items() if maker is stage}:
+                    with _naming(later):
                         stages[later].check_inputs(made)
-                    stages[later].check_ahead(pending)
     for line in closing_lines(finished):
         typer.echo(line)
 

@@ -111,13 +111,6 @@ class Stage(Generic[Config]):
         them before ``plan``; each time it is quick, so that nobody waits hours for a refusal. Raises ``UserError``.
         """
 
-    def check_ahead(self, pending: "Stages") -> None:
-        """Looks past its inputs at what those will be made from, ``pending`` being the stages still to be made.
-
-        Called before a run and whenever a stage is made that it is made of, so that nobody waits for a costly input in
-        vain. Quick; raises ``UserError``.
-        """
-
     def plan(self) -> list[Shard]:
         """The shards in order, once all inputs are there; ``UserError`` where those don't belong together."""
         return [Shard("all")]

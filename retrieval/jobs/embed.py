@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import UserError
 from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath, input_paths
-from raytriever.stages.stage import Shard, StageConfig, Stages, made_by
+from raytriever.stages.stage import Shard, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
 from retrieval.encoders.contextual.contexts import CorpusContext
@@ -106,17 +106,6 @@ class Embed(ModelStage[EmbedConfig]):
             self._check_query_encoder()
             if input_paths(self.config).keys() <= there:
                 self._check_context()
-
-    def document_vectors(self, pending: Stages) -> int | None:
-        """How many vectors documents will have, all together; None where ``pending`` stages have to tell, or a run."""
-        config = self.config
-        if config.run or any(made_by(pending, path) for path in (config.collection, config.encoder.model)):
-            return None
-        if not is_artifact(config.collection):
-            return None  # which is refused when it is read
-        form, _ = resolve_form(config.encoder.form, self.located.path)
-        each = 1 if form.reduced else form.vectors
-        return None if each is None else StoredCollection(config.collection).count("documents") * each
 
     def plan(self) -> list[Shard]:
         """Ranges of rows of each part."""

@@ -16,7 +16,7 @@ from raytriever.artifacts.long_columns import joined
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, Settings
-from raytriever.stages.stage import Shard, Stage, StageConfig, Stages, made_by
+from raytriever.stages.stage import Shard, Stage, StageConfig, Stages
 from retrieval.collections.collection import StoredCollection, text_columns, texts_of
 from retrieval.encoders.contextual.contexts import copy_context
 from retrieval.indexes.faiss_factory import (
@@ -95,12 +95,18 @@ class Index(Stage[IndexConfig]):
         return self.config.resources.gpus_per_worker > 0
 
     def check_settings(self, stages: Stages) -> None:  # noqa: ARG002
-        """An index that no GPU can build, for a GPU."""
+        """A sample that the index can't learn from; an index that no GPU can build, for a GPU."""
         settings = self.config.index
-        if isinstance(settings, VectorIndexSettings) and self._gpu:
-            index = index_of_any_dimension(settings.factory)
-            if index is not None:
-                require_gpu_form(index, settings.factory)
+        index = index_of_any_dimension(settings.factory) if isinstance(settings, VectorIndexSettings) else None
+        if not isinstance(settings, VectorIndexSettings) or index is None:
+            return
+        if settings.training_sample < (needed := fewest_to_learn_from(index)):
+            raise UserError(
+                f"index.training_sample is {settings.training_sample:,}, but '{settings.factory}' learns from at least"
+                f" {needed:,} vectors. Raise it."
+            )
+        if self._gpu:
+            require_gpu_form(index, settings.factory)
 
     def check_inputs(self, there: Set[str]) -> None:
         """Documents whose ids no ranking can name, and too few to learn a quantizer from."""
@@ -116,19 +122,6 @@ class Index(Stage[IndexConfig]):
             index = empty_index(rows.dimension, settings.factory)
             _require_enough(settings, index, len(rows) * rows.vectors_per_text, stored.uri)
         require_names(names, "A document id")
-
-    def check_ahead(self, pending: Stages) -> None:
-        """Too few documents to learn a quantizer from, before they are embedded."""
-        settings = self.config.index
-        if not isinstance(settings, VectorIndexSettings):
-            return
-        from retrieval.jobs.embed import Embed
-
-        maker, index = made_by(pending, settings.vectors), index_of_any_dimension(settings.factory)
-        if isinstance(maker, Embed) and index is not None:
-            found = maker.document_vectors(pending)
-            if found is not None:
-                _require_enough(settings, index, found, maker.config.collection)
 
     def plan(self) -> list[Shard]:
         """A training shard, then a shard for each run of rows."""
@@ -224,11 +217,6 @@ def _require_enough(settings: VectorIndexSettings, index: "FaissIndex", found: i
             f"index.factory is '{settings.factory}', which learns from at least {needed:,} vectors, and the"
             f" documents of {where} have {found:,}. Set index.factory to Flat, which learns nothing, and"
             " search_parameters of the stages that search it to null."
-        )
-    if settings.training_sample < needed:
-        raise UserError(
-            f"index.training_sample is {settings.training_sample:,}, but '{settings.factory}' learns from at least"
-            f" {needed:,} vectors. Raise it."
         )
 
 
