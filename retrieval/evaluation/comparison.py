@@ -1,7 +1,7 @@
 """`raytriever compare`: systems of evaluations tested against one another query by query."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -9,15 +9,12 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import typer
 
-from raytriever.artifacts.artifact import Artifact, is_artifact, to_strict_json
-from raytriever.artifacts.storage import Folder
+from raytriever.artifacts.artifact import Artifact, is_artifact
 from raytriever.errors import UserError
-from raytriever.reports.report import render
 from raytriever.reports.table import Table, counted
 from raytriever.settings.configuration import did_you_mean
-from raytriever.stages.ray_session import check_output
 from retrieval.evaluation.measures import PerQuery
-from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, pair_table, result_section
+from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, pair_table
 from retrieval.evaluation.significance import compare_systems
 from retrieval.evaluation.stored import StoredEvaluation, metrics_of
 
@@ -71,7 +68,7 @@ def _sources_at(text: str) -> list[_Source]:
 
 @dataclass(frozen=True)
 class Compared:
-    """The result as plain values, which ``comparisons.json`` holds.
+    """The result as plain values.
 
     ``metrics`` and ``comparisons``: as an evaluation has them. ``seeds``: system to measure to the mean of each seed,
     for systems of several.
@@ -81,7 +78,6 @@ class Compared:
     comparisons: list[dict[str, Any]]
     seeds: dict[str, dict[str, list[float]]]
     level: float
-    baseline: str | None
 
     @property
     def evaluated(self) -> Evaluated:
@@ -136,7 +132,6 @@ def compare_sources(
             if len(several) > 1
         },
         level=level,
-        baseline=baseline,
     )
 
 
@@ -180,16 +175,6 @@ def comparison_lines(compared: Compared) -> list[str]:
     return [heading, "", *block_lines(evaluation_blocks(compared.evaluated, tables))]
 
 
-def write_comparison(compared: Compared, uri: str) -> list[str]:
-    """Writes ``comparison.html`` and ``comparisons.json`` into a folder (made if it isn't there); says where."""
-    folder, metrics = Folder(uri), compared.metrics
-    subtitle = f"Raytriever comparison · {len(metrics['means'])} systems · {metrics['queries']:,} queries"
-    section = result_section(compared.evaluated, compared.baseline, _seed_tables(compared))
-    folder.write_bytes("comparison.html", render("Comparison", subtitle, [section]).encode())
-    folder.write_bytes("comparisons.json", to_strict_json(asdict(compared)))
-    return [folder.describe(name) for name in ("comparison.html", "comparisons.json")]
-
-
 def _seed_tables(compared: Compared) -> list[Table]:
     """A row for each system of several seeds and each measure; no table without such systems."""
     rows = [
@@ -212,12 +197,7 @@ def compare(
     baseline: Annotated[str | None, typer.Option(help="Tests only the differences from this system.")] = None,
     margin: Annotated[float, typer.Option(help="Differences within ± this are equivalent.", min=1e-9)] = 0.05,
     level: Annotated[float, typer.Option(help="Significance level.", min=1e-9, max=0.999)] = 0.05,
-    output: Annotated[str | None, typer.Option(help="Folder for comparison.html and comparisons.json.")] = None,
 ) -> None:
     """Tests systems of evaluations against one another, query by query; one NAME's evaluations are of its seeds."""
-    if output is not None:
-        check_output(output)
     compared = compare_sources(systems or [], measures=measure or [], baseline=baseline, margin=margin, level=level)
-    written = [] if output is None else write_comparison(compared, output)
-    for line in [*comparison_lines(compared), *written]:
-        typer.echo(line)
+    typer.echo("\n".join(comparison_lines(compared)))

@@ -63,14 +63,11 @@ def worse_than(system: str, compared: Iterable[tuple[str, str, float, float]], l
     return [worse for better, worse in found if better == system]
 
 
-def result_section(evaluated: Evaluated, baseline: str | None = None, more: Sequence[Block] = ()) -> Section:
-    """The evaluation's blocks and, of several systems, a plot of differences from ``baseline`` (None: the first).
-
-    ``more``: blocks that come before the differences.
-    """
-    metrics, compared = evaluated.metrics, list(more)
+def result_section(evaluated: Evaluated, baseline: str | None = None) -> Section:
+    """The evaluation's blocks and, of several systems, a plot of differences from ``baseline`` (None: the first)."""
+    metrics, compared = evaluated.metrics, list[Block]()
     if evaluated.comparisons:
-        compared += [_difference_plot(evaluated, baseline or evaluated.systems[0]), pair_table(evaluated)]
+        compared = [_difference_plot(evaluated, baseline or evaluated.systems[0]), pair_table(evaluated)]
     lead = (
         f"How well each system ranks the documents of {metrics['queries']:,} queries of {metrics['judgments']}"
         " (mean over queries; higher is better)."

@@ -61,7 +61,6 @@ def test_a_submitted_job_that_was_sent_no_folder_refuses_a_relative_output(
         ["run", "quickstart", "--until", "functions"],
         ["collect", "--set", "source.kind=beir", "--set", "source.path=absent", "--set", "output=runs/mine"],
         ["sweep", "quickstart", "--grid", "model.seed=1,2", "--output", "runs/mine"],
-        ["compare", "--output", "runs/mine"],
     ],
     ids=lambda command: command[0],
 )
