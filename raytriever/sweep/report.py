@@ -116,7 +116,7 @@ def _measured(column: Column, spread: Spread | None) -> dict[str, Any]:
 
 
 def sweep_section(swept: SweepResult) -> Section:
-    """Plots, the table, each seed's trial, failures and the command's settings."""
+    """Plots, the table, failures and the command's settings."""
     over_seeds = " Mean ± standard deviation (n - 1) over the seeds." if swept.seed_key else ""
     times = (
         " Training: the sum of its steps; total: all stages that the values change, with their start. Where a trial was"
@@ -126,8 +126,6 @@ def sweep_section(swept: SweepResult) -> Section:
     blocks: list[Block] = [*_plots(swept), _table(swept, caption)]
     if _chooses_on_test(swept):
         blocks.append(_TEST_SPLIT)
-    if swept.seed_key:
-        blocks.append(Details("Every trial", _trials_table(swept)))
     for result in swept.failed:
         assert result.failure is not None
         details = "\n\n".join(filter(None, [result.failure.reason, result.failure.trace]))
@@ -150,15 +148,6 @@ def _lead(swept: SweepResult) -> str:
     means = [found.mean for row in rows if (found := row.spread(column))]
     others = f"The lowest is {min(means):.4f}."
     return f"Of {len(rows)} settings, {named} has the highest {measured}: {_shown(spread)}. {others}"
-
-
-def _trials_table(swept: SweepResult) -> Table:
-    header = ["trial", *(swept.title(column) for column in swept.columns)]
-    rows = [
-        [result.name, *(f"{result.measures[c]:.4f}" if c in result.measures else "failed" for c in swept.columns)]
-        for result in swept.results
-    ]
-    return Table(header, rows)
 
 
 def _plots(swept: SweepResult) -> list[Plot]:
