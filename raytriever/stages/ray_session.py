@@ -1,7 +1,6 @@
 """Starting Ray: quietly and small on this machine, or joining the cluster that ``RAY_ADDRESS`` names."""
 
 import logging
-import math
 import os
 import secrets
 import stat
@@ -23,8 +22,6 @@ from raytriever.reports.log import SUBMITTED, log
 from raytriever.reports.progress import format_seconds
 
 _LOCAL_OBJECT_STORE_BYTES = 200_000_000  # shards are files; only their descriptions travel through the object store
-
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the container; a machine's own root group has none
 
 _WATCH_SECONDS = 0.5
 _SIGNAL_SECONDS = 2  # by which this process may take to shut Ray down, where a signal to all has ended that first
@@ -250,6 +247,8 @@ def _make_token() -> None:
 
 
 def _local_arguments(cpus: int | None) -> dict[str, Any]:
+    import joblib
+
     # Workers import the packages from where this process did.
     paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -260,27 +259,13 @@ def _local_arguments(cpus: int | None) -> dict[str, Any]:
         "object_store_memory": _LOCAL_OBJECT_STORE_BYTES,
         "logging_level": "error",
         "log_to_driver": False,
-        "num_cpus": cpus or usable_cpus() if sys.platform == "linux" else cpus,
+        "num_cpus": cpus or joblib.cpu_count(),  # of what this process and its container may use; Ray counts all
     }
     if sys.platform == "linux":
         # Loopback: Ray replaces 127.0.0.1 by the machine's outer address. One of this session's own, as Ray's agent has
         # the same port in all of them
         arguments["_node_ip_address"] = ".".join(["127", *(str(1 + secrets.randbelow(254)) for _ in range(3))])
     return arguments
-
-
-def usable_cpus(quota: Path = _CPU_QUOTA) -> int:
-    """CPUs that this process may run on, and no more than its container's quota, rounded up. Linux only.
-
-    ``quota``: microseconds of computing in a period and the period, or 'max' for as much as there is (cpu.max of
-    control groups v2); a file that is absent or says something else limits nothing.
-    """
-    cpus = len(os.sched_getaffinity(0))
-    try:
-        computing, period = quota.read_text(encoding="ascii").split()
-        return max(1, min(cpus, math.ceil(int(computing) / int(period))))
-    except (OSError, ValueError):
-        return cpus
 
 
 def _quiet_ray_data() -> None:

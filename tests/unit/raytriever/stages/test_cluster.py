@@ -75,30 +75,6 @@ def test_metrics_are_a_clusters_alone(address: str | None, monkeypatch: pytest.M
     assert cluster.os.environ.get("RAY_enable_metrics_collection") == (None if address else "0")
 
 
-@pytest.mark.parametrize(
-    ("stored", "expected"),
-    [
-        ("max 100000\n", 8),
-        ("200000 100000\n", 2),
-        ("250000 100000\n", 3),
-        ("50000 100000\n", 1),
-        ("6400000 100000\n", 8),
-        ("75000 50000\n", 2),
-        ("", 8),
-        ("none", 8),
-        (None, 8),
-    ],
-)
-def test_a_containers_quota_limits_the_cpus(
-    stored: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster.os, "sched_getaffinity", lambda _: set(range(8)))
-    quota = tmp_path / "cpu.max"
-    if stored is not None:
-        quota.write_text(stored)
-    assert cluster.usable_cpus(quota) == expected
-
-
 def test_a_local_ray_stays_on_this_machine_and_finds_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.os.environ["PYTHONPATH"] = f"/mine{os.pathsep}{ROOT}"
     arguments = cluster._local_arguments(3)
@@ -106,5 +82,5 @@ def test_a_local_ray_stays_on_this_machine_and_finds_the_checkout(monkeypatch: p
     assert arguments["_node_ip_address"].startswith("127.")
     assert arguments["include_dashboard"] is False
     assert cluster.os.environ["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/mine"]
-    monkeypatch.setattr(cluster, "usable_cpus", lambda: 7)
+    monkeypatch.setattr("joblib.cpu_count", lambda: 7)
     assert cluster._local_arguments(None)["num_cpus"] == 7
