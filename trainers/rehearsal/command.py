@@ -226,7 +226,7 @@ def _shorter(config: RunSettings) -> dict[str, Any]:
         wanted["training.batches_per_step"] = _MOST
     if training.schedule.warmup_steps >= _STEPS:
         wanted["training.schedule.warmup_steps"] = 1
-    if training.optimizer.kind == "adamw_8bit" and not find_spec("torchao"):
+    if training.optimizer.kind == "adamw_8bit" and not find_spec("bitsandbytes"):
         wanted["training.optimizer.kind"] = "adamw"
     then = getattr(config.validation, "then", None)
     if then is not None and then.after_epoch >= _MOST:

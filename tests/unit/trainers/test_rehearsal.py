@@ -140,6 +140,16 @@ def test_a_toy_model_is_loaded_from_the_mirror(model: str, tmp_path: Path, monke
     assert encoder.contract.max_length >= 512
 
 
+@pytest.mark.parametrize("kind", ["adamw_8bit", "adamw"])
+def test_an_optimizer_in_8_bits_is_rehearsed_where_its_package_is(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_there = kind == "adamw_8bit"
+    monkeypatch.setattr(
+        "trainers.rehearsal.command.find_spec", lambda name: name if name == "bitsandbytes" and is_there else None
+    )
+    stages = parts_of(load_recipe("papers/adaptive_margins", []))[-1].stages.values()
+    assert {stage.config.training.optimizer.kind for stage in stages if stage.command == "train"} == {kind}
+
+
 def test_the_hub_is_not_asked_where_there_is_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HUB_MIRROR, str(tmp_path))
     with pytest.raises(
