@@ -14,6 +14,7 @@ from raytriever.settings.configuration import read_yaml
 from raytriever.settings.recipe import recipes_folder
 
 _PACKAGES = ("raytriever", "retrieval", "pipelines", "trainers")
+_OF_PACKAGES = ("*.py", "published.csv", "published.yaml")  # code and published figures
 _ROOT = Path(__file__).parents[2]
 _SETTINGS = (".yaml", ".yml")
 _SUBMITTED = "submitted"  # the folder of settings files inside the package
@@ -22,9 +23,9 @@ _EARLIEST = (1980, 1, 1, 0, 0, 0)  # one time for all files: equal contents are 
 
 def program_files() -> Iterator[tuple[str, Path]]:
     """Name inside the package and path of every file of the program, the same from a checkout and from a wheel."""
-    # of the packages code and one table of figures: in a wheel the recipes lie inside of one of them
-    sent = [*((name, _ROOT / name, "*.py") for name in _PACKAGES), ("recipes", recipes_folder(), "*.yaml")]
-    sent.append(("retrieval/evaluation", _ROOT / "retrieval" / "evaluation", "published.csv"))
+    # in a wheel the recipes lie inside of one of the packages
+    sent = [(name, _ROOT / name, pattern) for name in _PACKAGES for pattern in _OF_PACKAGES]
+    sent.append(("recipes", recipes_folder(), "*.yaml"))
     for folder, root, pattern in sent:
         for path in sorted(root.rglob(pattern)):
             yield f"{folder}/{path.relative_to(root).as_posix()}", path
