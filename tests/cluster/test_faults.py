@@ -31,7 +31,7 @@ from raytriever.stages.recipe_run import run_stage
 from tests.cluster.journaled import KINDS, JournaledConfig, notes
 from tests.unit.small_run import make, make_run
 from trainers.jobs.train import Train, TrainConfig
-from trainers.record.run_log import RunLog
+from trainers.record.run_log import RunLog, read_curve
 from trainers.training_run import run_training, write_model
 
 pytestmark = pytest.mark.slow  # three nodes of its own, a minute and a half
@@ -216,6 +216,51 @@ def test_training_goes_on_from_a_checkpoint(cluster: LoopbackCluster, tmp_path: 
     cluster.wait_for(node)
     assert hashes(output) == hashes(undisturbed)
     assert len({name for name, _ in written}) == len(written), sorted(written)  # no step before a checkpoint twice
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_elastic_training_goes_on_with_the_worker_that_is_left(
+    cluster: LoopbackCluster, tmp_path: Path, tiny_encoder: Path
+) -> None:
+    settings = {
+        "batches": make_run(tmp_path / "run")["batches"],
+        "resources": {"workers": 2, "cpus_per_worker": 1},
+        "fewest_workers": 1,
+        "encoder": {"model": str(tiny_encoder), "pooling": "mean"},
+        "objective": {"kind": "contrastive"},
+        "training": {
+            "bf16": False,
+            "epochs": 2,
+            "batches_per_step": 2,
+            "checkpoint_every": 2,
+            "optimizer": {"learning_rate": 1e-3},
+        },
+    }
+    undisturbed, output = tmp_path / "undisturbed", tmp_path / "out"
+    run_stage(TrainHere(TrainConfig.model_validate(settings | {"output": str(undisturbed)})), RaySession())
+    (tmp_path / "train.yaml").write_text(json.dumps(settings | {"output": str(output)}))
+
+    def trainers() -> list[int]:
+        return [process for process, title in cluster.workers().items() if "RayTrainWorker" in title]
+
+    most = 0
+    with Command(cluster, tmp_path, "-m", "raytriever", "train", str(tmp_path / "train.yaml")) as command:
+
+        def reached() -> bool:
+            nonlocal most
+            most = max(most, len(trainers()))
+            return any(output.glob("checkpoints/step-00000004/checkpoint.json"))
+
+        command.wait_for(reached)
+        lost = cluster.node_of(trainers()[-1])
+        cluster.kill_node(lost)
+        command.succeed()
+    cluster.start_node(lost)
+    cluster.wait_for(lost)
+    assert most == 2
+    mine, theirs = (read_curve(Folder(str(folder))) for folder in (output, undisturbed))
+    assert [point["step"] for point in mine] == [point["step"] for point in theirs]
+    assert [point["loss"] for point in mine] == pytest.approx([point["loss"] for point in theirs], rel=1e-4)
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -86,8 +86,8 @@ class Estimating:
         maker = made_by(self._stages, config.batches)
         size = next((each.size for each in self.found.values() if each.stage is maker), size)
         shape, training = shape_of(size, config), config.training
-        check_workers(gpus, training.batches_per_step)
-        check_slices(gpus, training.batches_per_step, shape.rows, config.batches)
+        check_workers(config.fewest_workers, gpus, training.batches_per_step)
+        check_slices(config.fewest_workers, gpus, training.batches_per_step, shape.rows, config.batches)
         cost = step_cost(config, shape, gpus)
         steps = size.batches * min(training.epochs, size.epochs) // training.batches_per_step
         steps = min(filter(None, [steps, training.max_steps]), default=0)

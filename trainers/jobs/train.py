@@ -40,6 +40,9 @@ class TrainConfig(RunSettings, StageConfig):
 
     tracking: TrackingSettings = TrackingSettings()
     """Where the run can be watched."""
+    fewest_workers: int | None = Field(default=None, ge=1)
+    """The run goes on with as few as this when machines are lost, and takes in those that come; None: always with
+    ``resources.workers``."""
     failures_survived: int = Field(default=3, ge=0)
     """Lost workers, each costing the steps since the last checkpoint."""
 
@@ -47,7 +50,7 @@ class TrainConfig(RunSettings, StageConfig):
     def _workers_share_a_step(self) -> Self:
         try:
             workers, gpus = self.resources.workers, self.resources.gpus_per_worker
-            check_workers(workers, self.training.batches_per_step, gpus)
+            check_workers(self.fewest_workers, workers, self.training.batches_per_step, gpus)
         except UserError as error:
             raise ValueError(str(error).rstrip(".")) from error
         return self
@@ -133,7 +136,8 @@ class Train(Stage[TrainConfig]):
 
     def _check_slices(self, batch_size: int | None) -> None:
         config = self.config
-        check_slices(config.resources.workers, config.training.batches_per_step, batch_size, config.batches)
+        fewest, most = config.fewest_workers, config.resources.workers
+        check_slices(fewest, most, config.training.batches_per_step, batch_size, config.batches)
 
     def total_rows(self, shards: list[Shard]) -> int:  # noqa: ARG002
         """Examples of all steps."""
@@ -150,13 +154,13 @@ class Train(Stage[TrainConfig]):
         if not pending:
             return
         session.start()  # before anything imports Ray, which reads its environment once
-        from trainers.jobs.workers import outcome_of, train_on_worker, trainer_of
+        from trainers.jobs.workers import Spread, outcome_of, train_on_worker, trainer_of
 
         board = open_board()
         config = self.for_workers().config
         arguments = {"settings": config, "derivation": self.derivation(), "board": board}
-        trainer = trainer_of(train_on_worker, arguments, config.resources, config.failures_survived)
-        yield outcome_of(trainer.fit, board, progress)
+        spread = Spread(config.resources, config.fewest_workers, config.failures_survived)
+        yield outcome_of(trainer_of(train_on_worker, arguments, spread).fit, board, progress)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Steps, losses, evaluations, the encoder's contract."""

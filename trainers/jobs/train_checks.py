@@ -21,8 +21,8 @@ from trainers.validation.settings import RetrievalValidationSettings
 _SAMPLED_BATCHES = 8
 
 
-def check_workers(workers: int | None, batches_per_step: int, gpus: float = 0) -> None:
-    """The workers must be able to share a step, each on a GPU or none."""
+def check_workers(fewest: int | None, workers: int | None, batches_per_step: int, gpus: float = 0) -> None:
+    """The workers, and any number of them that may be left, must be able to share a step, each on a GPU or none."""
     most = workers or 1
     if gpus > 1 or (most > 1 and 0 < gpus < 1):
         why = "a worker trains on one, and the others would idle"
@@ -32,25 +32,42 @@ def check_workers(workers: int | None, batches_per_step: int, gpus: float = 0) -
             f"resources.gpus_per_worker is {gpus:g}, but {why}. Set it to 1, and resources.workers to the number of"
             " GPUs; a part of a GPU can be one worker's alone."
         )
-    if not can_share(batches_per_step, most):
-        raise UserError(
-            f"training.batches_per_step {batches_per_step} can't be shared by {most} workers (resources.workers). Set"
-            " it to a multiple of them, or to a divisor (each batch is then cut into slices)."
-        )
+    if fewest is not None and fewest > most:
+        raise UserError(f"fewest_workers is {fewest}, more than resources.workers, {most}. Lower it, or raise those.")
+    for left in range(most if fewest is None else fewest, most + 1):
+        if not can_share(batches_per_step, left):
+            which, multiple = _which(fewest, most)
+            raise UserError(
+                f"training.batches_per_step {batches_per_step} can't be shared by {left} workers{which}. Set it to"
+                f" {multiple}, or to a divisor (each batch is then cut into slices)."
+            )
 
 
-def check_slices(workers: int | None, batches_per_step: int, batch_size: int | None, batches: str) -> None:
+def check_slices(
+    fewest: int | None, workers: int | None, batches_per_step: int, batch_size: int | None, batches: str
+) -> None:
     """More workers than a step has batches cut each into slices, whatever the objective: the rows must divide evenly.
 
-    ``batch_size``: rows of every batch in ``batches``, None where that isn't known yet.
+    So they must for any number of workers that may be left. ``batch_size``: rows of every batch in ``batches``, None
+    where that isn't known yet.
     """
-    slices = (workers or 1) // batches_per_step
-    if batch_size is not None and slices > 1 and batch_size % slices:
-        raise UserError(
-            f"Batches of {batch_size} rows ({batches}) can't be cut into {slices} equal slices, as {workers} workers"
-            f" (resources.workers) would cut them with training.batches_per_step {batches_per_step}. Set that to a"
-            " multiple of them, or pack batches of a size that the slices divide."
-        )
+    most = workers or 1
+    for left in range(most if fewest is None else fewest, most + 1):
+        slices = left // batches_per_step
+        if batch_size is not None and slices > 1 and batch_size % slices:
+            which, multiple = _which(fewest, most)
+            raise UserError(
+                f"Batches of {batch_size} rows ({batches}) can't be cut into {slices} equal slices, as {left}"
+                f" workers{which} would cut them with training.batches_per_step {batches_per_step}. Set that to"
+                f" {multiple}, or pack batches of a size that the slices divide."
+            )
+
+
+def _which(fewest: int | None, most: int) -> tuple[str, str]:
+    """Which workers are meant, and what ``batches_per_step`` should be a multiple of."""
+    if fewest is None:
+        return " (resources.workers)", "a multiple of them"
+    return f", which may be left of {most} (fewest_workers is {fewest})", "a multiple of every number in between"
 
 
 def require_epochs(wanted: int, stored: int, batches: str) -> None:

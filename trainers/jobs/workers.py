@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import ray.exceptions
@@ -107,23 +107,24 @@ class _MeetingAtAFile(_TorchBackend):  # type: ignore[misc]
         ray.get(started)
 
 
-def trainer_of(
-    worker: Callable[[dict[str, Any]], Any],
-    arguments: Mapping[str, Any],
-    resources: Resources,
-    failures_survived: int,
-) -> TorchTrainer:
-    """Ray Train for ``worker``, which every worker calls with ``arguments`` and its number of ``threads``.
+class Spread(NamedTuple):
+    """Over how many workers, and how many losses of workers a run survives; see ``TrainConfig``."""
 
-    ``failures_survived``: how many losses of workers the run bears.
-    """
+    resources: Resources
+    fewest_workers: int | None
+    failures_survived: int
+
+
+def trainer_of(worker: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any], spread: Spread) -> TorchTrainer:
+    """Ray Train for ``worker``, which every worker calls with ``arguments`` and its number of ``threads``."""
+    resources, fewest_workers, failures_survived = spread
     workers, gpus = resources.workers or 1, resources.gpus_per_worker
     cpus = resources.cpus_per_worker or cpus_of_a_worker(workers, gpus)
     return TorchTrainer(
         worker,
         train_loop_config={**arguments, "threads": max(1, int(cpus))},
         scaling_config=ScalingConfig(
-            num_workers=workers,
+            num_workers=workers if fewest_workers is None else (fewest_workers, workers),
             use_gpu=gpus > 0,
             resources_per_worker={"CPU": cpus} | ({"GPU": gpus} if gpus > 0 else {}),
         ),

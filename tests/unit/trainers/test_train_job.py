@@ -16,7 +16,7 @@ from tests.unit.small_run import make_artifact
 from trainers.engine.early_stopping import State, Trained
 from trainers.engine.order import Order, can_share
 from trainers.jobs.train import Train, TrainConfig
-from trainers.jobs.train_checks import check_slices
+from trainers.jobs.train_checks import check_slices, check_workers
 from trainers.objective import build_objective
 from trainers.record.run_log import RunLog
 from trainers.training_run import load_for_training, mean_loss, write_model
@@ -49,7 +49,7 @@ def test_a_dev_set_that_is_also_evaluated_is_warned_of(logged: list[str]) -> Non
     assert logged == [warning]
 
 
-@pytest.mark.parametrize("name", ["checkpoints_kept", "failures_survived", "tracking", "sharding"])
+@pytest.mark.parametrize("name", ["checkpoints_kept", "fewest_workers", "failures_survived", "tracking", "sharding"])
 def test_what_changes_no_weight_is_not_recorded(name):
     values = {"tracking": {"trackers": ["tensorboard"]}, "sharding": "sharded"}
     other = stage(**{name: values.get(name, 1)})
@@ -93,6 +93,14 @@ def test_a_form_that_the_objective_does_not_train_is_refused_with_the_settings()
     assert stage(objective=objective, encoder={"model": "any", "form": form}).config.objective.kind == "multi_layer"
 
 
+def test_workers_that_may_be_left_must_be_able_to_share_a_step():
+    check_workers(1, 4, 12)
+    with pytest.raises(UserError, match=r"batches_per_step 4 can't be shared by 3 workers"):
+        check_workers(1, 4, 4)
+    with pytest.raises(UserError, match=r"fewest_workers is 3, more than resources.workers, 2"):
+        check_workers(3, 2, 4)
+
+
 @pytest.mark.parametrize("resources", [{"workers": 2, "gpus_per_worker": 0.5}, {"workers": 1, "gpus_per_worker": 2}])
 def test_a_training_worker_has_a_gpu_of_its_own_and_no_more(resources: dict[str, float]):
     training = {"bf16": False, "batches_per_step": 2}
@@ -103,20 +111,26 @@ def test_a_training_worker_has_a_gpu_of_its_own_and_no_more(resources: dict[str,
         assert stage(resources=fits, training=training).config.resources.workers == fits["workers"]
 
 
-def test_workers_must_be_able_to_cut_a_batch():
+def test_workers_that_may_be_left_must_be_able_to_cut_a_batch():
+    with pytest.raises(UserError, match=r"64 rows \(b\) can't be cut into 3 .* as 3 workers, which may be left of 4"):
+        check_slices(2, 4, 1, 64, "b")
     with pytest.raises(UserError, match=r"into 3 equal slices, as 6 workers \(resources\.workers\) would"):
-        check_slices(6, 2, 64, "b")
-    for workers, per_step, rows in [(4, 1, 64), (4, 2, 6), (2, 6, 7), (4, 1, None)]:
-        check_slices(workers, per_step, rows, "b")
+        check_slices(None, 6, 2, 64, "b")
+    for fewest, workers, per_step, rows in [
+        (1, 4, 1, 60), (1, 2, 1, 64), (None, 4, 1, 64), (None, 4, 2, 6), (None, 2, 6, 7), (1, 3, 6, 7), (2, 4, 1, None),
+    ]:  # fmt: skip
+        check_slices(fewest, workers, per_step, rows, "b")
 
 
-@given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 24))
-def test_what_is_accepted_can_be_cut(per_step, workers, rows):
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 24), st.integers(1, 8))
+def test_what_is_accepted_can_be_cut_by_any_number_of_workers(per_step, workers, rows, fewest):
     """By the order and the reader themselves."""
-    assume(can_share(per_step, workers))
-    slices = [piece.parts for piece in next(Order([per_step], per_step, 0, workers).steps()).pieces]
+    fewest = min(fewest, workers)
+    counts = [left for left in range(fewest, workers + 1) if can_share(per_step, left)]
+    assume(len(counts) == workers + 1 - fewest)
+    slices = [piece.parts for left in counts for piece in next(Order([per_step], per_step, 0, left).steps()).pieces]
     try:
-        check_slices(workers, per_step, rows, "b")
+        check_slices(fewest, workers, per_step, rows, "b")
     except UserError:
         assert any(rows % parts for parts in slices)
     else:

@@ -80,6 +80,7 @@ def test_what_would_run_is_not_refused(check) -> None:
         ("first.validation.batches=batches", "the very batches that are trained on"),
         ("first.resources.workers=3,first.training.batches_per_step=2", "batches_per_step 2 can't be shared by 3 work"),
         ("first.resources.workers=3", r"Batches of 4 rows \(.*/batches\) can't be cut into 3 equal slices"),
+        ("first.resources.workers=4,first.fewest_workers=2", "as 3 workers, which may be left of 4"),
         ("first.training.optimizer.kind=adamw_8bit", "adamw_8bit, which comes with the package bitsandbytes"),
         ("first.tracking.trackers=[wandb]", "names wandb, whose package isn't installed"),
     ],
