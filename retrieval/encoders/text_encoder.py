@@ -7,7 +7,8 @@ float32 or more, whatever the precision of the transformer.
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,31 @@ from retrieval.encoders.transformer import (
     use_kernels,
 )
 
-# A tokenizer keeps the length it cuts at, and encoders may share one: two threads would cut at each other's.
-_ONE_LENGTH_AT_A_TIME = threading.Lock()
 
+class _OneLength:
+    """Lets threads tokenize at once that cut at one length.
+
+    A tokenizer keeps the length, and encoders may share one: two threads would cut at each other's.
+    """
+
+    def __init__(self) -> None:
+        self._freed = threading.Condition()
+        self._length = self._users = 0
+
+    @contextmanager
+    def of(self, length: int) -> Iterator[None]:
+        with self._freed:
+            self._freed.wait_for(lambda: not self._users or self._length == length)
+            self._length, self._users = length, self._users + 1
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._users -= 1
+                self._freed.notify_all()
+
+
+_ONE_LENGTH = _OneLength()
 
 Prompts = Sequence[str | None]
 """What is put before each of some texts; None: what its role has."""
@@ -121,7 +144,7 @@ class TextEncoder(nn.Module):
         prompts, of_role = [None] * len(texts) if prompts is None else prompts, self.prompt(role)
         limit = self.contract.max_length if max_length is None else min(max_length, self.contract.max_length)
         require_room_for_text(limit, self.tokenizer, f"the length that a {role} is cut at")
-        with _ONE_LENGTH_AT_A_TIME:
+        with _ONE_LENGTH.of(limit):
             encoded = self.tokenizer(
                 [(of_role if prompt is None else prompt) + text for prompt, text in zip(prompts, texts, strict=True)],
                 truncation=True,

@@ -9,13 +9,14 @@ from typing import Any, Protocol, Self
 import torch
 
 from raytriever.errors import UserError
+from raytriever.prefetching import prefetched
 from raytriever.reports.log import log
 from trainers.engine import collectives
 from trainers.engine.checkpoint import Checkpoints, require_common_start
 from trainers.engine.early_stopping import Criterion, Evaluation, State, Trained, deciding_values, should_stop
 from trainers.engine.mfu import seconds_at_peak
 from trainers.engine.optimization import build_optimizer, learning_rate, require_evaluations, require_room_for_warmup
-from trainers.engine.reading import BatchSource, Reader, prefetched, run_order
+from trainers.engine.reading import BatchSource, Reader, run_order
 from trainers.engine.settings import TrainingSettings
 from trainers.engine.sharding import whole_weights
 from trainers.engine.step import compute_gradients

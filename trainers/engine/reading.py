@@ -1,9 +1,6 @@
 """Stored batches in, collated batches out, a few steps ahead of the one that trains."""
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -18,9 +15,6 @@ BATCH = "batch"
 """The column that tells the stored batches of a piece apart: int32, the batch's number in its epoch."""
 EPOCH = "epoch"
 """The column with the number of the batches' epoch: int32."""
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class BatchSource(Protocol):
@@ -113,25 +107,3 @@ class Reader:
         for name, number in ((BATCH, batch), (EPOCH, epoch)):
             table = table.append_column(name, pa.array([number] * len(table), pa.int32()))
         return table.select(list(self._objective.columns)).slice(piece.part * rows, rows)
-
-
-def prefetched(
-    produce: Callable[[Item], Result], items: Iterable[Item], depth: int
-) -> Generator[tuple[Item, Result], None, None]:
-    """(item, ``produce(item)``) in order, with up to ``depth`` results made ahead in one background thread.
-
-    What ``produce`` raises is raised here, at its item's turn.
-    """
-    pending: deque[tuple[Item, Future[Result]]] = deque()
-    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-    try:
-        for item in items:
-            pending.append((item, pool.submit(produce, item)))
-            if len(pending) > depth:
-                ready, future = pending.popleft()
-                yield ready, future.result()
-        while pending:
-            ready, future = pending.popleft()
-            yield ready, future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -11,11 +11,12 @@ import torch
 
 from pipelines.batches import BatchReader
 from raytriever.errors import UserError
+from raytriever.prefetching import prefetched
 from trainers.engine import collectives
 from trainers.engine.collectives import raise_together
 from trainers.engine.early_stopping import Criterion
 from trainers.engine.order import Piece, Step, seed_generators
-from trainers.engine.reading import BatchSource, Reader, prefetched
+from trainers.engine.reading import BatchSource, Reader
 from trainers.engine.settings import naming_full_memory
 from trainers.objective import Objective, to_device
 from trainers.validation.settings import BatchValidationSettings

@@ -1,6 +1,7 @@
 """Encoding many texts: what is batched together changes no vector, and nothing is encoded twice."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from retrieval.embedding import encode_texts, token_budget_batches
+from retrieval.embedding import EncoderTurns, encode_texts, token_budget_batches
 from retrieval.encoders.pretrained import locate_model
 from retrieval.encoders.specification import EncoderSettings, Role
 from retrieval.encoders.text_encoder import TextEncoder, load_encoder
@@ -115,6 +116,44 @@ def test_the_next_texts_are_tokenized_while_these_are_computed(encoder: TextEnco
     assert [len(piece) for piece in pieces] == [3, 3, 3, 3]
     lengths = [len(text) for piece in pieces for text in piece]
     assert lengths == sorted(lengths, reverse=True)
+
+
+def test_threads_that_share_an_encoder_read_on_while_one_encodes(encoder: TextEncoder) -> None:
+    """The first waits in its forward pass until the second has tokenized, whose pass comes after."""
+    recorded, turns, tokenized = Recorded(encoder), EncoderTurns(), Event()
+    texts = random_texts(12)
+    first, second = texts[:5], texts[5:]
+
+    def tokenize_ids(given: Sequence[str], role: Role, **_: Any) -> list[list[int]]:
+        if set(given) == set(second):
+            assert entered.wait(timeout=30)
+            tokenized.set()
+        return encoder.tokenize_ids(given, role)
+
+    def wait(*_: object) -> None:
+        entered.set()
+        assert tokenized.wait(timeout=30)
+
+    entered = Event()
+    recorded.tokenize_ids = tokenize_ids
+    recorded.register_forward_pre_hook(wait)
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda some: encode_texts(recorded, some, "document", turns=turns), (first, second))  # type: ignore[arg-type]
+        for vectors, some in zip(found, (first, second), strict=True):
+            np.testing.assert_array_equal(vectors, encode_texts(encoder, some, "document"))
+    assert [rows for rows, _ in recorded.shapes] == [5, 7]
+    measured = turns.measured()
+    assert measured["texts"] == 12
+    assert min(measured[name] for name in ("tokenizing", "encoding", "waiting")) > 0
+    assert not turns.measured()
+
+
+def test_tokenizing_at_once_cuts_at_one_length(encoder: TextEncoder) -> None:
+    text = " ".join(random_texts(24))
+    with ThreadPoolExecutor(3) as pool:
+        found = pool.map(lambda length: encoder.tokenize_ids([text] * 50, "document", length), [8, 12, 8, 16] * 20)
+        lengths = [{len(row) for row in ids} for ids in found]
+    assert lengths == [{8}, {12}, {8}, {16}] * 20
 
 
 def test_a_mistake_in_tokenizing_is_not_lost(encoder: TextEncoder) -> None:

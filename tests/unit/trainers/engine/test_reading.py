@@ -1,55 +1,9 @@
-import threading
-import time
-
 import pytest
 
 from raytriever.errors import UserError
 from tests.unit.trainers.tiny import TinyBatches, random_batch, tiny_objective
 from trainers.engine.order import Piece, Step
-from trainers.engine.reading import Reader, prefetched
-
-
-def test_results_come_in_order_and_a_bounded_number_ahead():
-    made: list[int] = []
-
-    def produce(item: int) -> int:
-        made.append(item)
-        return item * item
-
-    for item, result in prefetched(produce, range(20), depth=3):
-        assert result == item * item
-        assert len(made) <= item + 4
-        time.sleep(0.002)
-    assert made == list(range(20))
-
-
-def test_reading_goes_on_while_the_consumer_works():
-    made = [threading.Event() for _ in range(5)]
-    for item, _ in prefetched(lambda item: made[item].set(), range(5), depth=2):
-        assert all(event.wait(10) for event in made[: item + 3])
-
-
-def test_an_error_is_raised_at_its_turn_and_the_thread_ends():
-    def produce(item: int) -> int:
-        if item == 3:
-            raise UserError("broken")
-        return item
-
-    results = prefetched(produce, range(100), depth=2)
-    assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(UserError, match="broken"):
-        next(results)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
-
-
-def test_leaving_early_ends_the_thread():
-    for item, _ in prefetched(lambda item: item, range(1000), depth=2):
-        if item == 5:
-            break
-    deadline = time.monotonic() + 5
-    while any(thread.name.startswith("batches") for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from trainers.engine.reading import Reader
 
 
 def reader(*columns: str, batches=None, **keywords) -> Reader:
