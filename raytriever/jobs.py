@@ -25,6 +25,7 @@ JOBS = {
     "mix": ("pipelines.jobs.mix:Mix", "Mix batches of several artifacts, all or by ratio."),
     "score": ("trainers.jobs.score:Score", "Score the chunks of batches by a language model, for REPLUG."),
     "train": ("trainers.jobs.train:Train", "Train an encoder on stored batches."),
+    "probe": ("trainers.jobs.probe:Probe", "Compare batches made in several ways by encoders that train in seconds."),
     "index": ("retrieval.jobs.index:Index", "Build a sharded FAISS index, or a BM25 index."),
     "search": ("retrieval.jobs.search:Search", "Search an index with a split's queries; writes a TREC run."),
     "mine": ("pipelines.jobs.mine:Mine", "Turn a run into hard negatives or labelled candidate lists."),

@@ -1,0 +1,101 @@
+"""`raytriever probe`: batches that teach are told from batches that don't, and what won is a recipe."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from pipelines.jobs.filter import Filter, FilterConfig
+from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.packing.pack import PackingSettings
+from raytriever.errors import UserError
+from raytriever.settings.recipe import load_recipe
+from retrieval.evaluation.stored import StoredEvaluation
+from tests.unit import small_run
+from trainers.jobs.probe import Probe, ProbeConfig, recommend
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two ways to pack the same pairs: along the tour, and dealt anew in every second epoch."""
+    folder = tmp_path_factory.mktemp("probe")
+    made = small_run.make_run(folder)
+    turns = PackingSettings(batch_size=small_run.BATCH_SIZE, shuffled=(1.0, 0.0))
+    made["turns"] = small_run.make(
+        Pack(PackConfig(clusters=made["clusters"], packing=turns, epochs=2, output=str(folder / "turns")))
+    )
+    inputs = {name: made[name] for name in ("pairs", "collection", "vectors")} | {"packing": made["turns"]}
+    wide = {"margin": 0.1}
+    config = FilterConfig.model_validate(inputs | {"false_negatives": wide, "output": str(folder / "wide")})
+    made["wide"] = small_run.make(Filter(config))
+    return made
+
+
+def config_of(run: dict[str, str], encoder: Path, output: Path, **changes: Any) -> ProbeConfig:
+    values = {
+        "batches": {"tour": run["batches"], "in turns": run["wide"]},
+        "packings": {"tour": run["packing"], "in turns": run["turns"]},
+        "collection": run["collection"],
+        "encoder": {"model": str(encoder)},
+        "epochs": 3,
+        "seeds": 2,
+        "max_length": 8,
+        "output": str(output),
+    }
+    return ProbeConfig.model_validate(values | changes)
+
+
+def test_ways_are_measured_and_what_won_is_a_recipe(run: dict[str, str], tiny_encoder: Path, tmp_path: Path) -> None:
+    stage = Probe(config_of(run, tiny_encoder, tmp_path / "probe"))
+    found = StoredEvaluation(small_run.make(stage))
+    assert list(found.metrics["means"]) == ["before training", "tour", "in turns"]
+    trials = found.read_json("trials.json")
+    for name in ("tour", "in turns"):
+        way = trials["ways"][name]
+        assert way["mean"] == pytest.approx(found.metrics["means"][name]["nDCG@10"])
+        assert len(way["of_seeds"]) == 2
+        assert way["pairs"] == 3 * small_run.PAIRS
+    assert trials["ways"]["in turns"]["masked"] != trials["ways"]["tour"]["masked"]
+    assert "<svg" in (Path(found.uri) / "probe.html").read_text()
+    assert any(line.startswith("recommended: ") for line in stage.announce(found))
+    fragment = Path(found.uri) / "recommended.yaml"
+    recipe = load_recipe(str(fragment), [])
+    won = trials["recommended"]
+    assert recipe.stages["packing"]["packing"].get("shuffled") == ([1.0, 0.0] if won == "in turns" else None)
+    assert recipe.stages["batches"].get("false_negatives") == ({"margin": 0.1} if won == "in turns" else {})
+    assert yaml.safe_load(fragment.read_text())["based_on"] == "contextual_batches"
+    again = small_run.make(Probe(config_of(run, tiny_encoder, tmp_path / "again")))
+    assert StoredEvaluation(again).values()["tour"].values["nDCG@10"].tolist() == (
+        found.values()["tour"].values["nDCG@10"].tolist()
+    )
+
+
+def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: Path) -> None:
+    def make(**changes: Any) -> None:
+        output = tmp_path / "-".join(changes)
+        small_run.make(Probe(config_of(run, tiny_encoder, output / str(changes.get("split")), **changes)))
+
+    with pytest.raises(UserError, match="no judgments of split 'dev'"):
+        make(split="dev")
+    with pytest.raises(UserError, match=r"trains on .* of the held-out queries, such as 'q"):
+        make(split="train")
+    with pytest.raises(UserError, match=r"batches\.tour was not made of packings\.tour"):
+        make(packings={"tour": run["turns"], "in turns": run["turns"]})
+    with pytest.raises(ValidationError, match="at least 2"):
+        make(batches={"tour": run["batches"]}, packings={})
+    with pytest.raises(ValidationError, match="give each of these its packing"):
+        make(packings={"tour": run["packing"]})
+    other = small_run.make_collection(tmp_path / "other", word="word")
+    with pytest.raises(UserError, match="collection"):
+        make(collection=other)
+
+
+def test_the_best_is_recommended_and_what_is_level_with_it_named() -> None:
+    ways = {"before training": {"mean": 0.9}, "a": {"mean": 0.3}, "b": {"mean": 0.5}, "c": {"mean": 0.49}}
+    comparisons = [
+        {"a": "b", "b": "a", "holm": {"t_test": 0.001}},
+        {"a": "c", "b": "b", "holm": {"t_test": 0.4}},
+    ]
+    assert recommend(ways, comparisons, 0.05) == ("b", ["c"])

@@ -1,0 +1,317 @@
+"""`raytriever probe`: which batches make the better encoder, by static encoders that train on each in seconds."""
+
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from pipelines.batches import BatchReader
+from pipelines.filtering.false_negatives import FalseNegativeSettings
+from pipelines.jobs.lookups import add_array, earlier_file, earlier_record, map_array, part_shards
+from pipelines.jobs.pack import PACKING
+from pipelines.packing.pack import PackingSettings
+from raytriever.artifacts.artifact import (
+    Artifact,
+    ShardRecord,
+    ShardWriter,
+    origin,
+    require_same_origin,
+    to_strict_json,
+)
+from raytriever.errors import UserError
+from raytriever.reports.plots import SettingPanel, setting_panels
+from raytriever.reports.report import Plot, Section, render
+from raytriever.reports.table import Table, counted
+from raytriever.settings.configuration import Input, InputPath, input_paths
+from raytriever.stages.stage import Shard, Stage, StageConfig
+from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
+from retrieval.encoders.pretrained import LocatedModel, locate_named
+from retrieval.encoders.specification import EncoderSettings
+from retrieval.encoders.text_encoder import TextEncoder, load_encoder
+from retrieval.evaluation.conventions import CONVENTIONS
+from retrieval.evaluation.judging import collection_judgments
+from retrieval.evaluation.measures import PerQuery, evaluate
+from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, result_section
+from retrieval.evaluation.significance import comparable_pairs, compare_systems
+from retrieval.evaluation.stored import (
+    COMPARISONS,
+    EVALUATION,
+    METRICS,
+    PER_QUERY,
+    StoredEvaluation,
+    how_it_was_measured,
+    metrics_of,
+    per_query_table,
+)
+from trainers.probe.static_encoder import StaticEncoder, TokenLists
+from trainers.probe.trial import read_epoch, search, train
+
+UNTRAINED = "before training"
+TRIALS, RECOMMENDED, PAGE = "trials.json", "recommended.yaml", "probe.html"
+_PARTS: tuple[TextPart, TextPart] = ("queries", "documents")
+
+
+class ProbeConfig(StageConfig):
+    """Which batches are compared, and how the encoders are trained and measured."""
+
+    batches: Annotated[dict[str, str], Input()] = Field(min_length=2)
+    """Batches of the same pairs made in several ways, by the names they have in the table; the simplest first."""
+    packings: Annotated[dict[str, str], Input()] = Field(default={})
+    """What each was made of, by the same names: the recommendation then has the settings of `pack` too."""
+    collection: InputPath
+    """Of the pairs, with held-out queries."""
+    split: str = "test"
+    """Of the held-out queries."""
+    encoder: EncoderSettings
+    """Whose tokenizer and word embeddings the static encoders begin with."""
+    start: Literal["embeddings", "random"] = "embeddings"
+    """What token vectors begin as."""
+    epochs: int = Field(default=4, gt=0)
+    """Passes over as many pairs as an epoch has; of batches with fewer epochs, these again and again."""
+    seeds: int = Field(default=3, gt=1)
+    """Encoders of each way, which see the batches in different orders."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Of lazy Adam."""
+    temperature: float = Field(default=0.05, gt=0)
+    """Divides similarities."""
+    max_length: int = Field(default=64, gt=0)
+    """Tokens of a text, without special ones."""
+    measure: str = "nDCG@10"
+    """What decides."""
+    significance_level: float = Field(default=0.05, gt=0, lt=1)
+    """Below which two ways differ."""
+    recipe: str = "contextual_batches"
+    """Which recipe the recommended settings are for."""
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Self:
+        if self.packings and set(self.packings) != set(self.batches):
+            raise ValueError(
+                f"'packings' has {', '.join(self.packings)}, and 'batches' {', '.join(self.batches)}: give each of"
+                " these its packing, or none"
+            )
+        return self
+
+
+class Probe(Stage[ProbeConfig]):
+    """First all texts as tokens, then a shard for each way and seed, then one table, an evaluation of the ways."""
+
+    command = "probe"
+    kind = EVALUATION
+    config_class = ProbeConfig
+    unit = "pairs"
+    keeps_state = True
+
+    @cached_property
+    def _located(self) -> LocatedModel:
+        return locate_named(self.config.encoder)
+
+    @cached_property
+    def _encoder(self) -> TextEncoder:
+        settings = self.config.encoder.model_copy(update={"pooling": "mean"})  # as the static encoders have it
+        return load_encoder(settings, self._located.path, self._located.fingerprint)
+
+    def input_fingerprints(self) -> dict[str, str]:
+        """Those of the artifacts, and the encoder's."""
+        artifacts = {key: path for key, path in input_paths(self.config).items() if not key.startswith("encoder.")}
+        found = {key: Artifact(path).fingerprint for key, path in artifacts.items()}
+        return found | {"encoder.model": self._located.fingerprint}
+
+    def check_inputs(self, there: Set[str]) -> None:
+        """Batches of another layout or of other texts, and a split that is not judged."""
+        if "collection" not in there:
+            return
+        collection = StoredCollection(self.config.collection)
+        collection_judgments(collection.uri, self.config.split, [self.config.measure])
+        for name, path in self.config.batches.items():
+            if f"batches.{name}" in there:
+                reader = BatchReader(path)
+                require_same_origin("collection", collection, reader.artifact)
+                if reader.layout != "pairs":
+                    raise UserError(f"batches.{name} has batches of {reader.layout}; only those of pairs are compared.")
+
+    def plan(self) -> list[Shard]:
+        """Tokens, trials, the table."""
+        collection, config = StoredCollection(self.config.collection), self.config
+        for name, path in config.packings.items():
+            made_of = origin(BatchReader(config.batches[name]).artifact, "packing")
+            if made_of != Artifact(path, PACKING).fingerprint:
+                raise UserError(f"batches.{name} was not made of packings.{name} ({path}). Name its own packing.")
+        tokens = [shard for part in _PARTS for shard in part_shards(part, collection, f"{part}/")]
+        parts = {part: sum(shard.description["make"] == part for shard in tokens) for part in _PARTS}
+        trials: dict[str, list[str]] = {}
+        shards = []
+        for number, name in enumerate((UNTRAINED, *config.batches)):
+            for seed in range(config.seeds if number else 1):
+                described = {"make": "trial", "parts": parts, "batches": name, "seed": seed}
+                shards.append(Shard(f"trial-{number:03d}-{seed:03d}", described, phase=1, intermediate=True))
+                trials.setdefault(name, []).append(shards[-1].name)
+        return [*tokens, *shards, Shard("table", {"make": "table", "trials": trials}, phase=2)]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """One of the shards that ``plan`` lists."""
+        match shard.description["make"]:
+            case "queries" | "documents" as part:
+                return self._make_tokens(shard, part, writer)
+            case "trial":
+                return self._make_trial(shard, writer)
+        return self._make_table(shard, writer)
+
+    def _make_tokens(self, shard: Shard, part: TextPart, writer: ShardWriter) -> ShardRecord:
+        rows = ParquetRows(StoredCollection(self.config.collection), shard.description["files"])
+        lists: list[list[int]] = []
+        for table in rows.tables(text_columns(part)):
+            how = {"add_special_tokens": False, "truncation": True, "max_length": self.config.max_length}
+            lists += self._encoder.tokenizer(texts_of(table, part), **how)["input_ids"]
+        found = TokenLists.of(lists)
+        add_array(writer, f"{shard.name}.tokens.npy", found.tokens)
+        add_array(writer, f"{shard.name}.offsets.npy", found.offsets)
+        return writer.commit(0)
+
+    def _tokens(self, part: TextPart, parts: int) -> TokenLists:
+        names = [f"{part}-{number:05d}" for number in range(parts)]
+        tokens, offsets = (
+            [map_array(self.config.output, name, f"{name}.{what}.npy") for name in names]
+            for what in ("tokens", "offsets")
+        )
+        lengths = np.concatenate([np.diff(each) for each in offsets])
+        return TokenLists(np.concatenate(tokens), np.concatenate([[0], np.cumsum(lengths)]))
+
+    def _make_trial(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        config, described = self.config, shard.description
+        collection = StoredCollection(config.collection)
+        queries, documents = (self._tokens(part, described["parts"][part]) for part in _PARTS)
+        judged = collection_judgments(collection.uri, config.split, [config.measure]).qrels
+        encoder, facts = StaticEncoder(self._first_vectors(described["seed"])), dict[str, Any]()
+        if described["batches"] != UNTRAINED:
+            reader = BatchReader(config.batches[described["batches"]])
+            stored = range(min(reader.epochs, config.epochs))
+            epochs = [read_epoch(reader, epoch, collection, judged) for epoch in stored]
+            started, how = time.perf_counter(), (config.epochs, described["seed"], config.temperature)
+            trained = train(encoder, epochs, (queries, documents), *how, config.learning_rate)
+            facts = asdict(trained) | {"seconds": time.perf_counter() - started}
+        found = search(encoder, collection, (queries, documents), sorted(judged))
+        measured = evaluate(judged, found, [config.measure])
+        name = f"{shard.name}.parquet"
+        pq.write_table(per_query_table({"": measured}, [config.measure]), writer.path(name))
+        writer.add(name)
+        return writer.commit(facts.get("pairs", 0), facts=facts | {"mean": measured.mean(config.measure)})
+
+    def _first_vectors(self, seed: int) -> NDArray[np.float32]:
+        transformer: Any = self._encoder.transformer
+        vectors: NDArray[np.float32] = transformer.get_input_embeddings().weight.detach().numpy()
+        if self.config.start == "embeddings":
+            return vectors
+        drawn = np.random.default_rng(seed).standard_normal(vectors.shape, dtype=np.float32)
+        return np.asarray(drawn * vectors.std())
+
+    def _make_table(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        config, measures = self.config, [self.config.measure]
+        systems: dict[str, PerQuery] = {}
+        ways: dict[str, Any] = {}
+        for name, own in shard.description["trials"].items():
+            records = [earlier_record(config.output, trial) for trial in own]
+            tables = [pq.read_table(earlier_file(config.output, trial, f"{trial}.parquet")) for trial in own]
+            values = np.mean([table[1].to_numpy() for table in tables], axis=0)
+            systems[name] = PerQuery(tuple(tables[0][0].to_pylist()), {config.measure: values})
+            ways[name] = summary_of(name, [record.facts for record in records])
+        comparisons = compare_systems(systems, measures, 0, 0.01, comparable_pairs(systems, measures))
+        how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {}, {})
+        chosen, level = recommend(ways, comparisons, config.significance_level)
+        metrics = how | metrics_of(systems, measures)
+        trials = {"ways": ways, "recommended": chosen, "level": level}
+        for name, content in ((METRICS, metrics), (COMPARISONS, comparisons), (TRIALS, trials)):
+            writer.path(name).write_bytes(to_strict_json(content))
+            writer.add(name)
+        pq.write_table(per_query_table(systems, measures), writer.path(PER_QUERY), compression="zstd")
+        writer.path(RECOMMENDED).write_text(self._fragment(chosen), encoding="utf-8")
+        evaluated = Evaluated(metrics, comparisons, config.significance_level)
+        first = next(iter(config.batches))
+        sections = [ways_section(ways, config.measure), result_section(evaluated, first)]
+        subtitle = f"Raytriever · {counted(len(config.batches), 'way')} with {counted(config.seeds, 'seed')} each"
+        writer.path(PAGE).write_text(render("Which batches", subtitle, sections), encoding="utf-8")
+        for name in (PER_QUERY, RECOMMENDED, PAGE):
+            writer.add(name)
+        return writer.commit(sum(of_way.get("pairs", 0) for of_way in ways.values()))
+
+    def _fragment(self, chosen: str) -> str:
+        """A recipe that differs from ``recipe`` in what the chosen batches were made with."""
+        settings: dict[str, Any] = {}
+        if chosen in self.config.packings:
+            packed = Artifact(self.config.packings[chosen], PACKING).config
+            changed = PackingSettings.model_validate(packed["packing"]).model_dump(mode="json", exclude_defaults=True)
+            settings |= {"packing.packing": changed, "packing.epochs": packed["epochs"]}
+        rules = BatchReader(self.config.batches[chosen]).artifact.config["false_negatives"]
+        changed = FalseNegativeSettings.model_validate(rules).model_dump(mode="json", exclude_defaults=True)
+        settings["batches.false_negatives"] = changed
+        said = f"Batches '{chosen}', which a probe of {', '.join(self.config.batches)} recommends."
+        recipe = {"description": said, "based_on": self.config.recipe, "set": settings}
+        return str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+
+    def announce(self, artifact: Artifact) -> list[str]:
+        """The ways, which are better, and what is recommended."""
+        found, stored = artifact.read_json(TRIALS), StoredEvaluation(artifact.uri)
+        evaluated = Evaluated(stored.metrics, stored.comparisons, self.config.significance_level)
+        blocks = [ways_table(found["ways"], self.config.measure), *evaluation_blocks(evaluated)[:1]]
+        beside = f" No worse by these queries: {', '.join(found['level'])}." if found["level"] else ""
+        return ["", *block_lines(blocks), "", f"recommended: {found['recommended']}.{beside}", ""]
+
+    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+        """The page, and the recommended settings."""
+        return [PAGE, RECOMMENDED]
+
+
+def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over a way's trials, the measure's deviation too. Raises ``UserError`` where seeds change nothing."""
+    means = [float(trial["mean"]) for trial in trials]
+    found: dict[str, Any] = {"mean": float(np.mean(means)), "of_seeds": means}
+    if "pairs" not in trials[0]:
+        return found
+    if len({trial["loss"] for trial in trials}) == 1:
+        raise UserError(
+            f"The encoders of '{way}' agree to the last digit over all seeds: nothing in them is drawn at random, as"
+            " where an epoch has one batch. Lower the batch size."
+        )
+    found["deviation"] = float(np.std(means, ddof=1))
+    for name in ("pairs", "masked", "loss", "seconds"):
+        found[name] = float(np.mean([trial[name] for trial in trials]))
+    return found
+
+
+def recommend(ways: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]], level: float) -> tuple[str, list[str]]:
+    """The way with the highest mean, and those that don't differ from it significantly, by queries."""
+    names = [name for name in ways if name != UNTRAINED]
+    best = max(names, key=lambda name: float(ways[name]["mean"]))
+    p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
+    near = [name for name in names if name != best and p_values.get(frozenset((best, name)), 1.0) >= level]
+    return best, near
+
+
+def ways_table(ways: Mapping[str, Any], measure: str) -> Table:
+    """Of each way the measure over seeds, and what it took."""
+    rows = [[UNTRAINED, f"{ways[UNTRAINED]['mean']:.4f}", *[""] * 4]]
+    for name, found in ways.items():
+        if name != UNTRAINED:
+            speed = f"{found['pairs'] / found['seconds']:,.0f}"
+            cells = [f"{found['deviation']:.4f}", f"{found['masked']:.1%}", f"{found['seconds']:.1f}", speed]
+            rows.append([name, f"{found['mean']:.4f}", *cells])
+    header = ["batches", measure, "± over seeds", "masked", "seconds", "pairs/s"]
+    return Table(header, rows, "Static encoders: means over seeds, each seed another order of the batches.")
+
+
+def ways_section(ways: Mapping[str, Any], measure: str) -> Section:
+    """The table, and the means with their deviations as a plot."""
+    names = [name for name in ways if name != UNTRAINED]
+    means, deviations = (np.array([ways[name][key] for name in names]) for key in ("mean", "deviation"))
+    plot = setting_panels([SettingPanel(measure, "batches", names, means, deviations)], f"{measure} by way")
+    lead = (
+        "The same pairs in batches made in several ways, and how well encoders trained on each answer held-out queries."
+    )
+    return Section("Ways", lead, [ways_table(ways, measure), Plot(plot, "Means, ± one deviation over seeds.")])

@@ -1,0 +1,122 @@
+"""One trial of a probe: a static encoder trained on stored batches, and searched with."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipelines.batches import BatchReader, epoch_permutation
+from raytriever.errors import UserError
+from retrieval.collections.collection import StoredCollection
+from retrieval.indexes.exact_search import exact_top_k
+from trainers.probe.static_encoder import StaticEncoder, TokenLists
+
+_WARMUP_STEPS, _FLOOR = 50, 0.02  # of the learning rate, which then falls along a line to this share
+_DEPTH = 100  # of a ranking
+
+
+@dataclass(frozen=True)
+class EpochRows:
+    """The batches of an epoch by rows of the collection.
+
+    ``queries`` int64 (batches, B), ``documents`` int64 (batches, M), the first B of a batch being the positives;
+    ``masked``: what each of all batches' rows leaves out, in the form of ``TokenLists``.
+    """
+
+    queries: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    masked: TokenLists
+
+    def mask(self, batch: int) -> NDArray[np.bool_]:
+        """Of one batch, (B, M)."""
+        size = self.queries.shape[1]
+        left_out = self.masked.take(np.arange(batch * size, (batch + 1) * size))
+        mask = np.zeros((size, self.documents.shape[1]), dtype=bool)
+        mask[np.repeat(np.arange(size), np.diff(left_out.offsets)), left_out.tokens] = True
+        return mask
+
+
+def read_epoch(
+    reader: BatchReader, epoch: int, collection: StoredCollection, held_out: Mapping[str, object]
+) -> EpochRows:
+    """An epoch's batches without their texts. Raises ``UserError`` where a query of ``held_out`` is trained on."""
+    columns = ["query_id", "document_id", "hard_negative_ids", "masked"]
+    count, size = reader.number_of_batches(epoch), reader.batch_size
+    table = pa.concat_tables(reader.read(epoch, number).select(columns) for number in range(count))
+    asked = table["query_id"].unique()
+    both = pc.index_in(asked, value_set=pa.array(list(held_out), pa.string())).is_valid()
+    if pc.any(both).as_py():
+        raise UserError(
+            f"{reader.uri} trains on {pc.sum(both).as_py():,} of the held-out queries, such as"
+            f" {asked.filter(both)[0].as_py()!r}: what is learned by heart would be measured. Set 'split' to another."
+        )
+    queries = collection.require("queries", table["query_id"]).reshape(count, size)
+    positives = collection.require("documents", table["document_id"]).reshape(count, size)
+    hard = collection.require("documents", pc.list_flatten(table["hard_negative_ids"])).reshape(count, -1)
+    offsets = np.concatenate([[0], np.cumsum(pc.list_value_length(table["masked"]).to_numpy())])
+    masked = TokenLists(pc.list_flatten(table["masked"]).to_numpy(), offsets)
+    return EpochRows(queries, np.concatenate([positives, hard], axis=1), masked)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """``pairs`` trained on; share of ``masked`` negatives; ``loss``: mean of the last tenth of the steps."""
+
+    pairs: int
+    masked: float
+    loss: float
+
+
+def train(
+    encoder: StaticEncoder,
+    epochs: list[EpochRows],
+    tokens: tuple[TokenLists, TokenLists],
+    passes: int,
+    seed: int,
+    temperature: float,
+    learning_rate: float,
+) -> Trained:
+    """Trains on the stored ``epochs``, one after another and again from the first, ``passes`` in all.
+
+    ``tokens``: of all queries and all documents of the collection. The order of batches is drawn by ``seed``.
+    """
+    losses: list[float] = []
+    masked: list[float] = []
+    total = sum(len(epochs[number % len(epochs)].queries) for number in range(passes))
+    for epoch, batch in _in_order(epochs, passes, seed):
+        warm, left = (len(losses) + 1) / _WARMUP_STEPS, 1 - len(losses) / total
+        mask = epoch.mask(batch)
+        queries, documents = (
+            side.take(rows) for side, rows in zip(tokens, (epoch.queries[batch], epoch.documents[batch]), strict=True)
+        )
+        rate = learning_rate * min(1.0, warm) * max(_FLOOR, left)
+        losses.append(encoder.step(queries, documents, mask, temperature, rate))
+        masked.append(float(mask.sum()) / (mask.size - len(mask)))
+    last = losses[-max(1, total // 10) :]
+    return Trained(total * epochs[0].queries.shape[1], float(np.mean(masked)), float(np.mean(last)))
+
+
+def _in_order(epochs: list[EpochRows], passes: int, seed: int) -> Iterator[tuple[EpochRows, int]]:
+    for number in range(passes):
+        epoch = epochs[number % len(epochs)]
+        for batch in epoch_permutation(seed, number, len(epoch.queries)).tolist():
+            yield epoch, batch
+
+
+def search(
+    encoder: StaticEncoder, collection: StoredCollection, tokens: tuple[TokenLists, TokenLists], queries: list[str]
+) -> dict[str, dict[str, float]]:
+    """The documents nearest to each of these queries, by id, with their scores."""
+    rows = collection.require("queries", queries)
+    documents = encoder.encode(tokens[1])
+    found = exact_top_k(encoder.encode(tokens[0].take(rows)), documents, min(_DEPTH, len(documents)))
+    ids = collection.rows_of("documents").read(["id"])["id"].combine_chunks()
+    names = ids.take(pa.array(found.rows.ravel())).to_pylist()
+    width = found.rows.shape[1]
+    return {
+        query: dict(zip(names[place * width : (place + 1) * width], scores, strict=True))
+        for place, (query, scores) in enumerate(zip(queries, found.scores.tolist(), strict=True))
+    }
