@@ -251,7 +251,7 @@ class Probe(Stage[ProbeConfig]):
         rules = BatchReader(self.config.batches[chosen]).artifact.config["false_negatives"]
         changed = FalseNegativeSettings.model_validate(rules).model_dump(mode="json", exclude_defaults=True)
         settings["batches.false_negatives"] = changed
-        said = f"Batches '{chosen}', which a probe of {', '.join(self.config.batches)} recommends."
+        said = f"Batches '{chosen}', the best of {counted(len(self.config.batches), 'way')} that a probe compared."
         recipe = {"description": said, "based_on": self.config.recipe, "set": settings}
         return str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
 
@@ -260,8 +260,9 @@ class Probe(Stage[ProbeConfig]):
         found, stored = artifact.read_json(TRIALS), StoredEvaluation(artifact.uri)
         evaluated = Evaluated(stored.metrics, stored.comparisons, self.config.significance_level)
         blocks = [ways_table(found["ways"], self.config.measure), *evaluation_blocks(evaluated)[:1]]
-        beside = f" No worse by these queries: {', '.join(found['level'])}." if found["level"] else ""
-        return ["", *block_lines(blocks), "", f"recommended: {found['recommended']}.{beside}", ""]
+        level = "; ".join(found["level"])
+        beside = f" (not significantly better than: {level})" if level else ""
+        return ["", *block_lines(blocks), "", f"recommended: {found['recommended']}{beside}", ""]
 
     def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
         """The page, and the recommended settings."""
