@@ -1,7 +1,7 @@
 """`raytriever probe`: which batches make the better encoder, by static encoders that train on each in seconds."""
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -64,7 +64,8 @@ class ProbeConfig(StageConfig):
     batches: Annotated[dict[str, str], Input()] = Field(min_length=2)
     """Batches of the same pairs made in several ways, by the names they have in the table; the simplest first."""
     packings: Annotated[dict[str, str], Input()] = Field(default={})
-    """What each was made of, by the same names: the recommendation then has the settings of `pack` too."""
+    """What they were made of, by the same names: the recommendation then has the settings of `pack` too, and is never
+    one of those that aren't here."""
     collection: InputPath
     """Of the pairs, with held-out queries."""
     split: str = "test"
@@ -92,11 +93,9 @@ class ProbeConfig(StageConfig):
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
-        if self.packings and set(self.packings) != set(self.batches):
-            raise ValueError(
-                f"'packings' has {', '.join(self.packings)}, and 'batches' {', '.join(self.batches)}: give each of"
-                " these its packing, or none"
-            )
+        for name in self.packings:
+            if name not in self.batches:
+                raise ValueError(f"'packings' has {name!r}, and 'batches' {', '.join(self.batches)}: name one of these")
         return self
 
 
@@ -108,6 +107,7 @@ class Probe(Stage[ProbeConfig]):
     config_class = ProbeConfig
     unit = "pairs"
     keeps_state = True
+    results = (PAGE, RECOMMENDED)
 
     @cached_property
     def _located(self) -> LocatedModel:
@@ -224,7 +224,7 @@ class Probe(Stage[ProbeConfig]):
             ways[name] = summary_of(name, [record.facts for record in records])
         comparisons = compare_systems(systems, measures, 0, 0.01, comparable_pairs(systems, measures))
         how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {}, {})
-        chosen, level = recommend(ways, comparisons, config.significance_level)
+        chosen, level = recommend(ways, config.packings or config.batches, comparisons, config.significance_level)
         metrics = how | metrics_of(systems, measures)
         trials = {"ways": ways, "recommended": chosen, "level": level}
         for name, content in ((METRICS, metrics), (COMPARISONS, comparisons), (TRIALS, trials)):
@@ -264,10 +264,6 @@ class Probe(Stage[ProbeConfig]):
         beside = f" (not significantly better than: {level})" if level else ""
         return ["", *block_lines(blocks), "", f"recommended: {found['recommended']}{beside}", ""]
 
-    def results(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
-        """The page, and the recommended settings."""
-        return [PAGE, RECOMMENDED]
-
 
 def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over a way's trials, the measure's deviation too. Raises ``UserError`` where seeds change nothing."""
@@ -286,13 +282,14 @@ def summary_of(way: str, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def recommend(ways: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]], level: float) -> tuple[str, list[str]]:
-    """The way with the highest mean, and those that don't differ from it significantly, by queries."""
-    names = [name for name in ways if name != UNTRAINED]
-    best = max(names, key=lambda name: float(ways[name]["mean"]))
+def recommend(
+    ways: Mapping[str, Any], candidates: Iterable[str], comparisons: Sequence[Mapping[str, Any]], level: float
+) -> tuple[str, list[str]]:
+    """The candidate with the highest mean, and the ways that don't differ from it significantly, by queries."""
+    best = max(candidates, key=lambda name: float(ways[name]["mean"]))
     p_values = {frozenset((found["a"], found["b"])): found["holm"]["t_test"] for found in comparisons}
-    near = [name for name in names if name != best and p_values.get(frozenset((best, name)), 1.0) >= level]
-    return best, near
+    others = [name for name in ways if name not in (UNTRAINED, best)]
+    return best, [name for name in others if p_values.get(frozenset((best, name)), 1.0) >= level]
 
 
 def ways_table(ways: Mapping[str, Any], measure: str) -> Table:

@@ -85,8 +85,8 @@ def test_bad_input_is_named(run: dict[str, str], tiny_encoder: Path, tmp_path: P
         make(packings={"tour": run["turns"], "in turns": run["turns"]})
     with pytest.raises(ValidationError, match="at least 2"):
         make(batches={"tour": run["batches"]}, packings={})
-    with pytest.raises(ValidationError, match="give each of these its packing"):
-        make(packings={"tour": run["packing"]})
+    with pytest.raises(ValidationError, match="'packings' has 'tours', and 'batches' tour, in turns: name one"):
+        make(packings={"tours": run["packing"]})
     other = small_run.make_collection(tmp_path / "other", word="word")
     with pytest.raises(UserError, match="collection"):
         make(collection=other)
@@ -98,4 +98,5 @@ def test_the_best_is_recommended_and_what_is_level_with_it_named() -> None:
         {"a": "b", "b": "a", "holm": {"t_test": 0.001}},
         {"a": "c", "b": "b", "holm": {"t_test": 0.4}},
     ]
-    assert recommend(ways, comparisons, 0.05) == ("b", ["c"])
+    assert recommend(ways, ["a", "b", "c"], comparisons, 0.05) == ("b", ["c"])
+    assert recommend(ways, ["a", "c"], comparisons, 0.05)[0] == "c"  # b is a baseline
