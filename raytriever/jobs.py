@@ -48,7 +48,6 @@ COMMANDS = {
     "show": ("pipelines.batch_description:show", "Print one stored batch so that a person can read it."),
     "compare": ("retrieval.evaluation.comparison:compare", "Test systems against one another, query by query."),
     "verify": ("raytriever.artifacts.verify:verify", "Compare every byte of stored artifacts with their manifests."),
-    "push": ("trainers.record.hub:push", "Push a trained model to the Hugging Face hub."),
     "submit": ("raytriever.cluster.submit:submit", "Run a command on a cluster, and show what it writes."),
     "session-folder": ("raytriever.stages.ray_session:print_session_folder", "Make a private folder for `ray start`."),
     "doctor": ("raytriever.cluster.doctor:doctor", "Examine the cluster, or this machine."),
