@@ -44,7 +44,6 @@ def submit(
     detach: Annotated[bool, typer.Option("--detach", help="Returns as soon as the job is accepted.")] = False,
     name: Annotated[str | None, typer.Option(help="The job's name; it must be new to the cluster.")] = None,
     runtime_env: Annotated[Path | None, typer.Option(help="YAML file: Ray's runtime environment.")] = None,
-    installed: Annotated[bool, typer.Option("--installed", help="Uses the nodes' own raytriever, sends none.")] = False,
 ) -> None:
     """Runs a command on a cluster: sends the program, shows what it writes, exits with its code."""
     words = checked_command(command)
@@ -53,7 +52,7 @@ def submit(
     environment = _runtime_environment(runtime_env)
     client = job_client(address)
     name = name or f"{words[0]}-{secrets.token_hex(4)}"
-    submit_job(client, words, name, environment, installed=installed)
+    submit_job(client, words, name, environment)
     if detach:
         log.info(f"{name}: submitted; ray job logs {name} --follow")
         return
@@ -152,22 +151,12 @@ def _runtime_environment(file: Path | None) -> dict[str, Any]:
     return values
 
 
-def submit_job(
-    client: Any, words: Sequence[str], name: str, environment: dict[str, Any], *, installed: bool = False
-) -> None:
-    """Sends the program (unless it is ``installed`` there) and its settings, and starts ``words`` as the job ``name``.
+def submit_job(client: Any, words: Sequence[str], name: str, environment: dict[str, Any]) -> None:
+    """Sends the program and its settings, and starts ``words`` as the job ``name``.
 
     ``environment``: Ray's runtime environment. Raises ``UserError`` where a settings file can't be sent.
     """
     renamed, settings = settings_files(words)
-    if installed:
-        if settings:
-            raise UserError("--installed sends no files, and this command names a settings file. Leave it out.")
-        with _explained(client):
-            client.submit_job(
-                entrypoint=shlex.join(["raytriever", *renamed]), submission_id=name, runtime_env=environment
-            )
-        return
     with tempfile.TemporaryDirectory(prefix="raytriever-") as folder:
         package = Path(folder) / "raytriever.zip"
         size = write_package(package, settings)

@@ -176,8 +176,8 @@ def open_board() -> Any:
 def check_output(output: str) -> None:
     """Raises ``UserError`` for an ``output`` that is a file or below one, and for what a submitted job can't keep.
 
-    That is one that is relative, or in the job's own folder, a copy which Ray removes; a job that was sent none
-    (``--installed``) runs wherever Ray was started.
+    That is one that is relative, or in the job's own folder, a copy which Ray removes; a job that was sent none runs
+    wherever Ray was started.
     """
     if "://" in output:
         return
