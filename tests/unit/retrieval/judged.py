@@ -82,5 +82,5 @@ def make_run_artifact(folder: Path, collection: str, run: Run, system: dict[str,
     with writer.folder.scratch() as scratch:
         shard = ShardWriter(writer.folder, "run", scratch)
         ranking = Ranking(rows, scores)
-        record = write_stored_ranking(shard, list(run), pa.array(ids), [ranking], width, "x")
+        record = write_stored_ranking(shard, list(run), pa.chunked_array([ids]), [ranking], width, "x")
     return writer.finish([record], {} if system is None else {"system": system}, {"seconds": 1.0}).uri
