@@ -44,11 +44,9 @@ def _counts(swept: SweepResult) -> str:
 def _table(swept: SweepResult, caption: str = "") -> Table:
     """A row for each setting; the highest of each measure is strong."""
     rows, short = swept.rows, short_keys([*swept.keys, *([swept.seed_key] if swept.seed_key else [])])
-    facts = {"examples": "examples", "training_seconds": "training", "seconds": "total"}
-    facts = {fact: head for fact, head in facts.items() if any(row.mean_of(fact) is not None for row in rows)}
     highest = [max((s.mean for row in rows if (s := row.spread(c))), default=None) for c in swept.columns]
     header = [short[key] for key in swept.keys] + (["seeds"] if swept.seed_key else [])
-    header += [swept.title(column) for column in swept.columns] + list(facts.values())
+    header += [swept.title(column) for column in swept.columns] + ["time"]
     cells = []
     for row in rows:
         of_row = [Cell(row.values[key]) for key in swept.keys]
@@ -60,7 +58,7 @@ def _table(swept: SweepResult, caption: str = "") -> Table:
             Cell(_shown(spread), is_strong=spread is not None and spread.mean == mean and len(rows) > 1)
             for spread, mean in zip(spreads, highest, strict=True)
         ]
-        cells.append(of_row + [Cell(_fact(fact, row.mean_of(fact))) for fact in facts])
+        cells.append([*of_row, Cell("" if row.seconds is None else format_seconds(row.seconds))])
     return Table(header, cells, caption, text_columns=len(swept.keys))
 
 
@@ -68,12 +66,6 @@ def _shown(spread: Spread | None) -> str:
     if spread is None:
         return "failed"
     return f"{spread.mean:.4f}" + ("" if spread.deviation is None else f" ± {spread.deviation:.4f}")
-
-
-def _fact(name: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if name == "examples" else format_seconds(value)
 
 
 def write_sweep(swept: SweepResult, uri: str) -> list[str]:
@@ -100,8 +92,6 @@ def sweep_json(swept: SweepResult) -> dict[str, Any]:
             "name": result.name,
             "values": result.values,
             "measures": [asdict(column) | {"value": value} for column, value in result.measures.items()],
-            "examples": result.examples,
-            "training_seconds": result.training_seconds,
             "seconds": result.seconds,
             "error": result.failure and result.failure.reason,
         }
@@ -118,11 +108,8 @@ def _measured(column: Column, spread: Spread | None) -> dict[str, Any]:
 def sweep_section(swept: SweepResult) -> Section:
     """Plots, the table, failures and the command's settings."""
     over_seeds = " Mean ± standard deviation (n - 1) over the seeds." if swept.seed_key else ""
-    times = (
-        " Training: the sum of its steps; total: all stages that the values change, with their start. Where a trial was"
-        " cut off and went on, total counts the last attempt alone, training all of them."
-    )
-    caption = f"Measures of {swept.systems()}; the highest is bold.{over_seeds}{times}"
+    times = "Time: of all stages that the values change; of one that was cut off and went on, the last attempt's."
+    caption = f"Measures of {swept.systems()}; the highest is bold.{over_seeds} {times}"
     blocks: list[Block] = [*_plots(swept), _table(swept, caption)]
     if _chooses_on_test(swept):
         blocks.append(_TEST_SPLIT)

@@ -1,6 +1,5 @@
 """What came out of a sweep: one result a trial, one row a setting, several seeds of a setting taken together."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.artifacts.artifact import LOG, Artifact
+from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
 from raytriever.settings.configuration import did_you_mean
 from raytriever.stages.stage import Stage
 from raytriever.sweep.grid import Values
 from raytriever.sweep.plan import Trial
 
-# Kinds of artifacts that a result is read from, as the jobs evaluate and train name them
-_EVALUATION, _MODEL = "evaluation", "model"
+_EVALUATION = "evaluation"  # the kind of artifact that a result is read from, as the job evaluate names it
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """One trial; times in seconds.
-
-    Of all models that the swept values change: ``examples`` seen and ``training_seconds``, the sum of their steps; None
-    where there is no such model. ``seconds``: of all stages of its own, start-up included; of a stage that was cut off
-    and went on, those of its last attempt, while its steps are of all attempts.
-    """
+    """One trial. ``seconds``: of all stages of its own, start-up included; of one that went on, the last attempt's."""
 
     name: str
     values: Values
     measures: Mapping[Column, float]
-    examples: int | None = None
-    training_seconds: float | None = None
     seconds: float | None = None
     failure: Failure | None = None
 
@@ -81,9 +72,10 @@ class Row:
             return None
         return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
-    def mean_of(self, fact: str) -> float | None:
-        """Mean of ``examples``, ``training_seconds`` or ``seconds`` over the finished trials that have one."""
-        values = [getattr(result, fact) for result in self.finished if getattr(result, fact) is not None]
+    @property
+    def seconds(self) -> float | None:
+        """Mean over the finished trials."""
+        values = [result.seconds for result in self.finished if result.seconds is not None]
         return float(np.mean(values)) if values else None
 
 
@@ -178,27 +170,8 @@ def read_result(trial: Trial, name: str, columns: Sequence[Column]) -> Result:
     """The result of a trial whose stages are all made."""
     made = {stage: Artifact(trial.stages[stage].config.output) for stage in trial.stages}
     own = [artifact for stage, artifact in made.items() if trial.depends[stage]]
-    models = [artifact for artifact in own if artifact.kind == _MODEL]
     measures = {
         column: float(made[column.evaluation].read_json("metrics.json")["means"][column.system][column.measure])
         for column in columns
     }
-    return Result(
-        name,
-        trial.values,
-        measures,
-        sum(model.rows for model in models) if models else None,
-        sum(map(_step_seconds, models)) if models else None,
-        sum(map(_seconds, own)),
-    )
-
-
-def _seconds(artifact: Artifact) -> float:
-    return float(artifact.run_facts().get("seconds", 0.0))
-
-
-def _step_seconds(model: Artifact) -> float:
-    if not model.folder.exists(LOG):
-        return _seconds(model)
-    lines = [json.loads(line) for line in model.folder.read_bytes(LOG).decode().splitlines() if line]
-    return math.fsum(float(line["seconds"]) for line in lines if "loss" in line)  # evaluations have seconds too
+    return Result(name, trial.values, measures, sum(float(each.run_facts().get("seconds", 0.0)) for each in own))

@@ -132,8 +132,7 @@ def test_an_encoder_is_trained_for_each_value(
     assert models[0].fingerprint != models[1].fingerprint
     assert len({model.manifest["inputs"]["batches"] for model in models}) == 1
     trials = json.loads(Path("out/sweep.json").read_text())["trials"]
-    assert [trial["examples"] for trial in trials] == [model.rows for model in models]
-    assert all(0 < trial["training_seconds"] < trial["seconds"] for trial in trials)
+    assert all(trial["seconds"] > model.run_facts()["seconds"] for trial, model in zip(trials, models, strict=True))
 
     before = manifests("out")
     shutil.rmtree("out/similarity_temperature=1/evaluation")  # as if interrupted before it

@@ -2,7 +2,6 @@
 
 import json
 import re
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -11,10 +10,8 @@ import pytest
 from raytriever.artifacts.storage import Folder
 from raytriever.reports.plots import SettingPanel, setting_panels
 from raytriever.sweep.grid import folder_name, grid, parse_axis
-from raytriever.sweep.plan import Trial
 from raytriever.sweep.report import sweep_lines, sweep_section, write_sweep
-from raytriever.sweep.results import Column, Failure, Result, SweepResult, best_row, read_result, rows_of
-from tests.unit.small_run import make_artifact
+from raytriever.sweep.results import Column, Failure, Result, SweepResult, best_row, rows_of
 
 NDCG, RECALL = Column("evaluation", "trained", "nDCG@10"), Column("evaluation", "trained", "R@100")
 MARGIN, SEED = "model.objective.margin", "model.training.seed"
@@ -25,7 +22,7 @@ def result(margin: str, seed: str, ndcg: float | None) -> Result:
     name = folder_name(values, list(values))
     if ndcg is None:
         return Result(name, values, {}, failure=Failure("the loss is not a number", "Traceback: <deep> & down"))
-    return Result(name, values, {NDCG: ndcg, RECALL: 1 - ndcg}, 6400, 12.5, 30.0)
+    return Result(name, values, {NDCG: ndcg, RECALL: 1 - ndcg}, 30.0)
 
 
 RESULTS = [
@@ -52,7 +49,7 @@ def test_seeds_are_one_row_and_what_failed_is_left_out_of_it():
     assert rows[1].spread(NDCG).mean == 0.625
     assert rows[1].spread(NDCG).deviation is None
     assert rows[2].spread(NDCG) is None
-    assert rows[0].mean_of("examples") == 6400
+    assert (rows[0].seconds, rows[2].seconds) == (30.0, None)
     assert best_row(rows, NDCG) == 1
     assert best_row(rows, RECALL) == 0
     assert best_row(rows[2:], NDCG) is None
@@ -66,9 +63,9 @@ def test_the_table_shows_everything_and_marks_the_highest():
     lines = sweep_lines(swept())
     assert lines[1] == "margins: 3 settings, 6 trials, 3 failed; measures of 'trained'"
     assert [line.split() for line in lines[3:7]] == [
-        ["margin", "seeds", "nDCG@10", "R@100", "examples", "training", "total"],
-        ["0", "2", "0.5000", "±", "0.3536", "0.5000", "±", "0.3536", "*", "6,400", "12.5", "s", "30.0", "s"],
-        ["0.5", "1", "of", "2", "0.6250", "*", "0.3750", "6,400", "12.5", "s", "30.0", "s"],
+        ["margin", "seeds", "nDCG@10", "R@100", "time"],
+        ["0", "2", "0.5000", "±", "0.3536", "0.5000", "±", "0.3536", "*", "30.0", "s"],
+        ["0.5", "1", "of", "2", "0.6250", "*", "0.3750", "30.0", "s"],
         ["1", "0", "of", "2", "failed", "failed"],
     ]
     assert "margin=0.5,seed=2 failed: the loss is not a number" in lines
@@ -96,7 +93,7 @@ def test_the_page_and_the_json_hold_every_trial(place):
     written = write_sweep(swept(), place)
     assert written == [f"{place}/sweep.html", f"{place}/sweep.json"]
     page = Folder(place).read_bytes("sweep.html").decode()
-    for text in ("total counts the last attempt alone, training all of them",
+    for text in ("of one that was cut off and went on, the last attempt",
                  "margin 0.5 has the highest nDCG@10 of &#x27;trained&#x27; in evaluation: 0.6250", "0.5000 ± 0.3536",
                  "margin=1,seed=2 failed", "&lt;deep&gt; &amp; down", "1 of 2", "<svg"):  # fmt: skip
         assert text in page
@@ -109,18 +106,6 @@ def test_the_page_and_the_json_hold_every_trial(place):
     assert [trial["error"] for trial in stored["trials"]].count("the loss is not a number") == 3
     assert stored["trials"][0]["measures"][0]["value"] == 0.25
     assert stored["trials"][0]["values"] == {MARGIN: "0", SEED: "1"}
-
-
-def test_training_is_the_time_of_the_steps_alone(tmp_path):
-    """The log has the evaluations' seconds too."""
-    points = [{"step": step, "loss": 1.0, "seconds": 2.5} for step in (1, 2)]
-    lines = [*points, {"step": 2, "measures": {"loss": 1.0}, "seconds": 40.0}]
-    uri = make_artifact(tmp_path / "model", "model", {}, {}, {"x": "1"}, 6400)
-    (tmp_path / "model" / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    stage = SimpleNamespace(config=SimpleNamespace(output=uri))
-    trial = Trial({MARGIN: "0"}, {"model": stage}, {"model": (MARGIN,)})
-    found = read_result(trial, "margin=0", [])
-    assert (found.training_seconds, found.seconds, found.examples) == (5.0, 2.0, 6400)
 
 
 def section_of(texts: list[str]) -> str:
