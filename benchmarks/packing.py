@@ -23,6 +23,7 @@ from pipelines.filtering.false_negatives import score_mask
 from pipelines.packing.hardness import batch_hardness
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.pack import PackingSettings, cut_into_batches, items_in_order, pack
+from pipelines.packing.regions import divide
 from pipelines.packing.tour import greedy_tour
 from retrieval.collections.collection import passage_text
 from retrieval.embedding import encode_texts
@@ -47,13 +48,14 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, nargs="+", default=[64])
     parser.add_argument("--cluster-size", type=int, help="the batch size by default")
     parser.add_argument("--sweeps", type=int, default=3)
+    parser.add_argument("--regions", type=int, nargs="*", default=[], help="in which a domain is packed, besides whole")
     arguments = parser.parse_args()
     for folder in arguments.folders:
         queries, documents = vectors_of(folder, arguments.split, arguments.vectors)
         for size in arguments.batch_size:
             cluster_size = arguments.cluster_size or size
             print(f"{folder.name}, {len(queries):,} pairs, batches of {size}, clusters of {cluster_size}")
-            measure(queries, documents, size, cluster_size, arguments.sweeps)
+            measure(queries, documents, size, cluster_size, arguments.sweeps, arguments.regions)
 
 
 def vectors_of(folder: Path, split: str, kept: Path) -> tuple[Vectors, Vectors]:
@@ -81,7 +83,9 @@ def _embed(path: Path, ids: list[str], side: str) -> NDArray[np.float16]:
     return encode_texts(encoder, texts, "query" if side == "query" else "document").astype(np.float16)
 
 
-def measure(queries: Vectors, documents: Vectors, size: int, cluster_size: int, sweeps: int) -> None:
+def measure(
+    queries: Vectors, documents: Vectors, size: int, cluster_size: int, sweeps: int, regions: list[int]
+) -> None:
     """Prints the table of one folder and batch size."""
     started = time.perf_counter()
     batches = {AUTHORS: authors_batches(queries, documents, size, cluster_size)}
@@ -105,12 +109,36 @@ def measure(queries: Vectors, documents: Vectors, size: int, cluster_size: int, 
         found = pack(assignments, centroids, settings, 0, 0, vectors=vectors)
         batches[name] = found.batches
         seconds[name] = time.perf_counter() - started + (clustered if name != "random" else 0)
+    for number in regions:
+        started = time.perf_counter()
+        name = f"polished in {number} regions"
+        batches[name] = in_regions(queries, documents, clusters, clustering.centroids, number, settings)
+        seconds[name] = time.perf_counter() - started + clustered
     figures = {name: hardness(of_way, queries, documents) for name, of_way in batches.items()}
     print(f"  {'':26}{'before':>9}{'after':>9}{'masked':>9}{'seconds':>9}")
     for name, (before, after, masked) in figures.items():
         print(f"  {name:26}{before:9.4f}{after:9.4f}{masked:9.2%}{seconds[name]:9.2f}")
     ratios = [figures[POLISHED][column] / figures[AUTHORS][column] - 1 for column in (0, 1)]
     print(f"  polished against the {AUTHORS}: {ratios[0]:+.1%} before the mask, {ratios[1]:+.1%} after")
+
+
+def in_regions(
+    queries: Vectors, documents: Vectors, clusters: NDArray[np.int32], centroids: Vectors, regions: int,
+    settings: PackingSettings,
+) -> Batches:  # fmt: skip
+    """As a domain is packed that is too large for one task."""
+    region_of = divide(centroids, np.bincount(clusters), regions)
+    found = []
+    for region in range(regions):
+        items = np.flatnonzero(region_of[clusters] == region)
+        own, numbers = np.unique(clusters[items], return_inverse=True)
+
+        def vectors(chosen: NDArray[np.int64], items: NDArray[np.int64] = items) -> tuple[Vectors, Vectors]:
+            return documents[items[chosen]], queries[items[chosen]]
+
+        packed = pack(numbers.astype(np.int32), centroids[own], settings, 0, 0, vectors=vectors, region=region)
+        found.append(items[packed.batches])
+    return np.concatenate(found)
 
 
 def authors_batches(queries: Vectors, documents: Vectors, size: int, cluster_size: int) -> Batches:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.jobs.cluster import LARGE_DOMAIN
+from pipelines.packing.pack import PackingSettings
+from pipelines.packing.regions import number_of_regions
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from trainers.estimate.costs import (
@@ -38,7 +40,6 @@ DOMAINS = tuple[int, ...](published()["domains"])
 _ONE_TASK: dict[str, set[str]] = {  # kinds of tasks of which a job has one
     "pairs": {"judged", "all"},
     "cluster": {"lookup"},
-    "pack": {"epoch"},
     "filter": {"pairs", "audit"},
 }
 _OF_PARTS = ("collect", "pairs", "filter")  # run side by side
@@ -123,6 +124,8 @@ def calibrated(figures: Mapping[str, Any]) -> Calibration:
         )
     run = figures["runs"][str(size)]
     jobs: dict[str, Any] = {name: _job(run[name], kinds, size, cores) for name, kinds in _ONE_TASK.items()}
+    regions = number_of_regions(size, size // int(figures["cluster_size"]), PackingSettings(batch_size=2).region_pairs)
+    jobs["pack"] = _job(run["pack"], {"regions"}, size, min(cores, regions))
     # the processor seconds of the workers that share a domain are nowhere: all cores, for all of the rest
     alone = run["cluster"]["tasks"]["lookup"]
     jobs["cluster"] = Job(run["cluster"]["seconds"], alone, (run["cluster"]["seconds"] - alone) * cores, size, cores)

@@ -4,7 +4,8 @@
     python -m benchmarks.tour --clusters 262144 --dimension 128 --rounds 0
 
 Prints the ratio of times in rounds of both, and whether both walks are the same; with ``--rounds 0`` the tour alone
-with its peak of memory. The products of the literal walk use as many threads as NumPy's BLAS takes.
+with its peak of memory. The products of the literal walk use as many threads as NumPy's BLAS takes. ``--regions``: how
+much longer a tour in so many regions is, one after another.
 """
 
 import argparse
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipelines.packing.neighbours import EXACT_UP_TO, find_neighbours
+from pipelines.packing.neighbours import find_neighbours
+from pipelines.packing.regions import divide
 from pipelines.packing.tour import Tour, greedy_tour, tour_length
 
 CLUSTERS_OF_A_BLOB = 64
@@ -46,13 +48,24 @@ def blobs(clusters: int, dimension: int) -> NDArray[np.float32]:
     return found
 
 
-def by_lists(centroids: NDArray[np.float32], exact_up_to: int) -> tuple[Tour, float, float]:
+def by_lists(centroids: NDArray[np.float32]) -> tuple[Tour, float, float]:
     """The tour, the seconds of its lists and those of its walk."""
     started = time.perf_counter()
-    neighbours = find_neighbours(centroids, exact_up_to)
+    neighbours = find_neighbours(centroids)
     listed = time.perf_counter()
     tour = greedy_tour(neighbours, 0)
     return tour, listed - started, time.perf_counter() - listed
+
+
+def in_regions(centroids: NDArray[np.float32], regions: int) -> NDArray[np.int64]:
+    """The tours of regions one after another, each from a cluster drawn at random."""
+    region_of, generator = divide(centroids, np.ones(len(centroids), dtype=int), regions), np.random.default_rng(0)
+    tours = []
+    for region in range(regions):
+        clusters = np.flatnonzero(region_of == region)
+        walk = greedy_tour(find_neighbours(centroids[clusters]), int(generator.integers(len(clusters))))
+        tours.append(clusters[walk.order])
+    return np.concatenate(tours)
 
 
 def main() -> None:
@@ -61,16 +74,16 @@ def main() -> None:
     parser.add_argument("--clusters", type=int, default=16_384)
     parser.add_argument("--dimension", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--exact-up-to", type=int, default=EXACT_UP_TO, help="clusters; beyond, an HNSW graph")
+    parser.add_argument("--regions", type=int, nargs="*", default=[])
     arguments = parser.parse_args()
     centroids = blobs(arguments.clusters, arguments.dimension)
-    by_lists(centroids[:1024], arguments.exact_up_to)  # the first products start threads
+    by_lists(centroids[:1024])  # the first products start threads
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     ratios = []
-    tour, listing, walking = by_lists(centroids, arguments.exact_up_to)
+    tour, listing, walking = by_lists(centroids)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     for _ in range(arguments.rounds):
-        tour, listing, walking = by_lists(centroids, arguments.exact_up_to)
+        tour, listing, walking = by_lists(centroids)
         started = time.perf_counter()
         literal = greedy_by_products(centroids, 0)
         seconds = time.perf_counter() - started
@@ -85,6 +98,10 @@ def main() -> None:
     )
     random = tour_length(centroids, np.random.default_rng(0).permutation(size))
     print(f"length {tour_length(centroids, tour.order):,.0f}, of a random order {random:,.0f}")
+    for regions in arguments.regions:
+        order = in_regions(centroids, regions)
+        longer = tour_length(centroids, order) / tour_length(centroids, tour.order) - 1
+        print(f"in {regions} regions {longer:+.2%}")
     if ratios:
         print(f"ratio {np.median(ratios):.1f} (median of {len(ratios)} rounds)")
 

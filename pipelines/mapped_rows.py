@@ -63,9 +63,9 @@ class MappedRows:
     def take(self, rows: NDArray[np.int64]) -> pa.Table:
         """The given rows in the given order; repeats are allowed. Every column has one chunk."""
         distinct, place = np.unique(rows, return_inverse=True)
-        piece_of = np.searchsorted(self._starts, distinct, side="right") - 1
+        bounds = np.searchsorted(distinct, self._starts)
         found = [self.schema.empty_table()]
-        for number in np.unique(piece_of):
-            wanted = distinct[piece_of == number] - self._starts[number]
+        for number in np.flatnonzero(np.diff(bounds)):
+            wanted = distinct[bounds[number] : bounds[number + 1]] - self._starts[number]
             found.append(pa.Table.from_batches([self._pieces[number].take(pa.array(wanted))]))
         return pa.concat_tables(found).combine_chunks().take(pa.array(place))

@@ -1,7 +1,6 @@
 """`raytriever pack`: pairs to equal batches within one domain, a new packing for every epoch."""
 
 from collections.abc import Iterator, Sequence, Set
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,26 +12,33 @@ from pydantic import Field, model_validator
 
 from pipelines.clustering.clusters import CLUSTERS, DomainPairs, read_domain
 from pipelines.clustering.pair_vectors import StoredPairs
-from pipelines.jobs.lookups import add_array, earlier_file, earlier_record, map_array, map_pair_rows, write_pair_rows
+from pipelines.jobs.lookups import (
+    add_array,
+    earlier_file,
+    earlier_record,
+    map_array,
+    open_parts,
+    part_shards,
+    write_part,
+)
 from pipelines.packing.domain_groups import groups_of, unclustered
-from pipelines.packing.neighbours import LISTS, Neighbours, find_neighbours
 from pipelines.packing.pack import PackingSettings, pack, packing_facts
 from pipelines.packing.polish import VectorsOf
+from pipelines.packing.regions import divide, number_of_regions
 from pipelines.pairs.pairs import PAIRS, SmallDomains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.indexes.vector_index import set_threads
+from retrieval.collections.collection import ParquetRows
 from retrieval.vectors import StoredVectors
 
-PART_PAIRS = 1 << 20  # of a part of an epoch, at least, in all parts but the last
 PACKING = "packing"
 SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
+_ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
+_REGIONS = ("pairs", "clusters", "regions", "bounds")  # arrays of a divided domain: the first two by region
 _ROW_GROUP = 1 << 17
-_ROWS_SHARD = "pair-rows"
-_STORED_FROM = 2048  # clusters of a domain; the lists of fewer are made in less time than they are read
 
 
 class PackConfig(StageConfig):
@@ -74,12 +80,12 @@ class PackConfig(StageConfig):
 
 
 class Pack(Stage[PackConfig]):
-    """A shard is an epoch. Before them, one for each large domain lists the neighbours that all epochs' tours need; of
-    many pairs in several domains, an epoch is packed in parts before it is joined."""
+    """A shard is an epoch. Of many pairs, an epoch is packed in parts before it is joined: a few domains, or one region
+    of a large domain, whose regions are found first."""
 
     command = "pack"
     kind = PACKING
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = PackConfig
     unit = "examples"
 
@@ -89,35 +95,38 @@ class Pack(Stage[PackConfig]):
             _check_clusters(Artifact(str(self.config.clusters), CLUSTERS), self.config)
 
     def plan(self) -> list[Shard]:
-        """The lists, the parts, the epochs; refuses inputs that don't go together."""
+        """The regions, the pairs' rows, the parts, the epochs; refuses inputs that don't go together."""
         config = self.config
-        lists: list[Shard] = []
-        bounds: list[tuple[int, int]] = []
+        regions, parts = list[Shard](), list[dict[str, Any]]()
         if config.clusters:
             clusters = Artifact(config.clusters, CLUSTERS)
-            sizes = [int(shard.counts["clusters"]) for shard in clusters.shards]
-            bounds = parts_of([shard.rows for shard in clusters.shards])
-            if config.packing.order == "tour":
-                large = [number for number, size in enumerate(sizes) if size >= _STORED_FROM]
-                lists = [Shard(_lists_shard(number), {"lists": number}, intermediate=True) for number in large]
+            most = config.packing.region_pairs
+            counts = [number_of_regions(shard.rows, int(shard.counts["clusters"]), most) for shard in clusters.shards]
+            parts = parts_of([shard.rows for shard in clusters.shards], counts, most)
+            large = {number: count for number, count in enumerate(counts) if count > 1}
+            regions = [
+                Shard(_regions_shard(number), {"divide": number, "regions": count}, intermediate=True)
+                for number, count in large.items()
+            ]
             self._check_domains([str(shard.facts["domain"]) for shard in clusters.shards])
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
-        rows = [Shard(_ROWS_SHARD, {"rows": "of pairs"}, intermediate=True)] if config.packing.polish_sweeps else []
-        return [*lists, *rows, *self._epochs(bounds)]
+        rows = part_shards("rows", Artifact(str(config.pairs), PAIRS), "pairs/") if config.packing.polish_sweeps else []
+        return [*regions, *rows, *self._epochs(parts, len(rows))]
 
-    def _epochs(self, bounds: list[tuple[int, int]]) -> list[Shard]:
+    def _epochs(self, parts: list[dict[str, Any]], rows: int) -> list[Shard]:
         """An epoch is one shard, or, where there is more than one part, the parts and what joins them."""
         shards = []
         for epoch in range(self.config.epochs):
             name = f"epoch={epoch:05d}"
-            if len(bounds) < 2:
-                shards.append(Shard(name, {"epoch": epoch}, phase=1))
+            described = {"epoch": epoch, "rows": rows}
+            if len(parts) < 2:
+                shards.append(Shard(name, described, phase=1))
                 continue
-            parts = {f"{name}-part-{number:05d}": bound for number, bound in enumerate(bounds)}
-            for part, bound in parts.items():
-                shards.append(Shard(part, {"epoch": epoch, "domains": list(bound)}, phase=1, intermediate=True))
-            shards.append(Shard(name, {"epoch": epoch, "parts": list(parts)}, phase=2))
+            names = [f"{name}-part-{number:05d}" for number in range(len(parts))]
+            for part, of_part in zip(names, parts, strict=True):
+                shards.append(Shard(part, described | of_part, phase=1, intermediate=True))
+            shards.append(Shard(name, {"epoch": epoch, "parts": names}, phase=2))
         return shards
 
     def _check_pairs(self, pairs: Artifact) -> None:
@@ -138,40 +147,53 @@ class Pack(Stage[PackConfig]):
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
-        if "lists" in shard.description:
-            return self._make_lists(shard, writer)
-        if "rows" in shard.description:
-            write_pair_rows(writer, Artifact(str(self.config.pairs), PAIRS))
-            return writer.commit(0)
+        if "divide" in shard.description:
+            return self._make_regions(shard.description["divide"], shard.description["regions"], writer)
+        if "make" in shard.description:
+            rows = ParquetRows(Artifact(str(self.config.pairs), PAIRS), shard.description["files"])
+            return write_part(writer, shard, _ROWS, rows.tables(_ROWS.names))
         if "domains" in shard.description:
             return self._make_part(shard, writer)
         return self._make_epoch(shard, writer)
 
-    def _make_lists(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        number = shard.description["lists"]
-        assert self.config.clusters is not None
-        centroids = read_domain(Artifact(self.config.clusters, CLUSTERS), number).centroids
-        if len(centroids) > self.config.packing.exact_neighbours_up_to:
-            set_threads(max(1, int(self.config.resources.cpus)))
-        neighbours = find_neighbours(centroids, self.config.packing.exact_neighbours_up_to)
-        for name in LISTS:
-            add_array(writer, _list_file(number, name), getattr(neighbours, name))
+    def _make_regions(self, number: int, count: int, writer: ShardWriter) -> ShardRecord:
+        """Which region each cluster is in, and a domain's pairs, region after region.
+
+        Regions are of near clusters where a tour is to visit them, else of any.
+        """
+        domain = read_domain(Artifact(str(self.config.clusters), CLUSTERS), number)
+        sizes = np.bincount(domain.clusters, minlength=len(domain.centroids))
+        if self.config.packing.order == "tour":
+            regions = divide(domain.centroids, sizes, count)
+        else:
+            regions = (np.random.default_rng([self.config.seed, number]).permutation(len(sizes)) % count).astype(
+                np.int32
+            )
+        of_pairs = regions[domain.clusters]
+        by_region = np.argsort(of_pairs, kind="stable")
+        bounds = np.cumsum([0, *np.bincount(of_pairs, minlength=count)])
+        arrays = (domain.pairs[by_region], domain.clusters[by_region], regions, bounds)
+        for name, array in zip(_REGIONS, arrays, strict=True):
+            add_array(writer, _regions_file(number, name), array)
         return writer.commit(0)
 
     def _make_part(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
-        """Some domains of one epoch."""
-        name = f"parts/{shard.name}.parquet"
-        with _writer(writer.path(name)) as file:
-            figures, left_out = self._pack(shard.description["epoch"], file, range(*shard.description["domains"]))
-        writer.add(name)
-        return writer.commit(0, facts={"figures": figures, "left_out": left_out})
+        """Some domains of one epoch, or a region of one; beside it pairs to be dealt with those of other regions."""
+        names = [f"parts/{shard.name}.parquet", f"parts/{shard.name}.aside.parquet"]
+        with _writer(writer.path(names[0])) as file, _writer(writer.path(names[1])) as aside:
+            figures, left_out = self._pack(shard, file, aside)
+        for name in names:
+            writer.add(name)
+        described = shard.description
+        facts = {"figures": figures, "left_out": left_out, "domain": described["domains"][0]}
+        return writer.commit(0, facts=facts)
 
     def _make_epoch(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One epoch, domain by domain; a row is an example, ``batch_size`` rows after one another a batch."""
         epoch, size, parts = shard.description["epoch"], self.config.packing.batch_size, shard.description.get("parts")
         name = f"{shard.name}/packing.parquet"
         with _writer(writer.path(name)) as file:
-            figures, left_out = self._join(parts, file) if parts else self._pack(epoch, file)
+            figures, left_out = self._join(epoch, parts, file) if parts else self._pack(shard, file)
         rows = pq.read_metadata(writer.path(name)).num_rows
         writer.add(name)
         return writer.commit(
@@ -186,69 +208,86 @@ class Pack(Stage[PackConfig]):
             },
         )
 
-    def _join(self, parts: list[str], file: pq.ParquetWriter) -> tuple[list[dict[str, Any]], int]:
-        """Writes the examples of all parts, row group after row group: byte for byte what one task would write."""
+    def _join(self, epoch: int, parts: list[str], file: pq.ParquetWriter) -> tuple[list[dict[str, Any]], int]:
+        """Writes the examples of all parts, row group after row group: byte for byte what one task would write. Then
+        deals what regions have set aside, domain by domain."""
         figures: list[dict[str, Any]] = []
         left_out = 0
+        aside: dict[int, list[Path]] = {}
         for shard in parts:
             record = earlier_record(self.config.output, shard)
-            with pq.ParquetFile(earlier_file(self.config.output, shard, record.files[0].name)) as part:
+            path, beside = (earlier_file(self.config.output, shard, found.name) for found in record.files)
+            with pq.ParquetFile(path) as part:
                 for group in range(part.num_row_groups):
                     file.write_table(part.read_row_group(group))
+            if pq.read_metadata(beside).num_rows:
+                aside.setdefault(record.facts["domain"], []).append(beside)
             figures += record.facts["figures"]
             left_out += record.facts["left_out"]
+        for number, paths in aside.items():
+            rows = pa.concat_tables(pq.read_table(path) for path in paths)
+            name = str(Artifact(str(self.config.clusters), CLUSTERS).shards[number].facts["domain"])
+            pairs, clusters = (rows[column].to_numpy() for column in ("pair", "cluster"))
+            order = np.random.default_rng([self.config.seed, epoch, number]).permutation(len(rows))
+            _write(file, DomainPairs(name, pairs, clusters, np.empty((0, 0), dtype=np.float32)), order)
         return figures, left_out
 
     def _pack(
-        self, epoch: int, file: pq.ParquetWriter, numbers: range | None = None
+        self, shard: Shard, file: pq.ParquetWriter, aside: pq.ParquetWriter | None = None
     ) -> tuple[list[dict[str, Any]], int]:
-        """Packs the domains of these ``numbers``, or all of them: figures of each, and how many pairs are left out."""
-        config = self.config
-        read = self._vectors() if config.packing.polish_sweeps else None
+        """Packs the shard's domains, all, some or a region of one: figures of each, and how many pairs are left out."""
+        config, described = self.config, shard.description
+        region = described.get("region")
         figures: list[dict[str, Any]] = []
         left_out = 0
-        for number, domain in enumerate(self._domains(numbers), start=numbers.start if numbers else 0):
+        for number, domain in self._domains(described.get("domains"), region):
             packed = pack(
-                domain.clusters,
+                domain.clusters
+                if region is None
+                else np.unique(domain.clusters, return_inverse=True)[1].astype(np.int32),
                 domain.centroids,
                 config.packing,
                 config.seed,
-                epoch,
+                described["epoch"],
                 number,
-                vectors=_of_domain(read, domain.pairs) if read else None,
-                neighbours=self._stored_neighbours(number, domain),
+                vectors=self._vectors(domain, described["rows"]) if config.packing.polish_sweeps else None,
                 name=domain.domain,
+                region=region,
             )
-            chosen = packed.batches.ravel()
-            for start in range(0, len(chosen), _ROW_GROUP):
-                file.write_table(_table(domain, chosen[start : start + _ROW_GROUP]))
+            _write(file, domain, packed.batches.ravel())
+            if aside:
+                _write(aside, domain, packed.aside)
             figures.append(packed.figures)
-            left_out += len(domain.pairs) - packed.batches.size
+            left_out += len(domain.pairs) - packed.batches.size - len(packed.aside)
         return figures, left_out
 
-    def _domains(self, numbers: range | None) -> Iterator[DomainPairs]:
-        """One after another: only one is held."""
+    def _domains(self, bounds: list[int] | None, region: int | None) -> Iterator[tuple[int, DomainPairs]]:
+        """With their numbers, one after another: only one is held."""
         config = self.config
-        if config.clusters:
-            clusters = Artifact(config.clusters, CLUSTERS)
-            chosen = range(len(clusters.shards)) if numbers is None else numbers
-            return (read_domain(clusters, number) for number in chosen)
-        pairs = Artifact(str(config.pairs), PAIRS)
-        return unclustered(groups_of(pairs, config.packing.batch_size, config.small_domains))
+        if not config.clusters:
+            pairs = Artifact(str(config.pairs), PAIRS)
+            return enumerate(unclustered(groups_of(pairs, config.packing.batch_size, config.small_domains)))
+        clusters = Artifact(config.clusters, CLUSTERS)
+        chosen = range(*bounds) if bounds else range(len(clusters.shards))
+        if region is not None:
+            return iter([(chosen[0], self._region(clusters, chosen[0], region))])
+        return ((number, read_domain(clusters, number)) for number in chosen)
 
-    def _stored_neighbours(self, number: int, domain: DomainPairs) -> Neighbours | None:
-        if self.config.packing.order != "tour" or len(domain.centroids) < _STORED_FROM:
-            return None
-        shard = _lists_shard(number)
-        lists = [map_array(self.config.output, shard, _list_file(number, name)) for name in LISTS]
-        exact = len(domain.centroids) <= self.config.packing.exact_neighbours_up_to
-        return Neighbours(domain.centroids, exact, *lists)
+    def _region(self, clusters: Artifact, number: int, region: int) -> DomainPairs:
+        """What ``_make_regions`` wrote, of one region; the centroids are those of its clusters, in order."""
+        files = (_regions_file(number, name) for name in _REGIONS)
+        found = (map_array(self.config.output, _regions_shard(number), name) for name in files)
+        pairs, of_pairs, regions, bounds = found
+        own = slice(bounds[region], bounds[region + 1])
+        centroids = np.load(clusters.path(clusters.shards[number].files[1].name), mmap_mode="r")
+        name = str(clusters.shards[number].facts["domain"])
+        return DomainPairs(name, pairs[own], of_pairs[own], centroids[np.flatnonzero(regions == region)])
 
-    def _vectors(self) -> VectorsOf:
-        """Reads the vectors of pairs by number, those of a few at a time."""
-        assert self.config.vectors is not None
-        query_rows, document_rows = map_pair_rows(self.config.output, _ROWS_SHARD)
-        return StoredPairs(StoredVectors(self.config.vectors), document_rows, query_rows).take
+    def _vectors(self, domain: DomainPairs, parts: int) -> VectorsOf:
+        """Reads the vectors of the domain's items by number, those of a few at a time."""
+        rows = open_parts(self.config.output, "rows", parts).take(domain.pairs)
+        document_rows, query_rows = rows["document_row"].to_numpy(), rows["query_row"].to_numpy()
+        return StoredPairs(StoredVectors(str(self.config.vectors)), document_rows, query_rows).take
 
     def _dropped(self, left_out: int) -> dict[str, int]:
         dropped = {"pairs that fill no batch of their domain in an epoch": left_out} if left_out else {}
@@ -267,12 +306,8 @@ class Pack(Stage[PackConfig]):
         return Artifact(self.config.pairs, PAIRS).fingerprint
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """Which pairs the numbers mean, and how the tours' neighbours were found."""
-        found: dict[str, Any] = {"origins": records[0].facts["origins"]}
-        if self.config.clusters and self.config.packing.order == "tour":
-            most = max(int(shard.counts["clusters"]) for shard in Artifact(self.config.clusters, CLUSTERS).shards)
-            found["neighbours"] = "exact" if most <= self.config.packing.exact_neighbours_up_to else "hnsw"
-        return found
+        """Which pairs the numbers mean."""
+        return {"origins": records[0].facts["origins"]}
 
     def summary(self, artifact: Artifact) -> str:
         """Batches and epochs."""
@@ -285,21 +320,19 @@ def _writer(path: Path) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, SCHEMA, compression="zstd")
 
 
-def _table(domain: DomainPairs, items: NDArray[np.int64]) -> pa.Table:
-    columns = {"pair": domain.pairs[items], "cluster": domain.clusters[items]}
-    return pa.table(columns | {"domain": pa.repeat(domain.domain, len(items))}, schema=SCHEMA)
+def _write(file: pq.ParquetWriter, domain: DomainPairs, items: NDArray[np.int64]) -> None:
+    for start in range(0, len(items), _ROW_GROUP):
+        chosen = items[start : start + _ROW_GROUP]
+        columns = {"pair": domain.pairs[chosen], "cluster": domain.clusters[chosen]}
+        file.write_table(pa.table(columns | {"domain": pa.repeat(domain.domain, len(chosen))}, schema=SCHEMA))
 
 
-def _of_domain(read: VectorsOf, pairs: NDArray[np.int64]) -> VectorsOf:
-    return lambda items: read(pairs[items])
+def _regions_shard(number: int) -> str:
+    return f"regions-{number:05d}"
 
 
-def _lists_shard(number: int) -> str:
-    return f"neighbours-{number:05d}"
-
-
-def _list_file(number: int, name: str) -> str:
-    return f"neighbours/{number:05d}.{name}.npy"
+def _regions_file(number: int, name: str) -> str:
+    return f"regions/{number:05d}.{name}.npy"
 
 
 def _check_clusters(clusters: Artifact, config: PackConfig) -> None:
@@ -311,14 +344,21 @@ def _check_clusters(clusters: Artifact, config: PackConfig) -> None:
         )
 
 
-def parts_of(pairs_of_domains: Sequence[int]) -> list[tuple[int, int]]:
-    """The domains (first, and the one behind the last) of each part, for all domains in order."""
-    bounds, pairs = [0], 0
-    for number, size in enumerate(pairs_of_domains, start=1):
-        pairs += size
-        if pairs >= PART_PAIRS:
-            bounds.append(number)
-            pairs = 0
-    if pairs:
-        bounds.append(len(pairs_of_domains))
-    return list(pairwise(bounds))
+def parts_of(pairs: Sequence[int], regions: Sequence[int], most: int) -> list[dict[str, Any]]:
+    """What the tasks of an epoch pack, in the order of the domains: ``domains``, the first and the one behind the last,
+    of ``most`` pairs or little more; or of a domain of several regions one ``region``."""
+    parts: list[dict[str, Any]] = []
+    first, waiting = 0, 0
+    for number, (size, count) in enumerate(zip(pairs, regions, strict=True)):
+        waiting += size
+        if count > 1 and first < number:
+            parts.append({"domains": [first, number]})
+            first = number
+        if count > 1:
+            parts += [{"domains": [number, number + 1], "region": region} for region in range(count)]
+        elif waiting >= most or number + 1 == len(pairs):
+            parts.append({"domains": [first, number + 1]})
+        else:
+            continue
+        first, waiting = number + 1, 0
+    return parts

@@ -1,8 +1,4 @@
-"""The lists that a greedy tour walks along: for every cluster, the clusters near it.
-
-Made once, of use for any number of tours. Up to ``PackingSettings.exact_neighbours_up_to`` clusters the lists are
-exact: a bound says what isn't on them. Beyond, where K² products take too long, an HNSW graph finds them.
-"""
+"""The lists that a greedy tour walks along: for each cluster those near it, and a bound on what isn't listed."""
 
 from dataclasses import dataclass
 
@@ -11,13 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.clustering.nearest_centroids import product_dtype
-from retrieval.indexes.vector_index import build_shard, search_shard, set_search_parameters, train
 
-EXACT_UP_TO = 1 << 18
-HNSW = "HNSW32,Flat"
-SEARCH = "efSearch=128"
-BLOCK_ROWS = 16_384
-LISTS = ("clusters", "nearness", "thresholds", "errors")  # the arrays of ``Neighbours`` beside the centroids
 LIST_LENGTH = 96  # what a list holds at most
 
 SAMPLED_LENGTH = 128  # entries above a threshold, on average, before the list is cut to that
@@ -36,65 +26,15 @@ class Neighbours:
     """What is near each of K centroids.
 
     ``clusters`` (K, L) int32: nearest first, filled up with the cluster itself; ``nearness`` (K, L) float32: computed
-    -|x - y|²/2 in some unit, wrong by at most ``errors[i]`` (K,) float32. With ``exact``, the true nearness of whatever
-    isn't on list i is at most ``thresholds[i]`` (K,) float32. All arrays may be memory-mapped.
+    -|x - y|²/2 in some unit, wrong by at most ``errors[i]`` (K,) float32. The true nearness of whatever isn't on list i
+    is at most ``thresholds[i]`` (K,) float32.
     """
 
     centroids: NDArray[np.floating]
-    exact: bool
     clusters: NDArray[np.int32]
     nearness: NDArray[np.float32]
     thresholds: NDArray[np.float32]
     errors: NDArray[np.float32]
-
-
-def find_neighbours(centroids: NDArray[np.floating], exact_up_to: int = EXACT_UP_TO) -> Neighbours:
-    """Lists the clusters nearest to each of the ``centroids`` (K, dimension), ``LIST_LENGTH`` at most.
-
-    Exact lists take K² · dimension multiplications in blocks, and memory of about K · (4 · dimension + 4000) bytes;
-    approximate ones, of more than ``exact_up_to`` clusters, that of the index, K · (4 · dimension + 1000) bytes. The
-    centroids must be finite.
-    """
-    if len(centroids) <= exact_up_to:
-        return Neighbours(centroids, True, *exact_lists(centroids))
-    return Neighbours(centroids, False, *_approximate_lists(centroids))
-
-
-def _approximate_lists(
-    centroids: NDArray[np.floating],
-) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Lists by HNSW, thresholds and errors of zero information.
-
-    The index compares by inner product, so the points are lifted to a sphere, twice as wide as they are, on which
-    inner products have (but for its slight curvature) the order of distances.
-    """
-    size = len(centroids)
-    centre = centroids.mean(axis=0, dtype=np.float64)
-    radius = 2 * (_longest(centroids, centre) or 1.0)
-
-    def lifted(begin: int) -> NDArray[np.float32]:
-        points = (centroids[begin : begin + BLOCK_ROWS] - centre) / radius
-        height = np.sqrt(1 - np.einsum("ij,ij->i", points, points))
-        return np.concatenate((points, height[:, None]), axis=1).astype(np.float32)
-
-    starts = range(0, size, BLOCK_ROWS)
-    index = build_shard(map(lifted, starts), HNSW, trained=train(lifted(0), HNSW, seed=0))
-    set_search_parameters(index, SEARCH)
-    length = min(LIST_LENGTH, size)
-    clusters = np.empty((size, length), dtype=np.int32)
-    nearness = np.empty((size, length), dtype=np.float32)
-    for begin in starts:
-        found = search_shard(index, lifted(begin), length)
-        part = slice(begin, begin + len(found.rows))
-        own = np.arange(begin, begin + len(found.rows))[:, None]
-        clusters[part] = np.where(found.rows >= 0, found.rows, own)
-        nearness[part] = found.scores - 1
-    return clusters, nearness, np.full(size, -np.inf, np.float32), np.zeros(size, np.float32)
-
-
-def _longest(centroids: NDArray[np.floating], centre: NDArray[np.float64]) -> float:
-    blocks = (centroids[begin : begin + BLOCK_ROWS] - centre for begin in range(0, len(centroids), BLOCK_ROWS))
-    return max(float(np.sqrt(np.square(block).sum(axis=1).max())) for block in blocks)
 
 
 @dataclass(frozen=True)
@@ -107,10 +47,11 @@ class _Rounded:
     residues: NDArray[np.float64]  # length of each point's rounding error
 
 
-def exact_lists(
-    centroids: NDArray[np.floating],
-) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Clusters and nearness (K, L), thresholds and errors (K,) as ``Neighbours`` describes them.
+def find_neighbours(centroids: NDArray[np.floating]) -> Neighbours:
+    """Lists the clusters nearest to each of the ``centroids`` (K, dimension), ``LIST_LENGTH`` at most.
+
+    It takes K² · dimension multiplications in blocks, and memory of about K · (4 · dimension + 4000) bytes. The
+    centroids must be finite.
 
     By one symmetric matrix product at the speed of coarse arithmetic (bfloat16 where the processor multiplies in it).
     Nearness of x and y is -|x - y|²/2, so one triangle of the K × K products serves both sides. Each row carries |x|²/2
@@ -129,7 +70,8 @@ def exact_lists(
     errors, slack = _errors(rounded, thresholds, np.minimum(clusters.min(axis=1), np.arange(len(order))))
     bounds = np.where(overlong, np.inf, np.maximum(thresholds, cut) + slack)
     places = np.argsort(order, kind="stable")
-    return (
+    return Neighbours(
+        centroids,
         order.astype(np.int32)[clusters[places]],
         nearness[places],
         np.nextafter(bounds.astype(np.float32), np.float32(np.inf))[places],

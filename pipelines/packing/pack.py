@@ -6,14 +6,14 @@ joins small ones with near ones.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from pipelines.packing.neighbours import EXACT_UP_TO, Neighbours, find_neighbours
+from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.polish import VectorsOf, polish_batches
 from pipelines.packing.tour import Tour, greedy_tour, tour_length
 from raytriever.errors import UserError
@@ -40,8 +40,8 @@ class PackingSettings(Settings):
     """Rounds of swaps that make near batches harder (eq. 2)."""
     polish_margin: float = Field(default=0.0, ge=0)
     """The filter's: negatives that it will mask count for nothing in swaps."""
-    exact_neighbours_up_to: int = Field(default=EXACT_UP_TO, gt=0)
-    """Clusters of a domain; of more, an HNSW graph finds the near ones."""
+    region_pairs: int = Field(default=1 << 20, gt=0)
+    """A domain of more pairs is divided into regions of near clusters, each packed by a task of its own."""
 
     def shuffled_share(self, epoch: int, domain: str | None) -> float:
         """Of the domain's batches in this epoch; ``domain``: its name, None where it has none."""
@@ -49,7 +49,12 @@ class PackingSettings(Settings):
         return shares[epoch % len(shares)] if isinstance(shares, tuple) else shares
 
     @model_validator(mode="after")
-    def _turns_are_named(self) -> Self:
+    def _settings_fit(self) -> Self:
+        if self.region_pairs < 2 * self.batch_size:
+            raise ValueError(
+                f"region_pairs is {self.region_pairs}, less than two batches of {self.batch_size}: what is left over of"
+                " each region would be much. Raise it"
+            )
         if () in (self.shuffled, *self.shuffled_of_domains.values()):
             raise ValueError("shuffled is an empty list. Give one share, or one for each epoch in turn, such as [1, 0]")
         return self
@@ -61,11 +66,13 @@ class Packing:
 
     ``figures``: JSON values, each where it was done. ``tour``: its length and that of a random order (Euclidean), and
     what its walk took; ``polish``: the sums that ``Polished`` has, and how many batches they are of; ``shuffled``:
-    batches whose pairs were dealt anew.
+    batches whose pairs were dealt anew. ``aside`` int64 (n,): of a region, items of that many batches, which are to be
+    dealt with those of the domain's other regions.
     """
 
     batches: NDArray[np.int64]
     figures: dict[str, Any]
+    aside: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 def pack(
@@ -76,39 +83,44 @@ def pack(
     epoch: int,
     domain: int = 0,
     vectors: VectorsOf | None = None,
-    neighbours: Neighbours | None = None,
     name: str | None = None,
+    region: int | None = None,
 ) -> Packing:
     """Packs the n items of one domain, number ``domain`` of all, into batches: a function of its arguments alone.
 
     ``clusters`` (n,): the cluster of each item; ``centroids`` (K, d). ``vectors`` reads document and query vectors of
-    the given items, for the polish. ``neighbours``: what ``find_neighbours`` returned for the centroids, which serves
-    all epochs; made here where absent. Fewer than ``batch_size`` items are left out; over epochs these rotate through
-    all of them. ``name``: the domain's, where it may have settings of its own. Raises ``UserError`` for fewer items
-    than a batch, and for a polish without vectors.
+    the given items, for the polish. Fewer than ``batch_size`` items are left out; over epochs these rotate through all
+    of them. ``name``: the domain's, where it may have settings of its own. ``region``: which one of the domain's these
+    items are, if not all. Raises ``UserError`` for fewer items than a batch, and for a polish without vectors.
     """
     if settings.polish_sweeps and vectors is None:
         raise UserError(f"polish_sweeps is {settings.polish_sweeps}, which needs vectors. Give them, or set it to 0.")
-    if len(clusters) < settings.batch_size:
+    if len(clusters) < settings.batch_size and region is None:
         raise UserError(
             f"A domain has {len(clusters)} pairs, fewer than the batch_size of {settings.batch_size}. Cluster again"
             " with smallest_domain set to the batch size, or lower the batch size."
         )
-    generator = np.random.default_rng([seed, epoch, domain])
+    place = [domain] if region is None else [domain, region]
+    generator = np.random.default_rng([seed, epoch, *place])
     packed = np.ones(len(clusters), dtype=bool)
-    packed[_left_out(len(clusters), settings.batch_size, seed, epoch, domain)] = False
+    packed[_left_out(len(clusters), settings.batch_size, epoch, [seed, *place])] = False
     items, figures = np.flatnonzero(packed), dict[str, Any]()
-    share = settings.shuffled_share(epoch, name)
-    if share == 1:
+    share, aside = settings.shuffled_share(epoch, name), items[:0]
+    if share == 1 and region is None:
         batches = cut_into_batches(generator.permutation(items), settings.batch_size)
         return Packing(batches, {"shuffled": len(batches)})
+    if share and region is not None:
+        figures["shuffled"] = round(share * len(items) / settings.batch_size)
+        aside, items = np.split(generator.permutation(items), [figures["shuffled"] * settings.batch_size])
+        items, share = np.sort(items), 0.0
+    if not len(items):
+        return Packing(cut_into_batches(items, settings.batch_size), figures, aside)
     if settings.order == "topics":
         batches = topic_batches(clusters, items, settings.batch_size, generator)
     else:
         if settings.order == "tour":
-            near = neighbours or find_neighbours(centroids, settings.exact_neighbours_up_to)
-            random_order = np.random.default_rng([seed, epoch, domain, _RANDOM_ORDER]).permutation(len(centroids))
-            tour = greedy_tour(near, int(generator.integers(len(centroids))))
+            random_order = np.random.default_rng([seed, epoch, *place, _RANDOM_ORDER]).permutation(len(centroids))
+            tour = greedy_tour(find_neighbours(centroids), int(generator.integers(len(centroids))))
             order = tour.order
             figures["tour"] = _tour_figures(centroids, tour, random_order)
         else:
@@ -122,7 +134,7 @@ def pack(
     if share:
         figures["shuffled"] = round(share * len(batches))
         batches = shuffle_some(batches, figures["shuffled"], generator)
-    return Packing(batches, figures)
+    return Packing(batches, figures, aside)
 
 
 def _tour_figures(centroids: NDArray[np.float32], tour: Tour, random_order: NDArray[np.int64]) -> dict[str, Any]:
@@ -193,13 +205,13 @@ def cut_into_batches(flat: NDArray[np.int64], batch_size: int) -> NDArray[np.int
     return flat[: count * batch_size].reshape(count, batch_size)
 
 
-def _left_out(count: int, batch_size: int, seed: int, epoch: int, domain: int) -> NDArray[np.int64]:
+def _left_out(count: int, batch_size: int, epoch: int, seed: Sequence[int]) -> NDArray[np.int64]:
     """The items beyond the last full batch: the next run of one fixed shuffle, so that each has its turn.
 
     Were it the end of the tour, which walks to what lies far from all else last, outliers would hardly be trained on.
     """
     remainder = count % batch_size
-    turn = np.random.default_rng([seed, domain]).permutation(count)
+    turn = np.random.default_rng(seed).permutation(count)
     return turn[(epoch * remainder + np.arange(remainder)) % count]
 
 

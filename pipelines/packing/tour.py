@@ -6,8 +6,8 @@ unvisited one with the nearest centroid. Taken literally, each of the K steps re
 
 Here every cluster has a list of those near it; the walk takes the nearest unvisited one of the list, and where the
 list is used up it looks at all survivors once. The lists' nearness is coarse: an error bound tells which entries could
-be the nearest, and these few are compared in float64. So with exact lists the order is that of the literal walk, on
-any processor and any number of threads.
+be the nearest, and these few are compared in float64. So the order is that of the literal walk, on any processor and
+any number of threads.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pipelines.clustering.nearest_centroids import CACHED_ROWS, squared_distances
 from pipelines.packing.neighbours import Neighbours
 
-SURVIVORS_SEEN = 1 << 14  # at a dead end of approximate lists
 TINY = 1e-30  # squared differences of this size may be lost
 
 
@@ -35,9 +34,7 @@ class Tour:
 def greedy_tour(neighbours: Neighbours, start: int) -> Tour:
     """The tour in which a greedy walk from cluster ``start`` visits all clusters.
 
-    With exact lists the next cluster is the unvisited one at the smallest Euclidean distance (float64), the lowest
-    index on ties; with approximate ones it is so among the listed, and at a dead end among ``SURVIVORS_SEEN`` spread
-    over the survivors: no step is of the order of K.
+    The next cluster is the unvisited one at the smallest Euclidean distance (float64), the lowest index on ties.
     """
     size = len(neighbours.centroids)
     walk = _Walk(neighbours)
@@ -72,7 +69,7 @@ class _Walk:
         self._thresholds: list[float] = neighbours.thresholds.tolist()
         self._errors: list[float] = neighbours.errors.tolist()
         self._unvisited = np.ones(len(neighbours.centroids), dtype=bool)
-        self._survivors = _Survivors(neighbours.centroids, None if neighbours.exact else SURVIVORS_SEEN)
+        self._survivors = _Survivors(neighbours.centroids)
 
     def visit(self, cluster: int) -> None:
         self._unvisited[cluster] = False
@@ -94,11 +91,10 @@ class _Walk:
 
 
 class _Survivors:
-    """The points not yet visited, looked at whole at a dead end; or, with a ``limit``, so many spread over them."""
+    """The points not yet visited, looked at whole at a dead end."""
 
-    def __init__(self, centroids: NDArray[np.floating], limit: int | None) -> None:
+    def __init__(self, centroids: NDArray[np.floating]) -> None:
         self._centroids = centroids
-        self._limit = limit
         self._centre = centroids.mean(axis=0, dtype=np.float64)  # distances stay, rounding errors shrink
         longest = float(np.sqrt(squared_distances(centroids, self._centre).max()))
         self._unit = float(2.0 ** np.ceil(np.log2(longest))) if longest > 0 else 1.0
@@ -109,7 +105,7 @@ class _Survivors:
         """Unvisited clusters, of which one is the nearest to ``cluster``, and how many were looked at."""
         kept = unvisited[self._clusters].nonzero()[0]
         if 4 * len(kept) <= 3 * len(self._clusters):  # copying pays once a fourth is gone
-            if self._limit or not len(kept):
+            if not len(kept):
                 self._begin(np.flatnonzero(unvisited).astype(np.int32))
             else:
                 self._clusters, self._points = self._clusters[kept], self._points[kept]
@@ -124,8 +120,6 @@ class _Survivors:
         return clusters[nearness >= lowest], len(self._points)
 
     def _begin(self, clusters: NDArray[np.int32]) -> None:
-        if self._limit:
-            clusters = clusters[:: -(-len(clusters) // self._limit)]
         self._clusters = clusters
         self._points = np.empty((len(clusters), self._centroids.shape[1] + 1), dtype=np.float32)
         for begin in range(0, len(clusters), CACHED_ROWS):

@@ -116,13 +116,6 @@ def test_twice_the_pairs_follow_the_law(name: str, phases: slice, exponent: floa
     assert twice == pytest.approx(2**exponent * once, rel=1e-9)
 
 
-def test_lists_of_neighbours_grow_with_the_square_until_a_graph_finds_them() -> None:
-    exact = [stage("pack", Workload(domains=(64 * clusters,))).phases[0].tasks[0] for clusters in (100_000, 200_000)]
-    assert exact[1] == pytest.approx(4 * exact[0])
-    graph = [stage("pack", Workload(domains=(64 * clusters,))).phases[0].tasks[0] for clusters in (2**19, 2**20)]
-    assert graph[1] == pytest.approx(2 * 20 / 19 * graph[0])
-
-
 def test_every_core_opens_each_file_once() -> None:
     def opening(pairs: int, cores: int) -> float:
         workload, machines = Workload(domains=(pairs,)), replace(FAST, cores=cores)
@@ -173,12 +166,13 @@ def test_parts_share_out_all_domains() -> None:
         assert parted == pytest.approx(whole * DOMAINS[0] / sum(DOMAINS))
 
 
-def test_a_large_domain_of_an_epoch_is_a_task() -> None:
-    workload = Workload(domains=(8_000_000, 2_000_000, 300_000, 100_000), epochs=3)
-    tasks = stage("pack", workload).phases[-1].tasks
-    assert len(tasks) == 9
-    assert [task / tasks[2] for task in tasks[:3]] == pytest.approx([20, 5, 1])
-    assert sum(tasks) == pytest.approx(sum(stage("pack", replace(workload, domains=(10_400_000,))).phases[-1].tasks))
+def test_a_region_of_an_epoch_is_a_task() -> None:
+    workload = Workload(domains=(8_000_000, 1_500_000, 300_000, 100_000), epochs=3)
+    dividing, packing, joining = (phase.tasks for phase in stage("pack", workload).phases)
+    assert [task / dividing[0] for task in dividing] == pytest.approx([1, 1.5 / 8])
+    assert len(packing) == 3 * (8 + 2 + 1)
+    assert max(packing[:8]) == pytest.approx(sum(packing[:8]) / 8)
+    assert joining == [joining[0]] * 3
 
 
 def test_cells_share_the_work_of_their_domain() -> None:
@@ -217,7 +211,7 @@ FIGURES = {
                 "tasks": {"judged": 4, "keys-queries": 6, "keys-documents": 6, "all": 3},
             },
             "cluster": {"seconds": 100, "gib": 1, "tasks": {"lookup": 1, "domain": 5}},
-            "pack": {"seconds": 70, "gib": 1, "tasks": {"neighbours": 4, "epoch": 34}},
+            "pack": {"seconds": 70, "gib": 1, "tasks": {"regions": 1, "epoch": 34}},
             "filter": {"seconds": 30, "gib": 1, "tasks": {"pairs": 2, "queries": 1, "epoch": 40, "audit": 0}},
         },
     },
@@ -225,14 +219,14 @@ FIGURES = {
 
 
 def test_runs_of_another_machine_come_back() -> None:
-    calibration = replace(calibrated(FIGURES), start_up=0, task=0, open_texts=0.0, open_vectors=0.0, exact_lists=0.0)
+    calibration = replace(calibrated(FIGURES), start_up=0, task=0, open_texts=0.0, open_vectors=0.0)
     workload = Workload(domains=(2_000_000,), epochs=1)
     found = {
         forecast.stage.name: forecast.seconds for forecast in forecasts(workload, calibration, replace(FAST, cores=4))
     }
     assert found["pairs"] == pytest.approx(20, rel=0.01)
     assert found["cluster"] == pytest.approx(100, rel=0.06)
-    assert found["pack"] == pytest.approx(70 * 34 / 35)  # an epoch; its lists took a fourth of 4 on 4 cores
+    assert found["pack"] == pytest.approx(70, rel=0.02)  # two regions, on two of the cores
     assert found["filter"] == pytest.approx(30, rel=0.01)
 
 

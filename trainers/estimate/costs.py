@@ -9,7 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, isqrt, log2, sqrt
+from math import ceil, exp, isqrt, sqrt
 from statistics import NormalDist
 
 from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
@@ -18,9 +18,9 @@ from pipelines.jobs.chunk import ChunkConfig
 from pipelines.jobs.cluster import LARGE_DOMAIN
 from pipelines.jobs.collect import CollectConfig
 from pipelines.jobs.filter import FilterConfig
-from pipelines.jobs.pack import PART_PAIRS
 from pipelines.jobs.pairs import PairsConfig
-from pipelines.packing.neighbours import EXACT_UP_TO
+from pipelines.packing.pack import PackingSettings
+from pipelines.packing.regions import number_of_regions
 from retrieval.jobs.embed import ON_GPU
 from retrieval.jobs.index import VectorIndexSettings
 from retrieval.jobs.search import SearchConfig
@@ -35,7 +35,7 @@ _QUERIES_PER_SHARD: int = SearchConfig.model_fields["queries_per_shard"].default
 _CHUNKED_BYTES: float = 1e6 * ChunkConfig.model_fields["megabytes_per_shard"].default
 _INDEX_BUDGET: int = VectorIndexSettings.model_fields["memory_budget"].default
 _INDEX_BLOCK, _INDEX_FACTOR = 16_384, 3  # rows read at once; memory of building over that of the index
-_LISTED_FROM = 2_048  # clusters of a domain
+_REGION_PAIRS: int = PackingSettings.model_fields["region_pairs"].default
 _ACROSS = (1 + REFINEMENTS) * NEAR_CELLS  # cells whose clusters a point is compared with in the end, each time counted
 _ONE = "one task"
 CANDIDATE = 12
@@ -69,14 +69,14 @@ class Calibration:
 
     pairs: Job = Job(11, 1.18, 1.09)
     cluster: Job = Job(66, 0.05, 17.25)
-    pack: Job = Job(36, 6.33, 0.25)
+    pack: Job = Job(36, 6.58, 0)
     filter: Job = Job(39, 0.48, 13.77)
     few_clusters: float = 11 / (100_000 * 1_563)  # k-means in one level: a pair and a cluster
     collect: float = 31e-6  # a pair
     chunk: float = 1 / 36e6  # a byte of text
     tokenize: float = 1 / 495e3  # a token
-    exact_lists: float = 2 * 59 / (262_144**2 * 128)  # two clusters and a dimension
-    graph_lists: float = 2 * 65 / (300_000 * log2(300_000) * 64)  # a cluster, the logarithm of all, a dimension
+    divide: float = 0.2e-6  # a pair of a large domain, put with those of its region
+    join: float = 0.26e-6  # a row of a packing, copied from a part
     index: float = 2 * 10 / (1e6 * 384)  # a vector and a dimension
     search: float = 2 * 10 / (1e3 * 1e6 * 384)  # a query, a vector and a dimension
     evaluate: float = 1.9 / (4 * 173)  # a query of a run
@@ -251,20 +251,24 @@ def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[floa
 
 
 def _pack(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """N, a large domain of an epoch being one task; before, its lists of neighbours, one too: K², or K·log K for many
-    clusters. Joining the domains is left out."""
-    lists = []
+    """N: a large domain's regions are a task each, of every epoch, small domains as many as fill one. Dividing a large
+    domain and joining an epoch are a task each."""
+    of_pair = sum(calibration.pack.of_pair)
+    dividing, packing, small = [], [], 0
     for n in size.domains:
-        k = number_of_clusters(n, size.cluster_size)
-        of_cluster = k * calibration.exact_lists if k <= EXACT_UP_TO else log2(k) * calibration.graph_lists
-        if k >= _LISTED_FROM:
-            lists.append(k * size.dimension * of_cluster)
-    of_pair, _ = calibration.pack.of_pair
-    large = [n for n in size.domains if n >= PART_PAIRS]
-    small = size.pairs - sum(large)
-    parts = [n * of_pair for n in (*large, small) if n] * size.epochs
-    phases = [Phase(lists, "the largest domain")] if lists else []
-    return Stage("pack", [*phases, Phase(parts, "the largest domain")], copied=size.vector_bytes)
+        regions = number_of_regions(n, number_of_clusters(n, size.cluster_size), _REGION_PAIRS)
+        if regions > 1:
+            dividing.append(n * calibration.divide)
+            packing += [n / regions * of_pair] * regions
+        else:
+            small += n
+    parts = ceil(small / _REGION_PAIRS)
+    packing += [small / parts * of_pair] * parts if parts else []
+    phases = [Phase(dividing, "the largest domain")] if dividing else []
+    phases.append(Phase(packing * size.epochs, "the largest region"))
+    joining = [size.pairs * calibration.join] * size.epochs
+    phases += [Phase(joining, "joining", starts=False)] if len(packing) > 1 else []
+    return Stage("pack", phases, copied=size.vector_bytes)
 
 
 def _filter(size: Size, calibration: Calibration, machines: Machines) -> Stage:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from pipelines.clustering.clusters import CLUSTERS, read_domain
 from pipelines.jobs import pack as module
 from pipelines.jobs.cluster import Cluster, ClusterConfig
 from pipelines.jobs.pack import Pack, PackConfig, parts_of
@@ -104,7 +105,6 @@ def test_a_tour_and_its_polish_leave_figures(run: dict[str, str], tmp_path: Path
         assert 0 < tour["length"] < tour["random_length"]
         assert polish["hardness_after"] > polish["hardness_before"]
         assert len(polish["swaps"]) <= 2
-    assert found.manifest["facts"]["neighbours"] == "exact"
 
 
 def test_epochs_in_turns_and_a_domain_apart(run: dict[str, str], tmp_path: Path) -> None:
@@ -123,24 +123,33 @@ def test_epochs_in_turns_and_a_domain_apart(run: dict[str, str], tmp_path: Path)
         packed(tmp_path / "c", clusters=run["pairs_clusters"], packing={"shuffled_of_domains": {"plane": 1}})
 
 
-def test_lists_are_made_once_and_change_nothing(
-    run: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = packed(tmp_path / "a", clusters=run["pairs_clusters"], epochs=2)
-    monkeypatch.setattr(module, "_STORED_FROM", 2)
-    stage = Pack(PackConfig.model_validate({"clusters": run["pairs_clusters"], "packing": {"batch_size": SIZE},
-                                            "epochs": 2, "output": str(tmp_path / "b")}))  # fmt: skip
-    shards = stage.plan()
-    assert [(shard.phase, shard.intermediate) for shard in shards] == [(0, True)] * 2 + [(1, False)] * 2
-    found = Artifact(small_run.make(stage))
-    assert [shard.files for shard in found.shards] == [shard.files for shard in expected.shards]
-    assert not list((tmp_path / "b").rglob("*.npy"))  # removed with the intermediate shards
-
-
-def test_lists_by_hnsw_are_recorded(run: dict[str, str], tmp_path: Path) -> None:
-    found = packed(tmp_path, clusters=run["pairs_clusters"], packing={"exact_neighbours_up_to": 2})
-    check(found, run["pairs"])
-    assert found.manifest["facts"]["neighbours"] == "hnsw"
+def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
+    inputs = {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
+    settings = {"region_pairs": 10, "polish_sweeps": 1, "shuffled": [0, 0.5]}
+    planned = Pack(
+        PackConfig.model_validate(inputs | {"packing": {"batch_size": SIZE, **settings}, "output": "x"})
+    ).plan()
+    assert Counter(shard.name.rstrip("0123456789") for shard in planned) == {
+        "regions-": 2, "rows-": 1, "epoch=": 2, "epoch=00000-part-": 6, "epoch=00001-part-": 6,
+    }  # fmt: skip
+    found = packed(tmp_path / "a", packing=settings, **inputs)
+    for epoch, shard in enumerate(found.shards):
+        table = check(found, run["pairs"], epoch)
+        assert found.manifest["dropped"]["pairs that fill no batch of their domain in an epoch"] > 0
+        assert len(table) > small_run.PAIRS - 6 * SIZE
+        assert shard.facts["polish"]["hardness_after"] >= shard.facts["polish"]["hardness_before"]
+        assert shard.facts["tour"]["steps"] > 0
+        assert (epoch == 1) == ("shuffled" in shard.facts)
+    clusters = Artifact(run["pairs_clusters"], CLUSTERS)
+    of_pair = {}
+    for number in range(2):
+        domain = read_domain(clusters, number)
+        of_pair |= dict(zip(domain.pairs.tolist(), domain.clusters.tolist(), strict=True))
+    assert [of_pair[pair] for pair in table["pair"].to_pylist()] == table["cluster"].to_pylist()
+    folders = {name.split("/")[0] for name in Folder(found.uri).files() if "/" in name}
+    assert folders == {"epoch=00000", "epoch=00001"}  # intermediate ones are removed
+    random = packed(tmp_path / "b", packing={"region_pairs": 10, "order": "random"}, **inputs)
+    check(random, run["pairs"], 1)
 
 
 def test_topics_are_clusters_of_queries(run: dict[str, str], tmp_path: Path) -> None:
@@ -178,13 +187,14 @@ def test_an_epoch_in_parts_is_what_one_task_makes(
 ) -> None:
     inputs = {"clusters": run["pairs_clusters"], "pairs": run["pairs"], "vectors": run["vectors"], "epochs": 2}
     whole = packed(tmp_path / "whole", packing={"polish_sweeps": 1}, **inputs)
-    monkeypatch.setattr("pipelines.jobs.pack.PART_PAIRS", 1)
+    each = [{"domains": [number, number + 1]} for number in range(len(Artifact(run["pairs_clusters"]).shards))]
+    monkeypatch.setattr("pipelines.jobs.pack.parts_of", lambda *_: each)
     settings = {"packing": PackingSettings(batch_size=SIZE, polish_sweeps=1), "output": str(tmp_path / "parts")}
     planned = Pack(PackConfig.model_validate(inputs | settings)).plan()
     domains = len(Artifact(run["pairs_clusters"]).shards)
     assert domains > 1
     assert [shard.name for shard in planned if shard.intermediate] == [
-        "pair-rows",
+        "rows-00000",
         *(f"epoch={epoch:05d}-part-{part:05d}" for epoch in range(2) for part in range(domains)),
     ]
     parts = packed(tmp_path / "parts", packing={"polish_sweeps": 1}, **inputs)
@@ -192,9 +202,14 @@ def test_an_epoch_in_parts_is_what_one_task_makes(
     assert not [name for name in Folder(parts.uri).files() if name.startswith("parts/")]
 
 
-def test_parts_have_domains_after_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.jobs.pack.PART_PAIRS", 10)
-    assert parts_of([3, 4, 3, 20, 9]) == [(0, 3), (3, 4), (4, 5)]
-    assert parts_of([5]) == [(0, 1)]
-    assert parts_of([12, 3]) == [(0, 1), (1, 2)]
-    assert parts_of([]) == []
+def test_parts_have_domains_after_one_another() -> None:
+    def bounds(pairs: list[int], regions: list[int]) -> list[tuple[int, ...]]:
+        return [
+            (*part["domains"], *([part["region"]] if "region" in part else [])) for part in parts_of(pairs, regions, 10)
+        ]
+
+    assert bounds([3, 4, 3, 10, 9], [1] * 5) == [(0, 3), (3, 4), (4, 5)]
+    assert bounds([5], [1]) == [(0, 1)]
+    assert bounds([5, 20, 3, 2], [1, 2, 1, 1]) == [(0, 1), (1, 2, 0), (1, 2, 1), (2, 4)]
+    assert bounds([20, 3], [2, 1]) == [(0, 1, 0), (0, 1, 1), (1, 2)]
+    assert bounds([], []) == []

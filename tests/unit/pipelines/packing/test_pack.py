@@ -180,14 +180,6 @@ def test_large_clusters_split_differently_every_epoch() -> None:
     assert {frozenset(batch) for batch in first.tolist()}.isdisjoint(frozenset(batch) for batch in second.tolist())
 
 
-def test_neighbours_made_once_serve_all_epochs() -> None:
-    corpus, chosen = Corpus([90], [30]), PackingSettings(batch_size=4)
-    neighbours = find_neighbours(corpus.centroids[0])
-    for epoch in range(3):
-        found = pack(corpus.assignments, corpus.centroids[0], chosen, 5, epoch, neighbours=neighbours)
-        np.testing.assert_array_equal(found.batches, corpus.pack(4, 5, epoch).batches)
-
-
 def test_polish_makes_batches_harder() -> None:
     corpus = Corpus([120], [12])
     vectors = np.random.default_rng(0).standard_normal((120, 5)).astype(np.float16)
@@ -212,3 +204,5 @@ def test_bad_input_is_named() -> None:
         corpus.pack(4, polish_sweeps=1)
     with pytest.raises(ValidationError):
         PackingSettings(batch_size=1)
+    with pytest.raises(ValidationError, match="less than two batches of 8"):
+        PackingSettings(batch_size=8, region_pairs=15)

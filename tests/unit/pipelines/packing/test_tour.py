@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipelines.packing import neighbours as module
-from pipelines.packing import tour
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.tour import greedy_tour, tour_length
 
@@ -79,27 +78,6 @@ def test_figures_of_the_walk() -> None:
     found = greedy_tour(find_neighbours(CASES["random"]), 0)
     assert 0 < found.dead_ends < 100
     assert found.dead_ends <= found.rows_scanned < 0.05 * 1500**2
-
-
-def test_an_hnsw_graph_tells_nearly_the_same_tour(monkeypatch: pytest.MonkeyPatch) -> None:
-    centroids = np.concatenate((CASES["random"], blobs(3, 300, 10.0)[:, :1].repeat(24, axis=1)))
-    exact, approximate = find_neighbours(centroids), find_neighbours(centroids, exact_up_to=100)
-    assert exact.exact
-    assert not approximate.exact
-    best = tour_length(centroids, greedy_tour(exact, 3).order)
-    monkeypatch.setattr(tour, "SURVIVORS_SEEN", 200)
-    found = greedy_tour(approximate, 3)
-    assert np.sort(found.order).tolist() == list(range(len(centroids)))
-    assert found.rows_scanned <= 200 * found.dead_ends
-    assert tour_length(centroids, found.order) < 1.1 * best
-    again = greedy_tour(find_neighbours(centroids, exact_up_to=100), 3)
-    np.testing.assert_array_equal(again.order, found.order)
-
-
-@pytest.mark.parametrize("centroids", [np.ones((500, 3), np.float32), np.zeros((500, 3), np.float32)])
-def test_an_hnsw_graph_of_equal_points(centroids: NDArray[np.float32]) -> None:
-    found = greedy_tour(find_neighbours(centroids, exact_up_to=1), 5)
-    assert np.sort(found.order).tolist() == list(range(500))
 
 
 def test_tour_length() -> None:
