@@ -8,28 +8,16 @@ from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.dpr import Dpr
 from pipelines.formats.hub import HubDataset
-from pipelines.formats.ms_marco import MsMarco
 from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.source_tree import SourceTree
 from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
-from pipelines.formats.tripclick import TripClick
 from raytriever.settings.configuration import Settings
 from retrieval.collections.checked_source import JoinedSource
 
 SingleSource = (
-    PythonFunctions
-    | BeirFolder
-    | MtebFolder
-    | ColumnFiles
-    | HubDataset
-    | MsMarco
-    | TrecFiles
-    | TripClick
-    | Dpr
-    | Tevatron
-    | SourceTree
+    PythonFunctions | BeirFolder | MtebFolder | ColumnFiles | HubDataset | TrecFiles | Dpr | Tevatron | SourceTree
 )
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # no slash: it ends the name in an id

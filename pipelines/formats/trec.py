@@ -1,10 +1,14 @@
-"""Collections in TREC's files: documents, topics and qrels, as of the Deep Learning tracks and of ad hoc tracks."""
+"""Collections in TREC's files: documents, topics and qrels, as of the Deep Learning tracks and of ad hoc tracks.
+
+MS MARCO (Bajaj et al. 2016) and TripClick (Rekabsaz et al. 2021) are laid out so too; training triples of ids, three in
+a line or ColBERT's lists of them, are judgments beside theirs.
+"""
 
 import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -22,16 +26,27 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import StoredCollection
-from retrieval.collections.records import DocumentRecord, FolderSource, Format, JudgmentRecord, Place, QueryRecord
+from retrieval.collections.records import (
+    DocumentRecord,
+    FolderSource,
+    Format,
+    JudgmentRecord,
+    Place,
+    QueryRecord,
+    checked_id,
+)
 from retrieval.collections.text_lines import (
     FileNames,
     find_files,
+    json_lists,
     json_objects,
     numbered_lines,
     plain_name,
     read_trec_qrels,
     tab_separated,
 )
+
+_POSITIVE, _NEGATIVE = 1, 0
 
 TopicField = Literal["title", "desc", "narr"]
 
@@ -73,12 +88,6 @@ def tsv_queries(folder: Folder, name: str) -> Iterator[QueryRecord]:
     """One query a line: id, text."""
     for place, (id_, text) in tab_separated(folder, name, ["id", "text"]):
         yield QueryRecord(place, column_id(id_, place), text)
-
-
-def qrels_judgments(folder: Folder, name: str, split: str) -> Iterator[JudgmentRecord]:
-    """The judgments of a file of four columns."""
-    for place, query, document, relevance in read_trec_qrels(folder, name):
-        yield JudgmentRecord(place, query, document, relevance, split)
 
 
 def marked_up_documents(
@@ -180,7 +189,7 @@ class TrecFiles(FolderSource):
     """Settings: names of the files in a folder, local or in an object store.
 
     A file may be plain, .gz or .zst; a name may hold ``*``. Documents and queries are read by the endings of their
-    names: .tsv, .jsonl (documents), any other as TREC's markup.
+    names: .tsv, .jsonl (documents), any other as TREC's markup. Judgments of all forms together are those of a split.
     """
 
     kind: Literal["trec"] = "trec"
@@ -191,6 +200,10 @@ class TrecFiles(FolderSource):
     """Files of queries."""
     qrels: dict[str, FileNames] = Field(default={})
     """Each split's files of judgments."""
+    triples: dict[str, FileNames] = Field(default={})
+    """Each split's files of query id, id of a positive, id of a negative."""
+    colbert_triples: dict[str, FileNames] = Field(default={})
+    """Each split's files of JSON [query id, id of the positive, of a negative, …]."""
     document_columns: DocumentColumns = ("id", "text")
     """Columns of .tsv: [id, -, title, text] for MS MARCO's documents."""
     document_keys: DocumentKeys = DocumentKeys()
@@ -208,7 +221,11 @@ class TrecFiles(FolderSource):
 
 
 class TrecFormat(Format):
-    """Reads TREC's files."""
+    """Reads TREC's files.
+
+    A positive of triples has relevance 1, a negative 0. A passage of ``colbert_triples`` may be ``[id, score]``: the
+    scores are a teacher's, no judgments, and are not kept.
+    """
 
     def __init__(self, config: TrecFiles) -> None:
         folder = Folder(config.path)
@@ -216,11 +233,14 @@ class TrecFormat(Format):
         self._documents = find_files(folder, config.documents, "documents")
         self._queries = find_files(folder, config.queries, "queries")
         self._qrels = split_files(folder, config.qrels, "qrels")
-        qrels = [name for _, name in self._qrels]
-        super().__init__(folder, [*self._documents, *self._queries, *qrels])
+        self._triples = split_files(folder, config.triples, "triples")
+        self._colbert_triples = split_files(folder, config.colbert_triples, "colbert_triples")
+        self.repeats = bool(self._triples or self._colbert_triples)
+        judgments = [name for _, name in (*self._qrels, *self._triples, *self._colbert_triples)]
+        super().__init__(folder, [*self._documents, *self._queries, *judgments])
         self.documents_name = self.describe(self._documents)
         self.queries_name = self.describe(self._queries) or "The empty setting 'queries'"
-        self.judgments_name = self.describe(qrels)
+        self.judgments_name = self.describe(judgments)
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents file after file."""
@@ -249,9 +269,35 @@ class TrecFormat(Format):
                 yield from topics(self.folder, name, self._config.topic_field)
 
     def judgments(self) -> Iterator[JudgmentRecord]:
-        """The judgments split by split."""
+        """The judgments of qrels, triples of ids and ColBERT's, each split by split."""
         for split, name in self._qrels:
-            yield from qrels_judgments(self.folder, name, split)
+            for place, query, document, relevance in read_trec_qrels(self.folder, name):
+                yield JudgmentRecord(place, query, document, relevance, split)
+        for split, name in self._triples:
+            for place, ids in tab_separated(self.folder, name, ["query id", "positive id", "negative id"]):
+                yield from _judged(place, split, [column_id(id_, place) for id_ in ids])
+        for split, name in self._colbert_triples:
+            for place, values in json_lists(self.folder, name):
+                yield from _judged(place, split, _colbert_ids(values, place))
+
+
+def _judged(place: Place, split: str, ids: Sequence[str]) -> Iterator[JudgmentRecord]:
+    """A query's id, that of a positive, those of negatives."""
+    query, positive, *negatives = ids
+    yield JudgmentRecord(place, query, positive, _POSITIVE, split)
+    for negative in negatives:
+        yield JudgmentRecord(place, query, negative, _NEGATIVE, split)
+
+
+def _colbert_ids(values: list[Any], place: Place) -> list[str]:
+    if len(values) < 2:
+        raise UserError(
+            f"{place} is a list of {len(values)}. It must hold a query id, the id of its positive and those of"
+            " negatives, each passage as its id or as [id, score]."
+        )
+    query, *passages = values  # a passage is its id, or a list of that and a score
+    ids = [value[0] if isinstance(value, list) and value else value for value in passages]
+    return [checked_id(query, "query id", place), *(checked_id(id_, "passage id", place) for id_ in ids)]
 
 
 DOCUMENTS_FILE = "documents.tsv"

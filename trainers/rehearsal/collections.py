@@ -19,11 +19,10 @@ from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles, Columns, PairTables, SplitTables
 from pipelines.formats.dpr import Dpr
 from pipelines.formats.hub import HubDataset
-from pipelines.formats.ms_marco import MsMarco
 from pipelines.formats.python_functions import PythonFunctions
 from pipelines.formats.sources import AnySource, JoinedSources, SingleSource
 from pipelines.formats.tables import JSON_ENDINGS
-from pipelines.formats.tripclick import TripClick
+from pipelines.formats.trec import TrecFiles
 from raytriever.errors import UserError
 from retrieval.collections.text_lines import plain_name
 
@@ -33,6 +32,7 @@ _ARTICLES, _ARTICLE_WORDS, _PASSAGES = 60, 480, 4  # where there are documents a
 _HARD_NEGATIVES = 32  # of a question in DPR's files, as Natural Questions' have 30 or more
 _SPLITS = ("train", "dev", "test")  # where the settings name none
 _SENTENCE = 12  # words
+_MARKED_UP = "<DOC>\n<DOCNO>{}</DOCNO>\n<TITLE>{}</TITLE>\n<TEXT>\n{}\n</TEXT>\n</DOC>\n"
 _PARTS = 16  # of a text that is a list
 _SYLLABLES = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
 
@@ -305,19 +305,27 @@ def _nested(row: Mapping[str | None, Any]) -> dict[str, Any]:
     return result
 
 
-def _write_ms_marco(source: MsMarco, size: Size, folder: Path) -> None:
-    """Queries and passages are numbered apart."""
+def _write_trec(source: TrecFiles, size: Size, folder: Path) -> None:
+    """Queries and documents are numbered apart; of a split's files the first has all of its queries or judgments."""
     splits = {**source.qrels, **source.triples, **source.colbert_triples}
     toy = make_toy(str(folder), splits, size)
     for name in source.documents:
-        _write_lines(_file(folder, name), (_columns(d, source.document_columns) for d in toy.documents))
+        if plain_name(name).endswith(".tsv"):
+            _write_lines(_file(folder, name), (_columns(d, source.document_columns) for d in toy.documents))
+        else:
+            _write_text(_file(folder, name), "".join(_MARKED_UP.format(d.id, d.title, d.text) for d in toy.documents))
     _write_queries(source.queries, toy, splits, folder)
-    _write_qrels(source.qrels, toy, toy.queries, folder)
+    for split, (first, *others) in source.qrels.items():
+        queries = toy.queries[split]
+        lines = ((q.id, 0, toy.documents[number].id, grade) for q in queries for number, grade in q.judged)
+        _write_lines(_file(folder, first), lines, " ")
+        for name in others:
+            _write_lines(_file(folder, name), ())
     for split, names in source.triples.items():
         _write_lines(_file(folder, names[0]), ((q.id, *_numbers(q)) for q in toy.queries[split]))
     for split, names in source.colbert_triples.items():
-        lines = ([json.dumps([int(q.id), *_numbers(q)])] for q in toy.queries[split])
-        _write_lines(_file(folder, names[0]), lines)
+        lists = ([json.dumps([int(q.id), *_numbers(q)])] for q in toy.queries[split])
+        _write_lines(_file(folder, names[0]), lists)
 
 
 def _columns(document: Document, names: Sequence[str]) -> list[str]:
@@ -327,15 +335,6 @@ def _columns(document: Document, names: Sequence[str]) -> list[str]:
 def _numbers(query: Query) -> tuple[int, int]:
     """The query's positive and a negative."""
     return query.judged[0][0], query.judged[-1][0]
-
-
-def _write_qrels(
-    files: Mapping[str, Sequence[str]], toy: Toy, queries: Mapping[str, Sequence[Query]], folder: Path
-) -> None:
-    """TREC's four columns; ``queries`` by the key in ``files``."""
-    for split, names in files.items():
-        lines = ((q.id, 0, toy.documents[number].id, grade) for q in queries[split] for number, grade in q.judged)
-        _write_lines(_file(folder, names[0]), lines, " ")
 
 
 def _write_queries(names: Sequence[str], toy: Toy, files: Mapping[str, Sequence[str]], folder: Path) -> None:
@@ -358,21 +357,6 @@ def _write_topics(path: Path, queries: Sequence[Query]) -> None:
     else:
         parts = "<top>\n\n<num> Number: {}\n<title> {}\n\n<desc> Description:\n{}\n\n</top>\n"
         _write_text(path, "".join(parts.format(q.id, q.text, q.text) for q in queries))
-
-
-def _write_tripclick(source: TripClick, size: Size, folder: Path) -> None:
-    """The benchmark in TREC's markup."""
-    judged = sorted({name for names in source.splits.values() for name in names})
-    toy = make_toy(str(folder), sorted({name.partition(".")[2] for name in judged}), size)
-    marked_up = (
-        f"<DOC>\n<DOCNO>{d.id}</DOCNO>\n<TITLE>{d.title}</TITLE>\n<TEXT>\n{d.text}\n</TEXT>\n</DOC>\n"
-        for d in toy.documents
-    )
-    _write_text(folder / "documents/docs_grp_00.txt", "".join(marked_up))
-    for part, queries in toy.queries.items():
-        _write_topics(folder / f"topics/topics.{part}.txt", queries)
-    files = {name: [f"qrels/qrels.{name}.txt"] for name in judged}
-    _write_qrels(files, toy, {name: toy.queries[name.partition(".")[2]] for name in judged}, folder)
 
 
 def _write_dpr(source: Dpr, size: Size, folder: Path) -> None:
@@ -402,7 +386,6 @@ def _write_dpr(source: Dpr, size: Size, folder: Path) -> None:
 WRITERS: dict[type[Any], Callable[[Any, Size, Path], None]] = {
     BeirFolder: _write_beir,
     ColumnFiles: _write_columns,
-    MsMarco: _write_ms_marco,
-    TripClick: _write_tripclick,
+    TrecFiles: _write_trec,
     Dpr: _write_dpr,
 }

@@ -41,7 +41,7 @@ def test_a_recipe_has_the_stages_of_its_base_with_its_own_values(folder: Path) -
         """
         based_on: base.yaml
         set:
-          documents.source: {kind: ms_marco, path: elsewhere, queries: [a.tsv, b.tsv]}
+          documents.source: {kind: trec, path: elsewhere, queries: [a.tsv, b.tsv]}
           documents.source.path: here
           pairs.split: null
           pairs.minimum_relevance: 1
@@ -50,7 +50,7 @@ def test_a_recipe_has_the_stages_of_its_base_with_its_own_values(folder: Path) -
     )
     stages = load_recipe(mine, []).stages
     assert list(stages) == ["documents", "pairs"]
-    assert stages["documents"]["source"] == {"kind": "ms_marco", "path": "here", "queries": ["a.tsv", "b.tsv"]}
+    assert stages["documents"]["source"] == {"kind": "trec", "path": "here", "queries": ["a.tsv", "b.tsv"]}
     assert stages["pairs"] == {
         "job": "pairs",
         "collection": "documents",

@@ -125,8 +125,8 @@ PRINTED = {
     "coder_tripclick": {
         "vectors.encoder.max_length": 512,
         "model.training.optimizer.learning_rate": pytest.approx(1.73e-6, rel=2e-3),
-        "corpus.source.kind": "tripclick",
-        "corpus.source.splits.val": ("dctr.head.val",),
+        "corpus.source.kind": "trec",
+        "corpus.source.qrels.val": ("qrels/qrels.dctr.head.val.txt",),
         "corpus.source.cross_validation.split": "val",
         "corpus.source.cross_validation.folds": 2,
         "tripclick_halved/collection.source.cross_validation.folds": 2,

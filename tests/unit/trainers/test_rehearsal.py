@@ -50,14 +50,21 @@ SOURCES: dict[str, dict[str, Any]] = {
     },
     "pairs": {"kind": "columns", "path": "data/pairs", "pairs": {"splits": {"train": "a.tsv"}, "negatives": ["other"]}},
     "ms_marco": {
-        "kind": "ms_marco",
+        "kind": "trec",
         "path": "data/msmarco",
+        "documents": "collection.tsv",
         "queries": ["queries.train.tsv", "queries.test.tsv"],
         "qrels": {"test": "qrels.txt"},
         "triples": {"train": "triples.tsv"},
         "colbert_triples": {"other": "triples.jsonl"},
     },
-    "tripclick": {"kind": "tripclick", "path": "data/tripclick"},
+    "tripclick": {
+        "kind": "trec",
+        "path": "data/tripclick",
+        "documents": "documents/docs_grp_*.txt",
+        "queries": ["topics/topics.head.val.txt", "topics/topics.tail.val.txt"],
+        "qrels": {"head": ["qrels/qrels.raw.head.val.txt", "qrels/other.txt"], "tail": "qrels/qrels.raw.tail.val.txt"},
+    },
     "dpr": {
         "kind": "dpr", "path": "data/dpr", "examples": {"train": "nq-train.json"}, "passages": "psgs_w100.tsv",
         "questions": {"test": "nq-test.qa.csv"}, "differing_texts": "first",
@@ -99,7 +106,7 @@ def splits_of(collection: StoredCollection) -> list[str]:
 
 def test_collections_of_one_folder_share_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shared: dict[str, Any] = {"kind": "ms_marco", "path": "data/msmarco"}
+    shared: dict[str, Any] = {"kind": "trec", "path": "data/msmarco", "documents": "collection.tsv"}
     triples, trec = {"train": "triples.train.tsv"}, "msmarco-test2019-queries.tsv"
     sources = [
         shared | {"queries": ["queries.train.tsv", trec], "qrels": {"dl19": "2019qrels-pass.txt"}, "triples": triples},
@@ -116,7 +123,7 @@ def test_collections_of_one_folder_share_its_files(tmp_path: Path, monkeypatch: 
 def test_no_toy_is_written_over_what_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    source = {"kind": "ms_marco", "path": "data", "documents": [str(tmp_path / "collection.tsv")]}
+    source = {"kind": "trec", "path": "data", "documents": [str(tmp_path / "collection.tsv")]}
     with pytest.raises(UserError, match=r"written to .*collection\.tsv, outside of the rehearsal's folder"):
         write_source(TypeAdapter(AnySource).validate_python(source), SIZE, tmp_path / "here")
     assert not (tmp_path / "collection.tsv").exists()

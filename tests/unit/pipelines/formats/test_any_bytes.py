@@ -82,10 +82,14 @@ READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
         {"kind": "columns", "documents": {"table": "docs.parquet", "id": "_id", "text": "text"}},
         {"docs.parquet": parquet(CORPUS)},
     ),
-    "ms_marco": ({"kind": "ms_marco"}, {name: test_ms_marco.FILES[name] for name in list(test_ms_marco.FILES)[:5]}),
+    "ms_marco": (
+        {"kind": "trec", **test_ms_marco.NAMES},
+        {name: test_ms_marco.FILES[name] for name in list(test_ms_marco.FILES)[:5]},
+    ),
     "ms_marco triples": (
         {
-            "kind": "ms_marco",
+            "kind": "trec",
+            **test_ms_marco.NAMES,
             "qrels": {},
             "triples": {"train": "triples.tsv"},
             "colbert_triples": {"train": "colbert.json"},
@@ -100,7 +104,6 @@ READERS: dict[str, tuple[dict[str, Any], Mapping[str, str | bytes]]] = {
             "qrels.txt": "1 0 7 1\n",
         },
     ),
-    "tripclick": ({"kind": "tripclick"}, test_tripclick.MARKED_UP),
     "dpr list": (
         {"kind": "dpr", "examples": {"train": "t.json"}},
         {"t.json": json.dumps(test_dpr.EXAMPLES)},

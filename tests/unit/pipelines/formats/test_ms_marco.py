@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats.ms_marco import MsMarco
-from pipelines.jobs.collect import CollectConfig
+from pipelines.formats.trec import TrecFiles
 from raytriever.errors import UserError
-from raytriever.settings.configuration import parse_yaml
 from retrieval.collections.checked_source import CheckedSource
 from tests.unit.retrieval.collections.packed_files import write_files
 
@@ -23,11 +21,16 @@ FILES = {
     "triples.tsv": "10\t0\t1\n10\t0\t2\n11\t1\t0\n10\t3\t0\n",
     "colbert.json": '[10, 0, 1, "2"]\n[11, [1, 0.5], [3, -7]]\n[20, 2]\n',
 }
+NAMES: dict[str, Any] = {
+    "documents": "collection.tsv",
+    "queries": ["queries.train.tsv", "queries.dev.small.tsv"],
+    "qrels": {"train": "qrels.train.tsv", "dev": "qrels.dev.small.tsv"},
+}
 QRELS = [("10", "0", 1, "train"), ("11", "1", 1, "train"), ("20", "2", 1, "dev")]
 
 
 def opened(path: str, **settings: Any) -> CheckedSource:
-    return MsMarco.model_validate({"path": path, **settings}).open()
+    return TrecFiles.model_validate({"path": path, **NAMES, **settings}).open()
 
 
 def read(source: CheckedSource) -> tuple[list[tuple[Any, ...]], ...]:
@@ -180,18 +183,3 @@ def test_the_forms_of_triples_say_the_same(
         found = read(opened(path, queries="queries.tsv", qrels={}, **{form: {"x": name}}))[2]
         assert {row[:3] for row in found} == expected
         assert len(found) == len(expected)
-
-
-def test_the_collect_job_reads_it() -> None:
-    recipe = """
-    output: collection
-    source:
-      kind: ms_marco
-      path: data/msmarco
-      qrels: {dev: qrels.dev.small.tsv}
-      triples: {train: qidpidtriples.train.full.2.tsv}
-    """
-    source = CollectConfig.model_validate(parse_yaml(recipe, "recipe")).source
-    assert isinstance(source, MsMarco)
-    assert source.documents == ("collection.tsv",)
-    assert source.triples == {"train": ("qidpidtriples.train.full.2.tsv",)}

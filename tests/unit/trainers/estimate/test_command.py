@@ -12,7 +12,12 @@ RECIPE = """
 stages:
   corpus:
     job: collect
-    source: {kind: ms_marco, path: data/msmarco, queries: [queries.train.tsv], qrels: {train: qrels.train.tsv}}
+    source:
+      kind: trec
+      path: data/msmarco
+      documents: collection.tsv
+      queries: queries.train.tsv
+      qrels: {train: qrels.train.tsv}
   pairs: {job: pairs, collection: corpus}
   packing: {job: pack, pairs: pairs, packing: {batch_size: 64, order: random}}
   batches: {job: filter, packing: packing, pairs: pairs, collection: corpus, false_negatives: {surrogate_score: false}}
