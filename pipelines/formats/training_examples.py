@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
-from pipelines.mining.candidates import StoredCandidates
+from pipelines.mining.candidates import NegativesOfQueries
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.collection import Part, StoredCollection, passage_text
@@ -121,25 +121,6 @@ def example_of(query: QueryRecord, split: str, documents: Sequence[tuple[Documen
     return Example(query, split, [document for document, _ in documents], judged)
 
 
-def mined_negatives(candidates: StoredCandidates) -> pa.Table:
-    """Mined hard negatives as judgments of 0 (query_id, document_id, relevance), in their order.
-
-    Those judged relevant are left out. In memory are the ids of all.
-    """
-    tables = []
-    for table in candidates.tables(["query_id", "document_ids", "relevance"]):
-        lists = table["document_ids"].combine_chunks()
-        relevance = pc.list_flatten(table["relevance"].combine_chunks())
-        kept = pc.fill_null(pc.less(relevance, candidates.minimum_relevance), True)  # null: not judged
-        columns = {
-            "query_id": table["query_id"].take(pc.list_parent_indices(lists)),
-            "document_id": pc.list_flatten(lists),
-            "relevance": pa.array(np.zeros(len(kept), dtype=np.int32)),
-        }
-        tables.append(pa.table(columns).filter(kept))
-    return pa.concat_tables(tables)
-
-
 def rows(collection: StoredCollection, part: Part, *columns: str) -> Iterator[tuple[Any, ...]]:
     """The values of these columns, row by row."""
     for table in collection.rows_of(part).tables(columns):
@@ -224,10 +205,10 @@ class TrainingExample(NamedTuple):
 class TrainingExamples:
     """The split's queries that have a positive, in the collection's order.
 
-    ``hard_negatives``: judgments of 0 (query_id, document_id, relevance), in order; they replace all negatives that the
-    split judges, and a query that isn't there has none. ``minimum_relevance``: the grade from which on a document
-    answers its query. Raises ``UserError`` where no query has a positive, where one of them names a document that is
-    not there, and where the split can't be a file's name.
+    ``mined``: hard negatives of queries; they replace all negatives that the split judges, and a query that isn't there
+    has none. ``minimum_relevance``: the grade from which on a document answers its query. Raises ``UserError`` where no
+    query has a positive, where one of them names a document that is not there, and where the split can't be a file's
+    name.
 
     In memory are ids and row numbers of what is judged, not the texts: iterating copies the documents that are needed
     to a temporary file in ``scratch``, in one pass over the collection, and maps it.
@@ -237,7 +218,7 @@ class TrainingExamples:
         self,
         collection: StoredCollection,
         split: str,
-        hard_negatives: pa.Table | None,
+        mined: Iterable[NegativesOfQueries] | None,
         scratch: Path,
         minimum_relevance: int = 1,
     ) -> None:
@@ -245,16 +226,18 @@ class TrainingExamples:
         self.split = split
         self._scratch = scratch
         require_name(split, collection)
-        judged = collection.judgments(split).drop_columns("split")
+        judged = collection.judgments(split)
         positives = judged.filter(pc.greater_equal(judged["relevance"], minimum_relevance))
         if not len(positives):
             raise UserError(f"{collection.uri}: no query of split '{split}' has a positive, so there are no examples.")
-        if hard_negatives is not None:
-            chosen = hard_negatives.filter(pc.is_in(hard_negatives["query_id"], positives["query_id"]))
-            judged = pa.concat_tables([positives, chosen.cast(positives.schema)])
+        judged = judged if mined is None else positives
         relevance = judged["relevance"].to_numpy()
         query_rows = collection.require("queries", judged["query_id"])
         document_rows = collection.require("documents", judged["document_id"])
+        found = [(queries[pc.list_parent_indices(lists)], pc.list_flatten(lists)) for queries, lists in mined or ()]
+        query_rows = np.concatenate([query_rows, *(queries for queries, _ in found)])
+        document_rows = np.concatenate([document_rows, *(documents for _, documents in found)])
+        relevance = np.append(relevance, np.zeros(len(query_rows) - len(relevance), relevance.dtype))
         with_positive = np.isin(query_rows, query_rows[relevance > 0])
         order = np.lexsort((-relevance, query_rows))  # stable, so equal grades stay in the order they are listed in
         order = order[with_positive[order]]

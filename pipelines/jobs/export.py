@@ -16,8 +16,8 @@ from pipelines.formats import beir, flag_embedding, mteb, sentence_transformers,
 from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
 from pipelines.formats.card import README, card, require_lineage
 from pipelines.formats.hugging_face import HuggingFace
-from pipelines.formats.training_examples import TrainingExamples, mined_negatives
-from pipelines.mining.candidates import StoredCandidates
+from pipelines.formats.training_examples import TrainingExamples
+from pipelines.mining.candidates import StoredCandidates, mined_lists
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Input, InputPath, input_paths
@@ -234,7 +234,7 @@ class Export(Stage[ExportConfig]):
         mined, minimum_relevance = None, 1
         if config.candidates is not None:
             candidates = StoredCandidates(config.candidates)
-            mined, minimum_relevance = mined_negatives(candidates), candidates.minimum_relevance
+            mined, minimum_relevance = mined_lists(candidates), candidates.minimum_relevance
         examples = TrainingExamples(collection, config.split, mined, folder, minimum_relevance)
         if config.format == "sentence_transformers":
             return sentence_transformers.write(examples, folder, config.negatives)

@@ -61,11 +61,9 @@ def made_examples(
     collection: StoredCollection, folder: Path, hard_negatives: dict[str, list[str]] | None = None, split: str = "train"
 ) -> TrainingExamples:
     """The examples of a split, with these hard negatives, by query, in place of those judged."""
-    judged = [
-        {"query_id": query, "document_id": document, "relevance": 0}
-        for query, documents in (hard_negatives or {}).items()
-        for document in documents
-    ]
-    columns = pa.schema([field for field in JUDGMENTS if field.name != "split"])
-    negatives = None if hard_negatives is None else pa.Table.from_pylist(judged, columns)
-    return TrainingExamples(collection, split, negatives, folder)
+    mined = None
+    if hard_negatives is not None:
+        queries = collection.find("queries", pa.array(hard_negatives, pa.string()))
+        rows = [collection.find("documents", pa.array(ids, pa.string())) for ids in hard_negatives.values()]
+        mined = [(queries, pa.array(rows, pa.list_(pa.int64())))]
+    return TrainingExamples(collection, split, mined, folder)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.formats.beir import BeirFolder
-from pipelines.formats.training_examples import mined_negatives
 from pipelines.jobs.collect import Collect, CollectConfig
 from pipelines.jobs.mine import Mine, MineConfig
-from pipelines.mining.candidates import StoredCandidates
+from pipelines.mining.candidates import StoredCandidates, mined_lists
 from retrieval.collections.collection import StoredCollection
 from retrieval.lexical import BM25Settings, LexicalIndex
 from tests.unit.pipelines.jobs.test_mine import make_run
@@ -29,7 +28,8 @@ def test_negatives_of_real_questions(tmp_path: Path) -> None:
     documents = collection.rows_of("documents").read(["id", "title", "text"]).to_pylist()
     texts = {found["id"]: f"{found['title']} {found['text']}" for found in documents}
     judged = set(collection.judgments("dev")["query_id"].to_pylist())
-    queries = [row for row in collection.rows_of("queries").read(["id", "text"]).to_pylist() if row["id"] in judged]
+    asked = collection.rows_of("queries").read(["id", "text"]).to_pylist()
+    queries = [row for row in asked if row["id"] in judged]
     query_ids = [query["id"] for query in queries]
     index = LexicalIndex.build(texts.values(), BM25Settings())
     ranking = index.search([query["text"] for query in queries], 40)
@@ -37,8 +37,9 @@ def test_negatives_of_real_questions(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", uri, query_ids, named, ranking.rows, ranking.scores)
     config = MineConfig(run=run, collection=uri, split="dev", number=8, output=str(tmp_path / "mined"))
     mined: dict[str, list[str]] = {}
-    for row in mined_negatives(StoredCandidates(make(Mine(config)))).to_pylist():
-        mined.setdefault(row["query_id"], []).append(row["document_id"])
+    for rows, lists in mined_lists(StoredCandidates(make(Mine(config)))):
+        for row, places in zip(rows.tolist(), lists.to_pylist(), strict=True):
+            mined[asked[row]["id"]] = [documents[place]["id"] for place in places]
     assert list(mined) == query_ids
     same = total = 0
     for line in (folder / "dpr_ids/dev.jsonl").read_text(encoding="utf-8").splitlines():
