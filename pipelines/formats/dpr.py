@@ -90,10 +90,6 @@ class DprFormat(ExampleFormat):
             else:
                 yield from (each._replace(id=text_id(split, each.id), domain=split) for each in questions)
 
-    def records(self, name: str) -> Iterator[Record]:
-        """The entries of a file."""
-        return json_records(self.folder, name)
-
     def example(self, record: Record, split: str, name: str) -> Example:  # noqa: ARG002
         """The question with its passages."""
         record.required("positive_ctxs")

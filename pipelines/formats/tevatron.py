@@ -34,7 +34,7 @@ _CORPUS = "corpus.jsonl"
 class Tevatron(FolderSource):
     """Settings: the files of each split, and of the corpus, below a folder, local or in an object store.
 
-    A file may be plain, .gz or .zst; a name may hold ``*``.
+    A file is of JSON lines, plain, .gz or .zst, or parquet, as cleaned sets on the hub are; a name may hold ``*``.
     """
 
     kind: Literal["tevatron"] = "tevatron"
@@ -52,9 +52,9 @@ class Tevatron(FolderSource):
 
 
 class TevatronFormat(ExampleFormat):
-    """Reads Tevatron's JSON lines; positives have relevance 1, negatives 0. An id may be an integer.
+    """Reads Tevatron's JSON lines, or parquet of their columns; positives have relevance 1, negatives 0.
 
-    Which of the two forms an example has, its keys say.
+    Which of the two forms an example has, its keys say. An id may be an integer.
     """
 
     def __init__(self, config: Tevatron) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipelines.formats.tables import FileTable
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.mining.candidates import NegativesOfQueries
 from raytriever.artifacts.storage import Folder
@@ -31,7 +32,7 @@ from retrieval.collections.records import (
     Record,
     in_chunks,
 )
-from retrieval.collections.text_lines import find_files, json_objects
+from retrieval.collections.text_lines import find_files, json_records
 
 POSITIVE, HARD_NEGATIVE, RANDOM_NEGATIVE = 1, 0, -1
 
@@ -48,7 +49,7 @@ class Example(NamedTuple):
 
 
 class ExampleFormat(Format):
-    """Training examples as a collection; subclasses say how the records of a file are read, and an example of each.
+    """Training examples as a collection, of JSON (lines or one list) or parquet; subclasses say what a record is.
 
     Files are read once each for documents and queries and twice for judgments; nothing is kept in between.
     ``keeps_first``: whether of records with one id, be their texts the same or not, the first alone is read.
@@ -66,8 +67,11 @@ class ExampleFormat(Format):
         self.documents_name = self.queries_name = self.judgments_name
 
     def records(self, name: str) -> Iterator[Record]:
-        """The records of a file, its lines unless a subclass says otherwise."""
-        return json_objects(self.folder, name)
+        """The lines, entries or rows of a file."""
+        if name.endswith(".parquet"):
+            table = FileTable(self.folder, [name])
+            return table.rows(table.columns())
+        return json_records(self.folder, name)
 
     @abstractmethod
     def example(self, record: Record, split: str, name: str) -> Example:

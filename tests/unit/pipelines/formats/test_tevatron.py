@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.formats.tevatron import Tevatron
@@ -44,6 +46,16 @@ def refused(folder: Path, files: dict[str, str], message: str, **values: Any) ->
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_passages_written_out(place: str, ending: str) -> None:
     assert read(write_files(place, {"t.jsonl": lines(*WRITTEN_OUT)}, ending)) == EXPECTED
+
+
+def test_rows_of_parquet_as_the_hub_has_cleaned_sets(tmp_path: Path) -> None:
+    passages = [ONE, {"docid": "2", "title": None, "text": "second"}]
+    rows = [
+        WRITTEN_OUT[0] | {"positive_passages": passages[:1], "negative_passages": passages[1:]},
+        {"query_id": "7", "query": "who", "positive_passages": passages[1:], "negative_passages": None, "source": "x"},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train-00000.parquet")
+    assert read(str(tmp_path), examples={"train": "train-*.parquet"}) == EXPECTED
 
 
 def test_ids_into_a_corpus(place: str) -> None:
