@@ -41,8 +41,8 @@ _LEAST_FREE_BYTES = 10e9
 # Run in a fresh process, which sees all GPUs: Ray hides them from workers that were given none
 _PROBE = """
 import json, torch
-found = {"torch": torch.cuda.device_count(), "faiss": None}
-for device in range(found["torch"]):
+found = {"torch": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())], "faiss": None}
+for device in range(len(found["torch"])):
     ones = torch.ones(64, 64, device=f"cuda:{device}", dtype=torch.bfloat16)
     assert float((ones @ ones).sum()) == 64**3, f"GPU {device} multiplies wrongly"
 try:
@@ -58,13 +58,18 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Facts:
-    """One machine. ``libraries``: GPUs that torch and FAISS see (None: FAISS without GPU code), or an ``error``."""
+    """One machine. ``libraries``: names of the GPUs that torch sees, and how many FAISS does (None: it has no GPU
+    code), or an ``error``."""
 
     versions: dict[str, str]
-    gpus: tuple[str, ...]  # as the driver lists them
     libraries: dict[str, Any]
     disk: dict[str, tuple[int, int]]  # of the session and the cache: free and all bytes
     open_session: str | None = None  # Ray's session folder where other users of the machine may enter it
+
+    @property
+    def gpus(self) -> list[str]:
+        """Names of the GPUs that torch sees."""
+        return list(self.libraries.get("torch", []))
 
 
 @dataclass(frozen=True)
@@ -171,21 +176,12 @@ def _facts() -> Facts:
     session_folder = global_worker.node.get_session_dir_path()  # where Ray spills objects to
     disk = {name: _room(Path(path)) for name, path in (("session", session_folder), ("cache", cache_folder()))}
     is_open = not is_shut(Path(session_folder)) and "KUBERNETES_SERVICE_HOST" not in os.environ  # a pod has no others
-    return Facts(versions, _gpus_of_driver(), _gpus_of_libraries(), disk, session_folder if is_open else None)
+    return Facts(versions, _gpus_of_libraries(), disk, session_folder if is_open else None)
 
 
 def is_shut(folder: Path) -> bool:
     """Whether the folder is, or lies in, one that its user alone may enter."""
     return any(is_private(each) for each in (folder, *folder.parents))
-
-
-def _gpus_of_driver() -> tuple[str, ...]:
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(filter(None, listed.splitlines()))
 
 
 def _gpus_of_libraries() -> dict[str, Any]:
@@ -318,17 +314,15 @@ def _versions(nodes: Sequence[Facts]) -> Check:
 
 
 def _gpu_problem(node: Node, facts: Facts) -> str | None:
-    listed, seen = len(facts.gpus), facts.libraries.get("torch")
-    if seen is None:
+    if "torch" not in facts.libraries:
         return str(facts.libraries["error"])
-    if listed > seen:
-        return f"the driver lists {listed}, torch {facts.versions.get('torch', '')} sees {seen}"
-    return f"Ray hands out {node.gpus:g}, torch sees {seen}" if node.gpus > seen else None
+    seen = f"torch {facts.versions.get('torch', '')} sees {len(facts.gpus)}"
+    return f"Ray hands out {node.gpus:g}, {seen}" if node.gpus > len(facts.gpus) else None
 
 
 def _faiss_problem(_: Node, facts: Facts) -> str | None:
-    by_torch, by_faiss = facts.libraries.get("torch"), facts.libraries.get("faiss")
-    if by_torch is None:
+    by_faiss, by_torch = facts.libraries.get("faiss"), len(facts.gpus)
+    if "torch" not in facts.libraries:
         return None  # the check of GPUs says why
     if error := facts.libraries.get("error"):
         return str(error)
