@@ -11,7 +11,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -23,11 +22,8 @@ GREY = "#9aa5ae"
 BLUE = "#1f5a94"
 ORANGE = "#c8642b"
 
-_LINES = ((BLUE, "-"), (ORANGE, "-"), (INK, "-"), (BLUE, "--"), (ORANGE, "--"), (GREY, "-"))
-
 _WIDTH = 9.6  # inches; the page is as wide
 _MOST_POINTS = 400  # of a curve; beyond it, a point is a mean
-_FIRST_TO_LAST = LinearSegmentedColormap.from_list("first to last", ["#e4ebf1", "#7ba3c9", BLUE, "#0f2b47"])
 _LOGARITHMIC_FROM = 100  # a scale for values whose largest is so many times their smallest
 
 _LOOK: dict[Any, Any] = {
@@ -69,27 +65,17 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Values (n,) over steps (n,) under a name."""
-
-    name: str
-    steps: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
 class Panel:
-    """One or more curves in one pair of axes; of several, their running means only, told apart by a legend.
+    """Values (n,) over steps (n,) in axes of their own.
 
-    ``smoothed``: a point for every step and a running mean; else a line through all points. ``stacked``: shares of a
-    whole, one on top of the other, from the first to the last. ``marked``: the step of the one curve's point that is
-    set off; ``dots``: a dot at every point of a line that is not smoothed.
+    ``smoothed``: a point for every step and a running mean; else a line through all points. ``marked``: the step of the
+    point that is set off; ``dots``: a dot at every point of a line that is not smoothed.
     """
 
     title: str
-    curves: Sequence[Curve]
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
     smoothed: bool = True
-    stacked: bool = False
     marked: int | None = None
     dots: bool = False
 
@@ -150,69 +136,21 @@ def curve_panels(panels: Sequence[Panel], description: str, boundaries: Sequence
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
-    if panel.stacked:
-        _draw_shares(axes, panel.curves)
-    elif len(panel.curves) == 1:
-        _draw_curve(axes, panel.curves[0], panel)
-    else:
-        _draw_curves(axes, panel)
-    axes.set_title(shown(panel.title))
-    axes.set_xlabel("step")
-    axes.grid()
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def _draw_curve(axes: Axes, curve: Curve, panel: Panel) -> None:
-    x, y = thin(curve.steps.astype(np.float64)), thin(curve.values)
+    x, y = thin(panel.steps.astype(np.float64)), thin(panel.values)
     if panel.smoothed:
         axes.plot(x, y, "o", color=BLUE, alpha=0.35, markersize=3, markeredgewidth=0)
         axes.plot(steps_of_mean(x, y), running_mean(y), color=BLUE, linewidth=1.6)
     else:
         axes.plot(x, y, "o-" if panel.dots else "-", color=BLUE, linewidth=1.6, markersize=3.5)
-    for place in np.flatnonzero(curve.steps == panel.marked):
-        value = curve.values[place]
-        axes.plot(curve.steps[place], value, "o", color=ORANGE, markersize=7)
+    for place in np.flatnonzero(panel.steps == panel.marked):
+        value = panel.values[place]
+        axes.plot(panel.steps[place], value, "o", color=ORANGE, markersize=7)
         axes.axhline(value, color=ORANGE, linewidth=0.8, linestyle="--", zorder=0)
-
-
-def _draw_curves(axes: Axes, panel: Panel) -> None:
-    for number, curve in enumerate(panel.curves):
-        x, y = thin(curve.steps.astype(np.float64)), thin(curve.values)
-        if panel.smoothed:
-            x, y = steps_of_mean(x, y), running_mean(y)
-        color, style = _LINES[number % len(_LINES)]
-        axes.plot(x, y, color=color, linestyle=style, linewidth=1.6, label=shown(curve.name, 20))
-    _legend(axes)
-
-
-def _draw_shares(axes: Axes, curves: Sequence[Curve]) -> None:
-    x = thin(curves[0].steps.astype(np.float64))
-    smoothed = [thin(curve.values) for curve in curves]
-    colors = _FIRST_TO_LAST(np.linspace(0, 1, len(curves)))
-    names = [shown(curve.name, 20) for curve in curves]
-    means = [running_mean(values) for values in smoothed]
-    axes.stackplot(steps_of_mean(x, x), means, labels=names, colors=colors, edgecolor="white", linewidth=0.5)
-    axes.set_ylim(0, max(1.0, float(np.max(np.sum(means, axis=0)))))
-    axes.margins(x=0)
-    _legend(axes)
-
-
-def _legend(axes: Axes) -> None:
-    """Beside the axes, in the order in which curves that are stacked lie."""
-    handles, names = axes.get_legend_handles_labels()
-    small = 8.5 if len(names) <= 6 else 6.5
-    axes.legend(
-        handles[::-1],
-        names[::-1],
-        frameon=False,
-        fontsize=small,
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        handlelength=1.2,
-        labelspacing=0.35,
-        borderaxespad=0.3,
-    )
+    axes.set_title(shown(panel.title))
+    axes.set_xlabel("step")
+    axes.grid()
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:

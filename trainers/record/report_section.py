@@ -1,7 +1,6 @@
 """The report's section on training: its ledger, its curve, its validation, how fast it went and waited for data."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raytriever.artifacts.artifact import LOG, Artifact
-from raytriever.reports.plots import Curve, Panel, curve_panels
+from raytriever.reports.plots import Panel, curve_panels
 from raytriever.reports.progress import format_seconds
 from raytriever.reports.report import Block, Plot, Section
 from raytriever.reports.table import Cell, Table, counted
@@ -41,7 +40,7 @@ def validation_blocks(
         having = [evaluation for evaluation in evaluations if name in evaluation.measures]
         steps = np.array([evaluation.step for evaluation in having], dtype=np.int64)
         values = np.array([evaluation.measures[name] for evaluation in having], dtype=np.float64)
-        panels.append(Panel(name, [Curve(name, steps, values)], smoothed=False, dots=True, marked=marked))
+        panels.append(Panel(name, steps, values, smoothed=False, dots=True, marked=marked))
     caption = "Measures of validation by the steps done."
     if best:
         caption += f" Orange: step {best.step:,}, the best by {decisive}, whose weights are the model's."
@@ -96,8 +95,6 @@ _LABELS = {
     "positive_similarity": "mean similarity of the positive",
     "negative_similarity": "mean similarity of the negatives",
 }
-_TARGETS = ("target_min", "target_mean", "target_max")  # Fig. 6 of Gienapp et al. 2025
-_SHARE = re.compile(r"won_by_(\w+)_(\d+)")  # §4.2.2 of Xie & Lukasiewicz 2025
 
 
 def training_section_of(model: Artifact) -> Section:
@@ -165,26 +162,11 @@ def _metrics(points: Points) -> list[str]:
 
 
 def _panels(points: Points, metrics: Sequence[str]) -> list[Panel]:
-    """Loss and learning rate, then a panel for each metric; targets share one, and so do the shares of layers."""
-
-    def curve(name: str, label: str) -> Curve:
-        return Curve(label, np.array([point["step"] for point in points], dtype=np.int64), _values(points, name))
-
-    panels = [
-        Panel("loss", [curve("loss", "loss")]),
-        Panel("learning rate", [curve("learning_rate", "learning rate")], smoothed=False),
-    ]
-    shares = {name: match for name in metrics if (match := _SHARE.fullmatch(name))}
-    joined = {*shares, *(_TARGETS if all(name in metrics for name in _TARGETS) else ())}
-    if joined & set(_TARGETS):
-        panels.append(Panel("targets", [curve(name, name.removeprefix("target_")) for name in _TARGETS]))
-    if shares:
-        ordered = sorted(shares, key=lambda name: int(shares[name][2]))
-        unit = shares[ordered[0]][1].replace("_", " ")
-        stacked = [curve(name, f"{unit} {shares[name][2]}") for name in ordered]
-        panels.append(Panel(f"share of queries won by each {unit}", stacked, stacked=True))
-    panels += [Panel(_label(name), [curve(name, name)]) for name in metrics if name not in joined]
-    return panels
+    """Loss and learning rate, then a panel for each metric."""
+    steps = np.array([point["step"] for point in points], dtype=np.int64)
+    rate = Panel("learning rate", steps, _values(points, "learning_rate"), smoothed=False)
+    loss, *others = (Panel(_label(name), steps, _values(points, name)) for name in ("loss", *metrics))
+    return [loss, rate, *others]
 
 
 def _label(name: str) -> str:

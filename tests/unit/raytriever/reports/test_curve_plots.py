@@ -1,11 +1,11 @@
 """Curves over steps: their small computations against plain ones, and what a panel shows."""
 
-import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from raytriever.reports.plots import Curve, Panel, curve_panels, running_mean, steps_of_mean, thin
+from raytriever.reports.plots import Panel, curve_panels, running_mean, steps_of_mean, thin
 
 
 def test_running_mean_is_the_mean_of_a_full_window_around_each_step() -> None:
@@ -28,21 +28,12 @@ def test_long_curves_are_thinned_to_means() -> None:
     np.testing.assert_allclose(thin(values), values.reshape(400, 3).mean(axis=1))
     assert len(thin(values[:1000])) == 400
     np.testing.assert_array_equal(thin(values[:400]), values[:400])
-    curve = Curve("loss", np.arange(100_000), np.ones(100_000))
-    assert len(curve_panels([Panel("loss", [curve])], "long")) < 100_000
+    assert len(curve_panels([Panel("loss", np.arange(100_000), np.ones(100_000))], "long")) < 100_000
 
 
 def test_the_marked_step_is_set_off_once() -> None:
-    curve = Curve("nDCG@10", np.array([0, 10, 20]), np.array([0.1, 0.3, 0.2]))
-    plain = curve_panels([Panel("nDCG@10", [curve], smoothed=False)], "plot")
-    marked = curve_panels([Panel("nDCG@10", [curve], smoothed=False, marked=10)], "plot")
-    absent = curve_panels([Panel("nDCG@10", [curve], smoothed=False, marked=15)], "plot")
+    panel = Panel("nDCG@10", np.array([0, 10, 20]), np.array([0.1, 0.3, 0.2]), smoothed=False)
+    plain, marked, absent = (curve_panels([replace(panel, marked=step)], "plot") for step in (None, 10, 15))
     assert "#c8642b" not in plain
     assert "#c8642b" in marked
     assert absent == plain
-
-
-def test_several_curves_are_named_in_the_order_in_which_they_are_stacked() -> None:
-    curves = [Curve(f"layer {layer}", np.arange(30), np.full(30, 0.25)) for layer in (3, 6, 9, 12)]
-    svg = curve_panels([Panel("won by", curves, stacked=True)], "shares")
-    assert re.findall("layer [0-9]+", svg) == ["layer 12", "layer 9", "layer 6", "layer 3"]

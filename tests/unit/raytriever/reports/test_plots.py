@@ -8,7 +8,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from raytriever.reports.plots import Curve, Interval, Panel, curve_panels, interval_panels
+from raytriever.reports.plots import Interval, Panel, curve_panels, interval_panels
 
 ODD = "a <b> & $x_1$ \\frac \n\x00 漢"
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -21,18 +21,11 @@ def intervals(name: str) -> str:
 
 
 def curves(name: str) -> str:
-    curve, other = Curve(name, STEPS, VALUES), Curve("other", STEPS, VALUES + 1)
-    panels = [Panel(name, [curve]), Panel("rate", [curve], smoothed=False), Panel("both", [curve, other])]
+    panels = [Panel(name, STEPS, VALUES), Panel("rate", STEPS, VALUES, smoothed=False)]
     return curve_panels(panels, f"curves {name}", [25.5])
 
 
-def shares(name: str) -> str:
-    won = Curve(name, STEPS, VALUES**2 / (1 + VALUES**2))
-    lost = Curve("rest", STEPS, 1 / (1 + VALUES**2))
-    return curve_panels([Panel(name, [won, lost], stacked=True)], f"shares {name}")
-
-
-PLOTS = pytest.mark.parametrize("plot", [intervals, curves, shares])
+PLOTS = pytest.mark.parametrize("plot", [intervals, curves])
 
 
 @PLOTS
@@ -68,7 +61,7 @@ def test_same_numbers_same_bytes_and_the_users_style_is_left_alone(plot: Callabl
 
 
 def test_two_plots_on_a_page_share_no_id() -> None:
-    ids = [set(re.findall(r'\bid="([^"]*)"', plot("name"))) for plot in (intervals, curves, shares)]
+    ids = [set(re.findall(r'\bid="([^"]*)"', plot("name"))) for plot in (intervals, curves)]
     assert len(set.union(*ids)) == sum(map(len, ids))
 
 
@@ -80,6 +73,6 @@ ROUNDED = 0.4976969308567438, 0.49769693085674377
     [np.zeros(1), np.full(7, 0.3), np.array([0.0, 1e6]), np.array(ROUNDED), np.array([1e-9, -0.0, 1e20, 1e20 + 2**15])],
 )
 def test_few_and_equal_values_can_be_drawn(values: np.ndarray) -> None:
-    svg = curve_panels([Panel("a", [Curve("a", np.arange(len(values)), values)])], "three")
+    svg = curve_panels([Panel("a", np.arange(len(values)), values)], "three")
     ElementTree.fromstring(svg)
     assert "nan" not in svg.lower()
