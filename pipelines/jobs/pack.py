@@ -172,7 +172,7 @@ class Pack(Stage[PackConfig]):
         of_pairs = regions[domain.clusters]
         by_region = np.argsort(of_pairs, kind="stable")
         bounds = np.cumsum([0, *np.bincount(of_pairs, minlength=count)])
-        arrays = (domain.pairs[by_region], domain.clusters[by_region], regions, bounds)
+        arrays: list[NDArray[Any]] = [domain.pairs[by_region], domain.clusters[by_region], regions, bounds]
         for name, array in zip(_REGIONS, arrays, strict=True):
             add_array(writer, _regions_file(number, name), array)
         return writer.commit(0)
