@@ -32,7 +32,7 @@ class Section(NamedTuple):
 class HeadingQueries(Settings):
     """The query is title and heading, the documents are the section's own text, or the chunks in it.
 
-    A section ends at the next heading of any level that counts, so no text is in two. A long section in chunks has many
+    A section ends at the next heading of any level, so no text is in two. A long section in chunks has many
     documents: ``documents_per_query`` of `raytriever pairs` says of how many it trains on.
 
     Ids of queries count the sections, which are the same however the text is chunked; those of documents the pieces.
@@ -44,17 +44,13 @@ class HeadingQueries(Settings):
     """What of a heading's place is the query."""
     minimum_words: int = Field(default=20, ge=1)
     """A shorter section is dropped, a shorter piece of one joins its neighbour."""
-    introduction: bool = True
-    """Whether the title alone finds what stands before the first heading."""
-    deepest_level: int = Field(default=6, ge=1, le=6)
-    """Deeper headings are text of the section they are in."""
 
     def examples(self, source: SourceDocument, seed: int, dropped: Counter[str]) -> Iterator[Example]:  # noqa: ARG002
         """One example a section; ``dropped`` counts the others: too short, headed by ``}`` or by nothing."""
         number = 0
-        for place, section in enumerate(sections(source.text, self.deepest_level)):
+        for place, section in enumerate(sections(source.text)):
             words = count_words(source.text[section.start : section.end])
-            if not section.path and not (self.introduction and words):
+            if not section.path and not words:
                 continue
             query = self._query(source.title, section.path)
             if not query:
@@ -96,13 +92,13 @@ def _pieces(source: SourceDocument, section: Section, minimum_words: int) -> lis
     return [source.text[start:end].strip() for start, end, _ in spans]
 
 
-def sections(text: str, deepest_level: int = 6) -> list[Section]:
+def sections(text: str) -> list[Section]:
     """The text cut at its headings, in order; together with the heading lines they tile it."""
     found: list[Section] = []
     path: list[tuple[int, str]] = []
     start, rows = 0, [*row_starts(text).tolist(), len(text)]
     for block in blocks(text):
-        if block.kind != "heading" or not block.text or block.level > deepest_level:
+        if block.kind != "heading" or not block.text:
             continue
         found.append(Section(tuple(name for _, name in path), start, rows[block.first]))
         path = [(level, name) for level, name in path if level < block.level] + [(block.level, block.text)]

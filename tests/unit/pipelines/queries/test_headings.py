@@ -104,8 +104,6 @@ def test_queries_of_an_article() -> None:
     }
     assert list(queries(query="heading")) == ["Lobster", "Description", "Colour", "Distribution"]
     assert list(queries(query="title and path"))[2] == "Lobster Description Colour"
-    assert "Lobster" not in queries(introduction=False)
-    assert queries(deepest_level=2)["Lobster Description"] == "It has claws.\n\n### Colour ###\n\nIt is blue."
 
 
 def test_a_heading_that_repeats_the_title_is_not_said_twice() -> None:
