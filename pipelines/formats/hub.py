@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from pipelines.formats.columns import Columns, format_of
-from pipelines.formats.mteb import WHERE_THERE, find_columns, read_layout
+from pipelines.formats.mteb import mteb_format
 from pipelines.formats.tables import FileTables
 from raytriever.artifacts.hub_mirror import mirrored
 from raytriever.artifacts.storage import Folder
@@ -61,15 +61,11 @@ class HubDataset(Columns):
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where the data set or a part of it is missing or can't be fetched."""
-        is_mteb = self.layout == "mteb"
         try:
             folder = hub_folder(self.dataset, self.revision)
-            tables = FileTables(folder, quotes=True if is_mteb else None, may_lack=WHERE_THERE if is_mteb else ())
-            columns: Columns = self
-            if is_mteb:
-                found = find_columns(read_layout(folder), tables, folder.uri, self.subset, self.splits)
-                columns = found.model_copy(update={"domain": self.domain})
-            return CheckedSource(format_of(columns, tables), self)
+            if self.layout == "mteb":
+                return CheckedSource(mteb_format(folder, self.subset, self.splits, self.domain), self)
+            return CheckedSource(format_of(self, FileTables(folder)), self)
         except UserError:
             raise
         except Exception as error:  # the library names its errors anew from version to version

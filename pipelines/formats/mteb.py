@@ -57,10 +57,16 @@ class MtebFolder(FolderSource):
 
     def open(self) -> CheckedSource:
         """The collection. Raises ``UserError`` where a configuration or a split is missing."""
-        folder = Folder(self.path)
-        tables = FileTables(folder, quotes=True, may_lack=WHERE_THERE)  # quotes: as the hub's own library reads TSV
-        columns = find_columns(read_layout(folder), tables, folder.uri, self.subset, self.splits)
-        return CheckedSource(ColumnsFormat(columns, tables), self)
+        return CheckedSource(mteb_format(Folder(self.path), self.subset, self.splits), self)
+
+
+def mteb_format(
+    folder: Folder, subset: str | None, splits: Collection[str] | None, domain: str | None = None
+) -> ColumnsFormat:
+    """The collection in the folder; ``domain``: of documents and queries without one. Raises ``UserError`` as above."""
+    tables = FileTables(folder, quotes=True, may_lack=WHERE_THERE)  # quotes: as the hub's own library reads TSV
+    columns = find_columns(read_layout(folder), tables, folder.uri, subset, splits)
+    return ColumnsFormat(columns.model_copy(update={"domain": domain}), tables)
 
 
 def read_layout(folder: Folder) -> Layout:
