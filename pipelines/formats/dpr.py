@@ -90,13 +90,13 @@ class DprFormat(ExampleFormat):
             else:
                 yield from (each._replace(id=text_id(split, each.id), domain=split) for each in questions)
 
-    def example(self, record: Record, split: str, name: str) -> Example:  # noqa: ARG002
+    def example(self, record: Record) -> Example:
         """The question with its passages."""
         record.required("positive_ctxs")
         passages = [
             (_passage(passage), relevance) for key, relevance in _RELEVANCE.items() for passage in record.objects(key)
         ]
-        return example_of(_question(record), split, passages)
+        return example_of(_question(record), passages)
 
 
 def _document(record: Record) -> DocumentRecord:

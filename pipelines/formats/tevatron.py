@@ -71,7 +71,7 @@ class TevatronFormat(ExampleFormat):
             for record in json_objects(self.folder, name):
                 yield _document(record, "document_text" if _has_old_key(record) else "text")
 
-    def example(self, record: Record, split: str, name: str) -> Example:  # noqa: ARG002
+    def example(self, record: Record) -> Example:
         """The query with its documents, or their ids."""
         query_key, *keys = _BY_ID if _BY_ID[1] in record.values else _WRITTEN_OUT
         record.required(keys[0])
@@ -84,13 +84,13 @@ class TevatronFormat(ExampleFormat):
                     ' corpus to the JSON lines with "docid" and "text".'
                 )
             judged = [(id_, relevance) for key, relevance in relevance_of.items() for id_ in _ids(record, key)]
-            return Example(query, split, (), judged)
+            return Example(query, (), judged)
         documents = [
             (_document(passage, "text"), relevance)
             for key, relevance in relevance_of.items()
             for passage in record.objects(key)
         ]
-        return example_of(query, split, documents)
+        return example_of(query, documents)
 
 
 def _has_old_key(record: Record) -> bool:

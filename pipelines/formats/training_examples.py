@@ -40,10 +40,9 @@ AnyRecord = TypeVar("AnyRecord", DocumentRecord, QueryRecord)
 
 
 class Example(NamedTuple):
-    """A query of a split, the documents written out with it, and its judgments: document id and relevance."""
+    """A query, the documents written out with it, and its judgments: document id and relevance."""
 
     query: QueryRecord
-    split: str
     documents: Sequence[DocumentRecord]
     judged: Sequence[tuple[str, int]]
 
@@ -74,8 +73,8 @@ class ExampleFormat(Format):
         return json_records(self.folder, name)
 
     @abstractmethod
-    def example(self, record: Record, split: str, name: str) -> Example:
-        """What a record of a split and a file says."""
+    def example(self, record: Record) -> Example:
+        """What a record says."""
 
     def other_documents(self) -> Iterator[DocumentRecord]:
         """Documents that are read before those of the examples."""
@@ -85,25 +84,25 @@ class ExampleFormat(Format):
         """Queries that are read before those of the examples."""
         return iter(())
 
-    def examples(self) -> Iterator[Example]:
-        """The examples by split, then in the order of its files."""
+    def examples(self) -> Iterator[tuple[str, Example]]:
+        """The examples and their splits, by split, then in the order of its files."""
         for split, name in self.example_files:
-            yield from (self.example(record, split, name) for record in self.records(name))
+            yield from ((split, self.example(record)) for record in self.records(name))
 
     def documents(self) -> Iterator[DocumentRecord]:
         """The documents of every example, repeated as there, behind the others."""
-        of_examples = chain.from_iterable(example.documents for example in self.examples())
+        of_examples = chain.from_iterable(example.documents for _, example in self.examples())
         return self._kept(chain(self.other_documents(), of_examples))
 
     def queries(self) -> Iterator[QueryRecord]:
         """The query of every example, behind the others."""
-        return self._kept(chain(self.other_queries(), (example.query for example in self.examples())))
+        return self._kept(chain(self.other_queries(), (example.query for _, example in self.examples())))
 
     def judgments(self) -> Iterator[JudgmentRecord]:
         """What every example says of its documents."""
-        for example in self.examples():
-            for document, relevance in example.judged:
-                yield JudgmentRecord(example.query.place, example.query.id, document, relevance, example.split)
+        for split, (query, _, judged) in self.examples():
+            for document, relevance in judged:
+                yield JudgmentRecord(query.place, query.id, document, relevance, split)
 
     def _kept(self, records: Iterator[AnyRecord]) -> Iterator[AnyRecord]:
         """The records, less those that repeat an id where the first is kept: eight bytes for each id."""
@@ -119,10 +118,10 @@ def split_files(folder: Folder, files: Mapping[str, Sequence[str]], setting: str
     return [(split, name) for split, names in files.items() for name in find_files(folder, names, f"{setting}.{split}")]
 
 
-def example_of(query: QueryRecord, split: str, documents: Sequence[tuple[DocumentRecord, int]]) -> Example:
+def example_of(query: QueryRecord, documents: Sequence[tuple[DocumentRecord, int]]) -> Example:
     """An example whose documents are all written out, each with its relevance."""
     judged = [(document.id, relevance) for document, relevance in documents]
-    return Example(query, split, [document for document, _ in documents], judged)
+    return Example(query, [document for document, _ in documents], judged)
 
 
 def rows(collection: StoredCollection, part: Part, *columns: str) -> Iterator[tuple[Any, ...]]:
