@@ -294,23 +294,20 @@ def _check(name: str, problems: Sequence[str], fine: str, remedy: str) -> Check:
 def _versions(nodes: Sequence[Facts]) -> Check:
     """What follows a + is what a version was built for: nodes without GPUs may have torch's build for CPUs."""
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    builds: dict[str, set[str]] = defaultdict(set)
     for facts in nodes:
         found = {(_ONE_LIBRARY.get(name, name), version.partition("+")[0]) for name, version in facts.versions.items()}
         for package, version in found:
             counts[package][version] += 1
-        for package, version in facts.versions.items():
-            builds[package].add(version)
     differing = [
         f"{package} {', '.join(f'{version} on {count}' for version, count in sorted(versions.items()))}"
         for package, versions in sorted(counts.items())
         if len(versions) > 1 or sum(versions.values()) < len(nodes)
     ]
-    shown = [f"{name} {' and '.join(sorted(builds[name]))}" for name in ("Python", "ray", "torch") if name in builds]
     remedy = "Install one constraints.txt on all nodes, or one image: the same bytes come of the same versions only."
     if differing:
         return Check("versions", "FAIL", f"differ between {len(nodes)} nodes: {'; '.join(differing)}", remedy)
-    return Check("versions", "ok", f"the same on all nodes: {', '.join(shown)}")
+    shown = ", ".join(f"{name} {next(iter(counts[name]))}" for name in ("Python", "ray", "torch") if name in counts)
+    return Check("versions", "ok", f"the same on all nodes: {shown}")
 
 
 def _gpu_problem(node: Node, facts: Facts) -> str | None:
