@@ -237,7 +237,7 @@ def svg_of(draw: Callable[[Figure], None], height: float, description: str) -> s
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
         mpl.rcdefaults()  # whatever the user's matplotlibrc says
         mpl.rcParams.update(_LOOK)
-        mpl.rcParams["svg.hashsalt"] = description
+        mpl.rcParams["svg.hashsalt"] = description  # ids are a plot's own
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         draw(figure)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -246,14 +246,12 @@ def svg_of(draw: Callable[[Figure], None], height: float, description: str) -> s
 
 
 def _inline(document: str, description: str) -> str:
-    """What of matplotlib's file belongs inside a page: no prologue, no xlink, no style of its own, ids made unique."""
+    """What of matplotlib's file belongs inside a page: no prologue, no xlink, no style of its own."""
     svg = document[document.index("<svg") :].strip()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href=", "href=")
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
-    prefix = re.sub(r"[^a-z0-9]+", "-", description.lower()).strip("-")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names of groups: nothing refers to them
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
     label = escape(printable(description))
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
