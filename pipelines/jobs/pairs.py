@@ -1,19 +1,21 @@
 """`raytriever pairs`: the judged positives of a collection's splits as training pairs, each once."""
 
-import io
-from collections.abc import Set
-from typing import Annotated, Any, Self
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence, Set
+from math import ceil
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from pipelines.jobs.lookups import add_array
+from pipelines.exchange import number_parts, read_parts, string_parts, write_parts
+from pipelines.jobs.lookups import add_array, earlier_record, map_array
 from pipelines.mining.rules import folded_text_keys
 from pipelines.pairs.duplicates import (
-    PARTS,
     DuplicateSettings,
     NearTexts,
     band_keys,
@@ -23,15 +25,39 @@ from pipelines.pairs.duplicates import (
     shingle_hashes,
     text_blocks,
 )
-from pipelines.pairs.pairs import PAIRS, SCHEMA, ChooseDocuments, judged_pairs, some_of_each
+from pipelines.pairs.pairs import (
+    LISTED,
+    PAIR_ORDER,
+    PAIRS,
+    SCHEMA,
+    ChooseDocuments,
+    in_pair_order,
+    no_pairs,
+    some_of_each,
+)
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
-from raytriever.artifacts.long_columns import take_rows
+from raytriever.artifacts.long_columns import places_among, take_rows
+from raytriever.errors import UserError
 from raytriever.settings.configuration import InputPath
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.collection import StoredCollection, TextPart
+from retrieval.collections.collection import (
+    JUDGMENTS,
+    ParquetRows,
+    Part,
+    StoredCollection,
+    TextPart,
+    text_columns,
+    texts_of,
+)
 
-_ROW_COLUMNS: dict[TextPart, str] = {"queries": "query_row", "documents": "document_row"}
+_ROWS_OF_A_PART = 1 << 19  # that one worker holds, and as many to compare them with
+_RANGES_OF_A_PART = 8
+_ROWS_AT_ONCE = 10_000
+_SIDES: dict[TextPart, Literal["query", "document"]] = {"queries": "query", "documents": "document"}
+_READ: tuple[Part, ...] = (*_SIDES, "judgments")
 _EXAMPLES = 5
+
+_Found = dict[str, dict[str, Any]]  # counts, what was dropped, facts
 
 
 class PairsConfig(StageConfig):
@@ -64,7 +90,11 @@ class PairsConfig(StageConfig):
 
 
 class Pairs(Stage[PairsConfig]):
-    """qrels to pairs. Hashes of texts are made by stretches of the collection; no text stays in memory."""
+    """qrels to pairs, each step one phase of many tasks, in which rows with one key meet.
+
+    Judgments find their queries, then their documents; pairs then find those with the same texts, the same query, the
+    same document, as far as the settings ask; at last they are cut into files. Near duplicates alone are one task.
+    """
 
     command = "pairs"
     kind = PAIRS
@@ -76,137 +106,236 @@ class Pairs(Stage[PairsConfig]):
         """A split that is not judged."""
         if "collection" in there:
             for split in self._splits():
-                StoredCollection(self.config.collection).judgments(split)
+                StoredCollection(self.config.collection).require_split(split)
 
     def plan(self) -> list[Shard]:
-        """What was judged, hashes of its texts, the pairs."""
-        collection = StoredCollection(self.config.collection)
-        if not self.config.duplicates.needs_texts:
-            return [Shard("all", {"make": "pairs"})]
-        judged = Shard("judged", {"make": "judged"}, intermediate=True)
-        keys = [
-            Shard(f"keys-{part}-{number:05d}", {"make": "keys", "part": part, "number": number}, 1, intermediate=True)
-            for part in PARTS
-            for number in range(len(self._stretches(collection, part)))
+        """The collection by stretches, every step by parts, the files: as many as there are judgments for."""
+        collection, config = StoredCollection(self.config.collection), self.config
+        near = config.duplicates.near != "off"
+        queries, documents, judgments = (collection.count(part) for part in _READ)
+        numbers = {
+            "queries": ceil(queries / config.texts_per_shard),
+            "documents": ceil(documents / config.texts_per_shard),
+            "judgments": ceil(judgments / _ROWS_OF_A_PART),
+            **dict.fromkeys(self._steps(), ceil(max(queries, documents, judgments) / _ROWS_OF_A_PART)),
+            "pairs": ceil(judgments / config.rows_per_file),
+        }
+        numbers |= {"near": 1} | {f"bands-{part}": numbers[part] for part in _SIDES} if near else {}
+        phases: list[Sequence[str]] = [_READ, *([step] for step in self._steps()), ["pairs"]]
+        if near:
+            phases.insert(phases.index(["near"]), [f"bands-{part}" for part in _SIDES])
+        counted = {"of": numbers, "queries": queries, "rows": _ROWS_OF_A_PART}
+        return [
+            Shard(_name(make, number), {"make": make, "number": number, **counted}, phase, make != "pairs")
+            for phase, makes in enumerate(phases)
+            for make in makes
+            for number in range(numbers[make])
         ]
-        return [judged, *keys, Shard("all", {"make": "pairs"}, phase=2)]
+
+    def _steps(self) -> list[str]:
+        """Those in which pairs change hands, in order."""
+        config = self.config
+        asked_for = {
+            "asked": True,
+            "answered": True,
+            "distinct": config.duplicates.needs_texts,
+            "near": config.duplicates.near != "off",
+            "of-query": config.documents_per_query is not None,
+            "of-document": config.queries_per_document is not None,
+        }
+        return [step for step, is_asked_for in asked_for.items() if is_asked_for]
 
     def _splits(self) -> tuple[str, ...]:
         split = self.config.split
         return (split,) if isinstance(split, str) else tuple(dict.fromkeys(split))
 
-    def _stretches(self, collection: StoredCollection, part: TextPart) -> range:
-        """The first row of each."""
-        return range(0, collection.count(part), self.config.texts_per_shard)
-
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """One of the shards that ``plan`` lists."""
-        collection = StoredCollection(self.config.collection)
-        match shard.description["make"]:
-            case "judged":
-                return self._make_judged(collection, writer)
-            case "keys":
-                return self._make_keys(collection, shard.description["part"], shard.description["number"], writer)
-        if not self.config.duplicates.needs_texts:
-            return self._write(self._judged(collection), writer, {}, {}, {})
-        return self._make_distinct(collection, writer)
+        make = shard.description["make"]
+        if make in _SIDES:
+            return self._make_texts(make, shard, writer)
+        if make == "judgments":
+            return self._hand_on(self._judged(shard), shard, writer, {})
+        if make.startswith("bands-"):
+            return self._make_bands(make.removeprefix("bands-"), shard, writer)
+        if make == "pairs":
+            return self._make_file(shard, writer)
+        steps = ["judgments", *self._steps()]
+        table, found = self._read(steps[steps.index(make) - 1], shard, [shard.description["number"]]), _Found()
+        match make:
+            case "asked":
+                table = self._joined(table, "queries", shard)
+            case "answered":
+                table = self._joined(table, "documents", shard)
+            case "distinct":
+                table, found = self._distinct(in_pair_order(table), shard, writer)
+            case "near":
+                table, found = self._not_near(in_pair_order(table), shard)
+            case _:
+                table, found = self._some(in_pair_order(table), make)
+        return self._hand_on(table, shard, writer, found)
 
-    def _judged(self, collection: StoredCollection) -> pa.Table:
-        return judged_pairs(collection, self._splits(), self.config.minimum_relevance)
-
-    def _make_judged(self, collection: StoredCollection, writer: ShardWriter) -> ShardRecord:
-        """All pairs, and the rows of the collection whose texts they have."""
-        table = self._judged(collection)
-        pq.write_table(table, writer.path("judged.parquet"), compression="zstd")
-        writer.add("judged.parquet")
-        for part, column in _ROW_COLUMNS.items():
-            add_array(writer, f"{part}.npy", np.unique(table[column].to_numpy()))
+    def _make_texts(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Id and row of each text of a stretch, a hash of it where texts are compared, a document's domain."""
+        rows, side, compared = self._rows_of(part), _SIDES[part], self.config.duplicates.needs_texts
+        start, size = shard.description["number"] * self.config.texts_per_shard, self.config.texts_per_shard
+        stop, tables = min(start + size, len(rows)), []
+        names = ["id", "domain"] if part == "documents" else ["id"]
+        for begin in range(start, stop, _ROWS_AT_ONCE):
+            own = np.arange(begin, min(begin + _ROWS_AT_ONCE, stop))
+            read = rows.take(own, [*names, *(text_columns(part) if compared else ())])
+            table = read.select(names).append_column(f"{side}_row", pa.array(own))
+            if compared:
+                table = table.append_column(f"{side}_key", pa.array(folded_text_keys(texts_of(read, part))))
+            tables.append(table)
+        table, parts = pa.concat_tables(tables), shard.description["of"]["asked"]
+        write_parts(writer, _file(shard.name), table, string_parts(table["id"], parts), parts)
         return writer.commit(0)
 
-    def _make_keys(self, collection: StoredCollection, part: TextPart, number: int, writer: ShardWriter) -> ShardRecord:
-        """For each used row of a stretch a hash of its text, and its buckets where near duplicates are wanted."""
-        start = self._stretches(collection, part)[number]
-        used = _array(writer, f"{part}.npy")
-        used = used[(used >= start) & (used < start + self.config.texts_per_shard)]
+    def _judged(self, shard: Shard) -> pa.Table:
+        """The ids of a stretch of the judgments that are pairs, and their places in the order of splits and of rows."""
+        rows, start = self._rows_of("judgments"), shard.description["number"] * shard.description["rows"]
+        own = np.arange(start, min(start + shard.description["rows"], len(rows)))
+        table = rows.take(own, JUDGMENTS.names)
+        split = pc.index_in(table["split"], value_set=pa.array(self._splits(), pa.string()))
+        listed = pc.add(pc.multiply(split.cast(pa.int64()), len(rows)), pa.array(own))
+        relevant = pc.and_(pc.is_valid(split), pc.greater_equal(table["relevance"], self.config.minimum_relevance))
+        return table.select(["query_id", "document_id"]).append_column(LISTED, listed).filter(relevant)
+
+    def _rows_of(self, part: Part) -> ParquetRows:
+        return StoredCollection(self.config.collection).rows_of(part)
+
+    def _hand_on(self, table: pa.Table, shard: Shard, writer: ShardWriter, found: _Found) -> ShardRecord:
+        """Commits pairs for the step that follows, with what was ``found`` on the way."""
+        numbers, steps = shard.description["of"], ["judgments", *self._steps(), "pairs"]
+        step = steps[steps.index(shard.description["make"]) + 1]
+        parts, facts = numbers[step], {"pairs": len(table), **found.get("facts", {})}
+        match step:
+            case "asked" | "answered":
+                part_of = string_parts(table["query_id" if step == "asked" else "document_id"], parts)
+            case "distinct":
+                keys = (table[f"{side}_key"].to_numpy() for side in _SIDES.values())
+                part_of = number_parts(np.uint64(3) * next(keys) + next(keys), parts)
+            case "pairs":  # by ranges of queries, of which a file takes some; it counts one share of the documents
+                documents = table.select(["document_row"])
+                write_parts(
+                    writer, _file(shard.name, "documents"), documents, _rows(documents, "document") % parts, parts
+                )
+                parts = numbers["asked"] * _RANGES_OF_A_PART
+                part_of = _rows(table, "query") * parts // shard.description["queries"]
+                facts["ranges"] = np.bincount(part_of, minlength=parts).tolist()
+            case _:
+                rows = _rows(table, "document" if step == "of-document" else "query")
+                part_of = number_parts(rows.astype(np.uint64), parts)
+        write_parts(writer, _file(shard.name), table, part_of, parts)
+        return writer.commit(0, counts=found.get("counts"), dropped=found.get("dropped"), facts=facts)
+
+    def _read(self, step: str, shard: Shard, parts: Iterable[int], what: str = "") -> pa.Table:
+        """What all shards of an earlier step wrote for these parts."""
+        return read_parts(self.config.output, (_file(name, what) for name in _names(step, shard)), parts)
+
+    def _records(self, step: str, shard: Shard) -> list[ShardRecord]:
+        return [earlier_record(self.config.output, name) for name in _names(step, shard)]
+
+    def _joined(self, table: pa.Table, part: TextPart, shard: Shard) -> pa.Table:
+        """The pairs with what was written of their queries, or documents.
+
+        Raises ``UserError`` where there are no pairs at all, and where one has an unknown id.
+        """
+        if not len(table) and not any(record.facts["pairs"] for record in self._records("judgments", shard)):
+            raise no_pairs(self.config.minimum_relevance)
+        known, ids = self._read(part, shard, [shard.description["number"]]), table[f"{_SIDES[part]}_id"]
+        places = places_among(ids, known["id"])
+        if len(absent := np.flatnonzero(places < 0)):
+            raise UserError(
+                f"Judgments name {part} that are not in {self.config.collection}, such as"
+                f" {ids[int(absent[0])].as_py()!r}. Make the collection again."
+            )
+        found = take_rows(known.drop_columns("id"), places)
+        return pa.table([*table.columns, *found.columns], names=[*table.column_names, *found.column_names])
+
+    def _distinct(self, table: pa.Table, shard: Shard, writer: ShardWriter) -> tuple[pa.Table, _Found]:
+        """The pairs, of which none of another part has the texts, without those that repeat an earlier one."""
+        for part, side in _SIDES.items() if self.config.duplicates.near != "off" else ():
+            rows = np.unique(_rows(table, side))
+            part_of, parts = rows // self.config.texts_per_shard, shard.description["of"][part]
+            write_parts(writer, _file(shard.name, part), pa.table({"row": rows}), part_of, parts)
+        keys = [f"{side}_key" for side in _SIDES.values()]
+        first = first_of_equal(*(table[key].to_numpy() for key in keys))
+        drop = self.config.duplicates.exact == "drop"
+        return _without_repeats(table.drop_columns(keys), first, "with both texts", "exact duplicates", drop=drop)
+
+    def _make_bands(self, part: TextPart, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """The rows of a stretch that pairs have, (texts,), and of each a hash of its text, then its buckets."""
         settings = self.config.duplicates
-        keys = [np.empty((0, self._columns()), dtype=np.uint64)]
-        for texts in text_blocks(collection.rows_of(part), part, used):
-            columns = [folded_text_keys(texts)[:, None]]
-            if settings.near != "off":
-                columns.append(band_keys(*shingle_hashes(texts, settings.words(part)), settings.similarity))
-            keys.append(np.concatenate(columns, axis=1))
-        add_array(writer, f"keys/{part}-{number:05d}.npy", np.concatenate(keys))
+        used = np.unique(self._read("distinct", shard, [shard.description["number"]], part)["row"].to_numpy())
+        keys = [np.empty((0, 1 + settings.similarity.bands), dtype=np.uint64)]
+        for texts in text_blocks(self._rows_of(part), part, used):
+            bands = band_keys(*shingle_hashes(texts, settings.words(part)), settings.similarity)
+            keys.append(np.concatenate([folded_text_keys(texts)[:, None], bands], axis=1))
+        add_array(writer, f"exchange/{shard.name}.used.npy", used)
+        add_array(writer, f"exchange/{shard.name}.keys.npy", np.concatenate(keys))
         return writer.commit(0)
 
-    def _columns(self) -> int:
+    def _not_near(self, table: pa.Table, shard: Shard) -> tuple[pa.Table, _Found]:
+        """The pairs without those that nearly repeat an earlier one."""
         settings = self.config.duplicates
-        return 1 + (settings.similarity.bands if settings.near != "off" else 0)
+        near: dict[TextPart, NearTexts] = {}
+        texts, counts = {}, {}
+        for part, side in _SIDES.items():
+            names = _names(f"bands-{part}", shard)
+            used, keys = (
+                np.concatenate([map_array(self.config.output, name, f"exchange/{name}.{what}.npy") for name in names])
+                for what in ("used", "keys")
+            )
+            near[part] = near_texts(self._rows_of(part), part, used, keys.T, settings)
+            texts[part] = np.searchsorted(used, _rows(table, side))
+            counts[f"{part} with nearly the text of an earlier one"] = near[part].repeats
+        first, drop = near_repeats(texts, near, settings), settings.near == "drop"
+        table, found = _without_repeats(table, first, "with nearly both texts", "near duplicates", drop=drop)
+        found["counts"] |= counts
+        return table, found
 
-    def _make_distinct(self, collection: StoredCollection, writer: ShardWriter) -> ShardRecord:
-        """The pairs without those that repeat an earlier one."""
-        settings = self.config.duplicates
-        table = pq.read_table(pa.BufferReader(writer.read("judged.parquet")))
-        used = {part: _array(writer, f"{part}.npy") for part in PARTS}
-        keys = {part: self._gather_keys(collection, part, writer) for part in PARTS}
-        texts = {part: np.searchsorted(used[part], table[column].to_numpy()) for part, column in _ROW_COLUMNS.items()}
-        first = first_of_equal(*(keys[part][0][texts[part]] for part in PARTS))
-        repeats = first != np.arange(len(first))
-        counts, dropped = {"pairs with both texts of an earlier one": int(repeats.sum())}, {}
-        facts = {"exact_duplicates": _examples(table, first)}
-        kept = np.arange(len(table))
-        if settings.exact == "drop":
-            dropped["exact duplicates"] = int(repeats.sum())
-            kept = kept[~repeats]
-        if settings.near != "off":
-            near: dict[TextPart, NearTexts] = {}
-            for part in PARTS:
-                near[part] = near_texts(collection.rows_of(part), part, used[part], keys[part], settings)
-                counts[f"{part} with nearly the text of an earlier one"] = near[part].repeats
-            similar = near_repeats({part: texts[part][kept] for part in PARTS}, near, settings)
-            repeats = similar != np.arange(len(similar))
-            counts["pairs with nearly both texts of an earlier one"] = int(repeats.sum())
-            facts["near_duplicates"] = _examples(take_rows(table, kept), similar)
-            if settings.near == "drop":
-                dropped["near duplicates"] = int(repeats.sum())
-                kept = kept[~repeats]
-        return self._write(take_rows(table, kept), writer, counts, dropped, facts)
+    def _some(self, table: pa.Table, step: str) -> tuple[pa.Table, _Found]:
+        """At most so many pairs of each query, or document."""
+        config, setting = self.config, "documents_per_query" if step == "of-query" else "queries_per_document"
+        number = getattr(config, setting)
+        if step == "of-query":
+            chosen = some_of_each(table, "query", number, config.choose_documents)
+        else:
+            chosen = some_of_each(table, "document", number)
+        return table.filter(pa.array(chosen)), {"dropped": {f"pairs beyond {setting}": int((~chosen).sum())}}
 
-    def _gather_keys(self, collection: StoredCollection, part: TextPart, writer: ShardWriter) -> NDArray[np.uint64]:
-        """(1 + bands, texts)."""
-        numbers = range(len(self._stretches(collection, part)))
-        pieces = [_array(writer, f"keys/{part}-{number:05d}.npy").T for number in numbers]
-        return np.concatenate([np.empty((self._columns(), 0), np.uint64), *pieces], axis=1)
-
-    def _write(
-        self,
-        table: pa.Table,
-        writer: ShardWriter,
-        counts: dict[str, int],
-        dropped: dict[str, int],
-        facts: dict[str, Any],
-    ) -> ShardRecord:
-        """Writes ``pairs/00000.parquet`` and on."""
-        config = self.config
-        if config.documents_per_query is not None:
-            chosen = some_of_each(table, "query", config.documents_per_query, config.choose_documents)
-            dropped = {**dropped, "pairs beyond documents_per_query": int((~chosen).sum())}
-            table = take_rows(table, np.flatnonzero(chosen))
-        if config.queries_per_document is not None:
-            chosen = some_of_each(table, "document", config.queries_per_document)
-            dropped = {**dropped, "pairs beyond queries_per_document": int((~chosen).sum())}
-            table = take_rows(table, np.flatnonzero(chosen))
-        table, size = table.select(SCHEMA.names), self.config.rows_per_file
-        for number, start in enumerate(range(0, len(table), size)):
-            name = f"pairs/{number:05d}.parquet"
-            pq.write_table(table.slice(start, size).combine_chunks(), writer.path(name), compression="zstd")
+    def _make_file(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        """Writes one of ``pairs/00000.parquet`` and on, if there are so many pairs; the first says what was found."""
+        number, size, last = shard.description["number"], self.config.rows_per_file, self._steps()[-1]
+        lengths = np.sum([record.facts["ranges"] for record in self._records(last, shard)], axis=0)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        begin, end = number * size, min((number + 1) * size, int(starts[-1]))
+        counts = Counter(documents=len(self._read(last, shard, [number], "documents")["document_row"].unique()))
+        if begin < end:
+            first, after = int(np.searchsorted(starts, begin, side="right")) - 1, int(np.searchsorted(starts, end))
+            table, before = in_pair_order(self._read(last, shard, range(first, after))), begin - int(starts[first])
+            queries = table["query_row"].slice(0, before + end - begin)
+            # a query whose pairs begin in the file before was counted there
+            counts["queries"] = len(queries.unique()) - len(queries.slice(0, before).unique())
+            name, own = f"pairs/{number:05d}.parquet", table.select(SCHEMA.names).slice(before, end - begin)
+            pq.write_table(own.cast(SCHEMA).combine_chunks(), writer.path(name), compression="zstd")
             writer.add(name)
-        counts = {
-            "queries": len(table["query_row"].unique()),
-            "documents": len(table["document_row"].unique()),
-            **counts,
-        }
-        dropped = {reason: count for reason, count in dropped.items() if count}
-        return writer.commit(len(table), counts=counts, dropped=dropped, facts=facts)
+        found = self._found(shard) if not number else _Found(counts={}, dropped={}, facts={})
+        counts.update(found["counts"])
+        return writer.commit(max(0, end - begin), counts=counts, dropped=found["dropped"], facts=found["facts"])
+
+    def _found(self, shard: Shard) -> _Found:
+        """What all steps counted and dropped, and the first of each kind of examples."""
+        counts, dropped, examples = Counter[str](), Counter[str](), defaultdict[str, list[Any]](list)
+        for record in (record for step in self._steps() for record in self._records(step, shard)):
+            counts.update(record.counts)
+            dropped.update(record.dropped)
+            for kind, found in record.facts.get("examples", {}).items():
+                examples[kind] += found
+        facts = {kind: [example for _, example in sorted(found)[:_EXAMPLES]] for kind, found in examples.items()}
+        return {"counts": counts, "dropped": +dropped, "facts": facts}
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """Some duplicates, by the ids of both pairs."""
@@ -219,18 +348,38 @@ class Pairs(Stage[PairsConfig]):
         return "; ".join([pairs, *(f"{count:,} {reason} dropped" for reason, count in dropped.items())])
 
 
-def _array(writer: ShardWriter, name: str) -> NDArray[Any]:
-    """An array that a shard of an earlier phase wrote."""
-    array: NDArray[Any] = np.load(io.BytesIO(writer.read(name)))
-    return array
+def _name(make: str, number: int) -> str:
+    return f"{make}-{number:05d}"
 
 
-def _examples(table: pa.Table, first: NDArray[np.int64]) -> list[dict[str, list[str]]]:
-    """The ids of the first few pairs that repeat one, and of the one they repeat."""
-    later = np.flatnonzero(first != np.arange(len(first)))[:_EXAMPLES]
-    ids = table.select(["query_id", "document_id"])
-    repeated, earlier = take_rows(ids, later).to_pylist(), take_rows(ids, first[later]).to_pylist()
-    return [
-        {"pair": list(pair.values()), "repeats": list(other.values())}
-        for pair, other in zip(repeated, earlier, strict=True)
-    ]
+def _names(make: str, shard: Shard) -> list[str]:
+    """The shards of an earlier phase, of those that ``shard`` is one of."""
+    return [_name(make, number) for number in range(shard.description["of"][make])]
+
+
+def _file(shard: str, what: str = "") -> str:
+    return f"exchange/{shard}{what and '.'}{what}.arrow"
+
+
+def _rows(table: pa.Table, side: Literal["query", "document"]) -> NDArray[np.int64]:
+    rows: NDArray[np.int64] = table[f"{side}_row"].to_numpy()
+    return rows
+
+
+def _without_repeats(
+    table: pa.Table, first: NDArray[np.int64], how: str, reason: str, *, drop: bool
+) -> tuple[pa.Table, _Found]:
+    """The pairs, less those that repeat the ``first`` of their kind (pairs,), if they are to go, and some of these."""
+    later = np.flatnonzero(first != np.arange(len(first)))
+    columns = table.select(["query_id", "document_id", *PAIR_ORDER])
+    repeating, repeated = (take_rows(columns, rows[:_EXAMPLES]).to_pylist() for rows in (later, first[later]))
+    examples = []
+    for row, earlier in zip(repeating, repeated, strict=True):
+        pair, repeats = ([of["query_id"], of["document_id"]] for of in (row, earlier))
+        examples.append([[row[name] for name in PAIR_ORDER], {"pair": pair, "repeats": repeats}])
+    facts = {"examples": {f"{reason.replace(' ', '_')}": examples}}
+    found: _Found = {"counts": {f"pairs {how} of an earlier one": len(later)}, "dropped": {}, "facts": facts}
+    if drop:
+        found["dropped"] = {reason: len(later)}
+        table = take_rows(table, np.flatnonzero(first == np.arange(len(first))))
+    return table, found

@@ -184,7 +184,7 @@ def first_of_equal(*keys: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.
     return first
 
 
-PARTS: tuple[TextPart, ...] = ("queries", "documents")
+_PARTS: tuple[TextPart, ...] = ("queries", "documents")
 _ROWS_AT_ONCE = 1_000
 
 
@@ -278,10 +278,10 @@ def near_repeats(
     ``texts``: of each part the numbers (pairs,) of the pairs' texts in ``near``. Both texts are compared with those
     of the very pair that is returned, so chains of similar texts don't drift.
     """
-    first = first_of_equal(*(near[part].near[texts[part]] for part in PARTS))
+    first = first_of_equal(*(near[part].near[texts[part]] for part in _PARTS))
     result = np.arange(len(first))
     later = np.flatnonzero(first != result)
-    for part in PARTS:
+    for part in _PARTS:
         scores = near[part].similarities(np.stack([texts[part][first[later]], texts[part][later]], axis=1))
         later = later[scores >= settings.threshold(part)]
     result[later] = first[later]

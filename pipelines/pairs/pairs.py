@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.mining.rules import sampling_keys
 from raytriever.artifacts.artifact import Artifact
-from raytriever.artifacts.long_columns import take_texts
+from raytriever.artifacts.long_columns import take_rows, take_texts
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 
@@ -29,7 +29,23 @@ SCHEMA = pa.schema(
 LISTED = "listed"
 """A column beside these until pairs are written: int64, the place of a pair among the judgments as they were read."""
 
+PAIR_ORDER = ("query_row", "document_row", LISTED)
+"""Columns by which pairs are ordered."""
+
 ChooseDocuments = Literal["drawn", "first"]
+
+
+def in_pair_order(pairs: pa.Table) -> pa.Table:
+    """The pairs in the order of ``PAIR_ORDER``."""
+    return take_rows(pairs, np.lexsort([pairs[name].to_numpy() for name in reversed(PAIR_ORDER)]))
+
+
+def no_pairs(minimum_relevance: int) -> UserError:
+    """To be raised where no judgment has this relevance."""
+    return UserError(
+        f"No judgment has a relevance of {minimum_relevance} or more, so there are no pairs. Lower minimum_relevance or"
+        " choose another split."
+    )
 
 
 def judged_pairs(collection: StoredCollection, splits: Iterable[str], minimum_relevance: int) -> pa.Table:
@@ -47,10 +63,7 @@ def pairs_from_judgments(collection: StoredCollection, judgments: pa.Table, mini
     """
     relevant = judgments.filter(pc.greater_equal(judgments["relevance"], minimum_relevance))
     if not len(relevant):
-        raise UserError(
-            f"No judgment has a relevance of {minimum_relevance} or more, so there are no pairs. Lower"
-            " minimum_relevance or choose another split."
-        )
+        raise no_pairs(minimum_relevance)
     query_rows = collection.require("queries", relevant["query_id"])
     document_rows = collection.require("documents", relevant["document_id"])
     order = np.lexsort((document_rows, query_rows))

@@ -191,13 +191,19 @@ class StoredCollection(Artifact):
 
     def judgments(self, split: str) -> pa.Table:
         """The judgments of one split. Raises ``UserError`` naming the splits there are."""
+        self.require_split(split)
         table = self.rows_of("judgments").read(["query_id", "document_id", "relevance", "split"])
-        chosen = table.filter(pc.equal(table["split"], split))
-        if not len(chosen):
-            splits = ", ".join(sorted(set(table["split"].to_pylist())))
-            there = f"{splits}. Set 'split' to one of them" if splits else "none"
-            raise UserError(f"{self.uri} has no judgments of split '{split}'. Splits there: {there}.")
-        return chosen
+        return table.filter(pc.equal(table["split"], split))
+
+    def require_split(self, split: str) -> None:
+        """Raises ``UserError`` naming the splits there are where this one is not judged; reads as far as needed."""
+        splits = set[str]()
+        for table in self.rows_of("judgments").tables(["split"]):
+            splits.update(table["split"].unique().to_pylist())
+            if split in splits:
+                return
+        there = f"{', '.join(sorted(splits))}. Set 'split' to one of them" if splits else "none"
+        raise UserError(f"{self.uri} has no judgments of split '{split}'. Splits there: {there}.")
 
 
 def text_columns(part: TextPart) -> list[str]:

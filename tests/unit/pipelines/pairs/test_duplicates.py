@@ -45,7 +45,6 @@ def test_the_first_of_equal_pairs_stays(tmp_path: Path) -> None:
     ]
     kept = pairs_of(tmp_path / "kept", collection, duplicates={"exact": "keep"})
     assert len(ids(kept)) == 7
-    assert [shard.name for shard in kept.shards] == ["all"]
     reported = pairs_of(tmp_path / "reported", collection, duplicates={"exact": "keep", "near": "report"})
     assert ids(reported) == ids(kept)
     assert reported.manifest["counts"]["pairs with both texts of an earlier one"] == 4
@@ -78,6 +77,40 @@ def test_shards_and_files_change_nothing(
     assert ids(near[0]) == ids(near[1])
     assert near[0].manifest["counts"] == near[1].manifest["counts"]
     assert [shard.files for shard in near[0].shards] == [shard.files for shard in near[1].shards]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"duplicates": {"exact": "keep"}, "documents_per_query": 2, "choose_documents": "first"},
+        {"documents_per_query": 3, "queries_per_document": 2, "rows_per_file": 40, "texts_per_shard": 9},
+        {"duplicates": {"near": "drop"}, "rows_per_file": 40},
+    ],
+)
+def test_many_parts_give_the_bytes_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
+) -> None:
+    generator = np.random.default_rng(1)
+    queries = [f"question {number % 31}" for number in range(40)]
+    documents = [("", f"{LONG} {number % 53}" if number % 3 else f"text {number % 53}") for number in range(70)]
+    pairs = {(int(number) % 40, int(number) % 70) for number in generator.integers(0, 280, 250)}
+    judged = sorted(pairs, key=lambda pair: (pair[1], -pair[0]))
+    collection = collection_of(tmp_path, queries, documents, judged[:120], dev=judged[100:])
+    manifests = []
+    for rows in (1 << 19, 30, 7):
+        monkeypatch.setattr("pipelines.jobs.pairs._ROWS_OF_A_PART", rows)
+        artifact = pairs_of(tmp_path / f"pairs-{rows}", collection, split=["dev", "train"], **values)
+        manifests.append(artifact.manifest)
+    assert manifests[0]["rows"] > 60
+    assert manifests[1] == manifests[0]
+    assert manifests[2] == manifests[0]
+
+
+def test_a_judgment_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    collection = collection_of(tmp_path, ["a"], [("", "x")], [(0, 0), (0, 7)])
+    with pytest.raises(UserError, match="name documents that are not in"):
+        pairs_of(tmp_path / "pairs", collection)
 
 
 def test_nearly_equal_pairs_go_and_other_positives_stay(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""Pairs on Ray: the same bytes for any number of workers, when some of them die, and when the disk is full."""
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.jobs import pairs as job
+from pipelines.jobs.pairs import Pairs, PairsConfig
+from raytriever.artifacts.artifact import ShardRecord, ShardWriter
+from raytriever.errors import StorageError
+from raytriever.stages.ray_session import RaySession
+from raytriever.stages.recipe_run import run_stage
+from raytriever.stages.stage import Resources, Shard
+from tests.cluster.journaled import note, notes
+from tests.cluster.stored_bytes import hashes
+from tests.unit.pipelines.jobs.made_up import collection_of
+from tests.unit.small_run import make
+
+LIMITS: dict[str, Any] = {
+    "documents_per_query": 4,
+    "queries_per_document": 5,
+    "texts_per_shard": 50,
+    "rows_per_file": 60,
+}
+
+
+class DyingPairs(Pairs):
+    """Notes its shards in a journal beside the output; of each step the first shard's first worker dies at its end."""
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        journal, step = Path(self.config.output).with_name("journal"), shard.description["make"]
+        known = {seen.shard for seen in notes(journal)}
+        note(str(journal), "begun", shard.name)
+        add = writer.add
+
+        def add_or_die(name: str) -> None:
+            if shard.description["number"] == 0 and shard.name not in known:
+                os.kill(os.getpid(), signal.SIGKILL)
+            add(name)
+
+        writer.add = add_or_die  # type: ignore[method-assign]
+        record = super().make(shard, writer)
+        note(str(journal), f"finished-{step}", shard.name)
+        return record
+
+
+class PairsOnFullDisk(Pairs):
+    """The disk is full as soon as pairs are compared with one another."""
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        if shard.description["make"] == "distinct":
+            writer.path = lambda _: Path("/dev/full")  # type: ignore[method-assign,assignment]
+        return super().make(shard, writer)
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
+    queries = [f"question {number % 90}" for number in range(120)]
+    documents = [("", f"text {number % 130}") for number in range(150)]
+    judged = sorted({(number * 7 % 120, number * 11 % 150) for number in range(450)}, key=lambda pair: pair[1])
+    return collection_of(tmp_path_factory.mktemp("collection"), queries, documents, judged)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_ROWS_OF_A_PART", 60)
+
+
+@pytest.fixture(scope="module")
+def expected(collection: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Made in this process, by one part."""
+    folder = tmp_path_factory.mktemp("expected") / "pairs"
+    make(Pairs(config(collection, folder)))
+    return hashes(folder)
+
+
+def config(collection: str, folder: Path, workers: int = 2) -> PairsConfig:
+    resources = Resources(workers=workers, cpus_per_worker=0.25)
+    return PairsConfig(collection=collection, output=str(folder), resources=resources, **LIMITS)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_bytes_do_not_depend_on_workers(
+    session: RaySession, collection: str, expected: dict[str, str], tmp_path: Path, workers: int
+) -> None:
+    run_stage(Pairs(config(collection, tmp_path / "pairs", workers)), session)
+    assert hashes(tmp_path / "pairs") == expected
+
+
+def test_of_each_step_a_worker_that_dies_loses_its_shard_alone(
+    session: RaySession, collection: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    run_stage(DyingPairs(config(collection, tmp_path / "pairs", 1)), session)
+    assert hashes(tmp_path / "pairs") == expected
+    begun = Counter(seen.shard for seen in notes(tmp_path / "journal") if seen.what == "begun")
+    steps = {"queries", "documents", "judgments", "asked", "answered", "distinct", "of-query", "of-document", "pairs"}
+    assert {shard for shard, times in begun.items() if times > 1} == {f"{step}-00000" for step in steps}
+    assert max(begun.values()) == 2
+
+
+def test_on_a_full_disk_what_is_finished_stays(
+    session: RaySession, collection: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "pairs"
+    with pytest.raises(StorageError, match=r"No space left on device.*"):
+        run_stage(PairsOnFullDisk(config(collection, folder)), session)
+    finished = {path: path.stat().st_mtime_ns for path in (folder / "shards").iterdir()}
+    assert {path.name.rpartition("-")[0] for path in finished} == {
+        "queries", "documents", "judgments", "asked", "answered"
+    }  # fmt: skip
+    assert not (folder / "manifest.json").exists()
+    made: list[str] = []
+
+    class Again(Pairs):
+        def execute(self, pending: list[Shard], session: RaySession, progress: Any) -> Any:
+            made.extend(shard.name for shard in pending)
+            return super().execute(pending, session, progress)
+
+    run_stage(Again(config(collection, folder)), RaySession(shards_here=True))
+    assert not {path.stem for path in finished} & set(made)
+    assert hashes(folder) == expected
