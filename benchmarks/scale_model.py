@@ -38,11 +38,11 @@ from trainers.estimate.outlines import published
 
 DOMAINS = tuple[int, ...](published()["domains"])
 _ONE_TASK: dict[str, set[str]] = {  # kinds of tasks of which a job has one
-    "pairs": {"judged", "all"},
+    "pairs": set(),
     "cluster": {"lookup"},
     "filter": {"pairs", "audit"},
 }
-_OF_PARTS = ("collect", "pairs", "filter")  # run side by side
+_OF_PARTS = ("collect", "filter")  # run side by side
 _OF_CORPUS = ("chunk", "index", "search", "evaluate")
 
 
@@ -143,7 +143,8 @@ def stages(workload: Workload, calibration: Calibration, machines: Machines) -> 
     sides = ((pairs, workload.document_bytes), (pairs, workload.query_bytes))
     corpus = ((workload.passages, workload.passage_bytes),)
     found = {
-        name: LAWS[name](workload.of_pairs(*workload.domains), calibration, machines) for name in ("cluster", "pack")
+        name: LAWS[name](workload.of_pairs(*workload.domains), calibration, machines)
+        for name in ("pairs", "cluster", "pack")
     }
     found |= {name: LAWS[name](workload.of_corpus(), calibration, machines) for name in _OF_CORPUS}
     for name in _OF_PARTS:

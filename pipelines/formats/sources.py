@@ -35,9 +35,9 @@ class JoinedSources(Settings):
     sources: dict[Name, Annotated[SingleSource, Field(discriminator="kind")]] = Field(min_length=1)
     """Each source by its name."""
 
-    def open(self) -> JoinedSource:
-        """The collection. Raises ``UserError`` where a source can't be opened."""
-        return JoinedSource({name: settings.open() for name, settings in self.sources.items()})
+    def open(self, *names: str) -> JoinedSource:
+        """The collection, or the sources of these names alone. Raises ``UserError`` where one can't be opened."""
+        return JoinedSource({name: self.sources[name].open() for name in names or self.sources})
 
 
 AnySource = Annotated[SingleSource | JoinedSources, Field(discriminator="kind")]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from pipelines.formats.sources import AnySource
+from pipelines.formats.sources import AnySource, JoinedSources
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Shard, Stage, StageConfig
@@ -34,11 +34,11 @@ class CollectConfig(StageConfig):
 
 
 class Collect(Stage[CollectConfig]):
-    """One pass over the source, in its order, with bounded memory."""
+    """One pass over each source, in its order, with bounded memory: those of several are a task each."""
 
     command = "collect"
     kind = COLLECTION
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = CollectConfig
     unit = "documents"
 
@@ -64,14 +64,23 @@ class Collect(Stage[CollectConfig]):
         """One hash over what the source says of its own bytes."""
         return {"source": source_fingerprint(self.source())}
 
-    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:  # noqa: ARG002
+    def plan(self) -> list[Shard]:
+        """Each of several sources, by name; or the one."""
+        source = self.config.source
+        if isinstance(source, JoinedSources):
+            return [Shard(f"source-{name}", {"name": name}) for name in sorted(source.sources)]
+        return [Shard("all", {"name": ""})]
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Writes documents, queries, judgments, and what the source says of itself."""
+        name, settings = shard.description["name"], self.config.source
         with reading_within(self.config.limits):
-            return write_collection(self.source(), writer, self.config.rows_per_file)
+            source = settings.open(name) if isinstance(settings, JoinedSources) else settings.open()
+            return write_collection(source, writer, self.config.rows_per_file, name)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """What the source says of itself (the interpreter's version, say)."""
-        return records[0].facts
+        """What the sources say of themselves (the interpreter's version, say)."""
+        return {fact: value for record in records for fact, value in record.facts.items()}
 
     def summary(self, artifact: Artifact) -> str:
         """Documents, queries and judgments, and how much of the source is none of these."""
@@ -86,12 +95,18 @@ def source_fingerprint(source: Source) -> str:
     return hashlib.sha256(json.dumps(source.fingerprint(), sort_keys=True).encode()).hexdigest()
 
 
-def write_collection(source: Source, writer: ShardWriter, rows_per_file: int) -> ShardRecord:
-    """Reads the source once, with bounded memory, and commits all that a collection consists of as one shard."""
-    counts: dict[str, int] = {
-        "documents": write_part(writer, "documents", DOCUMENTS, source.documents(), rows_per_file),
-        "queries": write_part(writer, "queries", QUERIES, source.queries(), rows_per_file),
-        "judgments": write_part(writer, "judgments", JUDGMENTS, source.judgments(), rows_per_file),
+def write_collection(source: Source, writer: ShardWriter, rows_per_file: int, folder: str) -> ShardRecord:
+    """Reads the source once, with bounded memory, and commits all that a collection has of it as one shard.
+
+    ``folder``: of its files, below those of the parts; '' for none.
+    """
+    counts = {
+        part: write_part(writer, f"{part}/{folder}".rstrip("/"), schema, batches, rows_per_file)
+        for part, schema, batches in (
+            ("documents", DOCUMENTS, source.documents()),
+            ("queries", QUERIES, source.queries()),
+            ("judgments", JUDGMENTS, source.judgments()),
+        )
     }
     counts |= source.counts
     return writer.commit(counts["documents"], counts=counts, dropped=source.dropped, facts=source.facts)

@@ -50,7 +50,8 @@ from retrieval.collections.collection import (
     texts_of,
 )
 
-_ROWS_OF_A_PART = 1 << 19  # that one worker holds, and as many to compare them with
+ROWS_OF_A_PART = 1 << 19
+"""Rows that one worker holds, and as many to compare them with."""
 _RANGES_OF_A_PART = 8
 _ROWS_AT_ONCE = 10_000
 _SIDES: dict[TextPart, Literal["query", "document"]] = {"queries": "query", "documents": "document"}
@@ -116,15 +117,15 @@ class Pairs(Stage[PairsConfig]):
         numbers = {
             "queries": ceil(queries / config.texts_per_shard),
             "documents": ceil(documents / config.texts_per_shard),
-            "judgments": ceil(judgments / _ROWS_OF_A_PART),
-            **dict.fromkeys(self._steps(), ceil(max(queries, documents, judgments) / _ROWS_OF_A_PART)),
+            "judgments": ceil(judgments / ROWS_OF_A_PART),
+            **dict.fromkeys(self._steps(), ceil(max(queries, documents, judgments) / ROWS_OF_A_PART)),
             "pairs": ceil(judgments / config.rows_per_file),
         }
         numbers |= {"near": 1} | {f"bands-{part}": numbers[part] for part in _SIDES} if near else {}
         phases: list[Sequence[str]] = [_READ, *([step] for step in self._steps()), ["pairs"]]
         if near:
             phases.insert(phases.index(["near"]), [f"bands-{part}" for part in _SIDES])
-        counted = {"of": numbers, "queries": queries, "rows": _ROWS_OF_A_PART}
+        counted = {"of": numbers, "queries": queries, "rows": ROWS_OF_A_PART}
         return [
             Shard(_name(make, number), {"make": make, "number": number, **counted}, phase, make != "pairs")
             for phase, makes in enumerate(phases)

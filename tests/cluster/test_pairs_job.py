@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.jobs import pairs as job
 from pipelines.jobs.pairs import Pairs, PairsConfig
-from raytriever.artifacts.artifact import ShardRecord, ShardWriter
+from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.errors import StorageError
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
@@ -67,7 +67,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_ROWS_OF_A_PART", 60)
+    monkeypatch.setattr(job, "ROWS_OF_A_PART", 60)
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +102,10 @@ def test_of_each_step_a_worker_that_dies_loses_its_shard_alone(
     assert max(begun.values()) == 2
 
 
-def test_on_a_full_disk_what_is_finished_stays(
-    session: RaySession, collection: str, expected: dict[str, str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "pairs"
-    with pytest.raises(StorageError, match=r"No space left on device.*"):
-        run_stage(PairsOnFullDisk(config(collection, folder)), session)
+def test_on_a_full_disk_what_is_finished_stays(collection: str, expected: dict[str, str], tmp_path: Path) -> None:
+    folder, here = tmp_path / "pairs", RaySession(shards_here=True)
+    with pytest.raises(StorageError, match="No space left on device"):
+        run_stage(PairsOnFullDisk(config(collection, folder)), here)
     finished = {path: path.stat().st_mtime_ns for path in (folder / "shards").iterdir()}
     assert {path.name.rpartition("-")[0] for path in finished} == {
         "queries", "documents", "judgments", "asked", "answered"
@@ -120,6 +118,14 @@ def test_on_a_full_disk_what_is_finished_stays(
             made.extend(shard.name for shard in pending)
             return super().execute(pending, session, progress)
 
-    run_stage(Again(config(collection, folder)), RaySession(shards_here=True))
+    run_stage(Again(config(collection, folder)), here)
     assert not {path.stem for path in finished} & set(made)
     assert hashes(folder) == expected
+
+
+def test_the_same_on_an_object_store(collection: str, expected: dict[str, str], object_store: str) -> None:
+    artifact = Artifact(
+        make(Pairs(config(collection, Path("pairs")).model_copy(update={"output": f"{object_store}/p"})))
+    )
+    assert artifact.fingerprint == expected["manifest.json"]
+    assert len(artifact.names("pairs/")) > 1

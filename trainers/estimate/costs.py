@@ -18,7 +18,7 @@ from pipelines.jobs.chunk import ChunkConfig
 from pipelines.jobs.cluster import LARGE_DOMAIN
 from pipelines.jobs.collect import CollectConfig
 from pipelines.jobs.filter import FilterConfig
-from pipelines.jobs.pairs import PairsConfig
+from pipelines.jobs.pairs import ROWS_OF_A_PART, PairsConfig
 from pipelines.packing.pack import PackingSettings
 from pipelines.packing.regions import number_of_regions
 from retrieval.jobs.embed import ON_GPU
@@ -29,6 +29,7 @@ from trainers.estimate.machines import Machines
 # the jobs' defaults
 TEXTS_PER_VECTOR_FILE = ON_GPU["texts_per_shard"]
 _HASHED_TEXTS: int = PairsConfig.model_fields["texts_per_shard"].default
+_PAIRS_PER_FILE: int = PairsConfig.model_fields["rows_per_file"].default
 _ROWS_PER_FILE: int = CollectConfig.model_fields["rows_per_file"].default
 _BATCHES_PER_SHARD: int = FilterConfig.model_fields["batches_per_shard"].default
 _QUERIES_PER_SHARD: int = SearchConfig.model_fields["queries_per_shard"].default
@@ -67,7 +68,9 @@ class Calibration:
     The tasks of jobs were measured with 300,000 pairs; the rest is for the unit named behind it.
     """
 
-    pairs: Job = Job(11, 1.18, 1.09)
+    pairs: Job = Job(13, 0, 2.54)
+    pairs_phases: tuple[float, ...] = (0.62, 0.05, 0.06, 0.10, 0.17)  # what of that each phase takes
+    exchanged: float = 180  # bytes of a pair, written by all phases of pairs
     cluster: Job = Job(66, 0.05, 17.25)
     pack: Job = Job(36, 6.58, 0)
     filter: Job = Job(39, 0.48, 13.77)
@@ -202,12 +205,24 @@ def embedding_stage(
 
 
 def _pairs(size: Size, calibration: Calibration, _machines: Machines) -> Stage:
-    """N. Judgments joined with ids, and pairs with one another, in a task each; hashes of stretches of texts."""
-    number, files = 2 * ceil(size.pairs / _HASHED_TEXTS), ceil(size.pairs / _ROWS_PER_FILE)
-    joining, all_hashes = (seconds * size.pairs for seconds in calibration.pairs.of_pair)
-    hashing = [all_hashes / number + files * calibration.open_texts] * number
-    copied = size.text_bytes * calibration.stored
-    return Stage("pairs", [Phase(hashing), Phase([joining], _ONE)], copied=copied)
+    """N. Stretches of texts are hashed; pairs are joined with queries, then documents, and compared, by parts; files
+    are cut. A task opens what all of the phase before wrote."""
+    measured, opening = calibration.pairs, ceil(size.pairs / _ROWS_PER_FILE) * calibration.open_texts
+    of_phases = zip(calibration.pairs_phases, _tasks_of_pairs(measured.pairs), strict=True)
+    busy = sum(share / min(measured.cores, number) for share, number in of_phases)
+    phases, before = list[Phase](), 0
+    for share, number in zip(calibration.pairs_phases, _tasks_of_pairs(size.pairs), strict=True):
+        task = share / busy * measured.seconds * size.pairs / measured.pairs / number
+        phases.append(Phase([task + opening + before * calibration.open_vectors] * number, starts=not phases))
+        opening, before = 0, number
+    exchanged = 2 * size.pairs * calibration.exchanged
+    return Stage("pairs", phases, copied=size.text_bytes * calibration.stored, shared=exchanged)
+
+
+def _tasks_of_pairs(pairs: float) -> tuple[int, ...]:
+    """Of each phase."""
+    texts, parts = 2 * ceil(pairs / _HASHED_TEXTS), ceil(pairs / ROWS_OF_A_PART)
+    return texts, parts, parts, parts, ceil(pairs / _PAIRS_PER_FILE)
 
 
 def _cluster(size: Size, calibration: Calibration, machines: Machines) -> Stage:

@@ -10,8 +10,10 @@ from pipelines.formats.sources import JoinedSource, JoinedSources
 from pipelines.jobs.collect import Collect, CollectConfig, source_fingerprint
 from raytriever.errors import UserError
 from raytriever.settings.configuration import input_paths, map_inputs, validate, without_inputs
+from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
 from tests.unit.retrieval.collections.contents import contents
 from tests.unit.retrieval.collections.packed_files import write_files
+from tests.unit.small_run import make
 
 
 def lines(*rows: dict[str, Any]) -> str:
@@ -60,6 +62,21 @@ def test_sources_by_name_with_their_domains(tmp_path: Path) -> None:
     assert source.dropped == {"code/empty_files": 1, "wiki/empty_documents": 1}
     assert source.counts == source.facts == {}
     assert contents(source) == found
+
+
+def test_each_source_is_collected_by_a_task_of_its_own(tmp_path: Path) -> None:
+    sources = settings(tmp_path)
+    config = {"source": {"kind": "sources", "sources": sources}, "output": str(tmp_path / "out"), "rows_per_file": 1}
+    stored = StoredCollection(make(Collect(CollectConfig.model_validate(config))))
+    found, source = contents(opened(sources)), opened(sources)
+    for part, schema in (("documents", DOCUMENTS), ("queries", QUERIES), ("judgments", JUDGMENTS)):
+        rows = [tuple(row.values()) for row in stored.rows_of(part).read(schema.names).to_pylist()]  # type: ignore[arg-type]
+        assert rows == getattr(found, part)
+        assert stored.count(part) == len(rows)  # type: ignore[arg-type]
+    contents(source)
+    assert stored.manifest["dropped"] == source.dropped
+    assert stored.names("documents/wiki/") == ["documents/wiki/00000.parquet", "documents/wiki/00001.parquet"]
+    assert [shard.name for shard in stored.shards] == ["source-asked", "source-code", "source-wiki"]
 
 
 def test_the_order_of_the_settings_changes_nothing(tmp_path: Path) -> None:

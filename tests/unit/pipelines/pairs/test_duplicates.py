@@ -99,7 +99,7 @@ def test_many_parts_give_the_bytes_of_one(
     collection = collection_of(tmp_path, queries, documents, judged[:120], dev=judged[100:])
     manifests = []
     for rows in (1 << 19, 30, 7):
-        monkeypatch.setattr("pipelines.jobs.pairs._ROWS_OF_A_PART", rows)
+        monkeypatch.setattr("pipelines.jobs.pairs.ROWS_OF_A_PART", rows)
         artifact = pairs_of(tmp_path / f"pairs-{rows}", collection, split=["dev", "train"], **values)
         manifests.append(artifact.manifest)
     assert manifests[0]["rows"] > 60
