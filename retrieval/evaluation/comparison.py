@@ -1,10 +1,10 @@
 """`raytriever compare`: systems of evaluations tested against one another query by query."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
@@ -67,22 +67,10 @@ def _sources_at(text: str) -> list[_Source]:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The result as plain values.
+class Compared(Evaluated):
+    """``seeds``: system to measure to the mean of each seed, for systems of several."""
 
-    ``metrics`` and ``comparisons``: as an evaluation has them. ``seeds``: system to measure to the mean of each seed,
-    for systems of several.
-    """
-
-    metrics: dict[str, Any]
-    comparisons: list[dict[str, Any]]
-    seeds: dict[str, dict[str, list[float]]]
-    level: float
-
-    @property
-    def evaluated(self) -> Evaluated:
-        """As the tables of an evaluation read it."""
-        return Evaluated(self.metrics, self.comparisons, self.level)
+    seeds: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
 
 
 def compare_sources(
@@ -170,9 +158,9 @@ def _average(runs: Sequence[PerQuery], measures: Sequence[str]) -> PerQuery:
 
 def comparison_lines(compared: Compared) -> list[str]:
     """The blocks of an evaluation, with seeds, differences and tests."""
-    tables = [*_seed_tables(compared), pair_table(compared.evaluated)]
+    tables = [*_seed_tables(compared), pair_table(compared)]
     heading = f"{compared.metrics['queries']:,} queries of {compared.metrics['judgments']}"
-    return [heading, "", *block_lines(evaluation_blocks(compared.evaluated, tables))]
+    return [heading, "", *block_lines(evaluation_blocks(compared, tables))]
 
 
 def _seed_tables(compared: Compared) -> list[Table]:
