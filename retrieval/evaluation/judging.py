@@ -131,16 +131,17 @@ def judge_rankings(
         return systems
     counted = sorted((answers.keys() & judgments.qrels.keys()).union(*hits.values()))
     for name, found in hits.items():
-        accuracy = _accuracy(found, counted, list(cutoffs), conventions)
+        accuracy = per_query_accuracy(found, counted, list(cutoffs), conventions)
         joined = systems[name].joined(accuracy) if name in systems else accuracy
         self_hits, depth = counts[name]
         systems[name] = replace(joined, self_hits=self_hits, depth=depth)
     return systems
 
 
-def _accuracy(
+def per_query_accuracy(
     hits: Mapping[str, NDArray[np.bool_]], counted: Sequence[str], measures: Sequence[str], conventions: Conventions
 ) -> PerQuery:
+    """What ``answer_accuracy`` found as values of the ``counted`` queries, those of a ranking and those it lacks."""
     missing = np.full(len(measures), 0.0 if conventions.missing_queries == "count_as_zero" else np.nan)
     values = np.array([hits.get(query, missing) for query in counted], dtype=np.float64)
     by_measure = {measure: values[:, place] for place, measure in enumerate(measures)}

@@ -22,7 +22,7 @@ from retrieval.encoders.list_scorer import ListScorer
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.evaluation.answers import answer_accuracy
 from retrieval.evaluation.conventions import CONVENTIONS
-from retrieval.evaluation.judging import collection_judgments
+from retrieval.evaluation.judging import collection_judgments, per_query_accuracy
 from retrieval.evaluation.measures import evaluate, parse_measure
 from retrieval.indexes.exact_search import exact_top_k
 from retrieval.indexes.top_k import Ranking, best_of_documents, merge_rankings, query_blocks
@@ -316,7 +316,9 @@ class RetrievalValidation:
             hits = answer_accuracy(self._collection, self._answers, run, [*cutoffs.values()], conventions)
             if not hits:
                 raise UserError(f"No query of split '{self._settings.split}' has answers, which Accuracy@k looks for.")
-            means |= dict(zip(cutoffs, np.mean(list(hits.values()), axis=0).tolist(), strict=True))
+            counted = sorted((self._answers.keys() & self._selected.qrels.keys()) | hits.keys())
+            accuracy = per_query_accuracy(hits, counted, list(cutoffs), conventions)
+            means |= {name: accuracy.mean(name) for name in cutoffs}
         return means
 
 

@@ -264,6 +264,21 @@ def test_accuracy_looks_for_answers(tmp_path, objective):
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_query_that_a_run_lacks_counts_as_in_evaluate(tmp_path, objective):
+    source = write_source(tmp_path / "source", dev={"q0": {"d0": 1}, "q1": {"d1": 1}})
+    lines = [f'{{"_id": "q{number}", "text": "x", "metadata": {{"answers": ["import"]}}}}' for number in range(2)]
+    (source / "queries.jsonl").write_text("\n".join(lines))
+    collection, run = collect(source, tmp_path / "collection"), tmp_path / "run.trec"
+    run.write_text("q0 Q0 d0 1 2 x\nq0 Q0 d1 2 1 x\n")
+    measures = ["Accuracy@1", "Accuracy@2"]
+    settings = encoder_settings(objective.text_encoder.tokenizer.name_or_path)
+    vectors = embedded(collection, settings, tmp_path, run=str(run), depth=2)
+    expected = evaluated(collection, reranked(collection, str(run), vectors, tmp_path, 2), tmp_path, "dev", measures)
+    found = opened(collection, run=str(run), measure="Accuracy@1", others=measures[1:]).measure(objective)
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert expected["Accuracy@2"] == 0.5
+
+
 def test_samples_are_the_same_every_time(collection):
     validation = opened(collection, queries=3)
     assert validation._selected.query_ids == opened(collection, queries=3)._selected.query_ids
