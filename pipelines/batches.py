@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -244,6 +245,11 @@ class BatchReader(BatchFiles):
 
     Raises ``UserError`` where the artifact holds no batches. ``schema`` and ``columns`` are what every batch has,
     ``fingerprint`` names the exact batches that a training run consumed.
+
+    Also a sequence of the batches of all epochs, one after the other, as plain lists and arrays: what a ``DataLoader``
+    of torch takes, with ``batch_size=None``. Layout ``pairs``: ``queries`` (B strings), ``documents`` (M strings: row
+    i's positive is document i, all hard negatives follow in row order), ``masked`` bool (B, M), ``epoch``, ``batch``.
+    Other layouts: a list for each column.
     """
 
     def __init__(self, uri: str) -> None:
@@ -254,6 +260,35 @@ class BatchReader(BatchFiles):
         self.columns = tuple(self.schema.names)
         self.uri = self.artifact.uri
         self.fingerprint = self.artifact.fingerprint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Open files stay here: a loader's processes open their own."""
+        return BatchReader, (self.uri,)
+
+    def __len__(self) -> int:
+        return sum(self._counts.values())
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"batch {number} of {len(self)}")
+        epoch, index = 0, number % len(self)
+        while index >= self._counts[epoch]:
+            epoch, index = epoch + 1, index - self._counts[epoch]
+        rows = self.read(epoch, index)
+        if self.layout != "pairs":
+            return dict(rows.to_pydict())
+        documents = rows["document"].to_pylist() + pc.list_flatten(rows["hard_negatives"]).to_pylist()
+        batch = {"queries": rows["query"].to_pylist(), "documents": documents, "masked": mask_of(rows)}
+        return batch | {"epoch": epoch, "batch": index}
+
+
+def mask_of(rows: pa.Table) -> NDArray[np.bool_]:
+    """What each row of a batch of pairs leaves out of the batch's documents and hard negatives, bool (B, M)."""
+    negatives = int(pc.sum(pc.list_value_length(rows["hard_negatives"])).as_py())
+    mask = np.zeros((len(rows), len(rows) + negatives), dtype=bool)
+    of_row = np.repeat(np.arange(len(rows)), pc.list_value_length(rows["masked"]).to_numpy())
+    mask[of_row, pc.list_flatten(rows["masked"]).to_numpy()] = True
+    return mask
 
 
 class BatchWriter:

@@ -17,6 +17,8 @@ for _name in ("retrieval", "pipelines", "trainers"):
             f" take the other '{_name}' off PYTHONPATH, or install Raytriever into an environment of its own."
         )
 
+INSTALL = "All but reading batches needs more packages: pip install 'raytriever[cpu]', or [gpu]."
+
 # What Python code uses most, imported when it is first used: nothing of this is loaded by the command's start.
 _PUBLIC = {
     "Artifact": "raytriever.artifacts.artifact",
@@ -30,7 +32,10 @@ _PUBLIC = {
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'raytriever' has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+    try:
+        return getattr(import_module(_PUBLIC[name]), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"raytriever.{name} needs {error.name}, which is not installed. {INSTALL}") from error
 
 
 def __dir__() -> list[str]:

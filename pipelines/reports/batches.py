@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.batches import BatchReader
+from pipelines.batches import BatchReader, mask_of
 from pipelines.filtering.false_negatives import RULES
 from pipelines.filtering.hard_negatives import FILLED
 from pipelines.filtering.mask_audit import Audit, mask_table
@@ -136,7 +135,9 @@ def hardness(
     found = {PACKED: packed, RANDOM: random_packing(packed, packing, epoch, seed)}
     measured = {name: np.array([of_pairs.hardness(batch) for batch in found[name][chosen]]) for name in found}
     if batches is not None and batches.layout == "pairs":
-        masks = ((packed[number], mask_of(batches.read(epoch, number))) for number in chosen.tolist())
+        masks = (
+            (packed[number], mask_of(batches.read(epoch, number))[:, : packed.shape[1]]) for number in chosen.tolist()
+        )
         # of a batch without any negative left there is no mean
         kept = [of_pairs.hardness(batch, mask) for batch, mask in masks if mask.sum() < len(mask) * (len(mask) - 1)]
         measured |= {MASKED: np.array(kept)} if kept else {}
@@ -164,14 +165,6 @@ def random_packing(packed: Batches, packing: Artifact, epoch: int, seed: int) ->
     found = np.empty(packed.size, dtype=np.int64)
     found[np.argsort(domains, kind="stable")] = packed.ravel()[shuffled[np.argsort(domains[shuffled], kind="stable")]]
     return found.reshape(packed.shape)
-
-
-def mask_of(batch: pa.Table) -> NDArray[np.bool_]:
-    """What each row leaves out of the batch's own documents, (B, B)."""
-    mask = np.zeros((len(batch), len(batch)), dtype=bool)
-    for row, left_out in enumerate(batch["masked"].to_pylist()):
-        mask[row, [column for column in left_out if column < len(batch)]] = True
-    return mask
 
 
 def _hardness_table(measured: Mapping[str, NDArray[np.float64]]) -> Table:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from raytriever.artifacts.storage import Folder, is_sha256, require_inside, sha256_of
 from raytriever.errors import UserError
@@ -38,7 +37,6 @@ RECORDS = "shards/"
 _TELLING = ("kind", "stage")  # where these differ, so does all the rest
 DERIVATION = "derivation"  # in a shard's record, not in the manifest, and so are
 STAMPS = "stamps"  # bytes and times of its files as they were written
-_OF_MAKING = (DERIVATION, STAMPS)
 
 
 @dataclass(frozen=True)
@@ -118,31 +116,40 @@ class ShardRecord:
         require_inside(self.name)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> "ShardRecord":
+    def from_json(value: Any, place: str = "") -> "ShardRecord":
         """The inverse of ``dataclasses.asdict``; what a stored record says of its making is left out.
 
-        Raises ``ValueError`` for what is no record.
+        Raises ``ValueError`` for what is no record, which begins with its ``place``.
         """
-        return _RECORD.validate_python({key: item for key, item in value.items() if key not in _OF_MAKING})
+        fields = _typed(value, _SHARD, place)
+        of_files = [_typed(file, _FILE, f"{place}files.{number}.") for number, file in enumerate(fields["files"])]
+        return ShardRecord(**{**fields, "files": tuple(ShardFile(**file) for file in of_files)})
 
 
-class Manifest(BaseModel):
-    """What ``manifest.json`` holds."""
-
-    schema_version: int
-    kind: str
-    stage: str
-    algorithm_version: int
-    config: dict[str, Any]
-    inputs: dict[str, str]
-    rows: int
-    counts: dict[str, int]
-    dropped: dict[str, int]
-    facts: dict[str, Any]
-    shards: tuple[ShardRecord, ...]
+# The type of each field, and of a mapping's values; by hand, so that batches are read with NumPy and PyArrow alone.
+_Types = dict[str, tuple[type, type | None]]
+_FILE: _Types = {"name": (str, None), "bytes": (int, None), "sha256": (str, None)}
+_SUMS: _Types = {"rows": (int, None), "counts": (dict, int), "dropped": (dict, int), "facts": (dict, object)}
+_SHARD: _Types = {"name": (str, None), "files": (list, None)} | _SUMS
+_HEAD: _Types = {"schema_version": (int, None), "algorithm_version": (int, None), "kind": (str, None)}
+_MANIFEST = (
+    _HEAD | {"stage": (str, None), "config": (dict, object), "inputs": (dict, str), "shards": (list, None)} | _SUMS
+)
 
 
-_RECORD = TypeAdapter(ShardRecord)
+def _typed(values: Any, types: _Types, place: str = "") -> dict[str, Any]:
+    """The fields of a mapping that ``types`` names. Raises ``ValueError`` for a missing one and one of another type."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{place or 'it '}is no mapping: {values!r:.80}")
+    for name, (kind, of_values) in types.items():
+        value = values.get(name)
+        found = {name: (value, kind)}
+        if of_values and isinstance(value, dict):
+            found |= {f"{name}.{key}": (item, of_values) for key, item in value.items()}
+        for key, (item, wanted) in found.items():
+            if not isinstance(item, wanted):
+                raise ValueError(f"{place}{key}: {item!r:.80} is no {wanted.__name__}")
+    return {name: values[name] for name in types}
 
 
 class Artifact:
@@ -161,13 +168,14 @@ class Artifact:
         try:
             self.manifest: dict[str, Any] = json.loads(text)
             self._require_known_schema()
-            checked = Manifest.model_validate(self.manifest)
+            _typed(self.manifest, _MANIFEST)
+            shards = enumerate(self.manifest["shards"])
+            self.shards = tuple(ShardRecord.from_json(shard, f"shards.{number}.") for number, shard in shards)
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{self.folder.describe(MANIFEST)} is damaged ({_first_problem(error)}). Remove the folder and make it"
-                " again."
+                f"{self.folder.describe(MANIFEST)} is damaged ({error}). Remove the folder and make it again."
             ) from error
-        self.kind, self.shards = checked.kind, checked.shards
+        self.kind: str = self.manifest["kind"]
         if kind is not None and self.kind != kind:
             raise UserError(
                 f"{self.folder.uri} holds an artifact of kind '{self.kind}', one of kind '{kind}' is needed."
@@ -320,15 +328,6 @@ def read_run(folder: Folder) -> dict[str, Any]:
             f"{folder.describe(RUN)} is damaged. It tells times and machines of the making alone: delete that file."
         )
     return found
-
-
-def _first_problem(error: Exception) -> object:
-    if not isinstance(error, ValidationError):
-        return error
-    problem = error.errors()[0]
-    place = ".".join(map(str, problem["loc"]))
-    own = problem.get("ctx", {}).get("error")  # what a dataclass of ours has raised
-    return own or f"{place}: {problem['msg']}"
 
 
 def _absent(folder: Folder, kind: str | None) -> str:

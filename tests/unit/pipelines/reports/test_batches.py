@@ -57,7 +57,7 @@ def section_of(run: dict[str, str], *names: str) -> Section | None:
 
 def read_masks(reader: BatchReader) -> Iterator[NDArray[np.bool_]]:
     for number in range(reader.number_of_batches(0)):
-        yield mask_of(reader.read(0, number))
+        yield mask_of(reader.read(0, number))[:, :BATCH_SIZE]
 
 
 def tables(section: Section) -> list[Table]:

@@ -177,10 +177,11 @@ def test_any_manifest_and_any_run_file_is_read_or_refused(tmp_path_factory, data
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"shards": {"a": 1}}, "shards: Input should be a valid tuple"),
-        ({"shards": [[]]}, "shards.0"),
+        ({"shards": {"a": 1}}, "shards: {'a': 1} is no list"),
+        ({"shards": [[]]}, r"shards.0.is no mapping: \[\]"),
+        ({"shards": [{"name": "a"}]}, "shards.0.files: None is no list"),
         ({"schema_version": "x"}, "schema_version: "),
-        ({"kind": 1}, "kind: Input should be a valid string"),
+        ({"kind": 1}, "kind: 1 is no str"),
         ({"inputs": {"collection": None}}, "inputs.collection: "),
         ({"facts": 1}, "facts: "),
     ],
