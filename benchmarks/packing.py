@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.clustering.bisection import divide
 from pipelines.clustering.kmeans import KMeansSettings, cluster_pairs, number_of_clusters
 from pipelines.filtering.false_negatives import score_mask
 from pipelines.packing.hardness import batch_hardness
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.pack import PackingSettings, cut_into_batches, items_in_order, pack
-from pipelines.packing.regions import divide
 from pipelines.packing.tour import greedy_tour
 from retrieval.collections.collection import passage_text
 from retrieval.embedding import encode_texts

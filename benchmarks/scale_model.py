@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.jobs.cluster import LARGE_DOMAIN
-from pipelines.packing.pack import PackingSettings
-from pipelines.packing.regions import number_of_regions
+from pipelines.packing.pack import PackingSettings, number_of_regions
 from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from trainers.estimate.costs import (

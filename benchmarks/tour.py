@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipelines.clustering.bisection import divide
 from pipelines.packing.neighbours import find_neighbours
-from pipelines.packing.regions import divide
 from pipelines.packing.tour import Tour, greedy_tour, tour_length
 
 CLUSTERS_OF_A_BLOB = 64

@@ -17,14 +17,15 @@ clusters attract swapped vectors only; they are left out of the result.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import isqrt
+from math import ceil, isqrt
 from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from pipelines.clustering.lloyd import SEEDING_SAMPLE, Solution, assign, lloyd, seed_centroids
+from pipelines.clustering.bisection import divide
+from pipelines.clustering.lloyd import SEEDING_SAMPLE, Solution, assign, cluster_sums, lloyd, means, seed_centroids
 from pipelines.clustering.nearest_centroids import squared_distances
 from pipelines.clustering.pair_vectors import ArrayPairs, PairVectors, both_orientations
 from pipelines.clustering.points import ConcatenatedPairs, Frame, LocalParts, MidPoints, Points, Split, cut
@@ -34,6 +35,7 @@ from raytriever.settings.configuration import Settings
 Pairs = Literal["midpoint", "concat"]
 KINDS: dict[Pairs, type[Points]] = {"midpoint": MidPoints, "concat": ConcatenatedPairs}
 SAMPLE_PER_CELL = 256  # points that each cell's centroid is the mean of, about
+LARGEST_CELL = 1.25  # times the average of points in the sample; larger ones are divided
 NEAR_CELLS = 8  # cells, its own among them, whose clusters a point may join
 REFINEMENTS = 2  # iterations across the borders, at most
 SMALLEST_SAMPLE = 1024  # points that seeds are drawn from
@@ -178,7 +180,8 @@ def lloyd_in_two_levels(
     random = np.random.default_rng(seed)
     seeds = seed_centroids(sample.take(slice(None)), isqrt(k), random)
     coarse = lloyd(split(cut(sample)), seeds, settings.iterations, settings.tolerance)
-    used, cells = np.unique(np.concatenate(assign(split(cut(points)), coarse.centroids).clusters), return_inverse=True)
+    coarse_centroids = split_large_cells(coarse, sample)
+    used, cells = np.unique(np.concatenate(assign(split(cut(points)), coarse_centroids).clusters), return_inverse=True)
     members = np.split(np.argsort(cells, kind="stable"), np.cumsum(np.bincount(cells))[:-1])
     shares = apportion(k, np.array([len(places) for places in members]))
 
@@ -187,7 +190,7 @@ def lloyd_in_two_levels(
     fine = [(np.empty(0, dtype=np.float32), 0)] * len(members)
     for number, found in in_cells.map(cluster_cell, settings, each=each):
         fine[number] = found
-    near = _clusters_nearby(coarse.centroids[used], [len(centroids) for centroids, _ in fine])
+    near = _clusters_nearby(coarse_centroids[used], [len(centroids) for centroids, _ in fine])
     centroids = np.concatenate([centroids for centroids, _ in fine])
     refined = lloyd(in_cells, centroids, min(settings.iterations, REFINEMENTS), settings.tolerance, near)
     clusters = np.empty(len(points), dtype=np.int32)
@@ -195,6 +198,25 @@ def lloyd_in_two_levels(
         clusters[places] = found_clusters
     refilled = coarse.refilled + sum(moves for _, moves in fine) + refined.refilled
     return Solution(refined.centroids, [clusters], refined.objective, refilled)
+
+
+def split_large_cells(coarse: Solution, sample: Points) -> NDArray[np.float32]:
+    """Centroids of cells, float32 (cells, width), the larger of which are divided by their points of the ``sample``.
+
+    A cell is a task, whose work grows with the square of its points, so the largest would be waited for.
+    """
+    labels, cells = np.concatenate(coarse.clusters), len(coarse.centroids)
+    sizes = np.bincount(labels, minlength=cells)
+    members = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
+    centroids = [coarse.centroids.copy()]
+    for cell in np.flatnonzero(sizes > LARGEST_CELL * len(sample) / cells).tolist():
+        points = sample.take(members[cell])
+        parts = ceil(sizes[cell] * cells / (LARGEST_CELL * len(sample)))
+        part_of = divide(points, np.ones(len(points), dtype=int), parts)
+        found = means(cluster_sums(points, part_of, parts), np.bincount(part_of), spherical=sample.spherical)
+        centroids[0][cell] = found[0]
+        centroids.append(found[1:])
+    return np.concatenate(centroids)
 
 
 def cluster_cell(

@@ -56,7 +56,7 @@ class Cluster(Stage[ClusterConfig]):
 
     command = "cluster"
     kind = CLUSTERS
-    algorithm_version = 2
+    algorithm_version = 3
     config_class = ClusterConfig
     unit = "pairs"
 

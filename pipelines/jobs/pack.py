@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from pipelines.clustering.bisection import divide
 from pipelines.clustering.clusters import CLUSTERS, DomainPairs, read_domain
 from pipelines.clustering.pair_vectors import StoredPairs
 from pipelines.jobs.lookups import (
@@ -22,9 +23,8 @@ from pipelines.jobs.lookups import (
     write_part,
 )
 from pipelines.packing.domain_groups import groups_of, unclustered
-from pipelines.packing.pack import PackingSettings, pack, packing_facts
+from pipelines.packing.pack import PackingSettings, number_of_regions, pack, packing_facts
 from pipelines.packing.polish import VectorsOf
-from pipelines.packing.regions import divide, number_of_regions
 from pipelines.pairs.pairs import PAIRS, SmallDomains
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, require_same_origin
 from raytriever.errors import UserError

@@ -21,6 +21,7 @@ from raytriever.settings.configuration import Settings
 
 Order = Literal["tour", "random", "topics"]
 Share = Annotated[float, Field(ge=0, le=1)]
+CLUSTERS_OF_A_REGION = 1 << 15  # about, at most; lists of neighbours cost the square of their number
 _DIGITS = 6  # of recorded figures
 _RANDOM_ORDER = 1  # tells the generator of the order that a tour is compared with from that of the packing
 
@@ -58,6 +59,15 @@ class PackingSettings(Settings):
         if () in (self.shuffled, *self.shuffled_of_domains.values()):
             raise ValueError("shuffled is an empty list. Give one share, or one for each epoch in turn, such as [1, 0]")
         return self
+
+
+def number_of_regions(pairs: int, clusters: int, region_pairs: int) -> int:
+    """Of a domain, so that none has more than ``region_pairs``, about; one where the domain is no larger.
+
+    A greedy tour takes one step after another, so a domain of one tour is one task, however large. Batches hold near
+    clusters, and swaps go no further than a few batches, so little is lost where two regions meet: docs/benchmarks.md.
+    """
+    return max(1, min(clusters, max(-(-pairs // region_pairs), -(-clusters // CLUSTERS_OF_A_REGION))))
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,24 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, isqrt, sqrt
+from math import ceil, exp, isqrt, log2, sqrt
 from statistics import NormalDist
 
-from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
+from pipelines.clustering.kmeans import (
+    LARGEST_CELL,
+    NEAR_CELLS,
+    REFINEMENTS,
+    KMeansSettings,
+    cell_sample,
+    number_of_clusters,
+)
 from pipelines.clustering.points import PART_POINTS
 from pipelines.jobs.chunk import ChunkConfig
 from pipelines.jobs.cluster import LARGE_DOMAIN
 from pipelines.jobs.collect import CollectConfig
 from pipelines.jobs.filter import FilterConfig
 from pipelines.jobs.pairs import ROWS_OF_A_PART, PairsConfig
-from pipelines.packing.pack import PackingSettings
-from pipelines.packing.regions import number_of_regions
+from pipelines.packing.pack import PackingSettings, number_of_regions
 from retrieval.jobs.embed import ON_GPU
 from retrieval.jobs.index import VectorIndexSettings
 from retrieval.jobs.search import SearchConfig
@@ -253,13 +259,17 @@ def _clustering(n: int, size: Size, calibration: Calibration) -> float:
 
 
 def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[float]:
-    """``seconds`` shared out among cells of lognormal sizes, in no order.
+    """``seconds`` shared out among cells of lognormal sizes, in no order, the larger ones halved.
 
     Within a cell points are compared with as many clusters as is its share of the points; then with those nearby.
     """
     ranks = [(rank + 0.5) / cells for rank in range(cells)]
-    points = [exp(calibration.cell_spread * NormalDist().inv_cdf(rank)) for rank in ranks]
-    mean = sum(points) / cells
+    drawn = [exp(calibration.cell_spread * NormalDist().inv_cdf(rank)) for rank in ranks]
+    most = LARGEST_CELL * sum(drawn) / cells
+    points = [
+        each / halves for each in drawn for halves in [2 ** max(0, ceil(log2(each / most)))] for _ in range(halves)
+    ]
+    mean = sum(points) / len(points)
     work = [each * (calibration.cell_iterations * each / mean + _ACROSS) for each in points]
     random.Random(0).shuffle(work)
     return [seconds * of_cell / sum(work) for of_cell in work]

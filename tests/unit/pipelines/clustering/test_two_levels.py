@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from pipelines.clustering import kmeans as two_levels
 from pipelines.clustering import points as parts_module
 from pipelines.clustering.kmeans import KMeansSettings, apportion, cluster_pairs
-from pipelines.clustering.points import midpoints
+from pipelines.clustering.lloyd import Solution, lloyd
+from pipelines.clustering.nearest_centroids import nearest_centroids
+from pipelines.clustering.pair_vectors import ArrayPairs
+from pipelines.clustering.points import LocalParts, MidPoints, midpoints
 from tests.unit.pipelines.clustering.test_kmeans import topics
 
 
@@ -60,3 +63,18 @@ def test_apportion(sizes: list[int], data: st.DataObject) -> None:
     shares = apportion(k, np.array(sizes))
     assert shares.sum() == k
     assert all(1 <= share <= size for share, size in zip(shares, sizes, strict=True))
+
+
+def test_large_cells_are_divided() -> None:
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((3000, 8)).astype(np.float32)
+    vectors[:2000] += 9 * np.ones(8, np.float32)  # two thirds in one place
+    sample = MidPoints(ArrayPairs(vectors, vectors))
+    coarse = lloyd(LocalParts([sample]), vectors[[0, 2100, 2200, 2300]], 5, 0.0)
+    assert np.bincount(coarse.clusters[0]).max() == 2000
+    centroids = two_levels.split_large_cells(coarse, sample)
+    cells = nearest_centroids(vectors, centroids)[0]
+    sizes = np.bincount(cells, minlength=len(centroids))
+    assert sizes.max() < 1.5 * two_levels.LARGEST_CELL * 3000 / 4
+    assert len(centroids) == 4 + 2  # one cell becomes three
+    assert two_levels.split_large_cells(Solution(vectors[:4], [np.arange(3000) % 4], (), 0), sample).shape == (4, 8)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from pipelines.packing import regions as module
-from pipelines.packing.pack import PackingSettings, pack
-from pipelines.packing.regions import divide, number_of_regions
+from pipelines.clustering import bisection
+from pipelines.clustering.bisection import divide
+from pipelines.packing import pack as module
+from pipelines.packing.pack import PackingSettings, number_of_regions, pack
 
 RANDOM = np.random.default_rng(4)
 
@@ -34,7 +35,7 @@ def test_many_pairs_in_one_cluster_and_equal_clusters() -> None:
 def test_blocks_and_halves_of_numbers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     points = RANDOM.standard_normal((500, 8)).astype(np.float32)
     expected = divide(points, np.ones(500, int), 6)
-    monkeypatch.setattr(module, "_BLOCK_ROWS", 7)
+    monkeypatch.setattr(bisection, "_BLOCK_ROWS", 7)
     np.testing.assert_array_equal(divide(points, np.ones(500, int), 6), expected)
 
 
