@@ -17,7 +17,7 @@ from pipelines.jobs.lookups import add_array, earlier_file, map_array, map_pair_
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.mining.candidates import CANDIDATES, NegativesOfQueries, StoredCandidates
 from pipelines.mining.rules import folded_text_keys
-from pipelines.pairs.pairs import judged_pairs, read_pairs
+from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import (
     Artifact,
     ShardRecord,
@@ -31,6 +31,7 @@ from raytriever.errors import UserError
 from retrieval.collections.collection import ParquetRows, StoredCollection, TextPart, text_columns, texts_of
 from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, ranking_lines, wrong_value
 
+_SIDES: dict[TextPart, str] = {"queries": "query", "documents": "document"}
 PAIRS_SHARD, NEGATIVES_SHARD = "pairs", "negatives"
 SCORES_SHARD = "teacher-scores"
 
@@ -67,11 +68,13 @@ def make_pairs(writer: ShardWriter, pairs: Artifact, collection: StoredCollectio
 def _judged_keys(pairs: Artifact, collection: StoredCollection) -> NDArray[np.int64]:
     """Keys of the judgments of the pairs' splits with a grade of 1 or more, or of ``minimum_relevance`` if less."""
     split = pairs.config.get("split", [])
-    if not split:  # pairs that are made of something else
-        return np.zeros(0, dtype=np.int64)
-    least = min(1, pairs.config["minimum_relevance"])
-    table = judged_pairs(collection, [split] if isinstance(split, str) else split, least)
-    return pair_keys(table["query_row"].to_numpy(), table["document_row"].to_numpy())
+    splits = [split] if isinstance(split, str) else split
+    keys = [np.zeros(0, dtype=np.int64)]  # of pairs that are made of something else
+    for judgments in map(collection.judgments, splits):
+        relevant = judgments.filter(pc.greater_equal(judgments["relevance"], min(1, pairs.config["minimum_relevance"])))
+        rows = (collection.require(part, relevant[f"{side}_id"]) for part, side in _SIDES.items())
+        keys.append(pair_keys(*rows))
+    return np.concatenate(keys)
 
 
 def open_pairs(output: str) -> Pairs:

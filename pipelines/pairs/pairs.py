@@ -1,11 +1,10 @@
 """Training pairs: a query and a document that answers it, by row number in their collection."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -13,7 +12,6 @@ from pipelines.mining.rules import sampling_keys
 from raytriever.artifacts.artifact import Artifact
 from raytriever.artifacts.long_columns import take_rows, take_texts
 from raytriever.errors import UserError
-from retrieval.collections.collection import StoredCollection
 
 PAIRS = "pairs"
 
@@ -48,41 +46,12 @@ def no_pairs(minimum_relevance: int) -> UserError:
     )
 
 
-def judged_pairs(collection: StoredCollection, splits: Iterable[str], minimum_relevance: int) -> pa.Table:
-    """``pairs_from_judgments`` of these splits of a collection. Raises ``UserError`` for a split that isn't there."""
-    judgments = pa.concat_tables(collection.judgments(split) for split in splits)
-    return pairs_from_judgments(collection, judgments, minimum_relevance)
-
-
-def pairs_from_judgments(collection: StoredCollection, judgments: pa.Table, minimum_relevance: int) -> pa.Table:
-    """One pair for every judgment of at least ``minimum_relevance``, in (query row, document row) order.
-
-    Columns are those of ``SCHEMA`` and ``LISTED``.
-    ``judgments``: columns query_id, document_id, relevance; a pair's domain is its document's. Raises ``UserError``
-    where no judgment is relevant enough or one names an unknown id.
-    """
-    relevant = judgments.filter(pc.greater_equal(judgments["relevance"], minimum_relevance))
-    if not len(relevant):
-        raise no_pairs(minimum_relevance)
-    query_rows = collection.require("queries", relevant["query_id"])
-    document_rows = collection.require("documents", relevant["document_id"])
-    order = np.lexsort((document_rows, query_rows))
-    columns = [
-        take_texts(relevant["query_id"], order),
-        take_texts(relevant["document_id"], order),
-        take_texts(collection.rows_of("documents").read(["domain"])["domain"], document_rows[order]),
-        query_rows[order],
-        document_rows[order],
-    ]
-    return pa.table(columns, schema=SCHEMA).append_column(LISTED, pa.array(order))
-
-
 def some_of_each(
     pairs: pa.Table, side: Literal["query", "document"], number: int, choose: ChooseDocuments = "drawn"
 ) -> NDArray[np.bool_]:
     """Whether a pair is one of at most ``number`` of its query, or document, as ``side`` says, (pairs,).
 
-    Drawn by a hash of both ids, or first listed. ``pairs``: those of ``pairs_from_judgments``.
+    Drawn by a hash of both ids, or first listed. ``pairs``: with the columns of ``SCHEMA`` and ``LISTED``.
     """
     _, of_pair, counts = np.unique(pairs[f"{side}_row"].to_numpy(), return_inverse=True, return_counts=True)
     chosen = counts[of_pair] <= number

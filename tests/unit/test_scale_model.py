@@ -188,11 +188,8 @@ def test_a_region_of_an_epoch_is_a_task() -> None:
 def test_cells_share_the_work_of_their_domain() -> None:
     found = stage("cluster", Workload(domains=(64_000_000,)))
     cells = found.phases[-1].tasks
-    assert 1_000 < len(cells) < 1_600  # the root of a million clusters, and halves
+    assert len(cells) == 1_000  # the root of a million clusters
     assert max(cells) < 2 * sum(cells) / len(cells)
-    even = stage("cluster", Workload(domains=(64_000_000,)), calibration=replace(FREE, cell_spread=0)).phases[-1].tasks
-    assert max(even) == pytest.approx(min(even))
-    assert sum(even) == pytest.approx(sum(cells))
 
 
 def test_the_measured_run_comes_back() -> None:

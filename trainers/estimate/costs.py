@@ -9,17 +9,9 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, isqrt, log2, sqrt
-from statistics import NormalDist
+from math import ceil, isqrt, sqrt
 
-from pipelines.clustering.kmeans import (
-    LARGEST_CELL,
-    NEAR_CELLS,
-    REFINEMENTS,
-    KMeansSettings,
-    cell_sample,
-    number_of_clusters,
-)
+from pipelines.clustering.kmeans import NEAR_CELLS, REFINEMENTS, KMeansSettings, cell_sample, number_of_clusters
 from pipelines.clustering.points import PART_POINTS
 from pipelines.jobs.chunk import ChunkConfig
 from pipelines.jobs.cluster import LARGE_DOMAIN
@@ -95,7 +87,6 @@ class Calibration:
     start_up: float = 5.0  # by the clock, of the workers of a phase
     bytes_per_token: float = 4.6
     stored: float = 0.42  # bytes of texts as they are stored over those of the texts
-    cell_spread: float = 0.5  # standard deviation of the logarithm of a cell's points, in k-means of two levels
     cell_iterations: int = 18  # of k-means within a cell
 
 
@@ -259,17 +250,12 @@ def _clustering(n: int, size: Size, calibration: Calibration) -> float:
 
 
 def _of_cells(seconds: float, cells: int, calibration: Calibration) -> list[float]:
-    """``seconds`` shared out among cells of lognormal sizes, in no order, the larger ones halved.
+    """``seconds`` shared out among cells in no order, of any size from half the largest on: larger ones are divided.
 
     Within a cell points are compared with as many clusters as is its share of the points; then with those nearby.
     """
-    ranks = [(rank + 0.5) / cells for rank in range(cells)]
-    drawn = [exp(calibration.cell_spread * NormalDist().inv_cdf(rank)) for rank in ranks]
-    most = LARGEST_CELL * sum(drawn) / cells
-    points = [
-        each / halves for each in drawn for halves in [2 ** max(0, ceil(log2(each / most)))] for _ in range(halves)
-    ]
-    mean = sum(points) / len(points)
+    points = [0.5 + 0.5 * rank / cells for rank in range(cells)]
+    mean = sum(points) / cells
     work = [each * (calibration.cell_iterations * each / mean + _ACROSS) for each in points]
     random.Random(0).shuffle(work)
     return [seconds * of_cell / sum(work) for of_cell in work]
