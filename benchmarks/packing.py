@@ -149,7 +149,7 @@ def authors_batches(queries: Vectors, documents: Vectors, size: int, cluster_siz
     means = np.zeros((len(counts), documents.shape[1]))
     np.add.at(means, clusters, documents.astype(np.float64))
     centroids = (means / counts[:, None]).astype(np.float32)
-    order = greedy_tour(find_neighbours(centroids), int(np.random.default_rng(0).integers(len(counts)))).order
+    order = greedy_tour(find_neighbours(centroids), int(np.random.default_rng(0).integers(len(counts))))
     return cut_into_batches(items_in_order(np.arange(len(queries)), clusters, order, generator=None), size)
 
 

@@ -39,7 +39,7 @@ DOMAINS = tuple[int, ...](published()["domains"])
 _ONE_TASK: dict[str, set[str]] = {  # kinds of tasks of which a job has one
     "pairs": set(),
     "cluster": {"lookup"},
-    "filter": {"pairs", "audit"},
+    "filter": {"positives", "audit"},
 }
 _OF_PARTS = ("collect", "filter")  # run side by side
 _OF_CORPUS = ("chunk", "index", "search", "evaluate")

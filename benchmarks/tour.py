@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipelines.clustering.bisection import divide
 from pipelines.packing.neighbours import find_neighbours
-from pipelines.packing.tour import Tour, greedy_tour, tour_length
+from pipelines.packing.tour import greedy_tour, tour_length
 
 CLUSTERS_OF_A_BLOB = 64
 
@@ -48,7 +48,7 @@ def blobs(clusters: int, dimension: int) -> NDArray[np.float32]:
     return found
 
 
-def by_lists(centroids: NDArray[np.float32]) -> tuple[Tour, float, float]:
+def by_lists(centroids: NDArray[np.float32]) -> tuple[NDArray[np.int64], float, float]:
     """The tour, the seconds of its lists and those of its walk."""
     started = time.perf_counter()
     neighbours = find_neighbours(centroids)
@@ -64,7 +64,7 @@ def in_regions(centroids: NDArray[np.float32], regions: int) -> NDArray[np.int64
     for region in range(regions):
         clusters = np.flatnonzero(region_of == region)
         walk = greedy_tour(find_neighbours(centroids[clusters]), int(generator.integers(len(clusters))))
-        tours.append(clusters[walk.order])
+        tours.append(clusters[walk])
     return np.concatenate(tours)
 
 
@@ -88,19 +88,18 @@ def main() -> None:
         literal = greedy_by_products(centroids, 0)
         seconds = time.perf_counter() - started
         ratios.append(seconds / (listing + walking))
-        same = bool((tour.order == literal).all())
+        same = bool((tour == literal).all())
         print(f"products {seconds:.2f} s, lists {listing:.2f} s + walk {walking:.2f} s, the same tour: {same}")
     size = arguments.clusters
     print(
         f"{size:,} clusters of dimension {arguments.dimension}, {torch.get_num_threads()} threads: lists"
-        f" {listing:.2f} s, walk {walking:.2f} s; dead ends {tour.dead_ends / size:.2%}, rows scanned"
-        f" {tour.rows_scanned / size**2:.3%} of K²; peak memory {peak:.2f} GiB ({before:.2f} before)"
+        f" {listing:.2f} s, walk {walking:.2f} s; peak memory {peak:.2f} GiB ({before:.2f} before)"
     )
     random = tour_length(centroids, np.random.default_rng(0).permutation(size))
-    print(f"length {tour_length(centroids, tour.order):,.0f}, of a random order {random:,.0f}")
+    print(f"length {tour_length(centroids, tour):,.0f}, of a random order {random:,.0f}")
     for regions in arguments.regions:
         order = in_regions(centroids, regions)
-        longer = tour_length(centroids, order) / tour_length(centroids, tour.order) - 1
+        longer = tour_length(centroids, order) / tour_length(centroids, tour) - 1
         print(f"in {regions} regions {longer:+.2%}")
     if ratios:
         print(f"ratio {np.median(ratios):.1f} (median of {len(ratios)} rounds)")

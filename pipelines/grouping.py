@@ -8,7 +8,7 @@ add up to a batch, as few of them as can be.
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Literal, Self
 
@@ -53,6 +53,13 @@ class Stretches:
     documents: NDArray[np.int64]
     groups: NDArray[np.int64]
 
+    def divided(self, most: int, seed: int) -> "Stretches":
+        """With groups of more than ``most`` rows divided at random, stretch by stretch, into groups of about that."""
+        parts = np.maximum(1, -(-self.rows_of_groups() // most))
+        drawn = np.random.default_rng(seed).random(len(self.groups)) * parts[self.groups]
+        groups = np.where(self.groups < 0, -1, (np.cumsum(parts) - parts)[self.groups] + drawn.astype(np.int64))
+        return replace(self, groups=groups)
+
     def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "Stretches":
         """Those chosen, by a mask or by number."""
         return Stretches(self.first[chosen], self.lengths[chosen], self.documents[chosen], self.groups[chosen])
@@ -79,8 +86,11 @@ def single_rows(groups: NDArray[np.int64]) -> Stretches:
     return Stretches(rows, np.ones_like(rows), rows, groups)
 
 
-def group_batches(stretches: Stretches, settings: GroupingSettings, seed: int, epoch: int) -> NDArray[np.int64]:
-    """One epoch's batches, (batches, batch_size) rows, group after group: a function of its arguments alone.
+def group_batches(
+    stretches: Stretches, settings: GroupingSettings, seed: int, epoch: int, groups: slice = slice(None)
+) -> NDArray[np.int64]:
+    """One epoch's batches of these ``groups``, (batches, batch_size) rows, one after another: a function of its
+    arguments alone.
 
     A row is in one batch at most. Of each group fewer than ``batch_size`` rows are left out, consecutive ones where
     they can be; over epochs these rotate through all of them. Within a batch rows are shuffled.
@@ -89,7 +99,7 @@ def group_batches(stretches: Stretches, settings: GroupingSettings, seed: int, e
     order = np.argsort(stretches.groups, kind="stable")
     bounds = np.searchsorted(stretches.groups[order], np.arange(stretches.groups.max(initial=-1) + 2))
     batches = [np.empty((0, size), dtype=np.int64)]
-    for group, (begin, end) in enumerate(pairwise(bounds.tolist())):
+    for group, (begin, end) in list(enumerate(pairwise(bounds.tolist())))[groups]:
         generator = np.random.default_rng([seed, epoch, group])
         used = without_remainder(stretches.where(order[begin:end]), size, seed, epoch, group)
         if settings.order == "random":

@@ -23,53 +23,44 @@ from retrieval.vectors import VectorRows
 # of the texts of queries and documents, in row order; equal texts have equal keys
 TEXT_ROWS = pa.schema([("id", pa.string()), ("text", pa.string()), ("key", pa.uint64())])
 
+RowsOfPairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 _EXAMPLES_AT_ONCE = 2048
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The training pairs by number: rows of their query and document, int64 (pairs,), may be memory-mapped.
-
-    ``keys``: sorted, as of ``false_negatives.pair_keys``.
-    """
-
-    query_rows: NDArray[np.int64]
-    document_rows: NDArray[np.int64]
-    keys: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class PairBatches:
     """Makes batches of packed pairs.
 
-    ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``; ``vectors``: of both, by the
-    surrogate; ``negatives``: what hard negatives are drawn from; ``scores``: a teacher's, stored with each example.
+    ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``; ``positives``: those known, sorted
+    ``false_negatives.pair_keys``; ``vectors``: of both, by the surrogate; ``negatives``: what hard negatives are drawn
+    from; ``scores``: a teacher's, stored with each example.
     """
 
     queries: MappedRows
     documents: MappedRows
-    pairs: Pairs
+    positives: NDArray[np.int64]
     settings: FalseNegativeSettings
     vectors: tuple[VectorRows, VectorRows] | None = None
     negatives: NegativeDraw | None = None
     scores: TeacherScores | None = None
 
     def make(
-        self, packed: pa.Table, epoch: int, first: int, size: int, counts: Counter[str]
+        self, packed: pa.Table, rows_of_pairs: RowsOfPairs, epoch: int, first: int, size: int, counts: Counter[str]
     ) -> Iterator[tuple[pa.Table, AuditedBatch]]:
         """Batch after batch, the first being number ``first`` of its epoch, each with what an audit wants of it.
 
-        ``packed``: columns pair, cluster and domain, ``size`` rows after one another are a batch. ``counts`` gains how
+        ``packed``: columns pair, cluster and domain, ``size`` rows after one another are a batch; ``rows_of_pairs``: of
+        their queries and documents. ``counts`` gains how
         many hard negatives were repeated or made up. The texts of a few batches are held at a time.
         """
         at_once = size * max(1, _EXAMPLES_AT_ONCE // size)
         for start in range(0, len(packed), at_once):
             block = packed.slice(start, at_once)
             pairs = block["pair"].to_numpy()
-            query_rows, document_rows = self.pairs.query_rows[pairs], self.pairs.document_rows[pairs]
+            query_rows, document_rows = (side[start : start + at_once] for side in rows_of_pairs)
             hard = np.empty((len(pairs), 0), dtype=np.int64)
             if self.negatives:
-                hard, filled = self.negatives.draw(epoch, pairs, query_rows, document_rows, self.pairs.keys)
+                hard, filled = self.negatives.draw(epoch, pairs, query_rows, document_rows, self.positives)
                 counts.update(filled)
             queries = self.queries.take(query_rows)
             documents = self.documents.take(document_rows)
@@ -105,7 +96,7 @@ class PairBatches:
             documents=columns,
             query_texts=texts.queries["key"].to_numpy(),
             document_texts=documents["key"].to_numpy(),
-            known_positives=self.pairs.keys,
+            known_positives=self.positives,
             vectors=vectors,
             own=own_columns(size, len(columns) // size - 1),
         )

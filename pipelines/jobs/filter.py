@@ -16,20 +16,20 @@ from pipelines.filtering.mask_audit import MaskAudit, mask_table, merge_audits
 from pipelines.filtering.pair_batches import TEXT_ROWS, PairBatches
 from pipelines.jobs.filter_lookups import (
     NEGATIVES_SHARD,
-    PAIRS_SHARD,
+    POSITIVES_SHARD,
     SCORES_SHARD,
     check_negatives,
     check_scores,
     make_negatives,
-    make_pairs,
+    make_positives,
     make_scores,
     open_negatives,
-    open_pairs,
+    open_positives,
     open_scores,
     scores_fingerprint,
     text_tables,
 )
-from pipelines.jobs.lookups import open_parts, part_shards, write_part
+from pipelines.jobs.lookups import open_parts, pair_row_shards, pair_rows, part_shards, write_pair_rows, write_part
 from pipelines.jobs.pack import PACKING
 from pipelines.mining.candidates import StoredCandidates, judged_lists, lists_in_turn, mined_lists
 from pipelines.pairs.pairs import PAIRS
@@ -145,14 +145,15 @@ class Filter(Stage[FilterConfig]):
             check_scores(config.teacher_scores, collection)
         queries = part_shards("queries", collection, "queries/")
         documents = part_shards("documents", collection, "documents/")
-        names = [PAIRS_SHARD]
+        names = [POSITIVES_SHARD]
         names += [NEGATIVES_SHARD] if config.has_negatives else []
         names += [SCORES_SHARD] if config.teacher_scores else []
         lookups = [Shard(name, {"make": name}, intermediate=True) for name in names]
-        parts = {"queries": len(queries), "documents": len(documents)}
+        rows = pair_row_shards(pairs)
+        parts = {"queries": len(queries), "documents": len(documents), "rows": len(rows)}
         batches = self._runs_of_batches(packing, parts)
         audit = Shard("audit", {"make": "audit", "of": [shard.name for shard in batches]}, phase=2)
-        return [*lookups, *queries, *documents, *batches, audit]
+        return [*lookups, *rows, *queries, *documents, *batches, audit]
 
     def _runs_of_batches(self, packing: Artifact, parts: dict[str, int]) -> list[Shard]:
         shards = []
@@ -176,8 +177,10 @@ class Filter(Stage[FilterConfig]):
             case "queries" | "documents" as part:
                 rows = ParquetRows(StoredCollection(config.collection), shard.description["files"])
                 return write_part(writer, shard, TEXT_ROWS, text_tables(rows, part, with_title=config.with_title))
-            case "pairs":
-                return make_pairs(writer, Artifact(config.pairs, PAIRS), StoredCollection(config.collection))
+            case "rows":
+                return write_pair_rows(writer, shard, Artifact(config.pairs, PAIRS))
+            case "positives":
+                return make_positives(writer, Artifact(config.pairs, PAIRS), StoredCollection(config.collection))
             case "negatives":
                 return self._make_negatives(writer)
             case "teacher-scores":
@@ -206,10 +209,12 @@ class Filter(Stage[FilterConfig]):
         packing = ParquetRows(Artifact(self.config.packing, PACKING), shard.description["files"])
         stop = min(first + self.config.batches_per_shard, len(packing) // size)
         packed = packing.take(np.arange(first * size, stop * size), ["pair", "cluster", "domain"])
+        parts = shard.description["parts"]
+        rows = pair_rows(self.config.output, parts["rows"], packed["pair"].to_numpy())
         audit, counts = MaskAudit(), Counter[str]()
         schema = LAYOUTS["pairs"].schema(self.facts([]))
         with BatchWriter(writer, schema, epoch, shard.description["number"], size) as file:
-            for batch, audited in self._batches(shard.description["parts"]).make(packed, epoch, first, size, counts):
+            for batch, audited in self._batches(parts).make(packed, rows, epoch, first, size, counts):
                 file.write(batch)
                 audit.add(audited)
         found = audit.to_json()
@@ -231,7 +236,7 @@ class Filter(Stage[FilterConfig]):
         return PairBatches(
             queries,
             documents,
-            open_pairs(output),
+            open_positives(output),
             config.false_negatives,
             self._vectors() if config.vectors else None,
             draw,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from pipelines.filtering.false_negatives import pair_keys
 from pipelines.filtering.hard_negatives import NegativeLists, TeacherScores, TooFew, allowed_instead
-from pipelines.filtering.pair_batches import TEXT_ROWS, Pairs
-from pipelines.jobs.lookups import add_array, earlier_file, map_array, map_pair_rows, write_pair_rows
+from pipelines.filtering.pair_batches import TEXT_ROWS
+from pipelines.jobs.lookups import add_array, earlier_file, map_array
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
 from pipelines.mining.candidates import CANDIDATES, NegativesOfQueries, StoredCandidates
 from pipelines.mining.rules import folded_text_keys
@@ -32,7 +32,7 @@ from retrieval.collections.collection import ParquetRows, StoredCollection, Text
 from retrieval.rankings import RANKING, TREC_COLUMNS, StoredRanking, ranking_lines, wrong_value
 
 _SIDES: dict[TextPart, str] = {"queries": "query", "documents": "document"}
-PAIRS_SHARD, NEGATIVES_SHARD = "pairs", "negatives"
+POSITIVES_SHARD, NEGATIVES_SHARD = "positives", "negatives"
 SCORES_SHARD = "teacher-scores"
 
 _SCORED_FILE, _SCORES_FILE = "lookup/teacher-keys.npy", "lookup/teacher-scores.npy"
@@ -54,14 +54,15 @@ def text_tables(rows: ParquetRows, part: TextPart, *, with_title: bool) -> Itera
         yield pa.table([table["id"], pa.array(texts, pa.string()), folded_text_keys(texts)], schema=TEXT_ROWS)
 
 
-def make_pairs(writer: ShardWriter, pairs: Artifact, collection: StoredCollection) -> ShardRecord:
-    """Query rows and document rows of all pairs as arrays, and keys of known positives.
+def make_positives(writer: ShardWriter, pairs: Artifact, collection: StoredCollection) -> ShardRecord:
+    """Keys of known positives, sorted.
 
     These are the pairs and whatever else is judged relevant, of any grade, in the splits that the pairs are of: pairs
     that were left out as repeats are known positives still.
     """
-    keys = np.concatenate([pair_keys(*write_pair_rows(writer, pairs)), _judged_keys(pairs, collection)])
-    add_array(writer, _KEYS_FILE, np.unique(keys))
+    rows = read_pairs(pairs, ["query_row", "document_row"])
+    keys = pair_keys(rows["query_row"].to_numpy(), rows["document_row"].to_numpy())
+    add_array(writer, _KEYS_FILE, np.unique(np.concatenate([keys, _judged_keys(pairs, collection)])))
     return writer.commit(0)
 
 
@@ -77,9 +78,9 @@ def _judged_keys(pairs: Artifact, collection: StoredCollection) -> NDArray[np.in
     return np.concatenate(keys)
 
 
-def open_pairs(output: str) -> Pairs:
-    """What ``make_pairs`` wrote."""
-    return Pairs(*map_pair_rows(output, PAIRS_SHARD), map_array(output, PAIRS_SHARD, _KEYS_FILE))
+def open_positives(output: str) -> NDArray[np.int64]:
+    """What ``make_positives`` wrote."""
+    return map_array(output, POSITIVES_SHARD, _KEYS_FILE)
 
 
 def make_negatives(writer: ShardWriter, lists: Iterable[NegativesOfQueries], queries: int) -> NDArray[np.int32]:

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
-from pipelines.pairs.pairs import read_pairs
 from raytriever.artifacts.artifact import RECORDS, Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import Folder
 from raytriever.stages.stage import Shard
+from retrieval.collections.collection import ParquetRows
 
 _ROWS_OF_A_PART = 1 << 19
-_ROW_FILES = ("lookup/query-rows.npy", "lookup/document-rows.npy")
+_ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
 
 
 def part_shards(what: str, artifact: Artifact, prefix: str, *, intermediate: bool = True) -> list[Shard]:
@@ -84,16 +84,17 @@ def _file(shard: str) -> str:
     return f"lookup/{shard}.arrow"
 
 
-def write_pair_rows(writer: ShardWriter, pairs: Artifact) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Adds query rows and document rows, int64 (pairs,), to the shard."""
-    rows = read_pairs(pairs, ["query_row", "document_row"])
-    queries, documents = rows["query_row"].to_numpy(), rows["document_row"].to_numpy()
-    for name, array in zip(_ROW_FILES, (queries, documents), strict=True):
-        add_array(writer, name, array)
-    return queries, documents
+def pair_row_shards(pairs: Artifact) -> list[Shard]:
+    """Those that write the rows of all pairs' queries and documents: ``make`` of their descriptions is ``rows``."""
+    return part_shards("rows", pairs, "pairs/")
 
 
-def map_pair_rows(output: str, shard: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What ``write_pair_rows`` added to that shard of an earlier phase."""
-    queries, documents = (map_array(output, shard, name) for name in _ROW_FILES)
-    return queries, documents
+def write_pair_rows(writer: ShardWriter, shard: Shard, pairs: Artifact) -> ShardRecord:
+    """Makes one of ``pair_row_shards``."""
+    return write_part(writer, shard, _ROWS, ParquetRows(pairs, shard.description["files"]).tables(_ROWS.names))
+
+
+def pair_rows(output: str, parts: int, pairs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of the queries and of the documents of these ``pairs`` (n,), (n,) each, from so many shards."""
+    found = open_parts(output, "rows", parts).take(pairs)
+    return found["query_row"].to_numpy(), found["document_row"].to_numpy()

@@ -18,9 +18,9 @@ from pipelines.jobs.lookups import (
     earlier_file,
     earlier_record,
     map_array,
-    open_parts,
-    part_shards,
-    write_part,
+    pair_row_shards,
+    pair_rows,
+    write_pair_rows,
 )
 from pipelines.packing.domain_groups import groups_of, unclustered
 from pipelines.packing.pack import PackingSettings, number_of_regions, pack, packing_facts
@@ -31,12 +31,10 @@ from raytriever.errors import UserError
 from raytriever.reports.table import counted
 from raytriever.settings.configuration import InputPath, did_you_mean
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.collection import ParquetRows
 from retrieval.vectors import StoredVectors
 
 PACKING = "packing"
 SCHEMA = pa.schema([("pair", pa.int64()), ("cluster", pa.int32()), ("domain", pa.string())])
-_ROWS = pa.schema([("query_row", pa.int64()), ("document_row", pa.int64())])
 _REGIONS = ("pairs", "clusters", "regions", "bounds")  # arrays of a divided domain: the first two by region
 _ROW_GROUP = 1 << 17
 
@@ -85,7 +83,7 @@ class Pack(Stage[PackConfig]):
 
     command = "pack"
     kind = PACKING
-    algorithm_version = 4
+    algorithm_version = 5
     config_class = PackConfig
     unit = "examples"
 
@@ -111,7 +109,7 @@ class Pack(Stage[PackConfig]):
             self._check_domains([str(shard.facts["domain"]) for shard in clusters.shards])
         if config.pairs:
             self._check_pairs(Artifact(config.pairs, PAIRS))
-        rows = part_shards("rows", Artifact(str(config.pairs), PAIRS), "pairs/") if config.packing.polish_sweeps else []
+        rows = pair_row_shards(Artifact(str(config.pairs), PAIRS)) if config.packing.polish_sweeps else []
         return [*regions, *rows, *self._epochs(parts, len(rows))]
 
     def _epochs(self, parts: list[dict[str, Any]], rows: int) -> list[Shard]:
@@ -150,8 +148,7 @@ class Pack(Stage[PackConfig]):
         if "divide" in shard.description:
             return self._make_regions(shard.description["divide"], shard.description["regions"], writer)
         if "make" in shard.description:
-            rows = ParquetRows(Artifact(str(self.config.pairs), PAIRS), shard.description["files"])
-            return write_part(writer, shard, _ROWS, rows.tables(_ROWS.names))
+            return write_pair_rows(writer, shard, Artifact(str(self.config.pairs), PAIRS))
         if "domains" in shard.description:
             return self._make_part(shard, writer)
         return self._make_epoch(shard, writer)
@@ -184,8 +181,7 @@ class Pack(Stage[PackConfig]):
             figures, left_out = self._pack(shard, file, aside)
         for name in names:
             writer.add(name)
-        described = shard.description
-        facts = {"figures": figures, "left_out": left_out, "domain": described["domains"][0]}
+        facts = {"figures": figures, "left_out": left_out, "domain": shard.description["domains"][0]}
         return writer.commit(0, facts=facts)
 
     def _make_epoch(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
@@ -285,8 +281,7 @@ class Pack(Stage[PackConfig]):
 
     def _vectors(self, domain: DomainPairs, parts: int) -> VectorsOf:
         """Reads the vectors of the domain's items by number, those of a few at a time."""
-        rows = open_parts(self.config.output, "rows", parts).take(domain.pairs)
-        document_rows, query_rows = rows["document_row"].to_numpy(), rows["query_row"].to_numpy()
+        query_rows, document_rows = pair_rows(self.config.output, parts, domain.pairs)
         return StoredPairs(StoredVectors(str(self.config.vectors)), document_rows, query_rows).take
 
     def _dropped(self, left_out: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from raytriever.stages.stage import Shard, Stage, StageConfig
 from retrieval.collections.collection import ParquetRows, StoredCollection
 
 _ROWS_AT_ONCE = 2048
+_ROWS_OF_AN_ORDER = 1 << 21  # of a group, and of the groups that one task orders, about
 _CHUNK_PLACES = ["source_id", "number", "domain"]
 _LIST_COLUMNS = ["query_id", "query_row", "document_ids", "document_rows", "scores", "relevance"]
 
@@ -48,7 +50,8 @@ Config = TypeVar("Config", bound=RowBatchesConfig)
 
 
 class RowBatches(Stage[Config]):
-    """Two phases: the rows, to be read in any order, and each epoch's order; its batches, but where these are read so.
+    """The rows, to be read in any order, and which of them belong together; each epoch's order, by many tasks where
+    there are many rows; its batches, but where training reads the order.
 
     Subclasses say what the rows are and which belong together, and whether epochs share the stored rows.
     """
@@ -79,19 +82,19 @@ class RowBatches(Stage[Config]):
         """What is to be counted of a batch."""
         return {}
 
-    def _grouped(self) -> tuple[Stretches, int]:
-        """The stretches with the groups that batches are made within, and the rows of domains that are dropped."""
+    def _grouped(self, most: int) -> tuple[Stretches, int]:
+        """The stretches with the groups that batches are made within, divided by ``most``, and the rows dropped."""
         stretches, names = self.read_stretches()
         counts = np.bincount(stretches.groups, stretches.lengths, minlength=len(names)).astype(np.int64)
         size, small = self.grouping().batch_size, self.config.small_domains
         group_of = keep_domains(names, counts, size, small, self.rows_in_words)
         grouped = Stretches(stretches.first, stretches.lengths, stretches.documents, group_of[stretches.groups])
-        return grouped, int(counts[group_of < 0].sum())
+        return grouped.divided(most, self.config.seed), int(counts[group_of < 0].sum())
 
     def plan(self) -> list[Shard]:
-        """Two phases; refuses rows that don't make one batch, or not as many as are asked for."""
-        stretches, dropped = self._grouped()
-        size, per_shard = self.grouping().batch_size, self.config.batches_per_shard
+        """Three phases; refuses rows that don't make one batch, or not as many as are asked for."""
+        stretches, dropped = self._grouped(_ROWS_OF_AN_ORDER)
+        size = self.grouping().batch_size
         rows = stretches.rows_of_groups()
         possible = int((rows // size).sum())
         batches = self.config.batches_per_epoch or possible
@@ -101,23 +104,50 @@ class RowBatches(Stage[Config]):
                 " leave it out for all of them."
             )
         parts = part_shards("rows", *self.rows_of(), intermediate=not self.shared)
-        shards = parts.copy()
+        left_out = self._dropped(int((rows % size).sum()), dropped, (possible - batches) * size)
+        shards = [*parts, Shard("stretches", {"make": "stretches", "most": _ROWS_OF_AN_ORDER}, intermediate=True)]
         for epoch in range(self.config.epochs):
-            described: dict[str, Any] = {"make": "order", "epoch": epoch}
-            if self.shared:
-                described |= {"batches": batches}
-            order = Shard(f"order-{epoch:05d}", described, intermediate=not self.shared)
-            shards.append(order)
-            first_of_epoch = order if self.shared else None
-            for number, first in enumerate(range(0, 0 if self.shared else batches, per_shard)):
-                description = {"make": "batches", "epoch": epoch, "number": number, "order": order.name}
-                description |= {"first": first, "batches": min(per_shard, batches - first), "parts": len(parts)}
-                shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=1))
-                first_of_epoch = first_of_epoch or shards[-1]
-            if first_of_epoch:  # what an epoch leaves out is counted once
-                not_drawn = (possible - batches) * size
-                left_out = self._dropped(int((rows % size).sum()), dropped, not_drawn)
-                first_of_epoch.description["dropped"] = left_out
+            orders = self._orders(epoch, rows, possible)
+            runs = [] if self.shared else self._runs_of_batches(epoch, orders, len(parts))
+            shards += [*orders, *runs]
+            (runs or orders)[0].description["dropped"] = left_out  # what an epoch leaves out is counted once
+        return shards
+
+    def _orders(self, epoch: int, rows: NDArray[np.int64], possible: int) -> list[Shard]:
+        """Each orders some groups, or, where training reads the order, all."""
+        stops = np.cumsum(rows // self.grouping().batch_size)
+        task = np.zeros_like(rows) if self.shared else (np.cumsum(rows) - 1) // _ROWS_OF_AN_ORDER
+        shards: list[Shard] = []
+        for number in np.unique(task).tolist():
+            first, last = np.flatnonzero(task == number)[[0, -1]].tolist()
+            batches = [int(stops[first - 1]) if first else 0, int(stops[last])]
+            described = {"make": "order", "epoch": epoch, "groups": [first, last + 1], "of": [*batches, possible]}
+            if held := len(self._drawn(described)):
+                described |= {"batches" if self.shared else "held": held}
+                name = f"order-{epoch:05d}" + ("" if self.shared else f"-{len(shards):05d}")
+                shards.append(Shard(name, described, phase=1, intermediate=not self.shared))
+        return shards
+
+    def _drawn(self, described: dict[str, Any]) -> NDArray[np.int64]:
+        """Which of an order's batches are among those of the epoch, counted from its first."""
+        first, stop, possible = described["of"]
+        if not self.config.batches_per_epoch:
+            return np.arange(stop - first)
+        drawn = np.random.default_rng([self.config.seed, described["epoch"]]).permutation(possible)
+        drawn = np.sort(drawn[: self.config.batches_per_epoch])
+        return np.asarray(drawn[(drawn >= first) & (drawn < stop)] - first)
+
+    def _runs_of_batches(self, epoch: int, orders: list[Shard], parts: int) -> list[Shard]:
+        """Each writes some batches, which one order or several after one another have."""
+        stops = np.cumsum([order.description["held"] for order in orders]).tolist()
+        shards = []
+        for number, first in enumerate(range(0, stops[-1], self.config.batches_per_shard)):
+            batches = min(self.config.batches_per_shard, stops[-1] - first)
+            begin, end = np.searchsorted(stops, [first, first + batches - 1], side="right").tolist()
+            description = {"make": "batches", "epoch": epoch, "number": number, "parts": parts, "batches": batches}
+            description |= {"orders": [order.name for order in orders[begin : end + 1]]}
+            description |= {"first": first - (stops[begin - 1] if begin else 0)}
+            shards.append(Shard(f"epoch={epoch:05d}-{number:05d}", description, phase=2))
         return shards
 
     def _dropped(self, left_over: int, of_small_domains: int, not_drawn: int) -> dict[str, int]:
@@ -139,8 +169,12 @@ class RowBatches(Stage[Config]):
             case "rows":
                 tables = self.tables(shard.description["files"])
                 return write_part(writer, shard, LAYOUTS[self.layout].schema(), tables)
+            case "stretches":
+                for name, array in vars(self._grouped(shard.description["most"])[0]).items():
+                    add_array(writer, f"lookup/stretches-{name}.npy", array)
+                return writer.commit(0)
             case "order":
-                order = self._order(shard.description["epoch"])
+                order = self._order(shard.description)
                 add_array(writer, _order_name(shard.name), order)
                 if not self.shared:
                     return writer.commit(0)
@@ -149,18 +183,17 @@ class RowBatches(Stage[Config]):
                 return writer.commit(order.size, counts=counts, dropped=shard.description["dropped"], facts=facts)
         return self._make_batches(shard, writer)
 
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        """The rows of one epoch's batches, (batches, batch_size)."""
-        batches = group_batches(self._grouped()[0], self.grouping(), self.config.seed, epoch)
-        if not self.config.batches_per_epoch:
-            return batches
-        drawn = np.random.default_rng([self.config.seed, epoch]).permutation(len(batches))
-        return batches[np.sort(drawn[: self.config.batches_per_epoch])]
+    def _order(self, described: dict[str, Any]) -> NDArray[np.int64]:
+        """The rows of some of one epoch's batches, (batches, batch_size)."""
+        names = (f"lookup/stretches-{field.name}.npy" for field in fields(Stretches))
+        stretches = Stretches(*(map_array(self.config.output, "stretches", name) for name in names))
+        groups, epoch = slice(*described["groups"]), described["epoch"]
+        return group_batches(stretches, self.grouping(), self.config.seed, epoch, groups)[self._drawn(described)]
 
     def _make_batches(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         described, output, size = shard.description, self.config.output, self.grouping().batch_size
         rows = open_parts(output, "rows", described["parts"])
-        order = map_array(output, described["order"], _order_name(described["order"]))
+        order = np.concatenate([map_array(output, name, _order_name(name)) for name in described["orders"]])
         order = order[described["first"] : described["first"] + described["batches"]]
         at_once = max(1, _ROWS_AT_ONCE // size)
         counts = Counter[str]()
@@ -205,6 +238,7 @@ class Group(RowBatches[GroupConfig]):
     """Chunks of a few documents to batches, as Revela trains on."""
 
     command = "group"
+    algorithm_version = 2
     config_class = GroupConfig
     layout = "chunks"
     rows_in_words = "chunks"
@@ -303,7 +337,7 @@ class Lists(RowBatches[ListsConfig]):
     """
 
     command = "lists"
-    algorithm_version = 3
+    algorithm_version = 4
     shared = True
     config_class = ListsConfig
     layout = "candidates"

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from pipelines.packing.neighbours import find_neighbours
 from pipelines.packing.polish import VectorsOf, polish_batches
-from pipelines.packing.tour import Tour, greedy_tour, tour_length
+from pipelines.packing.tour import greedy_tour, tour_length
 from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 
@@ -23,6 +23,7 @@ Order = Literal["tour", "random", "topics"]
 Share = Annotated[float, Field(ge=0, le=1)]
 CLUSTERS_OF_A_REGION = 1 << 15  # about, at most; lists of neighbours cost the square of their number
 _DIGITS = 6  # of recorded figures
+_LENGTHS = ("length", "random_length")
 _RANDOM_ORDER = 1  # tells the generator of the order that a tour is compared with from that of the packing
 
 
@@ -74,9 +75,9 @@ def number_of_regions(pairs: int, clusters: int, region_pairs: int) -> int:
 class Packing:
     """One domain's batches of one epoch: ``batches`` int64 (batches, batch_size), numbers of its items from 0.
 
-    ``figures``: JSON values, each where it was done. ``tour``: its length and that of a random order (Euclidean), and
-    what its walk took; ``polish``: the sums that ``Polished`` has, and how many batches they are of; ``shuffled``:
-    batches whose pairs were dealt anew. ``aside`` int64 (n,): of a region, items of that many batches, which are to be
+    ``figures``: JSON values, each where it was done. ``tour``: its length and that of a random order (Euclidean);
+    ``polish``: the sums that ``Polished`` has, and how many batches they are of; ``shuffled``: batches whose pairs were
+    dealt anew. ``aside`` int64 (n,): of a region, items of that many batches, which are to be
     dealt with those of the domain's other regions.
     """
 
@@ -130,9 +131,9 @@ def pack(
     else:
         if settings.order == "tour":
             random_order = np.random.default_rng([seed, epoch, *place, _RANDOM_ORDER]).permutation(len(centroids))
-            tour = greedy_tour(find_neighbours(centroids), int(generator.integers(len(centroids))))
-            order = tour.order
-            figures["tour"] = _tour_figures(centroids, tour, random_order)
+            order = greedy_tour(find_neighbours(centroids), int(generator.integers(len(centroids))))
+            lengths = (tour_length(centroids, each) for each in (order, random_order))
+            figures["tour"] = dict(zip(_LENGTHS, lengths, strict=True))
         else:
             order = generator.permutation(len(centroids))
         batches = cut_into_batches(items_in_order(items, clusters[items], order, generator), settings.batch_size)
@@ -145,16 +146,6 @@ def pack(
         figures["shuffled"] = round(share * len(batches))
         batches = shuffle_some(batches, figures["shuffled"], generator)
     return Packing(batches, figures, aside)
-
-
-def _tour_figures(centroids: NDArray[np.float32], tour: Tour, random_order: NDArray[np.int64]) -> dict[str, Any]:
-    return {
-        "length": tour_length(centroids, tour.order),
-        "random_length": tour_length(centroids, random_order),
-        "steps": len(centroids) - 1,
-        "dead_ends": tour.dead_ends,
-        "rows_scanned": tour.rows_scanned,
-    }
 
 
 def shuffle_some(batches: NDArray[np.int64], number: int, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -226,15 +217,13 @@ def _left_out(count: int, batch_size: int, epoch: int, seed: Sequence[int]) -> N
 
 
 def packing_facts(domains: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
-    """Of the figures of an epoch's domains. ``tour``: lengths (Euclidean, over the centroids of all domains) and what
-    the walks took; ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of each sweep;
+    """Of the figures of an epoch's domains. ``tour``: lengths (Euclidean, over the centroids of all domains);
+    ``polish``: the mean d_i·q_j over i != j of one batch before and after, and the swaps of each sweep;
     ``shuffled``: batches. Each only where it was done."""
     facts: dict[str, Any] = {}
     tours = [figures["tour"] for figures in domains if "tour" in figures]
     if tours:
-        facts["tour"] = {name: sum(tour[name] for tour in tours) for name in tours[0]}
-        for name in ("length", "random_length"):
-            facts["tour"][name] = round(facts["tour"][name], _DIGITS)
+        facts["tour"] = {name: round(sum(tour[name] for tour in tours), _DIGITS) for name in _LENGTHS}
     polished = [figures["polish"] for figures in domains if "polish" in figures]
     if polished:
         cells = sum(part["batches"] for part in polished) * batch_size * (batch_size - 1)

@@ -10,8 +10,6 @@ be the nearest, and these few are compared in float64. So the order is that of t
 any number of threads.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,18 +19,8 @@ from pipelines.packing.neighbours import Neighbours
 TINY = 1e-30  # squared differences of this size may be lost
 
 
-@dataclass(frozen=True)
-class Tour:
-    """``order`` (K,) int64: the clusters as visited. ``dead_ends``: steps where the list did not tell the next one;
-    ``rows_scanned``: the survivors looked at in all of them."""
-
-    order: NDArray[np.int64]
-    dead_ends: int
-    rows_scanned: int
-
-
-def greedy_tour(neighbours: Neighbours, start: int) -> Tour:
-    """The tour in which a greedy walk from cluster ``start`` visits all clusters.
+def greedy_tour(neighbours: Neighbours, start: int) -> NDArray[np.int64]:
+    """The order, int64 (K,), in which a greedy walk from cluster ``start`` visits all clusters.
 
     The next cluster is the unvisited one at the smallest Euclidean distance (float64), the lowest index on ties.
     """
@@ -45,7 +33,7 @@ def greedy_tour(neighbours: Neighbours, start: int) -> Tour:
         for step in range(1, size):
             order[step] = current = walk.next_after(current)
             walk.visit(current)
-    return Tour(order, walk.dead_ends, walk.rows_scanned)
+    return order
 
 
 def tour_length(centroids: NDArray[np.floating], order: NDArray[np.integer]) -> float:
@@ -61,8 +49,6 @@ class _Walk:
     """The clusters not yet visited."""
 
     def __init__(self, neighbours: Neighbours) -> None:
-        self.dead_ends = 0
-        self.rows_scanned = 0
         self._centroids = neighbours.centroids
         self._clusters = neighbours.clusters
         self._nearness = neighbours.nearness
@@ -84,10 +70,7 @@ class _Walk:
             if best - error > self._thresholds[cluster]:
                 contenders = listed.take(places[nearness >= best - 2 * error])
                 return contenders.item() if len(contenders) == 1 else _nearest(self._centroids, cluster, contenders)
-        self.dead_ends += 1
-        contenders, seen = self._survivors.near(cluster, self._unvisited)
-        self.rows_scanned += seen
-        return _nearest(self._centroids, cluster, contenders)
+        return _nearest(self._centroids, cluster, self._survivors.near(cluster, self._unvisited))
 
 
 class _Survivors:
@@ -101,8 +84,8 @@ class _Survivors:
         self._clusters = np.empty(0, dtype=np.int32)
         self._points = np.empty((0, centroids.shape[1] + 1), dtype=np.float32)
 
-    def near(self, cluster: int, unvisited: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
-        """Unvisited clusters, of which one is the nearest to ``cluster``, and how many were looked at."""
+    def near(self, cluster: int, unvisited: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """Unvisited clusters, of which one is the nearest to ``cluster``."""
         kept = unvisited[self._clusters].nonzero()[0]
         if 4 * len(kept) <= 3 * len(self._clusters):  # copying pays once a fourth is gone
             if not len(kept):
@@ -117,7 +100,7 @@ class _Survivors:
         nearest = self._centroids[clusters[nearness.argmax(), None]]
         square = float(squared_distances(nearest, self._centroids[cluster])[0]) / self._unit**2
         lowest = self._lower_bound(float(np.linalg.norm(query[:-1].astype(np.float64))), square)
-        return clusters[nearness >= lowest], len(self._points)
+        return np.asarray(clusters[nearness >= lowest])
 
     def _begin(self, clusters: NDArray[np.int32]) -> None:
         self._clusters = clusters

@@ -194,7 +194,6 @@ def epoch_tables(packing: Artifact) -> list[Table]:
     columns: dict[tuple[str, str], Callable[[Any], str]] = {
         ("tour", "tour"): lambda tour: f"{tour['length']:,.3f}",
         ("tour", "random order"): lambda tour: f"{tour['random_length']:,.3f}",
-        ("tour", "dead ends"): lambda tour: f"{tour['dead_ends']:,} of {tour['steps']:,}",
         ("polish", "hardness before"): lambda polish: f"{polish['hardness_before']:.4f}",
         ("polish", "after swaps"): lambda polish: f"{polish['hardness_after']:.4f}",
         ("polish", "swaps"): lambda polish: f"{sum(polish['swaps']):,}",

@@ -1,4 +1,4 @@
-"""Packing a large domain by many tasks: the same bytes for any number of workers, and when some of them die."""
+"""Packing large domains and grouping, by many tasks: the same bytes for any number of workers, and when some die."""
 
 import os
 import signal
@@ -8,30 +8,42 @@ from typing import Any
 
 import pytest
 
+from pipelines.jobs import row_batches
 from pipelines.jobs.cluster import Cluster, ClusterConfig
-from pipelines.jobs.pack import Pack, PackConfig
+from pipelines.jobs.pack import Pack
+from pipelines.jobs.row_batches import Group
 from raytriever.artifacts.artifact import ShardRecord, ShardWriter
 from raytriever.stages.recipe_run import run_stage
-from raytriever.stages.stage import Shard
+from raytriever.stages.stage import Shard, Stage
 from tests.cluster.journaled import note, notes
 from tests.cluster.stored_bytes import hashes
 from tests.unit.pipelines.jobs.paired_vectors import store, topics
+from tests.unit.pipelines.jobs.test_group import SOURCES, chunks_of, collection_of
 from tests.unit.small_run import make
 
 PAIRS = 600
-KILLED_AT = ("regions-00000", "epoch=00001-part-00002", "epoch=00000")
 
 
-class KilledPack(Pack):
-    """The first worker that begins one of ``KILLED_AT`` kills itself."""
+class Killed:
+    """The first worker that begins one of the shards ``killed_at`` kills itself; a journal notes all beginnings."""
+
+    killed_at: tuple[str, ...]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         journal = Path(self.config.output).with_name("journal")
         again = any(line.shard == shard.name for line in notes(journal))
         note(str(journal), "begun", shard.name)
-        if shard.name in KILLED_AT and not again:
+        if shard.name in self.killed_at and not again:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().make(shard, writer)
+
+
+class KilledPack(Killed, Pack):
+    killed_at = ("regions-00000", "epoch=00001-part-00002", "epoch=00000")
+
+
+class KilledGroup(Killed, Group):
+    killed_at = ("stretches", "order-00000-00001", "epoch=00001-00002")
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +57,33 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**inputs, "clusters": make(Cluster(config)), "packing": packing, "epochs": 2}
 
 
-def packed(kind: type[Pack], settings: dict[str, Any], output: Path, session: Any, workers: int) -> dict[str, str]:
+def made(stage: type[Stage[Any]], settings: dict[str, Any], output: Path, session: Any, workers: int) -> dict[str, str]:
     resources = {"workers": workers, "cpus_per_worker": 0.5}
-    config = PackConfig.model_validate({**settings, "output": str(output), "resources": resources})
-    run_stage(kind(config), session)
+    config = stage.config_class.model_validate({**settings, "output": str(output), "resources": resources})
+    run_stage(stage(config), session)
     return hashes(output)
 
 
-def test_bytes_do_not_depend_on_workers_and_kills(settings, session, tmp_path):
-    expected = packed(Pack, settings, tmp_path / "one", session, 1)
+def check(kind: type[Stage[Any]], killed: Any, settings: dict[str, Any], folder: Path, session: Any) -> Counter[str]:
+    """The bytes of 1, 2 and 4 workers, and of killed ones; how often each shard was begun then."""
+    expected = made(kind, settings, folder / "one", session, 1)
     for workers in (2, 4):
-        assert packed(Pack, settings, tmp_path / str(workers), session, workers) == expected
-    assert packed(KilledPack, settings, tmp_path / "killed" / "out", session, 2) == expected
-    begun = Counter(line.shard for line in notes(tmp_path / "killed" / "journal"))
-    assert begun.pop("rows-00000") == 1
-    assert {name: times for name, times in begun.items() if times > 1} == dict.fromkeys(KILLED_AT, 2)
-    assert len(begun) == 1 + 2 * (5 + 1) + 2
+        assert made(kind, settings, folder / str(workers), session, workers) == expected
+    assert made(killed, settings, folder / "killed" / "out", session, 2) == expected
+    begun = Counter(line.shard for line in notes(folder / "killed" / "journal"))
+    assert {name: times for name, times in begun.items() if times > 1} == dict.fromkeys(killed.killed_at, 2)
+    return begun
+
+
+def test_regions_of_a_domain(settings, session, tmp_path):
+    begun = check(Pack, KilledPack, settings, tmp_path, session)
+    assert sum("part" in name for name in begun) == 2 * (5 + 1)
+
+
+def test_sections_of_a_group(session, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_batches, "_ROWS_OF_AN_ORDER", 16)
+    collection = collection_of(tmp_path / "collection", chunks_of(SOURCES))
+    settings = {"collection": collection, "epochs": 2, "small_domains": "drop", "grouping": {"batch_size": 4},
+                "batches_per_shard": 3}  # fmt: skip
+    begun = check(Group, KilledGroup, settings, tmp_path, session)
+    assert sum("order" in name for name in begun) > 2 * 2

@@ -219,7 +219,7 @@ FIGURES = {
             },
             "cluster": {"seconds": 100, "gib": 1, "tasks": {"lookup": 1, "domain": 5}},
             "pack": {"seconds": 70, "gib": 1, "tasks": {"regions": 1, "epoch": 34}},
-            "filter": {"seconds": 30, "gib": 1, "tasks": {"pairs": 2, "queries": 1, "epoch": 40, "audit": 0}},
+            "filter": {"seconds": 30, "gib": 1, "tasks": {"positives": 2, "queries": 1, "epoch": 40, "audit": 0}},
         },
     },
 }

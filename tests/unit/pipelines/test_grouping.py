@@ -167,3 +167,19 @@ def test_single_rows_are_batched_within_their_group() -> None:
 def test_settings_that_do_not_fit() -> None:
     with pytest.raises(ValidationError, match="documents_per_batch is 9, but a batch has 8 chunks"):
         GroupingSettings(batch_size=8, documents_per_batch=9)
+
+
+def test_large_groups_are_divided_by_stretches() -> None:
+    stretches = single_rows(np.repeat([0, 1, -1], [40, 300, 20]))
+    found = stretches.divided(100, 1)
+    assert found.groups[:40].tolist() == [0] * 40
+    assert found.groups[340:].tolist() == [-1] * 20
+    sizes = found.rows_of_groups()
+    assert sizes.sum() == 340
+    assert len(sizes) == 4
+    assert sizes[1:].min() > 70
+    np.testing.assert_array_equal(stretches.divided(300, 1).groups, stretches.groups)
+    chosen = GroupingSettings(batch_size=8)
+    whole = group_batches(found, chosen, 1, 2)
+    some = [group_batches(found, chosen, 1, 2, groups) for groups in (slice(0, 2), slice(2, 4))]
+    np.testing.assert_array_equal(np.concatenate(some), whole)

@@ -10,7 +10,7 @@ import pytest
 from pipelines.filtering.false_negatives import pair_keys
 from pipelines.formats.beir import BeirFolder
 from pipelines.jobs.collect import Collect, CollectConfig
-from pipelines.jobs.filter_lookups import PAIRS_SHARD, make_pairs, open_pairs
+from pipelines.jobs.filter_lookups import POSITIVES_SHARD, make_positives, open_positives
 from pipelines.jobs.pairs import Pairs, PairsConfig
 from raytriever.artifacts.artifact import Artifact, ShardWriter
 from raytriever.artifacts.storage import Folder
@@ -37,8 +37,8 @@ def known_positives(folder: Path, grades: dict[tuple[str, str], int], minimum_re
     pairs = Artifact(make(Pairs(PairsConfig.model_validate(settings))))
     output = Folder(str(folder / "batches"))
     with output.scratch() as scratch:
-        make_pairs(ShardWriter(output, PAIRS_SHARD, scratch), pairs, stored)
-    return open_pairs(output.uri).keys
+        make_positives(ShardWriter(output, POSITIVES_SHARD, scratch), pairs, stored)
+    return open_positives(output.uri)
 
 
 @pytest.mark.parametrize(("minimum_relevance", "least"), [(2, 1), (1, 1), (0, 0), (-1, -1)])

@@ -141,6 +141,26 @@ def test_bytes_are_a_function_of_the_input_and_the_seed(tmp_path: Path, monkeypa
     assert first["epoch=00000/batches-00000.parquet"] != first["epoch=00001/batches-00000.parquet"]
 
 
+@pytest.mark.parametrize("drawn", [None, 7])
+def test_many_rows_are_many_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: int | None) -> None:
+    monkeypatch.setattr(row_batches, "_ROWS_OF_AN_ORDER", 20)
+    collection = collection_of(tmp_path / "c", chunks_of(SOURCES))
+    asked = {"epochs": 2, "small_domains": "drop", "grouping": {"batch_size": 4}, "batches_per_shard": 3}
+    asked |= {"batches_per_epoch": drawn}
+    planned = Group(GroupConfig.model_validate({"collection": collection, "output": "", **asked})).plan()
+    orders = [shard for shard in planned if shard.name.startswith("order-00000")]
+    assert drawn or len(orders) > 1
+    reader = group(tmp_path / "b", collection, **asked)
+    for epoch in range(2):
+        ids = [row["document_id"] for batch in rows_of(reader, epoch) for row in batch]
+        assert len(set(ids)) == len(ids) == (4 * drawn if drawn else reader.number_of_batches(epoch) * 4)
+        assert all(len({row["domain"] for row in batch}) == 1 for batch in rows_of(reader, epoch))
+    if drawn:
+        whole = rows_of(group(tmp_path / "all", collection, **asked | {"batches_per_epoch": None}), 1)
+        places = [whole.index(batch) for batch in rows_of(reader, 1)]
+        assert places == sorted(places)
+
+
 def test_whole_documents_and_nothing_are_refused(tmp_path: Path) -> None:
     documents = pa.Table.from_pylist([{"id": "a", "title": "", "text": "t", "domain": ""}], DOCUMENTS)
     with pytest.raises(UserError, match=r"have no column source_id, number, so they are no chunks\. Cut them first"):

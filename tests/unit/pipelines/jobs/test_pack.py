@@ -138,7 +138,7 @@ def test_regions_of_large_domains(run: dict[str, str], tmp_path: Path) -> None:
         assert found.manifest["dropped"]["pairs that fill no batch of their domain in an epoch"] > 0
         assert len(table) > small_run.PAIRS - 6 * SIZE
         assert shard.facts["polish"]["hardness_after"] >= shard.facts["polish"]["hardness_before"]
-        assert shard.facts["tour"]["steps"] > 0
+        assert shard.facts["tour"]["length"] > 0
         assert (epoch == 1) == ("shuffled" in shard.facts)
     clusters = Artifact(run["pairs_clusters"], CLUSTERS)
     of_pair = {}

@@ -166,7 +166,7 @@ def test_clusters_follow_the_tour_and_large_ones_fill_batches() -> None:
     clusters = corpus.assignments[found.batches.ravel()]
     visited = clusters[np.flatnonzero(np.diff(clusters, prepend=-1))]
     assert len(visited) == 9  # each cluster is one run
-    expected = greedy_tour(find_neighbours(corpus.centroids[0]), int(visited[0])).order
+    expected = greedy_tour(find_neighbours(corpus.centroids[0]), int(visited[0]))
     np.testing.assert_array_equal(visited, expected)
     assert found.parts[0].figures["tour"]["length"] == tour_length(corpus.centroids[0], expected)
     pure = [batch[0] for batch in corpus.assignments[found.batches] if len(set(batch.tolist())) == 1]

@@ -55,7 +55,7 @@ def test_equal_to_the_literal_walk(name: str, dtype: torch.dtype, monkeypatch: p
     centroids = CASES[name]
     neighbours = find_neighbours(centroids)
     for start in {0, len(centroids) // 2, len(centroids) - 1}:
-        assert greedy_tour(neighbours, start).order.tolist() == literal_tour(centroids, start)
+        assert greedy_tour(neighbours, start).tolist() == literal_tour(centroids, start)
 
 
 @settings(deadline=None)
@@ -63,7 +63,7 @@ def test_equal_to_the_literal_walk(name: str, dtype: torch.dtype, monkeypatch: p
 def test_small_lattices(size: int, seed: int, data: st.DataObject) -> None:
     centroids = np.random.default_rng(seed).integers(-2, 3, (size, 2)).astype(np.float32)
     start = data.draw(st.integers(0, size - 1))
-    assert greedy_tour(find_neighbours(centroids), start).order.tolist() == literal_tour(centroids, start)
+    assert greedy_tour(find_neighbours(centroids), start).tolist() == literal_tour(centroids, start)
 
 
 def test_short_lists_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +71,7 @@ def test_short_lists_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = literal_tour(centroids, 7)
     for length in (1, 3, 400):
         monkeypatch.setattr(module, "LIST_LENGTH", length)
-        assert greedy_tour(find_neighbours(centroids), 7).order.tolist() == expected
-
-
-def test_figures_of_the_walk() -> None:
-    found = greedy_tour(find_neighbours(CASES["random"]), 0)
-    assert 0 < found.dead_ends < 100
-    assert found.dead_ends <= found.rows_scanned < 0.05 * 1500**2
+        assert greedy_tour(find_neighbours(centroids), 7).tolist() == expected
 
 
 def test_tour_length() -> None:
