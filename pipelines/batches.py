@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -91,10 +92,7 @@ LAYOUTS: dict[Layout, BatchLayout] = {
             _DOMAIN,
             BatchColumn("cluster", pa.int32(), "the cluster that it was packed from; -1: none"),
             BatchColumn(
-                "positive_score",
-                pa.float32(),
-                "a teacher's score of the query and its document",
-                fact="teacher_scores",
+                "positive_score", pa.float32(), "a teacher's score of the query and its document", fact="teacher_scores"
             ),
             BatchColumn(
                 "hard_negative_scores",
@@ -168,6 +166,7 @@ class BatchFiles:
             self._counts[epoch] = self._firsts[epoch][-1] + batches
             self._batch_size = int(shard.facts["batch_size"])
         self._file = lru_cache(_OPEN_FILES)(self._open)
+        self._reading = Lock()  # threads share the open files
         self._bytes: dict[str, NDArray[np.int64]] = {}
 
     @cached_property
@@ -218,7 +217,8 @@ class BatchFiles:
                 f"Epoch {epoch} of {self.artifact.uri} has batches 0 to {total - 1}; {index} was asked for."
             )
         first, name = self._place(epoch, index)
-        return self._file(name).read_row_group(index - first)
+        with self._reading:
+            return self._file(name).read_row_group(index - first)
 
     def stored_bytes(self, epoch: int, index: int) -> int:
         """Bytes of one batch before compression, from its file's footer, which is read once.

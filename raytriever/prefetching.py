@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -19,12 +20,11 @@ def prefetched(
     pending: deque[tuple[Item, Future[Result]]] = deque()
     pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="prefetching")
     try:
-        for item in items:
-            pending.append((item, pool.submit(produce, item)))
-            if len(pending) > depth:
-                ready, future = pending.popleft()
-                yield ready, future.result()
-        while pending:
+        left = iter(items)
+        while True:
+            pending.extend((item, pool.submit(produce, item)) for item in islice(left, depth + 1 - len(pending)))
+            if not pending:
+                return
             ready, future = pending.popleft()
             yield ready, future.result()
     finally:

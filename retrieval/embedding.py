@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain, islice
@@ -19,7 +19,8 @@ from retrieval.encoders.text_encoder import TextEncoder
 TOKENS_ON_CPU = 2_048
 TOKENS_ON_GPU = 32_768
 
-# texts that are tokenized at once, by one thread; those of a GPU work while it computes the vectors of earlier ones
+# texts that are tokenized at once by one of the threads, which work while vectors of earlier ones are computed
+_THREADS = 2
 _PIECE_ON_CPU = 16_384
 _PIECE_ON_GPU = 2_048
 _PIECES_AHEAD = 2
@@ -28,33 +29,22 @@ _PIECES_AHEAD = 2
 class EncoderTurns:
     """Threads that share an encoder use it in turn: while one encodes its texts, others read and tokenize, or write.
 
-    It measures, over all of them, ``texts`` encoded and the seconds of ``tokenizing``, which several threads do at
+    ``measured``, over all of them: ``texts`` encoded and the nanoseconds of ``tokenizing``, which several threads do at
     once, of ``encoding``, and of ``waiting`` between, while no texts were ready.
     """
 
-    def __init__(self) -> None:
-        self.turn = threading.Lock()
-        self._adding = threading.Lock()
-        self._measured: defaultdict[str, float] = defaultdict(float)
-        self._ended: float | None = None
+    def __init__(self, measured: Counter[str]) -> None:
+        self.turn, self._measured = threading.Lock(), measured
+        self._ended: int | None = None
 
     @contextmanager
-    def encoding(self, texts: int, tokenizing: float) -> Iterator[None]:
-        """Measures the encoding of ``texts`` that took ``tokenizing`` seconds before; for the one whose turn it is."""
-        started = time.perf_counter()
-        waiting = 0.0 if self._ended is None else started - self._ended
+    def encoding(self, texts: int, tokenizing: int) -> Iterator[None]:
+        """Measures the encoding of ``texts`` that took ``tokenizing`` before; for the one whose turn it is."""
+        started = time.perf_counter_ns()
+        waiting = 0 if self._ended is None else started - self._ended
         yield
-        self._ended = time.perf_counter()
-        seconds = {"tokenizing": tokenizing, "encoding": self._ended - started, "waiting": waiting}
-        with self._adding:
-            for name, value in {"texts": texts, **seconds}.items():
-                self._measured[name] += value
-
-    def measured(self) -> dict[str, float]:
-        """What was measured since the last call."""
-        with self._adding:
-            found, self._measured = self._measured, defaultdict(float)
-        return found
+        self._ended = time.perf_counter_ns()
+        self._measured.update(texts=texts, tokenizing=tokenizing, encoding=self._ended - started, waiting=waiting)
 
 
 def token_budget_batches(lengths: Sequence[int], budget: int) -> list[NDArray[np.int64]]:
@@ -85,34 +75,34 @@ def encode_texts(
     """Vectors float32 of ``texts`` in order: (n, dimension), or (n, m, dimension) where the encoder gives m a text.
 
     Equal texts are encoded once. ``token_budget``: padded tokens in one forward pass. While ``piece_size`` texts are
-    computed, the next are tokenized and padded by other threads, for a GPU by two and in pinned memory; None: 2,048 on
-    a GPU, 16,384 on a CPU, where tokenizing takes a hundredth of the time and the same cores. ``prompt``: instead of
-    the role's. ``turns``: of the threads that share the encoder; its turn comes when the first texts are tokenized.
+    computed, the next are tokenized and padded by two threads, for a GPU in pinned memory; None: 2,048 on a GPU, 16,384
+    on a CPU, where tokenizing takes a hundredth of the time and the same cores. ``prompt``: instead of the role's.
+    ``turns``: of the threads that share the encoder; its turn comes when the first texts are tokenized.
     """
     first: dict[str, int] = {}
     place = np.array([first.setdefault(text, len(first)) for text in texts], dtype=np.int64)
     distinct = list(first)
     vectors = np.empty((len(distinct), *encoder.vector_shape), dtype=np.float32)
     device = next(encoder.parameters()).device
-    on_cpu, turns = device.type == "cpu", turns or EncoderTurns()
-    size = piece_size or (_PIECE_ON_CPU if on_cpu else _PIECE_ON_GPU)
+    turns = turns or EncoderTurns(Counter())
+    size = piece_size or (_PIECE_ON_CPU if device.type == "cpu" else _PIECE_ON_GPU)
     order = np.argsort([-len(text) for text in distinct], kind="stable")
     pieces = [order[start : start + size] for start in range(0, len(order), size)]
 
-    def read(piece: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[dict[str, torch.Tensor]], float]:
-        started = time.perf_counter()
+    def read(piece: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[dict[str, torch.Tensor]], int]:
+        started = time.perf_counter_ns()
         ids = encoder.tokenize_ids([distinct[index] for index in piece], role, prompts=[prompt] * len(piece))
         batches = token_budget_batches([len(row) for row in ids], token_budget)
         padded = [encoder.pad([ids[index] for index in batch]) for batch in batches]
         if device.type == "cuda":  # else the host waits for the GPU in every upload
             padded = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in padded]
-        return piece[np.concatenate(batches)], padded, time.perf_counter() - started
+        return piece[np.concatenate(batches)], padded, time.perf_counter_ns() - started
 
     def forward(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         return _repeated(encoder(moved), encoder.vector_shape)
 
-    with closing(prefetched(read, pieces, _PIECES_AHEAD, threads=1 if on_cpu else 2)) as ready:
+    with closing(prefetched(read, pieces, _PIECES_AHEAD, _THREADS)) as ready:
         begun = list(islice(ready, 1))
         with turns.turn:
             for _, (places, batches, seconds) in chain(begun, ready):

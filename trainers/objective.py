@@ -198,7 +198,7 @@ class Objective(nn.Module, ABC, Generic[Batch]):
 
     @abstractmethod
     def collate(self, rows: pa.Table) -> Batch:
-        """Text to tensors, on the CPU, in a background thread; draws nothing at random.
+        """Text to tensors, on the CPU, in two background threads at once; draws nothing at random.
 
         ``rows`` may be a slice of a stored batch; which one, ``slice_number`` says in ``forward`` alone: it is another
         during an evaluation, while batches to train on are collated. Returns any nest of dataclasses, dicts, tuples and

@@ -4,9 +4,11 @@ import json
 import logging
 import os
 import sys
+import threading
 import traceback
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -79,11 +81,13 @@ class Stage(Generic[Config]):
     unit: ClassVar[str] = "rows"
     config_class: ClassVar[type[StageConfig]]
     keeps_state: ClassVar[bool] = False  # True: workers are actors that load something once (an encoder)
+    shards_at_once: ClassVar[int] = 1  # that such a worker makes, each in a thread
     results: ClassVar[tuple[str, ...]] = ()  # the artifact's files that a user looks at; '' is the folder itself
     shows_inputs: ClassVar[bool] = False  # True: what is said of its inputs is part of what it says
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.measured = Counter[str]()  # numbers that add up over workers
 
     def __reduce__(self) -> Any:
         """Workers get the configuration alone: what was found or loaded here, a model's path say, is not theirs."""
@@ -135,6 +139,10 @@ class Stage(Generic[Config]):
         for record in records:
             progress.advance(record.rows)
             yield record
+        self.log_speed()
+
+    def log_speed(self) -> None:
+        """Logs what was ``measured`` by all workers."""
 
     def total_rows(self, shards: list[Shard]) -> int | None:  # noqa: ARG002
         """Rows of all shards together, for the time left; None where only making them tells."""
@@ -209,28 +217,40 @@ def warned_of_on_a_cluster() -> Iterator[None]:
 # depend on how many workers there are or which of them are killed.
 
 
+_ONE_THREAD = threading.Lock()
+
+
 class _ShardMaker:
     """One worker's view of a stage; errors of the user's making come back as values, so they are shown once."""
 
     def __init__(self, stage: Stage[Any]) -> None:
         self._stage = stage
-        self._loaded = False
+        self._taking: AbstractContextManager[None] | None = None
+        self._logged = deque[logging.LogRecord]()
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[str]]:
         shard = Shard(**json.loads(batch["shard"][0]))
-        logged: list[logging.LogRecord] = []
         row = {"shard": shard.name, "record": "", "error": "", "trace": ""}
-        with log_to(logged.append):
-            try:
-                if not self._loaded:
-                    _use_assigned_cpus(on_gpu=self._stage.config.resources.gpus_per_worker > 0)
-                    self._stage.load()
-                    self._loaded = True
-                row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
-            except UserError as error:
-                row |= {"error": str(error), "trace": traceback.format_exc()}
-        row["logged"] = json.dumps([vars(record) for record in logged])
+        try:
+            with _ONE_THREAD:
+                self._load()
+            row["record"] = json.dumps(asdict(self._stage.make_shard(shard)))
+        except UserError as error:
+            row |= {"error": str(error), "trace": traceback.format_exc()}
+        with _ONE_THREAD:  # other threads' records, too, which say of which shard they are
+            logged = [vars(self._logged.popleft()) for _ in range(len(self._logged))]
+            measured = self._stage.measured.copy()
+            self._stage.measured.subtract(measured)
+        row |= {"logged": json.dumps(logged), "measured": json.dumps(measured)}
         return {name: [value] for name, value in row.items()}
+
+    def _load(self) -> None:
+        if self._taking is None:
+            taking = log_to(self._logged.append)
+            taking.__enter__()  # for as long as this object lives
+            _use_assigned_cpus(on_gpu=self._stage.config.resources.gpus_per_worker > 0)
+            self._stage.load()
+            self._taking = taking
 
 
 def _use_assigned_cpus(*, on_gpu: bool) -> None:
@@ -253,7 +273,7 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
     """Makes ``shards`` on the cluster; yields their records as they finish. Raises the first ``UserError``."""
     import ray.data
 
-    stage = stage.for_workers()
+    told, stage = stage, stage.for_workers()
     resources = stage.config.resources
     cpus, gpus = resources.cpus, resources.gpus_per_worker
     workers = resources.workers or workers_that_fit(cpus, gpus)
@@ -272,7 +292,14 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
             def __init__(self) -> None:
                 super().__init__(stage)
 
-        pool = ray.data.ActorPoolStrategy(size=workers)
+        share = -(-len(shards) // workers)  # no worker begins what another could make sooner
+        at_once = min(stage.shards_at_once, share)
+        pool = ray.data.ActorPoolStrategy(
+            size=workers,
+            max_tasks_in_flight_per_actor=min(max(2, at_once), share),
+            max_concurrent_calls_per_actor=at_once,
+            enable_true_multi_threading=at_once > 1,
+        )
         mapped = dataset.map_batches(Maker, batch_size=1, compute=pool, **options)
     else:
         mapped = dataset.map_batches(
@@ -285,6 +312,7 @@ def map_shards(stage: Stage[Any], shards: list[Shard]) -> Iterator[ShardRecord]:
         with log_fields(shard=row["shard"]):
             for attributes in json.loads(row["logged"]):
                 log.handle(logging.makeLogRecord(attributes))
+        told.measured.update(json.loads(row["measured"]))
         if row["error"]:
             error = UserError(row["error"])
             error.add_note(row["trace"])  # for --traceback: where on the worker it arose

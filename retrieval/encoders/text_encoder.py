@@ -7,6 +7,7 @@ float32 or more, whatever the precision of the transformer.
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,31 +57,23 @@ from retrieval.encoders.transformer import (
     use_kernels,
 )
 
-
-class _OneLength:
-    """Lets threads tokenize at once that cut at one length.
-
-    A tokenizer keeps the length, and encoders may share one: two threads would cut at each other's.
-    """
-
-    def __init__(self) -> None:
-        self._freed = threading.Condition()
-        self._length = self._users = 0
-
-    @contextmanager
-    def of(self, length: int) -> Iterator[None]:
-        with self._freed:
-            self._freed.wait_for(lambda: not self._users or self._length == length)
-            self._length, self._users = length, self._users + 1
-        try:
-            yield
-        finally:
-            with self._freed:
-                self._users -= 1
-                self._freed.notify_all()
+_CUTTING = Counter[int]()  # threads that tokenize now, by the length they cut at
+_CHANGED = threading.Condition()
 
 
-_ONE_LENGTH = _OneLength()
+@contextmanager
+def _cutting_at(length: int) -> Iterator[None]:
+    """Threads tokenize at once only at one length: a tokenizer keeps the one it cuts at, and encoders may share it."""
+    with _CHANGED:
+        _CHANGED.wait_for(lambda: set(+_CUTTING) <= {length})
+        _CUTTING[length] += 1
+    try:
+        yield
+    finally:
+        with _CHANGED:
+            _CUTTING[length] -= 1
+            _CHANGED.notify_all()
+
 
 Prompts = Sequence[str | None]
 """What is put before each of some texts; None: what its role has."""
@@ -130,11 +123,7 @@ class TextEncoder(nn.Module):
         return self.contract.query_prompt if role == "query" else self.contract.document_prompt
 
     def tokenize_ids(
-        self,
-        texts: Sequence[str],
-        role: Role,
-        max_length: int | None = None,
-        prompts: Prompts | None = None,
+        self, texts: Sequence[str], role: Role, max_length: int | None = None, prompts: Prompts | None = None
     ) -> list[list[int]]:
         """Token ids of each text with its own prompt, cut at ``max_length`` (the contract's by default).
 
@@ -144,7 +133,7 @@ class TextEncoder(nn.Module):
         prompts, of_role = [None] * len(texts) if prompts is None else prompts, self.prompt(role)
         limit = self.contract.max_length if max_length is None else min(max_length, self.contract.max_length)
         require_room_for_text(limit, self.tokenizer, f"the length that a {role} is cut at")
-        with _ONE_LENGTH.of(limit):
+        with _cutting_at(limit):
             encoded = self.tokenizer(
                 [(of_role if prompt is None else prompt) + text for prompt, text in zip(prompts, texts, strict=True)],
                 truncation=True,
@@ -176,11 +165,7 @@ class TextEncoder(nn.Module):
         return mark_full(features) if min(lengths) == max(lengths) else features
 
     def tokenize(
-        self,
-        texts: Sequence[str],
-        role: Role,
-        max_length: int | None = None,
-        prompts: Prompts | None = None,
+        self, texts: Sequence[str], role: Role, max_length: int | None = None, prompts: Prompts | None = None
     ) -> dict[str, Tensor]:
         """``tokenize_ids`` then ``pad``."""
         return self.pad(self.tokenize_ids(texts, role, max_length, prompts))

@@ -38,11 +38,7 @@ class Towers(nn.Module):
 
 
 def load_towers(
-    settings: EncoderSettings,
-    path: Path,
-    fingerprint: str,
-    dropout: float | None = None,
-    fresh_seed: int | None = None,
+    settings: EncoderSettings, path: Path, fingerprint: str, dropout: float | None = None, fresh_seed: int | None = None
 ) -> Towers:
     """Loads both encoders as ``load_encoder`` does, documents in the form that ``settings`` or the folder say.
 

@@ -175,11 +175,7 @@ def _search_flat(flat: Any, queries: NDArray[Any], k: int, vectors_per_document:
 
 
 def _search_with_ties(
-    index: "Index",
-    queries: NDArray[np.float32],
-    k: int,
-    vectors_per_document: int = 1,
-    on_gpu: "Index | None" = None,
+    index: "Index", queries: NDArray[np.float32], k: int, vectors_per_document: int = 1, on_gpu: "Index | None" = None
 ) -> Ranking:
     """FAISS picks among equal scores as it likes: fetches on, past the vectors wanted, until no tie straddles the cut.
 

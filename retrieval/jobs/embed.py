@@ -1,5 +1,6 @@
 """`raytriever embed`: the documents and queries of a collection to half-precision vectors, shard by shard."""
 
+import threading
 from collections.abc import Set
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -17,7 +18,7 @@ from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath, input_paths
 from raytriever.stages.stage import Shard, StageConfig
 from retrieval.collections.collection import StoredCollection, TextPart, text_columns, texts_of
-from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, encode_texts
+from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, EncoderTurns, encode_texts
 from retrieval.encoders.contextual.contexts import CorpusContext
 from retrieval.encoders.contextual.encoder import ContextualEncoder
 from retrieval.encoders.contextual.folder import is_contextual
@@ -31,6 +32,7 @@ from retrieval.vectors import ROW, VECTORS
 
 ON_CPU = {"texts_per_shard": 1_024, "token_budget": TOKENS_ON_CPU}
 ON_GPU = {"texts_per_shard": 16_384, "token_budget": TOKENS_ON_GPU}
+_MOST_SHARDS = 16_384  # of a part: as many as a reader keeps open
 _OF_ALL_TOKENS = 16  # times fewer texts a shard where each token has a vector
 
 
@@ -58,7 +60,8 @@ class EmbedConfig(StageConfig):
     foreign_context: bool = False
     """Whether the context may be of another collection."""
     texts_per_shard: int = Field(default=0, ge=0)
-    """0: as suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off."""
+    """0: as suits the processor. Larger shards pad less, smaller ones lose less where a run is cut off; where documents
+    or queries would have more than 16,384, shards are larger."""
     token_budget: int = Field(default=0, ge=0)
     """Padded tokens in one forward pass; 0: as suits the processor."""
 
@@ -76,15 +79,17 @@ class Embed(ModelStage[EmbedConfig]):
 
     command = "embed"
     kind = VECTORS
-    algorithm_version = 3
+    algorithm_version = 4
     config_class = EmbedConfig
     unit = "texts"
+    shards_at_once = 3  # one is read and tokenized, one encoded, one written
 
     def __init__(self, config: EmbedConfig) -> None:
         # resolved by the driver, for all workers
         suitable = ON_GPU if config.resources.gpus_per_worker else ON_CPU
         sizes = {name: getattr(config, name) or size for name, size in suitable.items()}
         super().__init__(config.model_copy(update=sizes))
+        self._reading, self._turns = threading.Lock(), EncoderTurns(self.measured)
 
     def input_fingerprints(self) -> dict[str, str]:
         """The collection's and the encoder's."""
@@ -118,7 +123,8 @@ class Embed(ModelStage[EmbedConfig]):
             open_ranking(self.config.run, collection)
         shards = []
         for part in self.config.parts:
-            size, total = self.config.texts_per_shard, len(self._chosen[part])
+            total = len(self._chosen[part])
+            size = max(self.config.texts_per_shard, -(-total // _MOST_SHARDS))
             if part == "documents" and form.vectors is None and not form.reduced:  # a shard is held in memory
                 size = max(1, size // _OF_ALL_TOKENS)
             if not total:
@@ -215,10 +221,11 @@ class Embed(ModelStage[EmbedConfig]):
         """Encodes one range of rows."""
         towers, part = self._towers, shard.description["part"]
         rows = self._chosen[part][slice(*shard.description["rows"])]
-        table = self._rows[part].take(rows, ["id", *text_columns(part)])
+        with self._reading:  # files that are open are read by one thread
+            table = self._rows[part].take(rows, ["id", *text_columns(part)])
         texts = texts_of(table, part, with_title=self.config.with_title)
         role: Role = "query" if part == "queries" else "document"
-        vectors = encode_texts(towers.of(role), texts, role, token_budget=self.config.token_budget)
+        vectors = encode_texts(towers.of(role), texts, role, token_budget=self.config.token_budget, turns=self._turns)
         name = f"{part}/{shard.description['number']:05d}"
         np.save(writer.path(f"{name}.npy"), _in_half_precision(vectors, table["id"], self.config.encoder.model))
         ids = pa.table({"id": table["id"]} | ({} if self._is_whole(part) else {ROW: rows}))
@@ -231,6 +238,18 @@ class Embed(ModelStage[EmbedConfig]):
                 context.write(writer)  # so that more texts can be embedded like these
         contract = towers.contract.model_dump()
         return writer.commit(len(texts), counts={part: len(texts)}, facts={"encoder": contract})
+
+    def log_speed(self) -> None:
+        """Both rates; where encoders on GPUs waited for texts, what to set."""
+        texts, *spent = (self.measured[name] for name in ("texts", "tokenizing", "encoding", "waiting"))
+        tokenizing, encoding, waiting = (nanoseconds / 1e9 for nanoseconds in spent)
+        share = waiting / (encoding + waiting)
+        advice = " (more resources.cpus_per_worker tokenize faster; with gpus_per_worker 0.5 two workers share a GPU)"
+        is_notable = self.config.resources.gpus_per_worker > 0 and share > 0.1
+        log.info(
+            f"  a worker encodes {texts / encoding:,.0f} texts/s and a thread tokenizes {texts / tokenizing:,.0f};"
+            f" {share:.1%} of the time encoders waited for texts{advice * is_notable}"
+        )
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """The encoder's contract, checked wherever these vectors meet others, and what was read of a document."""

@@ -141,12 +141,7 @@ class Search(Stage[SearchConfig]):
         return write_stored_ranking(writer, ids, joined(id_blocks(index)), merged(), self.config.top_k, self.config.tag)
 
     def _search(
-        self,
-        index: Artifact,
-        number: int,
-        asked: StoredCollection,
-        rows: NDArray[np.int64],
-        writer: ShardWriter,
+        self, index: Artifact, number: int, asked: StoredCollection, rows: NDArray[np.int64], writer: ShardWriter
     ) -> Ranking:
         if self.config.vectors is None:
             lexical = LexicalIndex.load(lexical_folder(index, writer.path("index").parent))

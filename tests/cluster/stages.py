@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -55,6 +56,25 @@ class CountOnceAllowed(Count):
         while shard.description["number"] and not Path(self.config.output).with_name("allowed").exists():
             time.sleep(0.05)
         return super().make(shard, writer)
+
+
+class CountInThreads(Count):
+    """A worker makes three shards at once: the second waits for the third to begin."""
+
+    keeps_state = True
+    shards_at_once = 3
+    third_began = threading.Event()
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        if shard.description["number"] == 2:
+            self.third_began.set()
+        if shard.description["number"] == 1 and self.config.resources.workers == 1:
+            assert self.third_began.wait(30)
+        self.measured.update(shards=1)
+        return super().make(shard, writer)
+
+    def log_speed(self) -> None:
+        log.info(f"workers measured {self.measured['shards']} shards")
 
 
 class CountWithState(Count):

@@ -9,7 +9,7 @@ from raytriever.errors import UserError
 from raytriever.stages.ray_session import RaySession
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources
-from tests.cluster.stages import Count, CountConfig, CountWithState
+from tests.cluster.stages import Count, CountConfig, CountInThreads, CountWithState
 from tests.cluster.stored_bytes import hashes
 
 
@@ -29,12 +29,20 @@ def test_bytes_do_not_depend_on_workers(session, expected, tmp_path, kind, worke
     assert all(f"number {number} is written" in said for number in range(4))  # by workers, and heard here
 
 
-@pytest.mark.parametrize("kind", [Count, CountWithState])
+@pytest.mark.parametrize("kind", [Count, CountWithState, CountInThreads])
 def test_a_killed_worker_changes_nothing(session, expected, tmp_path, kind):
     marker = tmp_path / "killed"
     run_stage(kind(CountConfig(output=str(tmp_path / "out"), kill_marker=str(marker))), session)
     assert marker.exists()
     assert hashes(tmp_path / "out") == expected
+
+
+def test_a_worker_makes_shards_in_threads(session, expected, tmp_path, capsys):
+    run_stage(CountInThreads(CountConfig(output=str(tmp_path), resources=Resources(workers=1))), session)
+    assert hashes(tmp_path) == expected
+    said = capsys.readouterr().err
+    assert [said.count(f"number {number} is written") for number in range(4)] == [1] * 4
+    assert "workers measured 4 shards" in said
 
 
 def test_an_interrupted_run_makes_only_what_is_missing(session, expected, tmp_path, capsys):

@@ -23,6 +23,7 @@ from trainers.engine.step import compute_gradients
 from trainers.objective import Objective
 
 _STEPS_READ_AHEAD = 3
+_READING_THREADS = 2
 _MEASURES_SHOWN = 4
 
 
@@ -105,7 +106,8 @@ def train(
     at_peak = seconds_at_peak(objective, settings)
     remaining = iter(()) if _stops(state, validation) else order.steps(state.steps)
     clock = time.perf_counter()
-    with checkpoints or nullcontext(), closing(prefetched(reader.read_step, remaining, _STEPS_READ_AHEAD)) as steps:
+    ahead = prefetched(reader.read_step, remaining, _STEPS_READ_AHEAD, _READING_THREADS)
+    with checkpoints or nullcontext(), closing(ahead) as steps:
         for step, collated in steps:
             waited = time.perf_counter() - clock
             rate = _set_learning_rate(optimizer, step.number, order.total_steps, settings, state, validation)

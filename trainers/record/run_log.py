@@ -94,10 +94,11 @@ def measured(points: Sequence[Mapping[str, Any]], device: torch.device) -> str:
     seconds = max(sum(point["seconds"] for point in timed), 1e-9)
     examples, waiting = (sum(point[name] for point in timed) / seconds for name in ("examples", "waiting_seconds"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    advice = " (more resources.cpus_per_worker tokenize faster)" if device.type == "cuda" and waiting > 0.1 else ""
     memory = f"{peak / (2**30 if sys.platform == 'darwin' else 2**20):.2f} GiB"  # kibibytes but on macOS
     if device.type == "cuda":
         memory += f" and {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB of its GPU"
     return (
         f"measured over {counted(len(timed), 'step')}: {examples:,.1f} examples/s, {waiting:.1%} of the time waiting"
-        f" for data{utilization(timed)}; the first rank used at most {memory}"
+        f" for data{advice}{utilization(timed)}; the first rank used at most {memory}"
     )

@@ -11,12 +11,7 @@ from torch import Tensor, nn
 
 from raytriever.errors import UserError
 from retrieval.encoders.contextual.families import backbone_of
-from retrieval.encoders.contextual.second_stage import (
-    Prefix,
-    read_prefix,
-    read_texts,
-    unplaced,
-)
+from retrieval.encoders.contextual.second_stage import Prefix, read_prefix, read_texts, unplaced
 from retrieval.encoders.pooling import Pooling, pool, weighted_mean
 
 Context = Tensor | Literal["null"] | None

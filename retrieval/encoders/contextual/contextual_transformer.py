@@ -18,13 +18,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from raytriever.errors import UserError
-from retrieval.encoders.contextual.context_reader import (
-    Context,
-    ContextReader,
-    drawn_rows,
-    own_weights,
-    vectors_sha256,
-)
+from retrieval.encoders.contextual.context_reader import Context, ContextReader, drawn_rows, own_weights, vectors_sha256
 from retrieval.encoders.pooling import Pooling, segment_means
 
 _SETTINGS = ("contextual.json", "1_Pooling/config.json", "sentence_bert_config.json")

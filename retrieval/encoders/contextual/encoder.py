@@ -16,12 +16,7 @@ from raytriever.errors import UserError
 from raytriever.settings.configuration import Settings
 from retrieval.embedding import TOKENS_ON_CPU, TOKENS_ON_GPU, token_budget_batches
 from retrieval.encoders.attention import last_states
-from retrieval.encoders.contextual.context_reader import (
-    Context,
-    ContextReader,
-    own_weights,
-    vectors_sha256,
-)
+from retrieval.encoders.contextual.context_reader import Context, ContextReader, own_weights, vectors_sha256
 from retrieval.encoders.contextual.second_stage import Prefix
 from retrieval.encoders.modules import CONTEXTUAL_FILE, FIRST_STAGE, write_json
 from retrieval.encoders.pooling import pool, segment_means

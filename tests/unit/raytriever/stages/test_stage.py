@@ -1,10 +1,14 @@
 """What a stage does without Ray: one shard at a time, nothing left of a failing one, storage's errors explained."""
 
 import errno
+import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -12,7 +16,9 @@ from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import storage_errors
 from raytriever.artifacts.writer import ArtifactWriter, is_lock
 from raytriever.errors import NothingMade, UserError
+from raytriever.reports.log import log
 from raytriever.settings.configuration import InputPath
+from raytriever.stages import stage as stages
 from raytriever.stages.recipe_run import run_stage
 from raytriever.stages.stage import Resources, Shard, Stage, StageConfig
 from tests.unit.small_run import make_artifact
@@ -223,3 +229,40 @@ def test_what_another_recipe_made_is_not_removed(stage: Numbers) -> None:
     assert run(changed, replace=True, recipe="first").fingerprint != before.fingerprint
     assert run(stage, replace=True).run_facts()["recipe"] is None  # a single job's --force
     assert run(changed, replace=True, recipe="second").run_facts()["recipe"] == "second"
+
+
+class Loaded(Numbers):
+    """Its shards of a worker wait for one another; loading and making are logged."""
+
+    together = threading.Barrier(3, timeout=30)
+
+    def load(self) -> None:
+        log.info("loaded")
+
+    def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
+        self.together.wait()
+        log.info(f"{shard.name} is made")
+        self.measured.update(shards=1)
+        if shard.name == "bad":
+            raise UserError("refused")
+        return super().make(shard, writer)
+
+
+def test_threads_of_a_worker_load_once_and_each_line_and_number_arrives_once(
+    stage: Numbers, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    monkeypatch.setattr(stages, "_use_assigned_cpus", lambda **_: None)
+    maker = cloudpickle.loads(cloudpickle.dumps(stages._ShardMaker(Loaded(stage.config))))
+    shards = [{"name": name, "description": {"number": 1}} for name in ("a", "bad", "c")]
+    with ThreadPoolExecutor(3) as pool:
+        rows = list(pool.map(maker, [{"shard": np.array([json.dumps(shard)])} for shard in shards]))
+    assert [row["error"] for row in rows] == [[""], ["refused"], [""]]
+    assert [json.loads(row["record"][0])["name"] for row in (rows[0], rows[2])] == ["a", "c"]
+    records = [record for row in rows for record in json.loads(row["logged"][0])]
+    assert sorted(record["msg"] for record in records) == ["a is made", "bad is made", "c is made", "loaded"]
+    assert {r["fields"]["shard"] for r in records if r["msg"] != "loaded"} == {"a", "bad", "c"}
+    assert sum(json.loads(row["measured"][0])["shards"] for row in rows) == 3
+    assert not logged
+    del maker  # with whom its taking of the log ends
+    log.info("here again")
+    assert logged == ["here again"]

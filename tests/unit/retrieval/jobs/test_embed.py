@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -214,6 +216,26 @@ def test_a_restart_continues_and_ends_in_the_same_bytes(collection: str, model: 
     assert contents(tmp_path / "interrupted") == contents(tmp_path / "undisturbed")
 
 
+def test_shards_are_encoded_while_others_are_written(
+    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written before the vectors of three shards are there, in threads as of one worker."""
+    run(stage(collection, model, tmp_path / "alone"))
+    job, save, encoded = stage(collection, model, tmp_path / "out"), np.save, Barrier(3, timeout=30)
+
+    def wait(*arguments: Any) -> None:
+        encoded.wait()
+        save(*arguments)
+
+    monkeypatch.setattr(np, "save", wait)
+    job.load()
+    with ThreadPoolExecutor(job.shards_at_once) as pool:
+        records = list(pool.map(job.make_shard, job.plan()[:3]))
+    for file in (file for record in records for file in record.files):
+        assert (tmp_path / "out" / file.name).read_bytes() == (tmp_path / "alone" / file.name).read_bytes()
+    assert job.measured["texts"] == 21
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -265,6 +287,28 @@ def test_auto_is_settled_once_and_recorded(
     assert (job.resolved()["texts_per_shard"], job.resolved()["token_budget"]) == (1_024, 2_048)
     with pytest.raises(UserError, match=r"The job runs in bfloat16, which the CPU of .* has no instructions for"):
         job.load()
+
+
+def test_shards_grow_where_there_would_be_too_many(
+    collection: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed, "_MOST_SHARDS", 3)
+    shards = stage(collection, model, tmp_path / "out").plan()
+    documents = [shard.description["rows"] for shard in shards if shard.description["part"] == "documents"]
+    assert documents == [[0, 8], [8, 16], [16, 23]]
+    assert [shard.description["rows"] for shard in shards[3:]] == [[0, 5]]  # seven texts, as asked for
+
+
+@pytest.mark.parametrize(("gpus", "waiting", "warned"), [(1, 2.0, True), (1, 0.1, False), (0, 2.0, False)])
+def test_encoders_that_waited_for_texts_say_what_to_set(
+    collection: str, model: Path, tmp_path: Path, logged: list[str], gpus: int, waiting: float, warned: bool
+) -> None:
+    job = stage(collection, model, tmp_path / "out", resources=Resources(gpus_per_worker=gpus))
+    job.measured.update(texts=1_000, tokenizing=500_000_000, encoding=8_000_000_000, waiting=int(waiting * 1e9))
+    job.log_speed()
+    (line,) = logged
+    assert "a worker encodes 125 texts/s and a thread tokenizes 2,000; " in line
+    assert ("more resources.cpus_per_worker tokenize faster" in line) == warned
 
 
 def test_a_gpu_is_asked_where_workers_have_one(

@@ -19,7 +19,7 @@ from tests.unit.trainers.tiny import (
     tiny_settings,
     weights_of,
 )
-from trainers.engine import collectives
+from trainers.engine import collectives, loop
 from trainers.engine.checkpoint import Checkpoints
 from trainers.engine.early_stopping import Criterion
 from trainers.engine.loop import train
@@ -48,6 +48,13 @@ def assert_same_arrays(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.fixture
+def one_reader(monkeypatch):
+    """Batches are read in the order of their steps; more threads read some at once."""
+    monkeypatch.setattr(loop, "_READING_THREADS", 1)
+
+
+@pytest.mark.usefixtures("one_reader")
 def test_the_steps_of_a_run():
     batches = TinyBatches(counts=(9, 8))
     _, reports = run(tiny_settings(), batches=batches)
@@ -59,6 +66,7 @@ def test_the_steps_of_a_run():
     assert all(0 <= r["waiting_seconds"] < r["seconds"] for r in reports)
 
 
+@pytest.mark.usefixtures("one_reader")
 def test_steps_may_be_of_batches_that_are_equally_long():
     batches = TinyBatches(counts=(9, 8))
     run(tiny_settings(group_by_length=True), batches=batches)

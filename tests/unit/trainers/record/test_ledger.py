@@ -149,6 +149,18 @@ def test_the_first_step_is_left_out_of_rates() -> None:
     assert measured(points[:1], torch.device("cpu")).startswith("measured over 1 step: 1.1 examples/s, 55.6%")
 
 
+@pytest.mark.parametrize(
+    ("kind", "waiting", "advised"), [("cuda", 0.2, True), ("cuda", 0.05, False), ("cpu", 0.2, False)]
+)
+def test_a_gpu_that_waits_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, kind: str, waiting: float, advised: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 0)
+    point = {"examples": 10, "seconds": 1.0, "waiting_seconds": waiting}
+    advice = " (more resources.cpus_per_worker tokenize faster)" * advised
+    assert f"{waiting:.1%} of the time waiting for data{advice}; " in measured([point], torch.device(kind))
+
+
 def test_peak_memory_grows_with_what_is_held() -> None:
     def used() -> float:
         point = {"examples": 10, "seconds": 9.0, "waiting_seconds": 5.0}
