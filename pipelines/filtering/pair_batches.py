@@ -31,9 +31,9 @@ _EXAMPLES_AT_ONCE = 2048
 class PairBatches:
     """Makes batches of packed pairs.
 
-    ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``; ``positives``: those known, sorted
-    ``false_negatives.pair_keys``; ``vectors``: of both, by the surrogate; ``negatives``: what hard negatives are drawn
-    from; ``scores``: a teacher's, stored with each example.
+    ``queries``, ``documents``: all of the collection, with columns ``TEXT_ROWS``; ``positives``: sorted keys of those
+    known, as of ``false_negatives.pair_keys``; ``vectors``: of both, by the surrogate; ``negatives``: what hard
+    negatives are drawn from; ``scores``: a teacher's, stored with each example.
     """
 
     queries: MappedRows
