@@ -281,6 +281,20 @@ class BatchReader(BatchFiles):
         batch = {"queries": rows["query"].to_pylist(), "documents": documents, "masked": mask_of(rows)}
         return batch | {"epoch": epoch, "batch": index}
 
+    def to_dataset(self) -> Any:
+        """All rows as a ``datasets.Dataset``, in memory, in stored order: their columns after ``epoch`` and ``batch``.
+
+        Raises ``ImportError`` where ``datasets`` is not installed.
+        """
+        from datasets import Dataset
+        from datasets.table import InMemoryTable
+
+        places = [(epoch, index) for epoch in range(self.epochs) for index in range(self.number_of_batches(epoch))]
+        numbers = np.repeat(np.array(places, dtype=np.int32), self.batch_size, axis=0)
+        rows = pa.concat_tables(self.read(*place) for place in places).combine_chunks()
+        columns = {"epoch": numbers[:, 0], "batch": numbers[:, 1]} | {name: rows[name] for name in self.columns}
+        return Dataset(InMemoryTable(pa.table(columns)))
+
 
 def mask_of(rows: pa.Table) -> NDArray[np.bool_]:
     """What each row of a batch of pairs leaves out of the batch's documents and hard negatives, bool (B, M)."""

@@ -23,7 +23,11 @@ INSTALL = "All but reading batches needs more packages: pip install 'raytriever[
 _PUBLIC = {
     "Artifact": "raytriever.artifacts.artifact",
     "BatchReader": "pipelines.batches",
+    "CachedMaskedContrastiveLoss": "trainers.sentence_transformers",
+    "MaskedContrastiveLoss": "trainers.sentence_transformers",
+    "training_columns": "trainers.sentence_transformers",
     "RaytrieverEncoder": "retrieval.mteb_encoder",
+    "StoredBatchSampler": "trainers.sentence_transformers",
     "StoredCollection": "retrieval.collections.collection",
     "StoredVectors": "retrieval.vectors",
 }

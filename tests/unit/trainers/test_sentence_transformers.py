@@ -1,0 +1,273 @@
+"""Stored batches in sentence-transformers' trainer: replayed exactly, the loss ours, broken batches refused."""
+
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from datasets import Dataset, load_dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from torch.utils.data import DataLoader
+
+from pipelines.batches import LAYOUTS, BatchReader, BatchWriter, epoch_permutation
+from pipelines.jobs.export import Export, ExportConfig
+from raytriever.artifacts.artifact import Derivation, ShardWriter
+from raytriever.artifacts.writer import ArtifactWriter
+from raytriever.errors import UserError
+from tests.unit.batch_tables import batch_table
+from tests.unit.retrieval.encoders.tiny_models import load_tiny, save_sentence_transformer, save_tiny_model
+from tests.unit.small_run import make
+from trainers.objectives.contrastive import Contrastive, ContrastiveSettings
+from trainers.sentence_transformers import (
+    CachedMaskedContrastiveLoss,
+    MaskedContrastiveLoss,
+    StoredBatchSampler,
+    stored_mask,
+    training_columns,
+)
+
+SIZE, COUNT, BATCHES = 8, 48, 6
+Place = tuple[int, int]
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> BatchReader:
+    """Two epochs with two hard negatives a row; every third row masks a document, every fifth a hard negative."""
+    writer = ArtifactWriter(
+        str(tmp_path_factory.mktemp("stored") / "batches"), Derivation("batches", "filter", 1, {}, {})
+    )
+    writer.begin()
+    records = []
+    for epoch in range(2):
+        pairs = np.random.default_rng(epoch).permutation(COUNT).reshape(BATCHES, SIZE)
+        with writer.folder.scratch() as scratch:
+            shard = ShardWriter(writer.folder, f"{epoch}", scratch)
+            with BatchWriter(shard, LAYOUTS["pairs"].schema(), epoch, 0, SIZE) as file:
+                for batch in pairs:
+                    file.write(batch_table("pairs", [row_of(int(pair), row) for row, pair in enumerate(batch)]))
+            records.append(file.commit())
+    return BatchReader(writer.finish(records, {"layout": "pairs"}, {}).uri)
+
+
+def row_of(pair: int, row: int) -> dict[str, Any]:
+    others = [(pair + step) % COUNT for step in (2, 3)]
+    masked = [(row + 1) % SIZE] * (pair % 3 == 0) + [SIZE + 2 * ((row + 3) % SIZE)] * (pair % 5 == 0)
+    return {
+        "query_id": f"q{pair}",
+        "query": f"which of {pair % 5} is {pair}",
+        "document_id": f"d{pair}",
+        "document": f"it is number {pair}, that is {pair * pair}",
+        "hard_negative_ids": [f"d{other}" for other in others],
+        "hard_negatives": [f"it is number {other}, that is {other * other}" for other in others],
+        "masked": masked,
+    }
+
+
+@pytest.fixture(scope="module")
+def columns(batches: BatchReader) -> Dataset:
+    found: Dataset = training_columns(batches)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    return save_sentence_transformer(save_tiny_model("bert", folder / "bert"), folder / "model")
+
+
+def features(model: SentenceTransformer, rows: dict[str, list[Any]]) -> tuple[list[Any], torch.Tensor]:
+    texts = [model.preprocess(rows[name]) for name in rows if name != "label"]
+    return texts, torch.tensor(rows["label"])
+
+
+def in_order(seed: int, epoch: int) -> list[Place]:
+    return [(epoch, int(batch)) for batch in epoch_permutation(seed, epoch, BATCHES)]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_loss_and_gradients_are_ours(batches: BatchReader, columns: Dataset, model: Path) -> None:
+    def masks_hard_negatives(batch: int) -> bool:
+        return any(column >= SIZE for masked in batches.read(0, batch)["masked"].to_pylist() for column in masked)
+
+    number = next(batch for batch in range(BATCHES) if masks_hard_negatives(batch))
+    encoder = load_tiny(model, dtype="float32")
+    objective = Contrastive(encoder, ContrastiveSettings(similarity_temperature=0.07))
+    ours = objective(objective.collate(batches.read(0, number))).loss
+    ours.backward()
+    expected = {name.replace("transformer.", "0.model."): weight.grad for name, weight in encoder.named_parameters()}
+    rows = columns[number * SIZE : (number + 1) * SIZE]
+    for loss_of in (
+        lambda trained: MaskedContrastiveLoss(trained, 0.07),
+        lambda trained: CachedMaskedContrastiveLoss(trained, 0.07, mini_batch_size=3),
+    ):
+        trained = SentenceTransformer(str(model), device="cpu").eval()
+        loss = loss_of(trained)(*features(trained, rows))
+        loss.backward()
+        assert loss.item() == pytest.approx(ours.item(), abs=1e-5)
+        found = {name: weight.grad for name, weight in trained.named_parameters()}
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            if gradient is None:
+                assert found[name] is None
+            else:
+                torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_the_label_holds_the_stored_mask(batches: BatchReader, columns: Dataset) -> None:
+    for number in range(2 * BATCHES):
+        labels = torch.tensor(columns[number * SIZE : (number + 1) * SIZE]["label"])
+        assert stored_mask(labels, 3).tolist() == batches[number]["masked"].tolist()
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
+    """Of each step epoch and number of the batch that the loss saw, whole and in order."""
+    found: list[Place] = []
+    calculate = CachedMaskedContrastiveLoss.calculate_loss
+
+    def recorded(self: Any, reps: Any, labels: Any, **named: Any) -> Any:
+        result = calculate(self, reps, labels, **named)
+        found.append((int(labels[0, 0]), int(labels[0, 1])))
+        return result
+
+    monkeypatch.setattr(CachedMaskedContrastiveLoss, "calculate_loss", recorded)
+    return found
+
+
+def trainer(model: Path, columns: Dataset, folder: Path, **settings: Any) -> SentenceTransformerTrainer:
+    trained = SentenceTransformer(str(model), device="cpu")
+    arguments: dict[str, Any] = {
+        "batch_sampler": StoredBatchSampler, "per_device_train_batch_size": SIZE, "num_train_epochs": 3, "seed": 5,
+        "save_steps": 8, "report_to": "none", "use_cpu": True, "disable_tqdm": True,
+    }  # fmt: skip
+    args = SentenceTransformerTrainingArguments(str(folder), **(arguments | settings))
+    loss = CachedMaskedContrastiveLoss(trained, mini_batch_size=4)
+    return SentenceTransformerTrainer(trained, args, columns, loss=loss)
+
+
+def test_a_training_replays_the_stored_epochs_and_so_does_a_resumed_one(
+    model: Path, columns: Dataset, tmp_path: Path, seen: list[Place]
+) -> None:
+    trainer(model, columns, tmp_path).train()
+    third = [(0, int(batch)) for batch in epoch_permutation(5, 2, BATCHES)]  # the first epoch's batches again
+    assert seen == in_order(5, 0) + in_order(5, 1) + third
+    before = seen.copy()
+    seen.clear()
+    trainer(model, columns, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert seen == before[8:]
+
+
+@pytest.mark.parametrize("skipped", [0, 2])
+def test_processes_take_whole_batches_in_turn_in_any_epoch(columns: Dataset, skipped: int) -> None:
+    """As the trainer wraps the sampler for several processes, and again where it resumes within an epoch."""
+    found: list[list[Place]] = []
+    for process in range(2):
+        sampler = StoredBatchSampler(columns, SIZE, seed=1)
+        loader = DataLoader(columns, batch_sampler=sampler, collate_fn=lambda rows: [row["label"] for row in rows])
+        prepared = prepare_data_loader(loader, num_processes=2, process_index=process, put_on_device=False)
+        if skipped:
+            prepared = skip_first_batches(prepared, skipped)
+        prepared.set_epoch(1)
+        under = getattr(prepared.batch_sampler, "batch_sampler", None)
+        if hasattr(under, "set_epoch"):  # as transformers does
+            under.set_epoch(1)
+        labels = [torch.tensor(batch) for batch in prepared]
+        assert all(stored_mask(each, 3).shape == (SIZE, 3 * SIZE) for each in labels)
+        found.append([(int(each[0, 0]), int(each[0, 1])) for each in labels])
+    both = [place for pair in zip(*found, strict=True) for place in pair]
+    assert both == in_order(1, 1)[2 * skipped :]
+
+
+def shuffles(model: Path, columns: Dataset, folder: Path) -> None:
+    trainer(model, columns, folder, batch_sampler="batch_sampler").train()
+
+
+def another_size(model: Path, columns: Dataset, folder: Path) -> None:
+    trainer(model, columns, folder, per_device_train_batch_size=4).train()
+
+
+def cut_after(model: Path, columns: Dataset, folder: Path) -> None:
+    trainer(model, columns.select(range(3, COUNT)), folder).train()
+
+
+def other_columns(model: Path, columns: Dataset, folder: Path) -> None:
+    trainer(model, columns.remove_columns("label"), folder).train()
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (shuffles, r"rows of \d stored batches at once \(.*\): the trainer shuffles. Set batch_sampler=StoredBatchSam"),
+        (another_size, "The batch size is 4, and stored batches have 8 rows"),
+        (cut_after, "shuffled or cut after training_columns"),
+        (other_columns, "no column 'label' of training_columns"),
+    ],
+)
+def test_a_trainer_that_breaks_batches_is_refused(
+    model: Path, columns: Dataset, tmp_path: Path, train: Callable[..., None], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        train(model, columns, tmp_path)
+
+
+def broken(batches: BatchReader) -> Iterator[tuple[Any, str]]:
+    rows = batches.to_dataset()
+    yield rows.shuffle(seed=0), "don't stand together"
+    yield rows.select(range(3, COUNT)), "some are missing"
+    yield rows.remove_columns("masked"), "no column masked, so they are no stored batches"
+    yield {"query": ["a"]}, "no column epoch, batch"
+    table = rows.with_format("arrow")[:]
+    lists = table["hard_negatives"].to_pylist()
+    ragged = pa.array([*lists[:-1], lists[-1][:1]], pa.list_(pa.string()))
+    places = table.schema.get_field_index("hard_negatives")
+    yield (
+        Dataset(table.set_column(places, "hard_negatives", ragged)),
+        "Row 95 has another number of hard negatives than the first, 2",
+    )
+
+
+def test_rows_that_are_no_whole_batches_are_refused(batches: BatchReader) -> None:
+    for data, message in broken(batches):
+        with pytest.raises(UserError, match=message):
+            training_columns(data)
+
+
+def test_labels_of_no_whole_batch_are_refused(columns: Dataset) -> None:
+    labels = torch.tensor(columns[:SIZE]["label"])
+    for wrong, number, message in (
+        (labels.flip(0), 3, "8 rows of stored batch 0, which has 8, or in another order"),
+        (labels[:5], 3, "5 rows of stored batch 0, which has 8"),
+        (labels, 9, "of other columns than the 9 of documents"),
+        (torch.zeros(SIZE), 3, "other labels than those of training_columns"),
+    ):
+        with pytest.raises(UserError, match=message):
+            stored_mask(wrong, number)
+
+
+def test_the_program_of_the_documentation_trains_on_published_batches(
+    batches: BatchReader, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Place]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "batches.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    [program] = [block for block in blocks if "CachedMaskedContrastiveLoss(" in block]
+    assert len([line for line in program.splitlines() if line.strip()]) <= 15
+    settings = {"batches": batches.uri, "format": "hugging_face", "license": "mit", "output": str(tmp_path / "out")}
+    published = make(Export(ExportConfig.model_validate(settings)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    program = program.replace("org/name", str(model)).replace("path/of/this/folder", published)
+    module = types.ModuleType("program")
+    monkeypatch.setitem(sys.modules, "program", module)  # the trainer stores its arguments by name
+    exec(program.replace("_batch_size=64", f"_batch_size={SIZE}"), module.__dict__)
+    assert seen == in_order(42, 0) + in_order(42, 1)  # the trainer's own seed
+    trained, before = (SentenceTransformer(str(folder), device="cpu") for folder in (tmp_path / "trained/final", model))
+    assert not np.allclose(trained.encode("which of 3"), before.encode("which of 3"), atol=1e-6)
+    assert load_dataset(published, split="train").num_rows == 2 * COUNT

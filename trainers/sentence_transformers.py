@@ -1,0 +1,176 @@
+"""Stored batches in the trainer of sentence-transformers: a batch sampler that replays them, losses that mask.
+
+What a loss must know of a row's batch travels with the row, as its label: which stored batch it is of, where it stands
+in it, and which documents it leaves out. So masks are always those of the data, and a trainer that shuffles, cuts or
+joins batches is refused by the loss, however it came to do so.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from sentence_transformers.base.sampler import DefaultBatchSampler
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
+from torch import Tensor
+
+from pipelines.batches import BatchReader, epoch_permutation
+from raytriever.errors import UserError
+from trainers.objectives.contrastive import masked_contrastive_loss
+
+LABEL = "label"
+_PLACE = 4  # numbers of a label before its mask: epoch, batch, row, rows of the batch
+_BITS = 32  # of the mask in each number behind them
+_WANTED = ("epoch", "batch", "query", "document", "hard_negatives", "masked")
+_ROWS_AT_ONCE = 4096
+
+
+def training_columns(batches: Any) -> Any:
+    """The ``datasets.Dataset`` that the trainer reads: ``anchor``, ``positive``, ``negative_1`` …, ``label``.
+
+    ``batches``: a ``BatchReader``, or a dataset as `raytriever export` publishes it (format hugging_face), its rows as
+    stored. Raises ``UserError`` for other columns, for rows that were shuffled or filtered, and for rows with unequally
+    many hard negatives.
+    """
+    rows = batches.to_dataset() if isinstance(batches, BatchReader) else batches
+    if lacking := [name for name in _WANTED if name not in getattr(rows, "column_names", ())]:
+        raise UserError(
+            f"The data have no column {', '.join(lacking)}, so they are no stored batches of pairs. Give a BatchReader,"
+            " or a dataset that raytriever export wrote with format hugging_face."
+        )
+    places = np.stack([rows["epoch"][:], rows["batch"][:]], axis=1)
+    begins = np.flatnonzero(np.r_[True, (np.diff(places, axis=0) != 0).any(axis=1)][: len(places)])
+    sizes = set(np.diff(np.r_[begins, len(places)]).tolist())
+    if len(np.unique(places[begins], axis=0)) < len(begins) or len(sizes) != 1:
+        raise UserError(
+            "The rows of a stored batch don't stand together, or some are missing: the data were shuffled, filtered or"
+            " cut. Load them as they are stored; the sampler shuffles whole batches."
+        )
+    how = {"size": sizes.pop(), "negatives": len(rows[0]["hard_negatives"])}
+    named: dict[str, Any] = {"with_indices": True, "fn_kwargs": how, "remove_columns": rows.column_names}
+    return rows.with_format("arrow").map(_columns, batched=True, batch_size=_ROWS_AT_ONCE, **named).with_format(None)
+
+
+def _columns(rows: pa.Table, indices: list[int], size: int, negatives: int) -> pa.Table:
+    """A stretch of the rows; ``indices`` are their places in all."""
+    lists = rows["hard_negatives"]
+    if (wrong := np.asarray(pc.list_value_length(lists)) != negatives).any():
+        raise UserError(
+            f"Row {indices[int(np.argmax(wrong))]} has another number of hard negatives than the first, {negatives}:"
+            " the trainer reads equally many. Filter with another too_few_negatives."
+        )
+    lengths = np.asarray(pc.list_value_length(rows["masked"]))
+    words = -(-size * (1 + negatives) // _BITS)
+    mask = np.zeros((len(rows), words * _BITS), dtype=bool)
+    mask[np.repeat(np.arange(len(rows)), lengths), np.asarray(pc.list_flatten(rows["masked"]))] = True
+    bits = np.packbits(mask, axis=1, bitorder="little").view("<u4").astype(np.int64)
+    places = np.stack([rows["epoch"], rows["batch"], np.asarray(indices) % size, np.full(len(rows), size)], axis=1)
+    label = np.concatenate([places, bits], axis=1)
+    texts = {"anchor": rows["query"], "positive": rows["document"]}
+    texts |= {f"negative_{place + 1}": pc.list_element(lists, place) for place in range(negatives)}
+    return pa.table(texts | {LABEL: pa.FixedSizeListArray.from_arrays(pa.array(label.ravel()), label.shape[1])})
+
+
+class StoredBatchSampler(DefaultBatchSampler):  # type: ignore[misc]  # of an untyped library
+    """Replays stored batches: epoch e of a training takes those of the stored epoch e, in the order of our own trainer.
+
+    That is ``epoch_permutation(seed, e, batches)`` with the trainer's seed. Beyond the stored epochs they come again,
+    each time in another order. Several processes take whole batches in turn, and a resumed training goes on with the
+    batch that comes next. Raises ``UserError`` for data that are not of ``training_columns`` and for another
+    ``batch_size`` than the stored one.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int, drop_last: bool = False, **settings: Any) -> None:
+        super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, **settings)
+        label = dataset[0].get(LABEL) if len(dataset) else None
+        if not isinstance(label, list) or len(label) <= _PLACE:
+            raise UserError("The data have no column 'label' of training_columns. Give training_columns(batches).")
+        self._size = label[_PLACE - 1]
+        if self._size != batch_size:
+            raise UserError(
+                f"The batch size is {batch_size}, and stored batches have {self._size} rows: each is one loss. Set"
+                f" per_device_train_batch_size to {self._size}."
+            )
+        starts = np.arange(0, len(dataset), self._size)
+        epochs, batches, rows = np.array(dataset.select(starts)[LABEL][:])[:, :3].T
+        if rows.any() or len(dataset) % self._size:
+            raise UserError("The rows were shuffled or cut after training_columns. Give its result as it is.")
+        order = np.lexsort((batches, epochs))
+        self._starts = np.split(starts[order], np.flatnonzero(np.diff(epochs[order])) + 1)
+        # a resumed training of several processes wraps this twice, and tells the data alone which epoch begins
+        dataset.set_epoch = self.set_epoch
+
+    def __len__(self) -> int:
+        return len(self._starts[self.epoch % len(self._starts)])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        starts = self._starts[self.epoch % len(self._starts)]
+        for start in starts[epoch_permutation(self.seed, self.epoch, len(starts))].tolist():
+            yield list(range(start, start + self._size))
+
+
+def stored_mask(labels: Tensor, columns: int) -> Tensor:
+    """What each row leaves out, bool (B, M), of a batch with these ``labels``; ``columns``: of documents, 1 or more.
+
+    Raises ``UserError`` unless the rows are one stored batch, whole and in order.
+    """
+    if labels.ndim != 2 or labels.shape[1] <= _PLACE:
+        raise UserError("The loss was given other labels than those of training_columns. Train on its result.")
+    rows, size = len(labels), int(labels[0, _PLACE - 1])
+    if len(of := torch.unique(labels[:, :2], dim=0)) > 1:
+        named = " and ".join(f"{batch} of epoch {epoch}" for epoch, batch in of[:2].tolist())
+        raise UserError(
+            f"The loss got rows of {len(of)} stored batches at once ({named}): the trainer shuffles. Set"
+            " batch_sampler=StoredBatchSampler in its arguments."
+        )
+    if rows != size or not torch.equal(labels[:, 2], torch.arange(rows, device=labels.device)):
+        raise UserError(
+            f"The loss got {rows} rows of stored batch {int(labels[0, 1])}, which has {size}, or in another order. Set"
+            f" per_device_train_batch_size to {size} and batch_sampler=StoredBatchSampler, and don't split batches."
+        )
+    words, documents = labels[:, _PLACE:], size * columns
+    if words.shape[1] != -(-documents // _BITS):
+        raise UserError(
+            f"The labels are of other columns than the {columns} of documents. Train on all columns there are."
+        )
+    bits = words[:, :, None] >> torch.arange(_BITS, device=labels.device) & 1
+    return bits.flatten(1)[:, :documents].bool()
+
+
+def _loss(embeddings: list[Tensor], labels: Tensor, temperature: float) -> Tensor:
+    """``masked_contrastive_loss`` over cosines, of embeddings (B, d) of queries, positives and each negative."""
+    mask = stored_mask(labels, len(embeddings) - 1)
+    queries, positives, *negatives = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in embeddings)
+    of_rows = [torch.stack(negatives, dim=1).flatten(0, 1)] if negatives else []
+    own = torch.arange(len(queries), device=queries.device)
+    return masked_contrastive_loss(queries, torch.cat([positives, *of_rows]), mask, own, temperature)
+
+
+class MaskedContrastiveLoss(MultipleNegativesRankingLoss):  # type: ignore[misc]
+    """The loss of our objective ``contrastive`` over stored batches: their masks, their hard negatives."""
+
+    def __init__(self, model: Any, similarity_temperature: float = 0.05) -> None:
+        super().__init__(model, scale=1 / similarity_temperature)
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor) -> Tensor:
+        """A scalar."""
+        return _loss(embeddings, labels, 1 / self.scale)
+
+
+class CachedMaskedContrastiveLoss(CachedMultipleNegativesRankingLoss):  # type: ignore[misc]
+    """``MaskedContrastiveLoss`` in the memory of ``mini_batch_size`` texts (GradCache)."""
+
+    def __init__(self, model: Any, similarity_temperature: float = 0.05, mini_batch_size: int = 32) -> None:
+        super().__init__(model, scale=1 / similarity_temperature, mini_batch_size=mini_batch_size)
+
+    def calculate_loss(self, reps: list[list[Tensor]], labels: Tensor, *, with_backward: bool = False) -> Tensor:
+        """A scalar, of embeddings of each column's mini-batches."""
+        loss = _loss([torch.cat(parts) for parts in reps], labels, 1 / self.scale)
+        if with_backward:
+            torch.autograd.backward(loss)
+        return loss.detach() if with_backward else loss
