@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
@@ -37,11 +36,10 @@ _EXAMPLES: dict[str, Callable[[TrainingExamples, Path], list[str]]] = {
     "sentence_transformers": sentence_transformers.write,
     "tevatron": tevatron.write,
 }
-_BATCHES: dict[str, Callable[[BatchReader, int | None], BatchFormat]] = {
-    "hugging_face": lambda reader, _: HuggingFace(reader.layout, reader.schema),
-    "sentence_transformers": lambda reader, negatives: sentence_transformers.BatchFiles(_negatives(reader, negatives)),
-    "tevatron": lambda *_: tevatron.BatchLines(),
-    "flag_embedding": lambda *_: flag_embedding.BatchLines(),
+_BATCHES: dict[str, Callable[[BatchReader], BatchFormat]] = {
+    "hugging_face": lambda reader: HuggingFace(reader.layout, reader.schema),
+    "tevatron": lambda _: tevatron.BatchLines(),
+    "flag_embedding": lambda _: flag_embedding.BatchLines(),
 }
 _ENCODER = "contextual_encoder"
 # what is exported, and the formats that hold it
@@ -73,7 +71,7 @@ class ExportConfig(StageConfig):
     candidates: InputPath | None = None
     """Mined candidates: hard negatives in place of those that the split judges."""
     negatives: int | None = Field(default=None, ge=0)
-    """Negatives of every row of sentence_transformers; None: the fewest of a query, or of the first batch."""
+    """Negatives of every row of sentence_transformers; None: the fewest of a query."""
     encoder: EncoderSettings | None = None
     """The contextual encoder to export: a folder of sentence-transformers with its code."""
     context: InputPath | None = None
@@ -150,7 +148,7 @@ class Export(Stage[ExportConfig]):
 
     @property
     def _batch_format(self) -> BatchFormat:
-        return _BATCHES[self.config.format](self._reader, self.config.negatives)
+        return _BATCHES[self.config.format](self._reader)
 
     def input_fingerprints(self) -> dict[str, str]:
         """The artifacts'; of an encoder its model's and its context's own."""
@@ -318,10 +316,3 @@ class Export(Stage[ExportConfig]):
         writer.path(README).write_text(text, encoding="utf-8", newline="\n")
         writer.add(README)
         return writer.commit(0)
-
-
-def _negatives(reader: BatchReader, wanted: int | None) -> int:
-    """As many as are asked for, else as many as the example of the first batch with the fewest has."""
-    if wanted is not None or reader.layout != "pairs":
-        return wanted or 0
-    return int(pc.min(pc.list_value_length(reader.read(0, 0)["hard_negatives"])).as_py() or 0)

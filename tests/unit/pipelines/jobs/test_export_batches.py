@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
 from pipelines.batches import LAYOUTS, BatchReader, BatchWriter, Layout, epoch_permutation
 from pipelines.jobs.export import Export, ExportConfig
@@ -22,7 +19,6 @@ from raytriever.artifacts.writer import ArtifactWriter
 from raytriever.errors import UserError
 from raytriever.settings.configuration import validate
 from tests.unit.batch_tables import batch_table
-from tests.unit.retrieval.encoders.tiny_models import save_sentence_transformer, save_tiny_model
 from tests.unit.small_run import make, make_artifact
 
 SIZE = 4
@@ -119,36 +115,17 @@ def test_order_stored_keeps_the_stored_order(tmp_path: Path) -> None:
 
 def test_a_row_group_is_a_batch(tmp_path: Path) -> None:
     reader = stored(tmp_path / "b")
-    for name, columns in (("hugging_face", ["query", "document"]), ("sentence_transformers", ["anchor", "positive"])):
-        made = export(tmp_path / name, reader, format=name)
-        assert made.names() == [
-            *(f"data/epoch-00000/batches-{number:05d}.parquet" for number in range(3)),
-            *(f"data/epoch-00001/batches-{number:05d}.parquet" for number in range(2)),
-            "README.md",
-        ]
-        for number, (epoch, index) in enumerate(places()):
-            place = number - sum(BATCHES[:epoch])
-            file = pq.ParquetFile(made.path(f"data/epoch-{epoch:05d}/batches-{place // 2:05d}.parquet"))
-            found = file.read_row_group(place % 2, columns=columns)
-            expected = reader.read(epoch, index).select(["query", "document"])
-            assert [list(row.values()) for row in found.to_pylist()] == [
-                list(row.values()) for row in expected.to_pylist()
-            ]
-
-
-@pytest.mark.parametrize("negatives", [None, 1, 0])
-def test_sentence_transformers_has_as_many_negatives_in_every_row(tmp_path: Path, negatives: int | None) -> None:
-    reader = stored(tmp_path / "b")
-    made = export(tmp_path / "p", reader, format="sentence_transformers", negatives=negatives)
-    rows = datasets.load_dataset(made.uri, split="train")
-    assert rows.column_names == ["anchor", "positive", "negative_1"][: 2 + (1 if negatives is None else negatives)]
-    expected = [row for place in places() for row in reader.read(*place).to_pylist()]
-    if "negative_1" in rows.column_names:
-        assert rows["negative_1"][:] == [row["hard_negatives"][0] for row in expected]
-    with pytest.raises(
-        UserError, match=rf"row 0 of batch {places()[0][1]}, epoch 0, has 1 hard negatives, .* as many, 2 by"
-    ):
-        export(tmp_path / "no", reader, format="sentence_transformers", negatives=2)
+    made = export(tmp_path / "p", reader, format="hugging_face")
+    assert made.names() == [
+        *(f"data/epoch-00000/batches-{number:05d}.parquet" for number in range(3)),
+        *(f"data/epoch-00001/batches-{number:05d}.parquet" for number in range(2)),
+        "README.md",
+    ]
+    for number, (epoch, index) in enumerate(places()):
+        place = number - sum(BATCHES[:epoch])
+        file = pq.ParquetFile(made.path(f"data/epoch-{epoch:05d}/batches-{place // 2:05d}.parquet"))
+        found = file.read_row_group(place % 2, columns=["query", "document"])
+        assert found.to_pylist() == reader.read(epoch, index).select(["query", "document"]).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +210,7 @@ def test_folders_of_one_s_machine_are_not_published(tmp_path: Path) -> None:
     assert re.search(r"\n    settings:\n.*\n? +note: '```'\n", block, re.DOTALL)
 
 
-@pytest.mark.parametrize("form", ["sentence_transformers", "tevatron", "flag_embedding"])
+@pytest.mark.parametrize("form", ["tevatron", "flag_embedding"])
 def test_the_card_names_what_the_format_leaves_out(tmp_path: Path, form: str) -> None:
     _, text = head_and_text(export(tmp_path / "p", stored(tmp_path / "b"), format=form))
     assert "has no place for masks: 16 negatives" in text
@@ -242,19 +219,19 @@ def test_the_card_names_what_the_format_leaves_out(tmp_path: Path, form: str) ->
     _, text = head_and_text(export(tmp_path / "p2", unmasked, format=form))
     assert "no place for masks" not in text
     assert ("32 examples have no hard negative" in text) == (form == "flag_embedding")
-    assert form == "sentence_transformers" or "--train_group_size 1" in text
+    assert "--train_group_size 1" in text
 
 
 def test_bytes_are_a_function_of_the_batches(tmp_path: Path) -> None:
     reader = stored(tmp_path / "b")
-    for form in ("hugging_face", "sentence_transformers", "tevatron", "flag_embedding"):
+    for form in ("hugging_face", "tevatron", "flag_embedding"):
         one, two = (export(tmp_path / form / name, reader, format=form) for name in "ab")
         assert one.fingerprint == two.fingerprint
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     chunks = stored(tmp_path / "chunks", "chunks")
-    for form in ("sentence_transformers", "tevatron", "flag_embedding"):
+    for form in ("tevatron", "flag_embedding"):
         with pytest.raises(UserError, match=rf"layout 'chunks', which format {form} can't: .* hugging_face holds any"):
             export(tmp_path / "no", chunks, format=form)
     reader = stored(tmp_path / "b")
@@ -264,36 +241,3 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"made_from\.packing: .*/s is not among what .*/b was made from"):
         export(tmp_path / "no", reader, made_from={"packing": stranger})
     assert not [path for path in (tmp_path / "no").rglob("*") if path.suffix != ".json" and path.is_file()]
-
-
-def training_program(page: Path) -> str:
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    [program] = [block for block in blocks if "SentenceTransformerTrainer(" in block]
-    return str(program)
-
-
-def test_sentence_transformers_trains_on_the_stored_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program of the card, run: every step sees exactly the stored batch."""
-    reader = stored(tmp_path / "b")
-    made = export(tmp_path / "p", reader, format="sentence_transformers")
-    program = training_program(made.path("README.md"))
-    model = save_sentence_transformer(save_tiny_model("bert", tmp_path / "bert"), tmp_path / "model")
-    program = program.replace("org/name", str(model)).replace("path/of/this/folder", made.uri)
-    seen: list[list[tuple[str, ...]]] = []
-    forward = CachedMultipleNegativesRankingLoss.forward
-
-    def recorded(self: Any, sentence_features: Any, labels: Any) -> Any:
-        features = list(sentence_features)
-        texts = [
-            self.model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features
-        ]
-        seen.append(list(zip(*texts, strict=True)))
-        return forward(self, features, labels)
-
-    monkeypatch.setattr(CachedMultipleNegativesRankingLoss, "forward", recorded)
-    monkeypatch.chdir(tmp_path)
-    module = types.ModuleType("program")
-    monkeypatch.setitem(sys.modules, "program", module)  # the trainer stores its arguments by name
-    exec(program, module.__dict__)
-    expected = [reader.read(*place).to_pylist() for place in places()]
-    assert seen == [[(row["query"], row["document"], row["hard_negatives"][0]) for row in rows] for rows in expected]
