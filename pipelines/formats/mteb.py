@@ -7,21 +7,17 @@ doesn't, follows from the names of folders and files.
 
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from pydantic import Field
 
 from pipelines.formats.columns import Columns, ColumnsFormat, DocumentTable, JudgmentTables, QueryTable
 from pipelines.formats.tables import FileTables, is_table
-from pipelines.formats.training_examples import has_values, judgments_of, require_judgments, splits_of
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import UserError
 from retrieval.collections.checked_source import CheckedSource
-from retrieval.collections.collection import DOCUMENTS, QUERIES, ParquetRows, StoredCollection, TextPart
 from retrieval.collections.records import FolderSource
 from retrieval.collections.text_lines import plain_name
 
@@ -30,9 +26,7 @@ TITLE = "title"
 DOMAIN = "domain"  # ours: MTEB has no such columns, and doesn't mind them
 ANSWERS = "answers"
 WHERE_THERE = (TITLE, DOMAIN, ANSWERS)  # columns that are read where they are there
-_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")  # what the datasets library takes
 _JUDGMENTS = pa.schema({"query-id": pa.string(), "corpus-id": pa.string(), "score": pa.int32()})
-_JUDGMENTS_AT_ONCE = 100_000
 
 # configuration to split to the names of its table
 Layout = Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -204,90 +198,3 @@ def _table_for(
 def _first_of(names: list[str], columns: list[str]) -> str:
     """The name that is there; the first where none is, so that reading says which is missing."""
     return next((name for name in names if name in columns), names[0])
-
-
-def write(collection: StoredCollection, folder: Path) -> list[str]:
-    """Writes documents, queries and the judgments of all splits; columns for domains and answers where there are some.
-
-    Parquet, and a README whose YAML says which files are the configurations: the folder loads with
-    ``datasets.load_dataset(folder, "corpus")`` and in MTEB, and can be pushed to the hub as it is. Returns the names of
-    the files. Raises ``UserError`` for a split whose name the ``datasets`` library refuses.
-    """
-    require_judgments(collection, "MTEB's layout")
-    domain = [DOMAIN] if has_values(collection, "documents", DOMAIN) else []
-    corpus = _write_texts(collection, "documents", "corpus", ["title", "text", *domain], folder)
-    optional = [column for column in (DOMAIN, ANSWERS) if has_values(collection, "queries", column)]
-    queries = _write_texts(collection, "queries", "queries", ["text", *optional], folder)
-    judgments = _write_judgments(collection, folder)
-    (folder / README).write_text(_card(collection, judgments), encoding="utf-8", newline="\n")
-    return [README, *corpus, *queries, *judgments.values()]
-
-
-def _write_texts(
-    collection: StoredCollection, part: TextPart, configuration: str, columns: list[str], folder: Path
-) -> list[str]:
-    """One file for each one of the collection, ids under ``_id``."""
-    types = {"documents": DOCUMENTS, "queries": QUERIES}[part]
-    schema = pa.schema([("_id", pa.string()), *((column, types.field(column).type) for column in columns)])
-    stored = collection.names(f"{part}/")
-    names = [f"{configuration}/{configuration}-{n:05d}-of-{len(stored):05d}.parquet" for n in range(len(stored))]
-    (folder / configuration).mkdir()
-    for source, name in zip(stored, names, strict=True):
-        with _open(folder / name, schema) as file:
-            for table in ParquetRows(collection, [source]).tables(["id", *columns]):
-                file.write_table(table.rename_columns(schema.names).cast(schema))
-    return names
-
-
-def _write_judgments(collection: StoredCollection, folder: Path) -> dict[str, str]:
-    """One file for each split: its name."""
-    (folder / "qrels").mkdir()
-    names: dict[str, str] = {}
-    for split in splits_of(collection):
-        _require_split(split, collection)
-        names[split] = f"qrels/{split}-00000-of-00001.parquet"
-        judgments = pa.concat_tables(
-            [
-                _JUDGMENTS.empty_table(),
-                *(table.rename_columns(_JUDGMENTS.names).cast(_JUDGMENTS) for table in judgments_of(collection, split)),
-            ]
-        )
-        with _open(folder / names[split], _JUDGMENTS) as file:
-            file.write_table(judgments.combine_chunks(), row_group_size=_JUDGMENTS_AT_ONCE)
-    return names
-
-
-def _require_split(split: str, collection: StoredCollection) -> None:
-    if not _SPLIT_NAME.fullmatch(split) or len(split.encode()) > 200:
-        raise UserError(
-            f"{collection.uri}: the datasets library takes no split called {split!r:.80}, only letters, digits and _,"
-            " with single dots between. Rename it in the source and collect again, or export to beir."
-        )
-
-
-def _open(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, schema, compression="zstd", write_page_index=True)
-
-
-def _card(collection: StoredCollection, judgments: Mapping[str, str]) -> str:
-    def configuration(name: str, files: Mapping[str, str]) -> dict[str, Any]:
-        return {
-            "config_name": name,
-            "data_files": [{"split": split, "path": path} for split, path in files.items()],
-        }
-
-    head = {
-        "task_categories": ["text-retrieval"],
-        "tags": ["mteb", "text"],
-        "configs": [
-            configuration("default", judgments),
-            configuration("corpus", {"corpus": "corpus/*.parquet"}),
-            configuration("queries", {"queries": "queries/*.parquet"}),
-        ],
-    }
-    parts = ", ".join(f"{len(collection.rows_of(part)):,} {part}" for part in ("documents", "queries", "judgments"))
-    return (
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# A retrieval collection\n\n{parts}. `default` holds the"
-        " judgments (score above 0: relevant), `corpus` the documents, `queries` the queries.\n\n"
-        f"Written by Raytriever from the collection with fingerprint `{collection.fingerprint}`.\n"
-    )

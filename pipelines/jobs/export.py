@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader, epoch_permutation
-from pipelines.formats import beir, flag_embedding, mteb, sentence_transformers, tevatron, trec
+from pipelines.formats import beir, flag_embedding, sentence_transformers, tevatron, trec
 from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
 from pipelines.formats.card import README, card, require_lineage
 from pipelines.formats.hugging_face import HuggingFace
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EXPORT = "export"
 
-_COLLECTIONS = {"beir": beir.write, "mteb": mteb.write, "trec": trec.write}
+_COLLECTIONS = {"beir": beir.write, "trec": trec.write}
 _EXAMPLES: dict[str, Callable[[TrainingExamples, Path], list[str]]] = {
     "flag_embedding": flag_embedding.write,
     "sentence_transformers": sentence_transformers.write,
@@ -57,7 +57,6 @@ class ExportConfig(StageConfig):
     """The collection to export, whole or the training examples of one split."""
     format: Literal[
         "beir",
-        "mteb",
         "trec",
         "flag_embedding",
         "sentence_transformers",

@@ -12,14 +12,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.batches import BatchReader, mask_of
-from pipelines.filtering.false_negatives import RULES
 from pipelines.filtering.hard_negatives import FILLED
-from pipelines.filtering.mask_audit import Audit, mask_table
+from pipelines.filtering.mask_audit import mask_table
 from pipelines.packing.hardness import batch_hardness
 from pipelines.pairs.pairs import read_pairs
-from pipelines.reports.data import excerpt, sample_of
+from pipelines.reports.data import sample_of
 from raytriever.artifacts.artifact import Artifact, origin
-from raytriever.reports.report import Block, Details, Section
+from raytriever.reports.report import Block, Section
 from raytriever.reports.table import Table, counted
 from retrieval.vectors import StoredVectors
 
@@ -91,9 +90,7 @@ def batches_section(
             blocks.append(_hardness_table(measured))
         blocks += epoch_tables(packing)
     if batches is not None:
-        blocks += _mixed(batches)
         blocks += _mask_blocks(batches.artifact) if batches.layout == "pairs" else []
-        blocks += _source_tables(batches) if batches.layout == "chunks" else []
     return Section("Batches", "Which examples are trained on together.", blocks)
 
 
@@ -214,41 +211,12 @@ def epoch_tables(packing: Artifact) -> list[Table]:
     return [Table(["epoch", *(name for _, name in columns)], rows, caption)]
 
 
-def _mixed(batches: BatchReader) -> list[Table]:
-    """Of mixed batches how many each source gave; else nothing."""
-    manifest = batches.artifact.manifest
-    names = [key.removeprefix("sources.") for key in manifest["inputs"] if key.startswith("sources.")]
-    counts, total = manifest["counts"], manifest["counts"]["batches"]
-    given = {name: int(counts.get(f"batches of {name}", 0)) for name in names}
-    rows = [[name, f"{count:,}", f"{count / total:.1%}"] for name, count in given.items()]
-    return [Table(["source", "batches", "share"], rows)] if rows else []
-
-
-def _source_tables(batches: BatchReader) -> list[Table]:
-    """Of batches of chunks, all epochs: of how many source documents they are. `raytriever mix` doesn't count them."""
-    counts = batches.artifact.manifest["counts"]
-    found = {number: counts.get(f"batches of {number} sources", 0) for number in range(1, batches.batch_size + 1)}
-    rows = [[f"{n}", f"{count:,}", f"{count / counts['batches']:.1%}"] for n, count in found.items() if count]
-    return [Table(["sources of a batch", "batches", "share"], rows)] if rows else []
-
-
 def _mask_blocks(batches: Artifact) -> list[Block]:
-    """What each rule masks, with examples, as `raytriever filter` wrote it; of mixed batches what any rule masks."""
+    """What each rule masks, as `raytriever filter` wrote it; of mixed batches what any rule masks."""
     if _AUDIT in batches.names(""):
-        audit: Audit = batches.read_json(_AUDIT)
-        rows = [_masked_row(rule, found) for rule in RULES for found in audit["rules"][rule]["examples"]]
-        header = ["masked by", "query", "its positive", "masked document", "batch", "positive", "masked"]
-        caption = "Batch: epoch and number. Positive, masked: the surrogate's scores."
-        examples = Details("Examples: masked documents", Table(header, rows, caption, text_columns=4))
-        return [mask_table(audit), *([examples] if rows else [])]
+        return [mask_table(batches.read_json(_AUDIT))]
     counts = batches.manifest["counts"]
     masked = int(counts["masked by any rule"])
     return [
         Table(["masked by", "masked", "share"], [["any rule", f"{masked:,}", f"{masked / counts['negatives']:.2%}"]])
     ]
-
-
-def _masked_row(rule: str, example: Mapping[str, Any]) -> list[str]:
-    texts = [excerpt(example[name]) for name in ("query", "positive", "document")]
-    scores = ["" if score is None else f"{score:.3f}" for score in (example["positive_score"], example["score"])]
-    return [rule, *texts, f"{example['epoch']}: {example['batch']:,}", *scores]
