@@ -148,5 +148,5 @@ def _require_field(id_: str, collection: StoredCollection) -> None:
     if id_.startswith('"') or set(id_) & set("\t\r\n"):
         raise UserError(
             f"{collection.uri}: the id {id_!r:.80} can't stand in a tab-separated judgment file (no tab, no line end,"
-            " no quote in front). Rename it in the source and collect again, or export to mteb, which holds any id."
+            " no quote in front). Rename it in the source and collect again."
         )

@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-import pyarrow as pa
 import yaml
 from pydantic import Field
 
@@ -26,7 +25,6 @@ TITLE = "title"
 DOMAIN = "domain"  # ours: MTEB has no such columns, and doesn't mind them
 ANSWERS = "answers"
 WHERE_THERE = (TITLE, DOMAIN, ANSWERS)  # columns that are read where they are there
-_JUDGMENTS = pa.schema({"query-id": pa.string(), "corpus-id": pa.string(), "score": pa.int32()})
 
 # configuration to split to the names of its table
 Layout = Mapping[str, Mapping[str, tuple[str, ...]]]

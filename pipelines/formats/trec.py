@@ -333,7 +333,7 @@ def _table_lines(values: Iterable[tuple[str, ...]], collection: StoredCollection
             if "\t" in text or "\n" in text or "\r" in text:
                 raise UserError(
                     f"{collection.uri}: {id_!r} has a tab or a line end in {text!r:.80}, which separate the columns"
-                    " and lines of TREC's tables. Export to beir or mteb, which hold any text."
+                    " and lines of TREC's tables. Export to beir, which holds any text."
                 )
         yield "\t".join([id_, *texts])
 
@@ -348,5 +348,5 @@ def _require_id(id_: str, collection: StoredCollection) -> None:
     if id_.split() != [id_] or id_.startswith("\ufeff"):
         raise UserError(
             f"{collection.uri}: the id {id_!r:.80} can't stand in TREC's files, whose columns are separated by"
-            " whitespace. Rename it in the source and collect again, or export to mteb, which holds any id."
+            " whitespace. Rename it in the source and collect again."
         )

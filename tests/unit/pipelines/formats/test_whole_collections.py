@@ -1,23 +1,21 @@
-"""BEIR, MTEB and TREC: what is written reads back as the same collection, or is refused; bytes never differ."""
+"""BEIR and TREC: what is written reads back as the same collection, or is refused; bytes never differ."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats import beir, mteb, trec
+from pipelines.formats import beir, trec
 from pipelines.formats.beir import BeirFolder
-from pipelines.formats.mteb import MtebFolder
 from pipelines.formats.trec import TrecFiles
 from raytriever.errors import UserError
 from tests.unit.pipelines.formats.made_collections import stored
 from tests.unit.retrieval.collections.contents import Contents, contents
 
-WRITERS = {"beir": beir.write, "mteb": mteb.write, "trec": trec.write}
+WRITERS = {"beir": beir.write, "trec": trec.write}
 
 COLLECTION = Contents(
     [
@@ -34,7 +32,7 @@ def read_back(name: str, folder: Path, names: list[str]) -> Contents:
     """What our reader of the format makes of the files."""
     assert sorted(names) == sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     if name != "trec":
-        return contents((BeirFolder if name == "beir" else MtebFolder)(path=str(folder)).open())
+        return contents(BeirFolder(path=str(folder)).open())
     columns = (folder / "documents.tsv").read_bytes().partition(b"\n")[0].count(b"\t")
     qrels = {file.split(".", 1)[1].removesuffix(".txt"): (file,) for file in names if file.startswith("qrels.")}
     settings = {
@@ -47,11 +45,10 @@ def read_back(name: str, folder: Path, names: list[str]) -> Contents:
     return contents(TrecFiles.model_validate(settings).open())
 
 
-@pytest.mark.parametrize("name", ["beir", "mteb"])
-def test_everything_survives(tmp_path: Path, name: str) -> None:
+def test_everything_survives(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    names = WRITERS[name](stored(tmp_path, COLLECTION), tmp_path / "out")
-    assert read_back(name, tmp_path / "out", names) == COLLECTION
+    names = beir.write(stored(tmp_path, COLLECTION), tmp_path / "out")
+    assert read_back("beir", tmp_path / "out", names) == COLLECTION
 
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -84,7 +81,7 @@ def in_qrels(id_: str) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "ids", "texts"),
-    [("beir", any_id.filter(in_qrels), any_text), ("mteb", any_id, any_text), ("trec", word, line)],
+    [("beir", any_id.filter(in_qrels), any_text), ("trec", word, line)],
 )
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
@@ -147,19 +144,21 @@ def test_trec_files_to_the_byte(tmp_path: Path) -> None:
     ("name", "change", "message"),
     [
         ("beir", {"judgments": []}, "has no judgments, and a BEIR folder is not complete without them"),
-        ("mteb", {"judgments": []}, "has no judgments, and MTEB's layout is not complete without them"),
         ("beir", {"judgments": [("q1", "d1", 1, "a/b")]}, "the split 'a/b' can't be the name of a file"),
         ("beir", {"judgments": [("q1", "d1", 1, "..")]}, r"the split '\.\.' can't be the name of a file"),
-        ("mteb", {"judgments": [("q1", "d1", 1, "dl-2019")]}, "takes no split called 'dl-2019', only letters, digits"),
         ("beir", {"judgments": [('"q1', "d1", 1, "t")]}, "the id '\"q1' can't stand in a tab-separated judgment file"),
         (
             "beir",
             {"judgments": [("q1", "d\n1", 1, "t")]},
-            r"the id 'd\\n1' can't stand in a tab-separated .*mteb, which",
+            r"the id 'd\\n1' can't stand in a tab-separated .* collect again\.",
         ),
         ("trec", {"documents": [("d 1", "", "x", "")]}, "the id 'd 1' can't stand in TREC's files, .*whitespace"),
         ("trec", {"documents": [("\ufeffd", "", "x", "")]}, "can't stand in TREC's files"),
-        ("trec", {"documents": [("d1", "a\tb", "x", "")]}, r"'d1' has a tab or a line end in 'a\\tb', .*beir or mteb"),
+        (
+            "trec",
+            {"documents": [("d1", "a\tb", "x", "")]},
+            r"'d1' has a tab or a line end in 'a\\tb', .*to beir",
+        ),
         ("trec", {"queries": [("q1", "two\nlines", "", [])]}, r"'q1' has a tab or a line end in 'two\\nlines'"),
     ],
 )
@@ -167,39 +166,3 @@ def test_what_a_format_can_not_hold_is_refused(tmp_path: Path, name: str, change
     simple = Contents([("d1", "", "x", "")], [("q1", "y", "", [])], [("q1", "d1", 1, "test")])
     with pytest.raises(UserError, match=message):
         WRITERS[name](stored(tmp_path, simple._replace(**change)), tmp_path)
-
-
-def test_each_file_of_documents_becomes_one_and_judgments_are_gathered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mteb, "_JUDGMENTS_AT_ONCE", 5)
-    documents = [(f"d{number}", "", "x", "") for number in range(7)]
-    judged = [("q1", f"d{number}", number, "test" if number % 2 else "dev") for number in range(7)]
-    collection = Contents(documents, [("q1", "y", "", [])], judged)
-    names = mteb.write(stored(tmp_path, collection, rows_per_file=3, rows_per_group=2), tmp_path)
-    assert names[1:4] == [f"corpus/corpus-{number:05d}-of-00003.parquet" for number in range(3)]
-    assert names[-2:] == ["qrels/dev-00000-of-00001.parquet", "qrels/test-00000-of-00001.parquet"]
-    found = contents(MtebFolder(path=str(tmp_path)).open())
-    assert found == (documents, collection.queries, sorted(judged, key=lambda row: row[3]))
-    assert pq.ParquetFile(tmp_path / names[-2]).num_row_groups == 1
-    assert pq.ParquetFile(tmp_path / names[1]).schema_arrow.names == ["_id", "title", "text"]
-
-
-def test_the_datasets_library_and_mteb_load_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    out = tmp_path / "out"
-    out.mkdir()
-    mteb.write(stored(tmp_path, COLLECTION), out)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    assert sorted(datasets.get_dataset_config_names(str(out))) == ["corpus", "default", "queries"]
-    corpus = datasets.load_dataset(str(out), "corpus", split="corpus", cache_dir=str(tmp_path / "cache"))
-    assert corpus["text"][:] == [row[2] for row in COLLECTION.documents]
-    judged = datasets.load_dataset(str(out), split="test", cache_dir=str(tmp_path / "cache"))
-    assert judged[0] == {"query-id": "q1", "corpus-id": "d1", "score": 2}
-
-    loaders = pytest.importorskip("mteb.abstasks.retrieval_dataset_loaders", reason="MTEB is not installed")
-    loaded = loaders.RetrievalDatasetLoader(str(out), revision="main", split="test").load()
-    assert loaded["relevant_docs"] == {"q1": {"d1": 2, "d3": -1}}
-    assert loaded["queries"]["id"][:] == ["q1"]
-    assert loaded["corpus"]["id"][:] == ["d1", "d/2", "d3"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.formats import beir, mteb
+from pipelines.formats import beir
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.mteb import MtebFolder
@@ -32,9 +32,6 @@ def test_what_is_exported_reads_back_equal(data: Path, tmp_path: Path, name: str
     (tmp_path / "beir").mkdir()
     beir.write(collection, tmp_path / "beir")
     assert contents(BeirFolder(path=str(tmp_path / "beir")).open()) == before
-    (tmp_path / "mteb").mkdir()
-    mteb.write(collection, tmp_path / "mteb")
-    assert contents(MtebFolder(path=str(tmp_path / "mteb")).open()) == before
 
 
 def test_a_beir_folder_reads_by_its_columns_and_as_mteb(data: Path) -> None:

@@ -59,16 +59,6 @@ def mined(folder: Path, collection: StoredCollection, **settings: Any) -> str:
         ({"format": "flag_embedding", "split": "train"}, ["train.jsonl"]),
         ({"format": "sentence_transformers", "split": "train", "negatives": 1}, ["train-00000-of-00001.parquet"]),
         ({"format": "tevatron", "split": "train"}, ["train.jsonl", "corpus.jsonl"]),
-        (
-            {"format": "mteb"},
-            [
-                "README.md",
-                "corpus/corpus-00000-of-00001.parquet",
-                "queries/queries-00000-of-00001.parquet",
-                "qrels/test-00000-of-00001.parquet",
-                "qrels/train-00000-of-00001.parquet",
-            ],
-        ),
     ],
 )
 def test_every_format_is_an_artifact_of_its_files(
@@ -115,7 +105,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, collection
         export(tmp_path, collection, format="tevatron")
     with pytest.raises(UserError, match=r"no judgments of split 'dev'\. Splits there: test, train"):
         export(tmp_path, collection, format="tevatron", split="dev")
-    with pytest.raises(UserError, match=r"'format': Input should be 'beir', 'mteb'"):
+    with pytest.raises(UserError, match=r"'format': Input should be 'beir', 'trec'"):
         export(tmp_path, collection, format="bier")
     candidates = mined(tmp_path, collection)
     with pytest.raises(UserError, match=r"was mined for split 'train', not for 'test'\. Set split to that one"):

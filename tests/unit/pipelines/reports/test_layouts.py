@@ -1,6 +1,5 @@
 """What the report says of chunks, of batches of chunks, of candidate lists and of mixed batches."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 from pipelines.batches import BatchReader
 from pipelines.chunking.settings import ChunkingSettings
 from pipelines.jobs.chunk import Chunk, ChunkConfig
-from pipelines.jobs.mix import Mix, MixConfig
 from pipelines.jobs.row_batches import Group, GroupConfig, Lists, ListsConfig
 from pipelines.reports.batches import batches_section
-from pipelines.reports.data import chunks_section, excerpt
-from raytriever.reports.report import Details, Section
+from pipelines.reports.data import chunks_section
+from raytriever.reports.report import Section
 from raytriever.reports.table import Table
 from retrieval.collections.collection import StoredCollection
 from tests.unit.pipelines.jobs.batch_inputs import make_candidates
@@ -61,32 +59,10 @@ def test_chunks_section(chunks: str) -> None:
     assert sum(int(row[0]) for row in table_of(section, "words of a chunk").values()) == 10 * SENTENCES
     assert rows["sources cut as sentences"] == ["10"]
     assert rows["words"] == [str(10 * SENTENCES * 6)]
-    (examples,) = [block.content for block in section.blocks if isinstance(block, Details)]
-    assert isinstance(examples, Table)
-    assert [int(str(row[2])) for row in examples.rows] == [(58 + n) % SENTENCES for n in range(5)]
-    assert len({str(row[1]) for row in examples.rows}) == 5
 
 
 def test_a_collection_of_whole_documents_has_no_chunks_section(tmp_path: Path) -> None:
     assert chunks_section(StoredCollection(collection_of(tmp_path, ["a"], [("", "b")], [(0, 0)]))) is None
-
-
-def test_sources_of_batches_are_counted(tmp_path: Path, chunks: str) -> None:
-    uri = grouped(tmp_path / "grouped", chunks)
-    reader = BatchReader(uri)
-    batches = [reader.read(0, number) for number in range(reader.number_of_batches(0))]
-    counts = Counter(len(set(batch["source_id"].to_pylist())) for batch in batches)
-    rows = table_of(section_of(uri), "sources of a batch")
-    assert {int(number): int(row[0]) for number, row in rows.items()} == counts
-
-
-def test_mixed_batches_tell_their_sources(tmp_path: Path, chunks: str) -> None:
-    sources = {"a": grouped(tmp_path / "a", chunks), "b": grouped(tmp_path / "b", chunks, order="random")}
-    mixed = make(Mix(MixConfig(sources=sources, ratios={"a": 2, "b": 1}, output=str(tmp_path / "mixed"))))
-    section = section_of(mixed)
-    rows = table_of(section, "source")
-    total = BatchReader(mixed).number_of_batches(0)
-    assert int(rows["a"][0]) + int(rows["b"][0]) == total
 
 
 def test_batches_of_candidate_lists_are_counted(tmp_path: Path) -> None:
@@ -96,23 +72,3 @@ def test_batches_of_candidate_lists_are_counted(tmp_path: Path) -> None:
     config = ListsConfig(candidates=candidates, collection=stored, batch_size=2, order="random",
                          output=str(tmp_path / "batches"))  # fmt: skip
     assert table_of(section_of(make(Lists(config))), "quantity")["candidates of a stored batch"] == ["2"]
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a \n\t b", "a b"),
-        ("", ""),
-        ("x" * 10, "x" * 10),
-        ("x" * 11, "x" * 9 + "…"),
-        ("x" + " " * 100 + "y", "x…"),
-        ("y" * 9 + " z", "y" * 9 + "…"),
-    ],
-)
-def test_excerpts_say_that_they_are_cut(text: str, shown: str) -> None:
-    assert excerpt(text, 10) == shown
-
-
-def test_long_names_may_be_broken_where_they_stand_in_a_table() -> None:
-    assert excerpt("short " + "n" * 50) == f"short {'n' * 24}\u200b{'n' * 24}\u200bnn"
-    assert excerpt("n" * 24) == "n" * 24
