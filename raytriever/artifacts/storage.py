@@ -95,8 +95,13 @@ class Folder:
 
     def exists(self, name: str) -> bool:
         """Whether the file is there."""
-        with self._named():
-            return bool(self._filesystem.get_file_info(self._key(name)).type == fs.FileType.File)
+        try:
+            with self._named():
+                return bool(self._filesystem.get_file_info(self._key(name)).type == fs.FileType.File)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return False  # nor could it be
+            raise
 
     def files(self) -> dict[str, int]:
         """Name to bytes of every finished file below the folder, by name; empty where there is no such folder."""

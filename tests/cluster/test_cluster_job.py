@@ -91,6 +91,7 @@ def stage(inputs: dict[str, str], folder: Path) -> Cluster:
     return Cluster(ClusterConfig.model_validate({**inputs, **settings, "output": str(folder)}))
 
 
+@pytest.mark.slow  # actors that start again take a while
 def test_workers_that_die_change_no_byte(session, inputs, tmp_path, monkeypatch):
     import ray
 

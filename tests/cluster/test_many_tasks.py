@@ -21,6 +21,8 @@ from tests.unit.pipelines.jobs.paired_vectors import store, topics
 from tests.unit.pipelines.jobs.test_group import SOURCES, chunks_of, collection_of
 from tests.unit.small_run import make
 
+pytestmark = pytest.mark.slow  # of each one, two and four workers, and a killed one: a minute and a half
+
 PAIRS = 600
 
 

@@ -91,6 +91,7 @@ def test_bytes_do_not_depend_on_workers(
     assert hashes(tmp_path / "pairs") == expected
 
 
+@pytest.mark.slow  # a worker in each of seven steps; of shards as such: test_stages.py
 def test_of_each_step_a_worker_that_dies_loses_its_shard_alone(
     session: RaySession, collection: str, expected: dict[str, str], tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_on_a_full_disk_what_is_finished_stays(collection: str, expected: dict[s
     assert hashes(folder) == expected
 
 
+@pytest.mark.slow
 def test_the_same_on_an_object_store(collection: str, expected: dict[str, str], object_store: str) -> None:
     artifact = Artifact(
         make(Pairs(config(collection, Path("pairs")).model_copy(update={"output": f"{object_store}/p"})))

@@ -239,7 +239,7 @@ class Probe(Stage[ProbeConfig]):
         writer.path(PAGE).write_text(render("Which batches", subtitle, sections), encoding="utf-8")
         for name in (PER_QUERY, RECOMMENDED, PAGE):
             writer.add(name)
-        return writer.commit(sum(of_way.get("pairs", 0) for of_way in ways.values()))
+        return writer.commit(int(sum(of_way.get("pairs", 0) for of_way in ways.values())))
 
     def _fragment(self, chosen: str) -> str:
         """A recipe that differs from ``recipe`` in what the chosen batches were made with."""

@@ -48,6 +48,10 @@ def test_what_is_written_is_read(place: str) -> None:
     assert not folder.exists("a")  # a folder is no file
 
 
+def test_no_file_has_a_name_that_is_too_long_for_one(tmp_path: Path) -> None:
+    assert not Folder(str(tmp_path)).exists("a" * 5_000)
+
+
 def test_a_file_larger_than_an_upload_part_arrives_whole(place: str) -> None:
     data = os.urandom(1 << 20) * 12
     put(Folder(place), "large", data)
