@@ -196,7 +196,7 @@ class Probe(Stage[ProbeConfig]):
             epochs = [read_epoch(reader, epoch, collection, judged) for epoch in stored]
             started, how = time.perf_counter(), (config.epochs, described["seed"], config.temperature)
             trained = train(encoder, epochs, (queries, documents), *how, config.learning_rate)
-            facts = asdict(trained) | {"seconds": time.perf_counter() - started}
+            facts |= asdict(trained) | {"seconds": time.perf_counter() - started}
         found = search(encoder, collection, (queries, documents), sorted(judged))
         measured = evaluate(judged, found, [config.measure])
         name = f"{shard.name}.parquet"
