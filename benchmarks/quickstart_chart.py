@@ -6,11 +6,10 @@ Means and their 95 % intervals over queries (1.96 standard errors), from the sto
 import argparse
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pyarrow.parquet as pq
-from matplotlib.figure import Figure
 
+from benchmarks.chart import chart
 from raytriever.reports.plots import BLUE, GREY, INK
 
 MEASURE = "nDCG@10"
@@ -23,17 +22,12 @@ def draw(run: Path, target: Path) -> None:
     values = [np.asarray(table[f"{system}/{MEASURE}"], dtype=np.float64) for system in SYSTEMS]
     means = [float(np.nanmean(each)) for each in values]
     errors = [1.96 * float(np.nanstd(each)) / len(each) ** 0.5 for each in values]
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "quickstart", "font.size": 11}):
-        figure = Figure(figsize=(7.2, 2.1), layout="constrained")
-        axes = figure.subplots()
+    with chart(target, 2.1, "quickstart") as axes:
         axes.barh(SYSTEMS, means, xerr=errors, color=[GREY, GREY, BLUE], ecolor=INK, height=0.62)
         for place, (mean, error) in enumerate(zip(means, errors, strict=True)):
             axes.text(mean + error + 0.008, place, f"{mean:.4f}", va="center", color=INK)
-        axes.invert_yaxis()
         axes.set_xlim(0, max(means) * 1.18)
         axes.set_xlabel(f"{MEASURE} on {len(table):,} held-out questions about code")
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(target, format="svg", metadata={"Date": None})
 
 
 def main() -> None:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
+from benchmarks.chart import chart
 from raytriever.reports.plots import BLUE, GREY, INK
 
 
@@ -22,9 +21,7 @@ def draw(ways: Mapping[str, Any], measure: str, target: Path) -> None:
     trained = {name: way for name, way in ways.items() if "deviation" in way}
     first = next(iter(trained.values()))["mean"]
     spread = 2 * float(np.sqrt(np.mean([way["deviation"] ** 2 for way in trained.values()])))
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "batches", "font.size": 11}):
-        figure = Figure(figsize=(7.2, 0.4 + 0.3 * len(trained)), layout="constrained")
-        axes = figure.subplots()
+    with chart(target, 0.4 + 0.3 * len(trained), "batches") as axes:
         axes.axvspan(-spread, spread, color=GREY, alpha=0.35, lw=0)
         for place, way in enumerate(trained.values()):
             gains = [value - first for value in way["of_seeds"]]
@@ -33,10 +30,7 @@ def draw(ways: Mapping[str, Any], measure: str, target: Path) -> None:
             beside = axes.get_yaxis_transform()
             axes.text(1.01, place, f"{way['mean']:.4f}", va="center", color=INK, transform=beside)
         axes.set_yticks(range(len(trained)), list(trained))
-        axes.invert_yaxis()
         axes.set_xlabel(f"{measure} over '{next(iter(trained))}'; grey: two standard deviations of seeds")
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(target, format="svg", metadata={"Date": None})
 
 
 def main() -> None:
