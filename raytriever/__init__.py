@@ -25,11 +25,11 @@ _PUBLIC = {
     "BatchReader": "pipelines.batches",
     "CachedMaskedContrastiveLoss": "trainers.sentence_transformers",
     "MaskedContrastiveLoss": "trainers.sentence_transformers",
-    "training_columns": "trainers.sentence_transformers",
     "RaytrieverEncoder": "retrieval.mteb_encoder",
     "StoredBatchSampler": "trainers.sentence_transformers",
     "StoredCollection": "retrieval.collections.collection",
     "StoredVectors": "retrieval.vectors",
+    "training_columns": "trainers.sentence_transformers",
 }
 
 
