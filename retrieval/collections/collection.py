@@ -191,9 +191,11 @@ class StoredCollection(Artifact):
 
     def judgments(self, split: str) -> pa.Table:
         """The judgments of one split. Raises ``UserError`` naming the splits there are."""
-        self.require_split(split)
         table = self.rows_of("judgments").read(["query_id", "document_id", "relevance", "split"])
-        return table.filter(pc.equal(table["split"], split))
+        chosen = table.filter(pc.equal(table["split"], split))
+        if not len(chosen):
+            self.require_split(split)
+        return chosen
 
     def require_split(self, split: str) -> None:
         """Raises ``UserError`` naming the splits there are where this one is not judged; reads as far as needed."""
