@@ -41,6 +41,20 @@ _LINES_AT_ONCE = 1 << 20
 _NO_NAME = "^$|[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace()) + "]"
 
 
+def ranking_by_ids(
+    collection: StoredCollection, query_ids: Sequence[str], ranking: Ranking
+) -> dict[str, dict[str, float]]:
+    """Of each query, one for each line of ``ranking``, its documents' ids with their scores, the best first."""
+    used = np.unique(ranking.rows[ranking.rows >= 0])
+    ids: list[str] = collection.rows_of("documents").take(used, ["id"])["id"].to_pylist()
+    names = dict(zip(used.tolist(), ids, strict=True))
+    lines = zip(query_ids, ranking.rows.tolist(), ranking.scores.tolist(), strict=True)
+    return {
+        query: {names[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
+        for query, rows, scores in lines
+    }
+
+
 def write_trec(
     file: IO[bytes], query_ids: Sequence[str], document_ids: pa.ChunkedArray, ranking: Ranking, tag: str
 ) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from raytriever.artifacts.artifact import (
@@ -14,7 +13,6 @@ from raytriever.artifacts.artifact import (
     ShardWriter,
     is_artifact,
     require_same_origin,
-    to_strict_json,
 )
 from raytriever.artifacts.storage import sha256_of
 from raytriever.errors import UserError
@@ -30,17 +28,15 @@ from retrieval.evaluation.measures import DEFAULT_MEASURES, at_levels
 from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import (
-    COMPARISONS,
     DOMAINS,
     EVALUATION,
-    METRICS,
-    PER_QUERY,
     StoredEvaluation,
     domain_means,
     domains_of,
     how_it_was_measured,
     metrics_of,
-    per_query_table,
+    write_evaluation,
+    write_json,
 )
 from retrieval.rankings import StoredRanking, ranking_fingerprint
 
@@ -159,13 +155,10 @@ class Evaluate(Stage[EvaluateConfig]):
         made = {name: made_with(path) for name, path in config.runs.items()}
         how = how_it_was_measured(judged_by.name, config.like, conventions, config.relevance_levels, made)
         metrics = how | metrics_of(systems, measures)
-        _write_json(writer, METRICS, metrics)
-        _write_json(writer, COMPARISONS, comparisons)
-        pq.write_table(per_query_table(systems, measures), writer.path(PER_QUERY), compression="zstd")
-        writer.add(PER_QUERY)
+        write_evaluation(writer, metrics, systems, comparisons)
         if config.by_domain and judged_by.collection is not None:
             domains = domains_of(judged_by.collection, next(iter(systems.values())).query_ids)
-            _write_json(writer, DOMAINS, domain_means(systems, measures, domains))
+            write_json(writer, DOMAINS, domain_means(systems, measures, domains))
         return writer.commit(len(systems), counts={"queries": metrics["queries"]})
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:  # noqa: ARG002
@@ -190,8 +183,3 @@ def _file_fingerprint(path: str) -> str:
     if not Path(path).is_file():
         raise UserError(f"qrels is {path!r}, which is not a qrels file. Is the path right?")
     return sha256_of(Path(path))
-
-
-def _write_json(writer: ShardWriter, name: str, value: Any) -> None:
-    writer.path(name).write_bytes(to_strict_json(value))
-    writer.add(name)

@@ -23,7 +23,6 @@ from raytriever.artifacts.artifact import (
     ShardWriter,
     origin,
     require_same_origin,
-    to_strict_json,
 )
 from raytriever.errors import UserError
 from raytriever.reports.plots import SettingPanel, setting_panels
@@ -41,14 +40,13 @@ from retrieval.evaluation.measures import PerQuery, evaluate
 from retrieval.evaluation.report import Evaluated, block_lines, evaluation_blocks, result_section
 from retrieval.evaluation.significance import comparable_pairs, compare_systems
 from retrieval.evaluation.stored import (
-    COMPARISONS,
     EVALUATION,
-    METRICS,
-    PER_QUERY,
     StoredEvaluation,
     how_it_was_measured,
     metrics_of,
     per_query_table,
+    write_evaluation,
+    write_json,
 )
 from trainers.probe.static_encoder import StaticEncoder, TokenLists
 from trainers.probe.trial import read_epoch, search, train
@@ -226,18 +224,15 @@ class Probe(Stage[ProbeConfig]):
         how = how_it_was_measured(f"split '{config.split}'", "trec", CONVENTIONS["trec"], {}, {})
         chosen, level = recommend(ways, config.packings or config.batches, comparisons, config.significance_level)
         metrics = how | metrics_of(systems, measures)
-        trials = {"ways": ways, "recommended": chosen, "level": level}
-        for name, content in ((METRICS, metrics), (COMPARISONS, comparisons), (TRIALS, trials)):
-            writer.path(name).write_bytes(to_strict_json(content))
-            writer.add(name)
-        pq.write_table(per_query_table(systems, measures), writer.path(PER_QUERY), compression="zstd")
+        write_evaluation(writer, metrics, systems, comparisons)
+        write_json(writer, TRIALS, {"ways": ways, "recommended": chosen, "level": level})
         writer.path(RECOMMENDED).write_text(self._fragment(chosen), encoding="utf-8")
         evaluated = Evaluated(metrics, comparisons, config.significance_level)
         first = next(iter(config.batches))
         sections = [ways_section(ways, config.measure), result_section(evaluated, first)]
         subtitle = f"Raytriever · {counted(len(config.batches), 'way')} with {counted(config.seeds, 'seed')} each"
         writer.path(PAGE).write_text(render("Which batches", subtitle, sections), encoding="utf-8")
-        for name in (PER_QUERY, RECOMMENDED, PAGE):
+        for name in (RECOMMENDED, PAGE):
             writer.add(name)
         return writer.commit(int(sum(of_way.get("pairs", 0) for of_way in ways.values())))
 

@@ -12,6 +12,7 @@ from pipelines.batches import BatchReader, epoch_permutation
 from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection
 from retrieval.indexes.exact_search import exact_top_k
+from retrieval.rankings import ranking_by_ids
 from trainers.probe.static_encoder import StaticEncoder, TokenLists
 
 _WARMUP_STEPS, _FLOOR = 50, 0.02  # of the learning rate, which then falls along a line to this share
@@ -113,10 +114,4 @@ def search(
     rows = collection.require("queries", queries)
     documents = encoder.encode(tokens[1])
     found = exact_top_k(encoder.encode(tokens[0].take(rows)), documents, min(_DEPTH, len(documents)))
-    ids = collection.rows_of("documents").read(["id"])["id"].combine_chunks()
-    names = ids.take(pa.array(found.rows.ravel())).to_pylist()
-    width = found.rows.shape[1]
-    return {
-        query: dict(zip(names[place * width : (place + 1) * width], scores, strict=True))
-        for place, (query, scores) in enumerate(zip(queries, found.scores.tolist(), strict=True))
-    }
+    return ranking_by_ids(collection, queries, found)

@@ -26,7 +26,7 @@ from retrieval.evaluation.judging import collection_judgments, per_query_accurac
 from retrieval.evaluation.measures import evaluate, parse_measure
 from retrieval.indexes.exact_search import exact_top_k
 from retrieval.indexes.top_k import Ranking, best_of_documents, merge_rankings, query_blocks
-from retrieval.rankings import RankingFile, StoredRanking, open_ranking
+from retrieval.rankings import RankingFile, StoredRanking, open_ranking, ranking_by_ids
 from retrieval.rerank import rerank, rerank_lists
 from retrieval.vectors import StoredVectors
 from trainers.engine import collectives
@@ -295,15 +295,7 @@ class RetrievalValidation:
         return dict(zip(measures, collectives.sum_across_ranks(values).tolist(), strict=True))
 
     def _means(self, ranking: Ranking) -> dict[str, float]:
-        used = np.unique(ranking.rows[ranking.rows >= 0])
-        ids: list[str] = self._collection.rows_of("documents").take(used, ["id"])["id"].to_pylist()
-        names = dict(zip(used.tolist(), ids, strict=True))
-        run = {
-            query: {names[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
-            for query, rows, scores in zip(
-                self._selected.query_ids, ranking.rows.tolist(), ranking.scores.tolist(), strict=True
-            )
-        }
+        run = ranking_by_ids(self._collection, self._selected.query_ids, ranking)
         parsed = [parse_measure(name) for name in self._settings.measures]
         conventions = CONVENTIONS[self._settings.like]
         means: dict[str, float] = {}
