@@ -14,7 +14,7 @@ from pipelines.formats.source_tree import SourceTree
 from pipelines.formats.tevatron import Tevatron
 from pipelines.formats.trec import TrecFiles
 from raytriever.settings.configuration import Settings
-from retrieval.collections.checked_source import JoinedSource
+from retrieval.collections.checked_source import CheckedSource
 
 SingleSource = (
     PythonFunctions | BeirFolder | MtebFolder | ColumnFiles | HubDataset | TrecFiles | Dpr | Tevatron | SourceTree
@@ -35,9 +35,11 @@ class JoinedSources(Settings):
     sources: dict[Name, Annotated[SingleSource, Field(discriminator="kind")]] = Field(min_length=1)
     """Each source by its name."""
 
-    def open(self, *names: str) -> JoinedSource:
-        """The collection, or the sources of these names alone. Raises ``UserError`` where one can't be opened."""
-        return JoinedSource({name: self.sources[name].open() for name in names or self.sources})
+    def open(self, name: str) -> CheckedSource:
+        """The source of this name. Raises ``UserError`` where it can't be opened."""
+        source = self.sources[name].open()
+        source.name = name
+        return source
 
 
 AnySource = Annotated[SingleSource | JoinedSources, Field(discriminator="kind")]

@@ -15,7 +15,7 @@ from pipelines.formats.sources import AnySource, JoinedSources
 from raytriever.artifacts.artifact import Artifact, ShardRecord, ShardWriter, is_artifact
 from raytriever.settings.configuration import input_paths
 from raytriever.stages.stage import Shard, Stage, StageConfig
-from retrieval.collections.checked_source import Source
+from retrieval.collections.checked_source import CheckedSource
 from retrieval.collections.collection import COLLECTION, DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
 from retrieval.collections.records import Limits, reading_within
 
@@ -42,15 +42,21 @@ class Collect(Stage[CollectConfig]):
     config_class = CollectConfig
     unit = "documents"
 
-    def source(self) -> Source:
-        """The reader of the configured source."""
-        return self.config.source.open()
+    def _names(self) -> list[str]:
+        """Of several sources; '' stands for the only one."""
+        source = self.config.source
+        return sorted(source.sources) if isinstance(source, JoinedSources) else [""]
+
+    def _open(self, name: str) -> CheckedSource:
+        source = self.config.source
+        return source.open(name) if isinstance(source, JoinedSources) else source.open()
 
     def check_inputs(self, there: Set[str]) -> None:
         """Opens the source, which names a missing folder, file or split."""
         if input_paths(self.config).keys() <= there and not is_artifact(self.config.output):
             with reading_within(self.config.limits):
-                self.source()
+                for name in self._names():
+                    self._open(name)
 
     def resolved(self) -> dict[str, Any]:
         """Without ``cross_validation`` where there is none, and without limits, which change nothing that is read."""
@@ -61,22 +67,18 @@ class Collect(Stage[CollectConfig]):
         return values
 
     def input_fingerprints(self) -> dict[str, str]:
-        """One hash over what the source says of its own bytes."""
-        return {"source": source_fingerprint(self.source())}
+        """One hash over what the sources say of their own bytes."""
+        found = {name: self._open(name).fingerprint() for name in self._names()}
+        return {"source": hashlib.sha256(json.dumps(found.get("", found), sort_keys=True).encode()).hexdigest()}
 
     def plan(self) -> list[Shard]:
         """Each of several sources, by name; or the one."""
-        source = self.config.source
-        if isinstance(source, JoinedSources):
-            return [Shard(f"source-{name}", {"name": name}) for name in sorted(source.sources)]
-        return [Shard("all", {"name": ""})]
+        return [Shard(f"source-{name}" if name else "all", {"name": name}) for name in self._names()]
 
     def make(self, shard: Shard, writer: ShardWriter) -> ShardRecord:
         """Writes documents, queries, judgments, and what the source says of itself."""
-        name, settings = shard.description["name"], self.config.source
         with reading_within(self.config.limits):
-            source = settings.open(name) if isinstance(settings, JoinedSources) else settings.open()
-            return write_collection(source, writer, self.config.rows_per_file, name)
+            return write_collection(self._open(shard.description["name"]), writer, self.config.rows_per_file)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
         """What the sources say of themselves (the interpreter's version, say)."""
@@ -90,26 +92,23 @@ class Collect(Stage[CollectConfig]):
         return ", ".join(parts) + (f" ({left_out:,} left out)" if left_out else "")
 
 
-def source_fingerprint(source: Source) -> str:
-    """A SHA-256 over what the source says of its own bytes."""
-    return hashlib.sha256(json.dumps(source.fingerprint(), sort_keys=True).encode()).hexdigest()
-
-
-def write_collection(source: Source, writer: ShardWriter, rows_per_file: int, folder: str) -> ShardRecord:
+def write_collection(source: CheckedSource, writer: ShardWriter, rows_per_file: int) -> ShardRecord:
     """Reads the source once, with bounded memory, and commits all that a collection has of it as one shard.
 
-    ``folder``: of its files, below those of the parts; '' for none.
+    Of one that has a name its files are in a folder of that name, and what it says of itself begins with it.
     """
+    name = f"{source.name}/" if source.name else ""
     counts = {
-        part: write_part(writer, f"{part}/{folder}".rstrip("/"), schema, batches, rows_per_file)
+        part: write_part(writer, f"{part}/{name}".rstrip("/"), schema, batches, rows_per_file)
         for part, schema, batches in (
             ("documents", DOCUMENTS, source.documents()),
             ("queries", QUERIES, source.queries()),
             ("judgments", JUDGMENTS, source.judgments()),
         )
     }
-    counts |= source.counts
-    return writer.commit(counts["documents"], counts=counts, dropped=source.dropped, facts=source.facts)
+    said = (source.counts, source.dropped, source.facts)
+    counted, dropped, facts = ({name + key: value for key, value in of.items()} for of in said)
+    return writer.commit(counts["documents"], counts=counts | counted, dropped=dropped, facts=facts)
 
 
 def write_part(

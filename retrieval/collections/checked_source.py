@@ -102,11 +102,13 @@ class CheckedSource:
     Ids are unique; every judgment names a document and a query of the collection, each pair once a split. ``facts``:
     what the manifest is to say of the input; ``counts``, and ``dropped``, reason to number, are complete once all was
     read. Streams: what stays in memory is eight bytes for each id and each judged pair. Judgments need the ids, so read
-    ``documents`` and ``queries`` to their ends before; what was not is read then. Raises ``UserError`` with file and
-    line for whatever the policies don't allow; at once where they ask for cross-validation of no judgments.
+    ``documents`` and ``queries`` to their ends before; what was not is read then. ``name``: of one of several
+    sources of a collection, which its ids begin with, and the domain of what has none. Raises ``UserError`` with file
+    and line for whatever the policies don't allow; at once where they ask for cross-validation of no judgments.
     """
 
     def __init__(self, format_: Format, policies: Policies) -> None:
+        self.name = ""
         self._format = format_
         self._policies = policies
         self._documents: _Ids | None = None  # None until all were read
@@ -125,15 +127,24 @@ class CheckedSource:
 
     def documents(self) -> Iterator[pa.RecordBatch]:
         """The documents in the format's order."""
-        return record_batches(self._document_rows(), DOCUMENTS)
+        return self._batches(self._document_rows(), DOCUMENTS)
 
     def queries(self) -> Iterator[pa.RecordBatch]:
         """The queries in the format's order, those without a judgment too."""
-        return record_batches(self._query_rows(), QUERIES)
+        return self._batches(self._query_rows(), QUERIES)
 
     def judgments(self) -> Iterator[pa.RecordBatch]:
         """The judgments in the format's order, positives first where it repeats; scores of zero and below are kept."""
-        return record_batches(self._judgment_rows(), JUDGMENTS)
+        return self._batches(self._judgment_rows(), JUDGMENTS)
+
+    def _batches(self, rows: Iterator[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for batch in record_batches(rows, schema):
+            columns = dict(zip(schema.names, batch.columns, strict=True))
+            for ids in columns.keys() & {"id", "query_id", "document_id"} if self.name else ():
+                columns[ids] = pc.binary_join_element_wise(f"{self.name}/", columns[ids], "")
+            if self.name and "domain" in columns:
+                columns["domain"] = pc.if_else(pc.equal(columns["domain"], ""), self.name, columns["domain"])
+            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
     def _document_rows(self) -> Iterator[Row]:
         ids = _Ids()
@@ -311,67 +322,3 @@ def _reasons(chunk: list[JudgmentRecord], documents: _Ids, queries: _Ids) -> lis
             elif is_empty:
                 reasons[place] = _EMPTY + part
     return reasons
-
-
-class JoinedSource:
-    """Several collections as one, by their names; splits of the same name are one."""
-
-    def __init__(self, sources: dict[str, CheckedSource]) -> None:
-        self._sources = dict(sorted(sources.items()))
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Those of all sources, as ``name/count``."""
-        return self._named(lambda source: source.counts)
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Those of all sources, as ``name/reason``."""
-        return self._named(lambda source: source.dropped)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Those of all sources, as ``name/fact``."""
-        return self._named(lambda source: source.facts)
-
-    def documents(self) -> Iterator[pa.RecordBatch]:
-        """The documents of one source after the other."""
-        for name, source in self._sources.items():
-            for batch in source.documents():
-                yield _with_domain(_with_prefix(batch, name, "id"), name)
-
-    def queries(self) -> Iterator[pa.RecordBatch]:
-        """The queries of one source after the other."""
-        for name, source in self._sources.items():
-            for batch in source.queries():
-                yield _with_domain(_with_prefix(batch, name, "id"), name)
-
-    def judgments(self) -> Iterator[pa.RecordBatch]:
-        """The judgments of one source after the other."""
-        for name, source in self._sources.items():
-            for batch in source.judgments():
-                yield _with_prefix(batch, name, "query_id", "document_id")
-
-    def fingerprint(self) -> dict[str, Any]:
-        """That of each source."""
-        return {name: source.fingerprint() for name, source in self._sources.items()}
-
-    def _named(self, of_source: Callable[[CheckedSource], dict[str, Any]]) -> dict[str, Any]:
-        return {
-            f"{name}/{key}": value for name, source in self._sources.items() for key, value in of_source(source).items()
-        }
-
-
-def _with_prefix(batch: pa.RecordBatch, name: str, *columns: str) -> pa.RecordBatch:
-    for column in columns:
-        ids = pc.binary_join_element_wise(f"{name}/", batch[column], "")
-        batch = batch.set_column(batch.schema.get_field_index(column), batch.schema.field(column), ids)
-    return batch
-
-
-def _with_domain(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    domains = pc.if_else(pc.equal(batch["domain"], ""), name, batch["domain"])
-    return batch.set_column(batch.schema.get_field_index("domain"), batch.schema.field("domain"), domains)
-
-
-Source = CheckedSource | JoinedSource

@@ -4,14 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from pipelines.formats.sources import JoinedSource, JoinedSources
-from pipelines.jobs.collect import Collect, CollectConfig, source_fingerprint
+from pipelines.formats.sources import JoinedSources
+from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.errors import UserError
 from raytriever.settings.configuration import input_paths, map_inputs, validate, without_inputs
-from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, StoredCollection
-from tests.unit.retrieval.collections.contents import contents
+from retrieval.collections.collection import DOCUMENTS, JUDGMENTS, QUERIES, Part, StoredCollection
+from tests.unit.retrieval.collections.contents import Contents
 from tests.unit.retrieval.collections.packed_files import write_files
 from tests.unit.small_run import make
 
@@ -43,13 +44,23 @@ def settings(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def opened(sources: dict[str, Any]) -> JoinedSource:
-    return validate(JoinedSources, {"kind": "sources", "sources": sources}, "Source").open()
+def collected(sources: dict[str, Any], output: Path) -> StoredCollection:
+    config = {"source": {"kind": "sources", "sources": sources}, "output": str(output), "rows_per_file": 1}
+    return StoredCollection(make(Collect(validate(CollectConfig, config, "collect"))))
+
+
+def rows(stored: StoredCollection, part: Part, schema: pa.Schema) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in stored.rows_of(part).read(schema.names).to_pylist()]
+
+
+def contents(stored: StoredCollection) -> Contents:
+    parts = rows(stored, "documents", DOCUMENTS), rows(stored, "queries", QUERIES), rows(stored, "judgments", JUDGMENTS)
+    return Contents(*parts)
 
 
 def test_sources_by_name_with_their_domains(tmp_path: Path) -> None:
-    source = opened(settings(tmp_path))
-    found = contents(source)
+    stored = collected(settings(tmp_path), tmp_path / "out")
+    found = contents(stored)
     assert found.documents == [
         ("asked/1", "", "judged", "s.org"),
         ("code/b.py", "b.py", "y = 2\n", "code"),
@@ -59,31 +70,20 @@ def test_sources_by_name_with_their_domains(tmp_path: Path) -> None:
     ]
     assert found.queries == [("asked/1", "what", "asked", [])]
     assert found.judgments == [("asked/1", "asked/1", 2, "test")]
-    assert source.dropped == {"code/empty_files": 1, "wiki/empty_documents": 1}
-    assert source.counts == source.facts == {}
-    assert contents(source) == found
+    assert stored.manifest["dropped"] == {"code/empty_files": 1, "wiki/empty_documents": 1}
+    assert stored.manifest["counts"] == {part: len(getattr(found, part)) for part in found._fields}
 
 
 def test_each_source_is_collected_by_a_task_of_its_own(tmp_path: Path) -> None:
-    sources = settings(tmp_path)
-    config = {"source": {"kind": "sources", "sources": sources}, "output": str(tmp_path / "out"), "rows_per_file": 1}
-    stored = StoredCollection(make(Collect(CollectConfig.model_validate(config))))
-    found, source = contents(opened(sources)), opened(sources)
-    for part, schema in (("documents", DOCUMENTS), ("queries", QUERIES), ("judgments", JUDGMENTS)):
-        rows = [tuple(row.values()) for row in stored.rows_of(part).read(schema.names).to_pylist()]  # type: ignore[arg-type]
-        assert rows == getattr(found, part)
-        assert stored.count(part) == len(rows)  # type: ignore[arg-type]
-    contents(source)
-    assert stored.manifest["dropped"] == source.dropped
+    stored = collected(settings(tmp_path), tmp_path / "out")
     assert stored.names("documents/wiki/") == ["documents/wiki/00000.parquet", "documents/wiki/00001.parquet"]
     assert [shard.name for shard in stored.shards] == ["source-asked", "source-code", "source-wiki"]
 
 
 def test_the_order_of_the_settings_changes_nothing(tmp_path: Path) -> None:
     given = settings(tmp_path)
-    one, other = opened(given), opened(dict(reversed(given.items())))
-    assert contents(one) == contents(other)
-    assert source_fingerprint(one) == source_fingerprint(other)
+    one, other = collected(given, tmp_path / "one"), collected(dict(reversed(given.items())), tmp_path / "other")
+    assert one.fingerprint == other.fingerprint
 
 
 def test_paths_are_inputs_and_no_part_of_what_is_recorded(tmp_path: Path) -> None:
@@ -112,4 +112,4 @@ def test_paths_are_inputs_and_no_part_of_what_is_recorded(tmp_path: Path) -> Non
 )
 def test_wrong_settings_are_named(sources: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        opened(sources)
+        validate(JoinedSources, {"kind": "sources", "sources": sources}, "Source")

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from retrieval.collections.checked_source import Source
+from retrieval.collections.checked_source import CheckedSource
 
 
 class Contents(NamedTuple):
@@ -16,7 +16,7 @@ class Contents(NamedTuple):
     judgments: list[tuple[Any, ...]]
 
 
-def contents(source: Source) -> Contents:
+def contents(source: CheckedSource) -> Contents:
     """Reads all three parts, in the order in which a collection is stored."""
     return Contents(_rows(source.documents()), _rows(source.queries()), _rows(source.judgments()))
 
