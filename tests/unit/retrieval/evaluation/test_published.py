@@ -169,4 +169,6 @@ def test_papers_are_those_of_the_objectives():
         "coder": CoderSettings, "contextual": ContextualSettings,
     }  # fmt: skip
     assert list(dict.fromkeys(line["paper"] for line in LINES)) == list(PAPERS)
-    assert {name: paper.url for name, paper in PAPERS.items()} == {n: o.paper.url for n, o in objectives.items()}
+    assert {name: paper.rpartition(" ")[2] for name, paper in PAPERS.items()} == {
+        n: o.paper.url for n, o in objectives.items()
+    }
