@@ -1,5 +1,6 @@
 """Progress of long work: a live line in a terminal, an occasional line in a log, both with rate and time left."""
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -25,25 +26,22 @@ class ProgressLine:
 
     def __init__(self, title: str, total: int | None, unit: str) -> None:
         self._title = title
-        self._total = total
         self._unit = unit
-        self._done = 0
-        self._counted = 0
-        self._first: float | None = None
         self._logged = time.monotonic()
-        self._live: Progress | None = None
-        if sys.stderr.isatty() and not is_json():
-            self._live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"),  # our own: rich would count what an earlier run finished
-                console=console,
-                transient=True,
-            )
-            self._task = self._live.add_task(title, total=total, rate="", left="")
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+            get_time=time.monotonic,
+            speed_estimate_period=math.inf,
+        )
+        self._task = self._progress.add_task(title, total=total, rate="", left="")
+        self._live = self._progress if sys.stderr.isatty() and not is_json() else None
 
     def __enter__(self) -> "ProgressLine":
         if self._live:
@@ -58,40 +56,23 @@ class ProgressLine:
 
     def start_at(self, done: int) -> None:
         """Units that an earlier run finished; they don't count for the rate."""
-        self._done = done
+        self._progress.reset(self._task, completed=done)
 
     def advance(self, units: int, note: str = "") -> None:
         """Counts ``units`` more; ``note`` is shown behind the rate (the loss, say)."""
-        now = time.monotonic()
-        self._done += units
-        if self._first is None:
-            self._first = now  # workers have started: the rate and the time left count from here
-        else:
-            self._counted += units
+        self._progress.advance(self._task, units)
+        task, now = self._progress.tasks[0], time.monotonic()
+        rate = left = ""
+        if speed := task.speed:  # of the last thousand times, the first of which began the count: workers had started
+            rate = f"{speed:,.1f} {self._unit}/s"
+            left = "" if task.remaining is None else f"{format_seconds(task.remaining / speed)} left"
         if self._live:
-            rate = f"{self._rate(now)} {note}".strip()
-            self._live.update(self._task, completed=self._done, rate=rate, left=self._left(now))
+            self._live.update(self._task, rate=f"{rate} {note}".strip(), left=left)
         elif now - self._logged >= LOG_INTERVAL_SECONDS:
             self._logged = now
-            parts = (self._count(), self._rate(now), self._left(now), note)
-            log.info(f"  {self._title}: {', '.join(part for part in parts if part)}")
-
-    def _count(self) -> str:
-        if not self._done:
-            return f"no {self._unit} yet"
-        total = "" if self._total is None else f" of {self._total:,}"
-        return f"{self._done:,}{total} {self._unit}"
-
-    def _rate(self, now: float) -> str:
-        if self._first is None or not self._counted:
-            return ""
-        return f"{self._counted / max(now - self._first, 1e-9):,.1f} {self._unit}/s"
-
-    def _left(self, now: float) -> str:
-        if self._total is None or self._first is None or not self._counted:
-            return ""
-        seconds = (self._total - self._done) * (now - self._first) / self._counted
-        return f"{format_seconds(seconds)} left"
+            of_total = "" if task.total is None else f" of {task.total:,}"
+            count = f"{task.completed:,}{of_total} {self._unit}" if task.completed else f"no {self._unit} yet"
+            log.info(f"  {self._title}: {', '.join(part for part in (count, rate, left, note) if part)}")
 
 
 def format_seconds(seconds: float) -> str:
