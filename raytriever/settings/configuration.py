@@ -124,15 +124,14 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str]) -> dict[
     Raises ``UserError`` where an override has no ``=``, reaches below something that is no mapping, or is a text of
     which YAML would read a part alone.
     """
-    result: dict[str, Any] = _deep_copy(settings)
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise UserError(
                 f"--set {override!r} is not of the form key=value, such as model.training.optimizer.learning_rate=2e-5."
             )
-        _lay_over(result, key, _override_value(override, key, text), f"--set {override!r}")
-    return result
+        settings = _laid_over(settings, key, _override_value(override, key, text), f"--set {override!r}")
+    return settings
 
 
 def _override_value(override: str, key: str, text: str) -> Any:
@@ -172,32 +171,20 @@ def apply_values(settings: dict[str, Any], values: Mapping[str, Any], where: str
 
     Raises ``UserError`` where a key reaches below something that is no mapping.
     """
-    result: dict[str, Any] = _deep_copy(settings)
     for key, value in values.items():
-        _lay_over(result, key, _deep_copy(value), f"{where} '{key}'")
-    return result
+        settings = _laid_over(settings, key, value, f"{where} '{key}'")
+    return settings
 
 
-def _lay_over(settings: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Puts ``value`` at the dotted ``key``, making the mappings on the way there."""
-    *parents, last = key.split(".")
-    level = settings
-    for depth, parent in enumerate(parents):
-        if level.get(parent) is None:
-            level[parent] = {}
-        level = level[parent]
-        if not isinstance(level, dict):
-            path = ".".join(parents[: depth + 1])
-            raise UserError(f"{where}: {path} is {level!r} and has no settings below it.")
-    level[last] = value
-
-
-def _deep_copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _deep_copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_deep_copy(item) for item in value]
-    return value
+def _laid_over(settings: dict[str, Any], key: str, value: Any, where: str, above: str = "") -> dict[str, Any]:
+    """``settings`` with ``value`` at the dotted ``key``, and the mappings on the way there; ``above``: keys before."""
+    name, dot, rest = key.partition(".")
+    if not dot:
+        return {**settings, name: value}
+    below = {} if settings.get(name) is None else settings[name]
+    if not isinstance(below, dict):
+        raise UserError(f"{where}: {above}{name} is {below!r} and has no settings below it.")
+    return {**settings, name: _laid_over(below, rest, value, where, f"{above}{name}.")}
 
 
 def validate(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
