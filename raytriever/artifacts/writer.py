@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,25 +28,20 @@ from raytriever.artifacts.artifact import (
 )
 from raytriever.artifacts.storage import Folder
 from raytriever.errors import NothingMade, StorageError, UserError
-from raytriever.settings.configuration import Settings
 
 _LOCK = "lock-"
 _WITHDRAWAL_SECONDS = 2.0  # that others have, of those that begin at one moment
 
 
-class Lock(Settings):
+@dataclass(frozen=True)
+class Lock:
     """What ``lock-….json`` in a folder says of the run that makes its artifact: one at a time may."""
 
-    run: str
-    """Drawn at random."""
+    run: str  # drawn at random
     host: str
-    """Name of its machine."""
     process: int
-    """Number of its process."""
-    started: str
-    """When that process started, in the system's ticks; another one may have its number by now."""
-    since: str
-    """When it took the lock, for people."""
+    started: str  # the process, in the system's ticks; another one may have its number by now
+    since: str  # for people
 
     @classmethod
     def of_this_process(cls) -> Self:
@@ -85,7 +80,7 @@ def locked(folder: Folder, *, force: bool = False) -> Iterator[None]:
     """
     own = Lock.of_this_process()
     name = f"{_LOCK}{own.run}.json"
-    folder.write_bytes(name, to_json(own.model_dump()))
+    folder.write_bytes(name, to_json(asdict(own)))
     try:
         until = time.monotonic() + _WITHDRAWAL_SECONDS
         while others := _other_locks(folder, name, force):
@@ -111,10 +106,10 @@ def _other_locks(folder: Folder, own: str, force: bool) -> dict[str, Lock]:
         if not is_lock(name) or name == own:
             continue
         try:
-            lock = Lock.model_validate_json(folder.read_bytes(name))
+            lock = Lock(**json.loads(folder.read_bytes(name)))
         except FileNotFoundError:
             continue  # that run has ended just now
-        except ValueError:
+        except (ValueError, TypeError):
             folder.delete(name)  # a lock is whole or absent, so this is none
             continue
         is_here = lock.host == socket.gethostname()

@@ -367,15 +367,15 @@ def running_process() -> Iterator[subprocess.Popen[bytes]]:
 def lock_of(holder: subprocess.Popen[bytes], **changes: Any) -> bytes:
     """A lock that another process holds."""
     started = Path(f"/proc/{holder.pid}/stat").read_text().split()[21]
-    other = Lock.of_this_process().model_copy(update={"run": "other", "process": holder.pid, "started": started})
-    return to_json(other.model_copy(update=changes).model_dump())
+    other = replace(Lock.of_this_process(), run="other", process=holder.pid, started=started)
+    return to_json(asdict(replace(other, **changes)))
 
 
 OTHER_LOCK = "lock-0000.json"  # sorts before whatever is drawn
 
 
 def locks(folder: Folder) -> list[Lock]:
-    return [Lock.model_validate_json(folder.read_bytes(name)) for name in folder.files() if is_lock(name)]
+    return [Lock(**json.loads(folder.read_bytes(name))) for name in folder.files() if is_lock(name)]
 
 
 def test_a_lock_is_held_by_one_and_released_at_the_end(place: str) -> None:
