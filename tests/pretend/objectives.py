@@ -17,7 +17,6 @@ from trainers.objective import pinned, to_device
 # of a step of two stored batches: one for what it measured, and what an objective asks of the device besides
 WAITS = dict.fromkeys(KINDS, 1) | {
     "revela": 3, "revela, again": 3, "revela, frozen": 3,  # which documents read which
-    "coder, sharded": 3,  # whose documents are read
 }  # fmt: skip
 IN_BFLOAT16 = (
     "contrastive", "margin_mse", "multi_layer", "multi_layer, scalar_mix", "revela", "contextual", "replug", "coder",

@@ -109,34 +109,6 @@ class _Gather(torch.autograd.Function):
         return total[start : start + ctx.counts[place]], None, None
 
 
-def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The sum of every rank's ``tensor`` (equal shapes), on every rank.
-
-    Differentiable: what all ranks' losses say of the sum is added up, and is each rank's gradient. All ranks call it
-    together, and the backward pass too, as with ``gather``.
-    """
-    if world_size(group) == 1:
-        return tensor
-    total: Tensor = _AllReduceSum.apply(tensor, group)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _AllReduceSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        total = tensor.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
 def _all_gather(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     gathered = tensor.new_empty(len(tensor) * world_size(group), *tensor.shape[1:])
     _all_gather_single(gathered, tensor, group=group)

@@ -104,9 +104,8 @@ def made_up_lookups(shape: Shape) -> Iterator[None]:
 
     def load_coder(encoder: TextEncoder, settings: coder.CoderSettings) -> coder.Coder:
         class Documents(DocumentVectors):  # zeros, as many as are asked for
-            def __init__(self, _: Any, share: int = 0, shares: int = 1) -> None:
+            def __init__(self, _: Any) -> None:
                 self.uri, self.total = MadeUpBatches.uri, _DOCUMENTS
-                self.first, self.last = (self.total * end // shares for end in (share, share + 1))
 
             def gather(self, rows: Tensor) -> Tensor:
                 return torch.zeros(len(rows) + 1, encoder.dimension, dtype=torch.float16)

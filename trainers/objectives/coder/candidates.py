@@ -110,13 +110,12 @@ class Pool:
 
 
 class DocumentVectors:
-    """The documents' vectors of an artifact under the collection's row numbers, or one of ``shares`` equal parts.
+    """The documents' vectors of an artifact under the collection's row numbers.
 
-    A share has the rows [``first``, ``last``) and opens files only for those. Raises ``UserError`` where documents have
-    several vectors, or not all were embedded.
+    Raises ``UserError`` where documents have several vectors, or not all were embedded.
     """
 
-    def __init__(self, vectors: StoredVectors, share: int = 0, shares: int = 1) -> None:
+    def __init__(self, vectors: StoredVectors) -> None:
         self.uri = vectors.uri
         self._stored = vectors.part("documents")
         self._stored.require_all()
@@ -126,12 +125,11 @@ class DocumentVectors:
                 " one of each. Embed with an encoder of one vector a document."
             )
         self.total = len(self._stored)
-        self.first, self.last = (self.total * end // shares for end in (share, share + 1))
 
     def pool(self, rows: Tensor) -> Pool:
-        """Which of these documents the lists name: ``rows`` int64 (B, N), ``ABSENT`` where a list is shorter.
+        """Which documents the lists name: ``rows`` int64 (B, N), ``ABSENT`` where a list is shorter.
 
-        Those of another share count as none. Raises ``UserError`` for a row that the collection doesn't have.
+        Raises ``UserError`` for a row that the collection doesn't have.
         """
         flat = rows.numpy()
         if flat.max(initial=ABSENT) >= self.total:
@@ -139,10 +137,10 @@ class DocumentVectors:
                 f"A list names document row {flat.max()}, but {self.uri} has vectors of {self.total:,} documents. Make"
                 " batches and vectors from one collection."
             )
-        here = (flat >= self.first) & (flat < self.last)
-        distinct, inverse = np.unique(flat[here], return_inverse=True)
+        is_there = flat != ABSENT
+        distinct, inverse = np.unique(flat[is_there], return_inverse=True)
         places = np.full(flat.shape, len(distinct))
-        places[here] = inverse
+        places[is_there] = inverse
         return Pool(torch.from_numpy(distinct), torch.from_numpy(places))
 
     def gather(self, rows: Tensor) -> Tensor:

@@ -26,15 +26,12 @@ from retrieval.encoders.specification import Role
 from retrieval.encoders.text_encoder import TextEncoder
 from retrieval.encoders.towers import Towers
 from retrieval.vectors import StoredVectors
-from trainers.engine import collectives
 from trainers.engine.gradient_cache import Chunks, encode_chunks
-from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome, Paper, Run, pinned, to_device
+from trainers.objective import Comparisons, Objective, ObjectiveSettings, Outcome, Paper, Run
 from trainers.objectives.coder.candidates import (
-    ABSENT,
     CandidateList,
     DocumentVectors,
     Negatives,
-    Pool,
     compose_lists,
     padded,
     stored_lists,
@@ -119,8 +116,6 @@ class CoderSettings(ObjectiveSettings):
     """Beside negatives that are drawn: so many of the list's own, its first (Fig. 2)."""
     seed: int = Field(default=0, ge=0)
     """Of negatives that are drawn, and of fresh weights."""
-    distribution: Literal["gathered", "sharded"] = "gathered"
-    """Every rank reads what its lists name, or has a share of the documents and is sent the queries."""
     query_max_length: int | None = Field(default=None, ge=1)
     """Tokens of a query; None: as the encoder says."""
 
@@ -137,16 +132,15 @@ class CoderSettings(ObjectiveSettings):
             )
         if self.retrieved_negatives and self.candidates is None:
             raise ValueError("retrieved_negatives are some of a list's 'candidates': say how many it has with those")
-        if self.scoring.kind == "transformer" and (self.similarity == "cosine" or self.distribution == "sharded"):
+        if self.scoring.kind == "transformer" and self.similarity == "cosine":
             raise ValueError(
-                "scoring 'transformer' adds to inner products, and reads all candidates of a query on one rank: set"
-                " similarity to inner_product (and the encoder's normalize to true for cosines) and distribution to"
-                " gathered"
+                "scoring 'transformer' adds to inner products: set similarity to inner_product (and the encoder's"
+                " normalize to true for cosines)"
             )
-        if self.smoothing and (self.loss != "list_net" or self.binary_labels or self.distribution == "sharded"):
+        if self.smoothing and (self.loss != "list_net" or self.binary_labels):
             raise ValueError(
-                "smoothing makes graded labels for list_net by documents that every rank can read: leave out smoothing,"
-                " or set loss to list_net, binary_labels to false and distribution to gathered"
+                "smoothing makes graded labels for list_net: leave out smoothing, or set loss to list_net and"
+                " binary_labels to false"
             )
         return self
 
@@ -191,15 +185,14 @@ def list_similarities(queries: Tensor, documents: Tensor, places: Tensor, simila
 class CoderBatch:
     """B queries with N candidates each.
 
-    ``rows``: int64 (B, N), in the collection, ``ABSENT`` behind a list's end; ``labels``: float32 (B, N), -inf for
-    none. ``pool``: the distinct documents, and ``documents``: their vectors; None where ranks share the documents.
+    ``documents``: float16 (M + 1, d), the distinct ones' vectors, the last of zeros; ``places``: int64 (B, N), each
+    candidate's among them, M behind a list's end; ``labels``: float32 (B, N), -inf for none.
     """
 
     queries: Chunks
-    rows: Tensor
+    places: Tensor
     labels: Tensor
-    pool: Pool | None
-    documents: Tensor | None
+    documents: Tensor
     tokens: int
 
 
@@ -213,8 +206,7 @@ class Coder(Objective[CoderBatch]):
         self.query_encoder = encoder
         self.settings = settings
         self._vectors = vectors
-        share = (collectives.rank(), collectives.world_size()) if settings.distribution == "sharded" else (0, 1)
-        self._documents = DocumentVectors(vectors, *share)
+        self._documents = DocumentVectors(vectors)
         self._smoother = LabelSmoother(vectors, settings.smoothing) if settings.smoothing else None
         self._list_scorer = None
         if isinstance(settings.scoring, TransformerScoring):
@@ -251,19 +243,17 @@ class Coder(Objective[CoderBatch]):
         """
         settings = self.settings
         lists = self._lists(rows)
-        places, labels = padded(lists)
+        document_rows, labels = padded(lists)
         features = self.query_encoder.tokenize(rows["query"].to_pylist(), "query", settings.query_max_length)
-        labels, pool, documents = at_level(labels, settings.relevance_level), None, None
-        if settings.distribution == "gathered":
-            pool = self._documents.pool(places)
-            documents = self._documents.gather(pool.rows)
-            if self._smoother is not None:
-                labels = self._smoother.smoothed(rows["query_id"].to_pylist(), labels, pool.places, documents)
+        pool = self._documents.pool(document_rows)
+        documents = self._documents.gather(pool.rows)
+        labels = at_level(labels, settings.relevance_level)
+        if self._smoother is not None:
+            labels = self._smoother.smoothed(rows["query_id"].to_pylist(), labels, pool.places, documents)
         return CoderBatch(
             queries=settings.cut(features, self.query_encoder),
-            rows=places,
+            places=pool.places,
             labels=self._targets(labels),
-            pool=pool,
             documents=documents,
             tokens=int(features["attention_mask"].sum()),
         )
@@ -290,36 +280,16 @@ class Coder(Objective[CoderBatch]):
         """The mean loss of the queries that have a label."""
         queries = encode_chunks(self.query_encoder, batch.queries, cached=self.settings.gradient_cache)
         scores = self._scores(queries, batch)
-        present = batch.rows != ABSENT
+        present = batch.places < len(batch.documents) - 1
         losses = self._losses(scores / self.settings.temperature, batch.labels, present)
         loss = mean_over_labelled(losses, batch.labels, present)
         return Outcome(loss, list_metrics(scores, batch.labels, present), len(queries), batch.tokens)
 
     def _scores(self, queries: Tensor, batch: CoderBatch) -> Tensor:
-        documents = batch.documents
-        if batch.pool is None or documents is None:
-            return self._joined_similarities(queries, batch.rows)
         if self._list_scorer is not None:
-            scores: Tensor = self._list_scorer(queries, documents, batch.pool.places)
+            scores: Tensor = self._list_scorer(queries, batch.documents, batch.places)
             return scores
-        return list_similarities(queries, documents, batch.pool.places, self.settings.similarity)
-
-    def _joined_similarities(self, queries: Tensor, rows: Tensor) -> Tensor:
-        """The queries go to the documents: each rank scores the candidates that it has, of all ranks' queries.
-
-        A candidate is on one rank and 0 on all others, so the sum over the ranks is its similarity.
-        """
-        count, width = rows.shape
-        device = queries.device
-        counts, widths = zip(*collectives.exchange((count, width), device), strict=True)
-        padded_rows = nn.functional.pad(rows, (0, max(widths) - width), value=ABSENT)
-        pool = self._documents.pool(collectives.gather(padded_rows, counts=counts).cpu())
-        found = pinned((self._documents.gather(pool.rows), pool.places), device)
-        documents, places = to_device(found, device)
-        queries = collectives.gather(queries, counts=counts)
-        own = list_similarities(queries, documents, places, self.settings.similarity)
-        first = sum(counts[: collectives.rank()])
-        return collectives.all_reduce_sum(own)[first : first + count, :width]
+        return list_similarities(queries, batch.documents, batch.places, self.settings.similarity)
 
     def _losses(self, scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
         settings = self.settings

@@ -142,8 +142,8 @@ def test_the_loop_trains_it_and_epochs_draw_anew(stored):
     objective = tiny_coder(stored, negatives="corpus", candidates=12)
     reader = Reader(Batches(), objective)
     first, second = (objective.collate(reader.read_piece(epoch, Piece((1,)))) for epoch in (0, 1))
-    assert first.rows.shape == (4, 12)
-    assert not torch.equal(first.rows, second.rows)
+    assert first.places.shape == (4, 12)
+    assert not torch.equal(first.documents[first.places], second.documents[second.places])
     objective = tiny_coder(stored, temperature=0.2)
     losses = []
     settings = tiny_settings(epochs=6, optimizer=OptimizerSettings(learning_rate=0.02))

@@ -120,7 +120,6 @@ def test_a_frozen_query_encoder_stays_as_it_is(stored):
     ("settings", "match"),
     [
         ({"similarity": "cosine"}, "set similarity to inner_product"),
-        ({"distribution": "sharded"}, "distribution to gathered"),
         ({"scoring": {"kind": "similarity", "query_encoder": "frozen"}}, "query_encoder"),
         ({"scoring": {"kind": "recurrent"}}, "'similarity', 'transformer'"),
     ],
