@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from pipelines.formats.tables import FileTable
 from pipelines.mapped_rows import MappedRows, write_mapped_rows
@@ -252,10 +251,6 @@ class TrainingExamples:
 
     def __len__(self) -> int:
         return len(self._queries)
-
-    def hard_negative_counts(self) -> NDArray[np.int64]:
-        """How many hard negatives each query has, (queries,)."""
-        return np.add.reduceat(self._relevance == 0, self._bounds[:-1], dtype=np.int64)
 
     def __iter__(self) -> Iterator[TrainingExample]:
         queries, total = self.collection.rows_of("queries"), len(self._queries)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader, epoch_permutation
-from pipelines.formats import beir, flag_embedding, sentence_transformers, tevatron, trec
+from pipelines.formats import beir, flag_embedding, tevatron, trec
 from pipelines.formats.batch_formats import Batch, BatchFormat, Figures, Published, epoch_folder
 from pipelines.formats.card import README, card, require_lineage
 from pipelines.formats.hugging_face import HuggingFace
@@ -33,7 +33,6 @@ EXPORT = "export"
 _COLLECTIONS = {"beir": beir.write, "trec": trec.write}
 _EXAMPLES: dict[str, Callable[[TrainingExamples, Path], list[str]]] = {
     "flag_embedding": flag_embedding.write,
-    "sentence_transformers": sentence_transformers.write,
     "tevatron": tevatron.write,
 }
 _BATCHES: dict[str, Callable[[BatchReader], BatchFormat]] = {
@@ -46,8 +45,8 @@ _ENCODER = "contextual_encoder"
 _FORMATS = {"collection": (*_COLLECTIONS, *_EXAMPLES), "batches": tuple(_BATCHES), "encoder": (_ENCODER,)}
 # settings for some of these alone
 _OF_EXAMPLES = {"split", "candidates"}
-_OF_OTHERS = {"negatives", "context"}
 _OF_BATCHES = {"made_from", "title", "license", "order", "seed", "batches_per_file"}
+_OF_ENCODERS = {"context"}
 
 
 class ExportConfig(StageConfig):
@@ -55,22 +54,12 @@ class ExportConfig(StageConfig):
 
     collection: InputPath | None = None
     """The collection to export, whole or the training examples of one split."""
-    format: Literal[
-        "beir",
-        "trec",
-        "flag_embedding",
-        "sentence_transformers",
-        "tevatron",
-        "hugging_face",
-        "contextual_encoder",
-    ]
+    format: Literal["beir", "trec", "flag_embedding", "tevatron", "hugging_face", "contextual_encoder"]
     """The tool or layout to write for."""
     split: str | None = None
     """The split of training examples; whole collections have all splits."""
     candidates: InputPath | None = None
     """Mined candidates: hard negatives in place of those that the split judges."""
-    negatives: int | None = Field(default=None, ge=0)
-    """Negatives of every row of sentence_transformers; None: the fewest of a query."""
     encoder: EncoderSettings | None = None
     """The contextual encoder to export: a folder of sentence-transformers with its code."""
     context: InputPath | None = None
@@ -104,9 +93,9 @@ class ExportConfig(StageConfig):
                 f"format {self.format} writes {' or '.join(able)}: of {', '.join(_FORMATS)}, set that alone; given are"
                 f" {', '.join(given) or 'none'}"
             )
-        own = {"collection": _OF_EXAMPLES if self.format in _EXAMPLES else set(), "batches": _OF_BATCHES}
-        foreign = {*_OF_EXAMPLES, *_OF_BATCHES, *_OF_OTHERS} - own.get(self.exported, {"context"})
-        foreign -= {"negatives"} if self.format == "sentence_transformers" else set()
+        of_collection = _OF_EXAMPLES if self.format in _EXAMPLES else set()
+        own = {"collection": of_collection, "batches": _OF_BATCHES, "encoder": _OF_ENCODERS}[self.exported]
+        foreign = (_OF_EXAMPLES | _OF_BATCHES | _OF_ENCODERS) - own
         fields = type(self).model_fields
         wrong = [name for name in fields if name in foreign and getattr(self, name) != fields[name].default]
         if wrong:
@@ -233,8 +222,6 @@ class Export(Stage[ExportConfig]):
             candidates = StoredCandidates(config.candidates)
             mined, minimum_relevance = mined_lists(candidates), candidates.minimum_relevance
         examples = TrainingExamples(collection, config.split, mined, folder, minimum_relevance)
-        if config.format == "sentence_transformers":
-            return sentence_transformers.write(examples, folder, config.negatives)
         return _EXAMPLES[config.format](examples, folder)
 
     def _check_encoder(self, located: "LocatedModel") -> None:

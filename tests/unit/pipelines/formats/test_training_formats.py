@@ -5,21 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from pipelines.formats import flag_embedding, sentence_transformers, tevatron
+from pipelines.formats import flag_embedding, tevatron
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.tevatron import Tevatron
-from raytriever.errors import UserError
 from retrieval.collections.collection import StoredCollection, passage_text
 from retrieval.collections.records import text_id
 from tests.unit.pipelines.formats.made_up import FLAG_EMBEDDING, Rows, collections, made_examples, stored
 from tests.unit.retrieval.collections.contents import contents
 
-WRITERS = pytest.mark.parametrize("write", [flag_embedding.write, sentence_transformers.write, tevatron.write])
+WRITERS = pytest.mark.parametrize("write", [flag_embedding.write, tevatron.write])
 
 round_trip = settings(max_examples=20, deadline=None)
 
@@ -79,42 +76,6 @@ def test_flag_embedding_keeps_texts_and_which_is_which(
     }
 
 
-@round_trip
-@given(rows=collections())
-def test_sentence_transformers_has_a_row_for_each_positive(
-    tmp_path_factory: pytest.TempPathFactory, rows: tuple[Rows, Rows, Rows]
-) -> None:
-    folder = tmp_path_factory.mktemp("sentence_transformers")
-    queries, judged = exported(rows)
-    text_of = {row["id"]: passage_text(row["title"], row["text"]) for row in rows[0]}
-    lists = {
-        query["id"]: [
-            [text_of[row["document_id"]] for row in judged if row["query_id"] == query["id"] and test(row["relevance"])]
-            for test in (lambda relevance: relevance > 0, lambda relevance: relevance == 0)
-        ]
-        for query in queries
-    }
-    counts = [len(negatives) for _, negatives in lists.values()]
-    fewest = min(counts)
-    if fewest < max(counts):
-        with pytest.raises(UserError, match=rf"no query of split 'train' has more than {max(counts)}"):
-            sentence_transformers.write(
-                made_examples(stored(folder / "more", *rows), folder), folder, negatives=max(counts) + 1
-            )
-        fewest = max(counts)  # queries with fewer are left out
-        lists = {query: chosen for query, chosen in lists.items() if len(chosen[1]) >= fewest}
-        queries = [query for query in queries if query["id"] in lists]
-    (name,) = sentence_transformers.write(made_examples(stored(folder / "c", *rows), folder), folder, negatives=fewest)
-    assert name == "train-00000-of-00001.parquet"
-    table = pq.read_table(folder / name)
-    assert table.column_names == ["anchor", "positive", *(f"negative_{n + 1}" for n in range(fewest))]
-    assert sorted(tuple(row.values()) for row in table.to_pylist()) == sorted(
-        (query["text"], positive, *lists[query["id"]][1][:fewest])
-        for query in queries
-        for positive in lists[query["id"]][0]
-    )
-
-
 DOCUMENTS = [{"id": f"d{n}", "title": f"T{n}", "text": f"text {n}", "domain": ""} for n in range(9)]
 QUERIES = [{"id": f"q{n}", "text": f"query {n}", "domain": "", "answers": [f"a{n}"]} for n in range(4)]
 JUDGMENTS = [
@@ -126,21 +87,6 @@ HARD_NEGATIVES = {f"q{n}": [f"d{8 - k}" for k in range(n + 2)] for n in range(4)
 @pytest.fixture
 def small(tmp_path: Path) -> StoredCollection:
     return stored(tmp_path / "c", DOCUMENTS, QUERIES, JUDGMENTS)
-
-
-def test_sentence_transformers_asks_where_some_have_no_negative(small: StoredCollection, tmp_path: Path) -> None:
-    some = {"q1": ["d7", "d8"], "q2": ["d6"]}
-    with pytest.raises(UserError, match=r"2 of the 4 queries of split 'train' have no hard negative.* Set negatives"):
-        sentence_transformers.write(made_examples(small, tmp_path, some), tmp_path)
-    sentence_transformers.write(made_examples(small, tmp_path, some), tmp_path, negatives=1)
-    assert pq.read_table(tmp_path / "train-00000-of-00001.parquet")["anchor"].to_pylist() == ["query 1", "query 2"]
-    sentence_transformers.write(made_examples(small, tmp_path, some), tmp_path, negatives=0)
-    assert pq.read_table(tmp_path / "train-00000-of-00001.parquet").num_rows == 4
-    (tmp_path / "even").mkdir()
-    sentence_transformers.write(
-        made_examples(small, tmp_path / "even", {f"q{n}": ["d8", "d7"] for n in range(4)}), tmp_path / "even"
-    )
-    assert len(pq.read_schema(tmp_path / "even" / "train-00000-of-00001.parquet")) == 4
 
 
 @WRITERS
@@ -167,57 +113,15 @@ def test_given_hard_negatives_are_written_in_their_order(small: StoredCollection
 def test_datasets_loads_what_is_written(small: StoredCollection, tmp_path: Path) -> None:
     from datasets import load_dataset
 
-    def load(kind: str, name: str) -> Any:
-        return load_dataset(kind, data_files=str(tmp_path / name), split="train", cache_dir=str(tmp_path / "cache"))
+    def load(name: str) -> Any:
+        return load_dataset("json", data_files=str(tmp_path / name), split="train", cache_dir=str(tmp_path / "cache"))
 
-    sentence_transformers.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
-    rows = load("parquet", "train-00000-of-00001.parquet")
-    assert rows.column_names == ["anchor", "positive", "negative_1", "negative_2"]
-    assert rows[1] == {
-        "anchor": "query 1",
-        "positive": "T1 text 1",
-        "negative_1": "T8 text 8",
-        "negative_2": "T7 text 7",
-    }
     tevatron.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
-    assert load("json", "train.jsonl")[3]["positive_passages"] == [{"docid": "d3", "title": "T3", "text": "text 3"}]
-    assert load("json", "corpus.jsonl")[8] == {"docid": "d8", "title": "T8", "text": "text 8"}
+    assert load("train.jsonl")[3]["positive_passages"] == [{"docid": "d3", "title": "T3", "text": "text 3"}]
+    assert load("corpus.jsonl")[8] == {"docid": "d8", "title": "T8", "text": "text 8"}
     flag_embedding.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
-    assert load("json", "train.jsonl")[0] == {
+    assert load("train.jsonl")[0] == {
         "query": "query 0",
         "pos": ["T0 text 0"],
         "neg": ["T8 text 8", "T7 text 7"],
     }
-
-
-def test_sentence_transformers_trains_on_it(small: StoredCollection, tmp_path: Path, tiny_encoder: Path) -> None:
-    import datasets
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-    )
-    from sentence_transformers.losses import MultipleNegativesRankingLoss
-
-    (name,) = sentence_transformers.write(made_examples(small, tmp_path, HARD_NEGATIVES), tmp_path)
-    rows = datasets.Dataset.from_parquet(str(tmp_path / name), cache_dir=str(tmp_path / "cache"))
-    model = SentenceTransformer(str(tiny_encoder), device="cpu")
-    arguments = SentenceTransformerTrainingArguments(
-        str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=4, report_to="none", use_cpu=True
-    )
-    trainer = SentenceTransformerTrainer(model, arguments, rows, loss=MultipleNegativesRankingLoss(model))
-    batch = trainer.data_collator([rows[0], rows[1]])
-    columns = [key.removesuffix("_input_ids") for key in batch if key.endswith("_input_ids")]
-    assert columns == ["anchor", "positive", "negative_1", "negative_2"]  # what the loss takes, in this order
-    assert trainer.train().global_step == 1
-
-
-def test_row_groups_hold_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentence_transformers, "_ROWS_PER_GROUP", 3)
-    sentence_transformers.write(
-        made_examples(stored(tmp_path / "c", DOCUMENTS, QUERIES, JUDGMENTS), tmp_path), tmp_path
-    )
-    file = pq.ParquetFile(tmp_path / "train-00000-of-00001.parquet")
-    assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [3, 1]
-    assert file.read()["anchor"].to_pylist() == [row["text"] for row in QUERIES]
-    assert file.schema_arrow.field("positive") == pa.field("positive", pa.string(), nullable=False)

@@ -5,10 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from pipelines.formats import flag_embedding, sentence_transformers, tevatron
+from pipelines.formats import flag_embedding, tevatron
 from pipelines.formats.beir import BeirFolder
 from pipelines.formats.columns import ColumnFiles
 from pipelines.formats.dpr import Dpr
@@ -75,11 +74,8 @@ def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: 
     text_of = {id_: passage_text(title, text) for id_, title, text, _ in source.documents}
     query_of = {id_: text for id_, text, *_ in source.queries}
 
-    for written in (
-        tevatron.write(made_examples(collection, tmp_path), tmp_path),
-        sentence_transformers.write(made_examples(collection, tmp_path), tmp_path, negatives=0),  # some have none
-    ):
-        assert all((tmp_path / name).is_file() for name in written)
+    written = tevatron.write(made_examples(collection, tmp_path), tmp_path)
+    assert all((tmp_path / name).is_file() for name in written)
     read = contents(Tevatron(path=str(tmp_path), examples={"train": "train.jsonl"}, corpus="corpus.jsonl").open())
     assert read.documents == source.documents
     assert [row[0] for row in read.queries] == [row[0] for row in source.queries if row[0] in with_positive]
@@ -92,10 +88,3 @@ def test_judged_negatives_are_the_negatives_of_every_form(data: Path, tmp_path: 
     assert {(texts[row[0]], texts[row[1]]) for row in read.judgments if row[2]} == positive
     negative = {(query_of[query], text_of[document]) for query, document, grade in wanted if not grade}
     assert {(texts[row[0]], texts[row[1]]) for row in read.judgments if not row[2]} == negative - positive
-
-    pairs = pq.read_table(tmp_path / "train-00000-of-00001.parquet")
-    assert {tuple(row.values()) for row in pairs.to_pylist()} == positive
-    sentence_transformers.write(made_examples(collection, tmp_path), tmp_path, negatives=1)
-    triples = [tuple(row.values()) for row in pq.read_table(tmp_path / "train-00000-of-00001.parquet").to_pylist()]
-    assert {row[:2] for row in triples} < positive
-    assert {(row[0], row[2]) for row in triples} <= negative

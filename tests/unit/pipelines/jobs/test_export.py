@@ -57,7 +57,6 @@ def mined(folder: Path, collection: StoredCollection, **settings: Any) -> str:
         ({"format": "beir"}, ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "qrels/train.tsv"]),
         ({"format": "trec"}, ["documents.tsv", "topics.tsv", "qrels.test.txt", "qrels.train.txt"]),
         ({"format": "flag_embedding", "split": "train"}, ["train.jsonl"]),
-        ({"format": "sentence_transformers", "split": "train", "negatives": 1}, ["train-00000-of-00001.parquet"]),
         ({"format": "tevatron", "split": "train"}, ["train.jsonl", "corpus.jsonl"]),
     ],
 )

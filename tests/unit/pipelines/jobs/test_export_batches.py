@@ -235,8 +235,8 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"layout 'chunks', which format {form} can't: .* hugging_face holds any"):
             export(tmp_path / "no", chunks, format=form)
     reader = stored(tmp_path / "b")
-    with pytest.raises(UserError, match="format tevatron of batches takes no negatives: leave that out"):
-        export(tmp_path / "no", reader, format="tevatron", negatives=1)
+    with pytest.raises(UserError, match="format tevatron of batches takes no split: leave that out"):
+        export(tmp_path / "no", reader, format="tevatron", split="train")
     stranger = make_artifact(tmp_path / "s", "packing", {}, {}, {"x": "1"}, 1)
     with pytest.raises(UserError, match=r"made_from\.packing: .*/s is not among what .*/b was made from"):
         export(tmp_path / "no", reader, made_from={"packing": stranger})
