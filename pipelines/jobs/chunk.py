@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
@@ -38,7 +37,6 @@ CHUNKS = pa.schema(
 )
 
 _ROWS_PER_GROUP = 1_000  # random reads of a row decode one group
-_BINS = 24  # of the histogram, up to max_words
 _WITHOUT_TEXT = "documents without a text"
 
 
@@ -57,7 +55,7 @@ class Chunk(Stage[ChunkConfig]):
     """A shard is a stretch of source documents."""
 
     command = "chunk"
-    algorithm_version = 3
+    algorithm_version = 4
     kind = COLLECTION
     config_class = ChunkConfig
     unit = "chunks"
@@ -86,21 +84,13 @@ class Chunk(Stage[ChunkConfig]):
             left_behind = {"queries": collection.count("queries"), "judgments": collection.count("judgments")}
             tally.dropped |= {f"{part}, which chunks don't have": count for part, count in left_behind.items() if count}
         counts = tally.counts | {"documents": tally.chunks, "queries": 0, "judgments": 0}
-        facts = {"words_per_chunk": tally.histogram.tolist()}
-        return writer.commit(tally.chunks, counts=counts, dropped=tally.dropped, facts=facts)
+        return writer.commit(tally.chunks, counts=counts, dropped=tally.dropped)
 
     def facts(self, records: list[ShardRecord]) -> dict[str, Any]:
-        """The histogram of chunk lengths. Raises ``NothingMade`` where there is no chunk."""
+        """None. Raises ``NothingMade`` where there is no chunk."""
         if not any(record.rows for record in records):
             raise NothingMade(f"{self.config.collection} has no document with a text, so there is nothing to cut.")
-        histogram = np.sum([record.facts["words_per_chunk"] for record in records], axis=0)
-        return {
-            "words_per_chunk": {
-                "up_to": upper_bounds(self.config.chunking.max_words),
-                "chunks": histogram[:-1].tolist(),
-                "longer": int(histogram[-1]),
-            }
-        }
+        return {}
 
     def summary(self, artifact: Artifact) -> str:
         """Chunks, documents, words."""
@@ -135,19 +125,11 @@ def stretches(collection: StoredCollection, bytes_at_least: float) -> list[dict[
     return found
 
 
-def upper_bounds(max_words: int) -> list[int]:
-    """The largest number of words in each bin of the histogram of chunk lengths."""
-    width = -(-max_words // _BINS)
-    return [min(bound, max_words) for bound in range(width, max_words + width, width)]
-
-
 class _Tally:
     """Chunks the documents of a shard and counts on the way."""
 
     def __init__(self, settings: ChunkingSettings) -> None:
         self._settings = settings
-        self._bounds = np.array(upper_bounds(settings.max_words))
-        self.histogram = np.zeros(len(self._bounds) + 1, np.int64)
         self.chunks = 0
         self.counts: Counter[str] = Counter(source_documents=0, words=0)
         self.dropped: dict[str, int] = {}
@@ -160,7 +142,6 @@ class _Tally:
                 self.dropped[_WITHOUT_TEXT] = self.dropped.get(_WITHOUT_TEXT, 0) + 1
                 continue
             self.chunks += len(chunks.ends)
-            self.histogram += np.bincount(np.searchsorted(self._bounds, chunks.words), minlength=len(self.histogram))
             self.counts.update(chunks.counts)
             short = sum(words < self._settings.min_words for words in chunks.words)
             self.counts.update(source_documents=1, words=sum(chunks.words), chunks_shorter_than_min_words=short)

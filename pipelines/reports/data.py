@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
 
 import numpy as np
 import pyarrow.compute as pc
@@ -58,29 +57,18 @@ def _pairs_rows(pairs: Artifact) -> list[list[str]]:
 
 
 def chunks_section(chunks: StoredCollection) -> Section | None:
-    """How long chunks are and what they look like; None where `raytriever chunk` did not make the collection."""
-    histogram = chunks.manifest["facts"].get("words_per_chunk")
-    if histogram is None or not chunks.rows:
+    """How many chunks there are, and of what; None where `raytriever chunk` did not make the collection."""
+    if chunks.manifest["stage"] != "chunk":
         return None
     counts = chunks.manifest["counts"]
     rows = [
         ["chunks", f"{chunks.rows:,}"],
         ["chunks of a source document: mean", f"{chunks.rows / counts['source_documents']:,.1f}"],
+        ["words of a chunk: mean", f"{counts['words'] / chunks.rows:,.1f}"],
         *([name.replace("_", " "), f"{count:,}"] for name, count in counts.items() if count),
     ]
-    bounds = [0, *histogram["up_to"]]
-    lengths = [
-        [f"{first + 1:,} to {last:,}", f"{count:,}", f"{count / chunks.rows:.1%}"]
-        for (first, last), count in zip(pairwise(bounds), histogram["chunks"], strict=True)
-        if count
-    ]
-    longer = histogram["longer"]
-    lengths += [[f"more than {bounds[-1]:,}", f"{longer:,}", f"{longer / chunks.rows:.1%}"]] if longer else []
-    blocks: list[Block] = [
-        Table(["quantity", "count"], rows),
-        Table(["words of a chunk", "chunks", "share"], lengths),
-    ]
-    return Section("Chunks", "Documents cut into chunks, which put together again are the texts as they were.", blocks)
+    lead = "Documents cut into chunks, which put together again are the texts as they were."
+    return Section("Chunks", lead, [Table(["quantity", "count"], rows)])
 
 
 def mining_section(audit: Audit) -> Section:

@@ -172,7 +172,7 @@ def _check_origins(found: Mapping[str, Artifact]) -> None:
     Batches of chunks are made from the chunks, as their collection.
     """
     chunks, batches = found.get("chunks"), found.get("batches")
-    if chunks is not None and "words_per_chunk" not in chunks.manifest["facts"]:
+    if chunks is not None and chunks.manifest["stage"] != "chunk":
         raise UserError(
             f"chunks is {chunks.uri}, a collection that `raytriever {chunks.manifest['stage']}` made. Name the one that"
             " `raytriever chunk` made, or leave it out."

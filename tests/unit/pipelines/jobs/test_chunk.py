@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.formats.columns import ColumnFiles, DocumentTable
-from pipelines.jobs.chunk import CHUNKS, Chunk, ChunkConfig, upper_bounds
+from pipelines.jobs.chunk import CHUNKS, Chunk, ChunkConfig
 from pipelines.jobs.collect import Collect, CollectConfig
 from raytriever.artifacts.artifact import Artifact
 from raytriever.errors import UserError
@@ -55,9 +55,6 @@ def test_chunks_are_a_collection(tmp_path: Path) -> None:
     assert (counts["source_documents"], counts["words"]) == (3, 24)
     assert [counts[f"sources_cut_as_{kind}"] for kind in ("markdown", "code", "sentences")] == [1, 1, 1]
     assert made.manifest["inputs"] == {"collection": source.fingerprint}
-    histogram = made.manifest["facts"]["words_per_chunk"]
-    assert histogram["up_to"] == [1, 2, 3, 4, 5, 6]
-    assert (sum(histogram["chunks"]), histogram["longer"]) == (5, 0)
 
 
 def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
@@ -68,7 +65,6 @@ def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
         assert len(made.shards) == (1 if name == "one" else 5)
         assert len(made.names("documents/")) == len(made.shards)
         tables.append(made.rows_of("documents").read(CHUNKS.names))
-        assert made.manifest["facts"]["words_per_chunk"]["chunks"][:2] == [9, 0]
     assert tables[0].equals(tables[1])
 
 
@@ -97,14 +93,6 @@ def test_a_collection_without_texts_is_refused(tmp_path: Path) -> None:
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         validate(ChunkConfig, {"collection": "c", "output": "o", **settings}, "Settings of chunk")
-
-
-@pytest.mark.parametrize("most", [1, 7, 24, 120, 250])
-def test_bins_end_at_the_limit(most: int) -> None:
-    bounds = upper_bounds(most)
-    assert bounds == sorted(set(bounds))
-    assert bounds[-1] == most
-    assert len(bounds) <= 24
 
 
 @real_data
