@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from pipelines.batches import BatchReader
-from raytriever.artifacts.artifact import LOG, Artifact, Derivation, ShardRecord, ShardWriter
+from raytriever.artifacts.artifact import LOG, Derivation, ShardRecord, ShardWriter
 from raytriever.artifacts.storage import absolute
 from raytriever.errors import UserError
 from raytriever.reports.log import log
@@ -304,9 +304,7 @@ def _measured(validation: ValidationSettings | None, trained: Trained) -> Measur
     if trained.best is None or not isinstance(validation, RetrievalValidationSettings) or not validation.is_complete:
         return None
     best, _ = trained.best
-    collection = Artifact(validation.collection)
-    name, revision = Path(collection.uri).name, collection.fingerprint
-    return Measured(name, validation.split, best.step, best.measures, trained.start, revision)
+    return Measured(Path(validation.collection).name, validation.split, best.step, best.measures, trained.start)
 
 
 def _facts(points: Sequence[Mapping[str, Any]], trained: Trained) -> dict[str, Any]:

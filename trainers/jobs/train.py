@@ -61,7 +61,7 @@ class Train(Stage[TrainConfig]):
 
     command = "train"
     kind = MODEL
-    algorithm_version = 6
+    algorithm_version = 7
     config_class = TrainConfig
     unit = "examples"
     results = ("",)

@@ -1,6 +1,6 @@
 """The README.md of an exported encoder: what it is, how to load it, what it was trained on, and what was measured.
 
-Its header is the hub's own format, so the hub lists measures and base model; its text needs no network to be written.
+Its header is the hub's own format, so the hub lists its base model; its text needs no network to be written.
 """
 
 import re
@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import ModelCardData
 
 from retrieval.encoders.specification import EncoderContract
 from trainers.objective import Paper
-
-_NAME = "raytriever encoder"
 
 _CONTEXTUAL = (
     "**This is a contextual encoder, and the lines above load a fallback**: its second stage alone. raytriever reads"
@@ -34,8 +32,7 @@ _LIST_SCORER = (
 class Measured:
     """What validation measured of these weights, those after ``step`` steps.
 
-    ``dataset`` and ``split`` name the data, ``revision`` its fingerprint; ``start``: the same measures before the
-    first step.
+    ``dataset`` and ``split`` name the data; ``start``: the same measures before the first step.
     """
 
     dataset: str
@@ -43,7 +40,6 @@ class Measured:
     step: int
     measures: Mapping[str, float]
     start: Mapping[str, float]
-    revision: str | None = None
 
 
 def model_card(
@@ -64,7 +60,7 @@ def model_card(
     """
     kind = config.get("objective", {}).get("kind", "")
     parts = [
-        f"---\n{_header(base_model, measured, kind).to_yaml().strip()}\n---",
+        f"---\n{_header(base_model, kind).to_yaml().strip()}\n---",
         "# A text encoder for retrieval",
         _usage(contract),
         _facts(contract, base_model, inputs, _training(points, best_step)),
@@ -87,40 +83,19 @@ def _training(points: Sequence[Mapping[str, Any]], best_step: int | None) -> str
     return f"{text}: the weights after step {best_step:,} of {len(points):,}, chosen by validation"
 
 
-def _header(base_model: str, measured: Measured | None, kind: str) -> ModelCardData:
+def _header(base_model: str, kind: str) -> ModelCardData:
     tags = ["sentence-transformers", "feature-extraction", "retrieval", "raytriever"]
     return ModelCardData(
         base_model=base_model if is_hub_name(base_model) else None,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         tags=[*tags, *([kind] if kind else [])],
-        model_name=_NAME if measured else None,
-        eval_results=_results(measured) if measured else None,
     )
 
 
 def is_hub_name(model: str) -> bool:
     """Whether it looks like ``org/name`` and not like a path."""
     return re.fullmatch(r"[\w][\w.-]*/[\w][\w.-]*", model) is not None
-
-
-def _results(measured: Measured) -> list[EvalResult]:
-    """Of model-index; a value that is no finite number has no place there."""
-    return [
-        EvalResult(
-            task_type="information-retrieval",
-            task_name="Information Retrieval",
-            dataset_type=re.sub(r"[^\w.-]+", "-", measured.dataset).strip("-") or "collection",
-            dataset_name=measured.dataset,
-            dataset_split=measured.split,
-            dataset_revision=measured.revision,
-            metric_type=measure.lower().replace("@", "_at_"),
-            metric_name=measure,
-            metric_value=round(float(value), 6),
-        )
-        for measure, value in measured.measures.items()
-        if abs(value) < float("inf")
-    ]
 
 
 def _usage(contract: EncoderContract) -> str:
