@@ -67,15 +67,17 @@ def _blocks_below(module: nn.Module) -> list[nn.Module]:
     ]
 
 
-def linear_parameters(transformer: nn.Module) -> list[nn.Parameter]:
+def linear_parameters(transformer: nn.Module, *, with_head: bool = False) -> list[nn.Parameter]:
     """What linear layers in its blocks, and no other modules, read: autocast multiplies by these in bfloat16.
 
-    Embeddings, normalisations and a head that shares the embeddings' table are not among them.
+    ``with_head``: and a language model's head (``lm_head``), unless that shares the embeddings' table. Embeddings and
+    normalisations are not among them.
     """
     from transformers.pytorch_utils import Conv1D
 
     linear: dict[int, nn.Parameter] = {}
-    for block in _blocks_below(transformer):
+    head = getattr(transformer, "lm_head", None) if with_head else None
+    for block in [*_blocks_below(transformer), *([] if head is None else [head])]:
         for layer in block.modules():
             if isinstance(layer, nn.Linear | Conv1D):
                 linear |= {id(parameter): parameter for parameter in layer.parameters(recurse=False)}

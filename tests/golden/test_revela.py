@@ -57,7 +57,7 @@ def test_language_model(normalization: str, settings: dict[str, bool]) -> None:
     for layer in model.layers:
         layer.register_forward_hook(lambda _, __, output: states.append(output))
     similarity = SIMILARITY.clone().requires_grad_()
-    logits = model.head(model.last_states(IDS, MASK, similarity))
+    logits = model.lm_head(model.last_states(IDS, MASK, similarity))
     near(logits[REAL], CASE[f"lm.{normalization}.h_logits"][REAL], 2e-5)
     for number, (e_states, h_states) in enumerate(states[:-1], start=1):
         near(e_states[REAL], CASE["lm.e_hidden"][number][REAL], 2e-5)
@@ -80,7 +80,7 @@ def test_language_model(normalization: str, settings: dict[str, bool]) -> None:
 def test_language_model_in_float64(normalization: str) -> None:
     model = in_float64(InBatchLanguageModel(causal_model(), value_normalization=normalization == "vnorm"))
     similarity = SIMILARITY.double().requires_grad_()
-    logits = model.head(model.last_states(IDS, MASK, similarity))
+    logits = model.lm_head(model.last_states(IDS, MASK, similarity))
     near(logits[REAL], CASE[f"lm.{normalization}.h_logits_f64"][REAL], 1e-9)
     loss, _ = model(IDS, MASK, similarity)
     near(loss, CASE[f"lm.{normalization}.h_loss_f64"], 1e-10)
@@ -247,7 +247,7 @@ def test_a_mistake_would_show(mistaken: InBatchLlama, of_logits: float, of_loss:
     """By far more than the tolerances above, which our model keeps."""
     model = in_float64(InBatchLanguageModel(causal_model()))
     similarity = SIMILARITY.double()
-    logits = model.head(model.last_states(IDS, MASK, similarity))[REAL].detach()
+    logits = model.lm_head(model.last_states(IDS, MASK, similarity))[REAL].detach()
     loss = model(IDS, MASK, similarity)[0].detach()
     theirs = torch.cat(mistaken.h_logits(DOCUMENTS, similarity))
     assert float((theirs - logits).abs().max()) == pytest.approx(of_logits, rel=0.03, abs=1e-9)

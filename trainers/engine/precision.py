@@ -39,12 +39,12 @@ def arithmetic(training: TrainingSettings, device: torch.device) -> Iterator[Non
 
 
 def round_frozen(module: nn.Module) -> None:
-    """Keeps the frozen weights of linear layers in bfloat16, in place: as autocast reads them, bit for bit.
+    """Keeps the frozen weights of linear layers, heads included, in bfloat16, in place: as autocast reads them.
 
     Of weights without a gradient autocast would make, and keep for the backward pass, a copy in each forward pass.
     """
     for transformer in outermost_transformers(module):
-        for parameter in linear_parameters(transformer):
+        for parameter in linear_parameters(transformer, with_head=True):
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
 

@@ -26,7 +26,7 @@ from trainers.estimate.counting import Counting, attention_of_gpus
 from trainers.estimate.made_up import MadeUpBatches, Shape, made_up_lookups
 from trainers.estimate.outlines import outline, without_weights
 from trainers.objective import Objective, map_nest
-from trainers.objectives.revela.cross_attention import Readers
+from trainers.objectives.revela.cross_attention import Readers, find_readers
 from trainers.objectives.revela.language_model import InBatchLanguageModel
 from trainers.training_run import LocatedModels, RunSettings, objective_to_train
 
@@ -87,7 +87,7 @@ def _ranks(count: int) -> Iterator[None]:
 
 def _every_other(attention_mask: Tensor, similarity: Tensor) -> Readers:
     """Each document reads every other: the most that Revela may compute, whatever the similarities are."""
-    return Readers(tuple(attention_mask.sum(dim=1).tolist()), (None,) * len(similarity))
+    return find_readers(attention_mask, torch.ones(similarity.shape, dtype=torch.int64))
 
 
 def outlined_objective(

@@ -11,11 +11,12 @@ to 1 over the tokens k of document j:
 
     b_ij = sum_k w_k V_jk / (n_jk + eps),   w = softmax_k(q . K_jk / sqrt(D) + log(n_jk + eps))
 
-so a stock kernel computes it, one document j at a time for all documents that read it. Nothing has the size B x B but
-Sim, and pairs with Sim_ij = 0, nearly all at a low temperature, are never computed.
+so a stock kernel computes it, for B pairs of documents at a time. Nothing has the size B x B but Sim, and pairs with
+Sim_ij = 0, nearly all at a low temperature, are never computed.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,18 +30,22 @@ from retrieval.encoders.pooling import at_least_float32
 
 _EPSILON = 1e-6
 _ALIGNMENT = 8  # of a head's dimension, for the kernels of GPUs
+_NEVER = -(2.0**100)  # the score of padding, a number of every precision, after which a softmax gives 0
 
 
 @dataclass(frozen=True)
 class Readers:
     """Which documents read which: found once a batch, for all layers; the host waits for a device once.
 
-    ``lengths``: real tokens of each document. ``rows``: for each document j, int64 those i != j with Sim_ij != 0, or
-    None where that is every other one.
+    ``lengths``: real tokens of each document; ``padding`` bool (B, 1, L, 1): what is none. ``pairs`` int64:
+    i B + j of those with Sim_ij != 0 and i != j; ``blocks``: of at most B of them each, i, None where that is every
+    document in order, and j.
     """
 
     lengths: tuple[int, ...]
-    rows: tuple[Tensor | None, ...]
+    padding: Tensor
+    pairs: Tensor
+    blocks: tuple[tuple[Tensor | None, Tensor], ...]
 
 
 def find_readers(attention_mask: Tensor, similarity: Tensor) -> Readers:
@@ -51,7 +56,7 @@ def find_readers(attention_mask: Tensor, similarity: Tensor) -> Readers:
     documents = len(similarity)
     reads = (similarity != 0).fill_diagonal_(False)
     padded_right = (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()
-    facts = torch.cat([attention_mask.sum(dim=1), reads.sum(dim=0), padded_right[None].long()]).tolist()
+    facts = torch.cat([attention_mask.sum(dim=1), reads.sum(dim=1), padded_right[None].long()]).tolist()
     lengths, counts, right = facts[:documents], facts[documents:-1], facts[-1]
     if not right:
         raise ValueError("attention_mask must be right-padded: ones, then zeros")
@@ -60,10 +65,16 @@ def find_readers(attention_mask: Tensor, similarity: Tensor) -> Readers:
             f"Document {lengths.index(0) + 1} of {documents} in a batch has no token, so others can't attend to it."
             " Leave empty texts out of the batches."
         )
-    # what nonzero gives, without another wait for the device to count
-    found = torch.argsort(reads.T.flatten().byte(), descending=True, stable=True)[: sum(counts)] % documents
-    rows = torch.split(found, counts)
-    return Readers(tuple(lengths), tuple(None if len(found) == documents - 1 else found for found in rows))
+    # what nonzero gives, without another wait for the device to count: first a pair of every i, then its second
+    turns = reads.cumsum(dim=1).masked_fill(~reads, documents)
+    pairs = torch.argsort(turns.flatten(), stable=True)[: sum(counts)]
+    blocks = enumerate(pairs[start : start + documents] for start in range(0, len(pairs), documents))
+    return Readers(
+        tuple(lengths),
+        attention_mask[:, None, :, None] == 0,
+        pairs,
+        tuple((None if turn < min(counts) else each // documents, each % documents) for turn, each in blocks),
+    )
 
 
 def cross_document_attention(
@@ -105,47 +116,47 @@ def _weighted_sum(
 ) -> Tensor:
     """Eq. 7 with the heads of a group side by side: (B, K, H / K * L, D)."""
     dimension = queries.shape[-1]
-    folded, keys, values = _prepared(queries, keys, values, value_normalization)
-    total = folded.new_zeros((*folded.shape[:-1], dimension), dtype=similarity.dtype)
-    for number, (rows, length) in enumerate(zip(readers.rows, readers.lengths, strict=True)):
-        if rows is None or len(rows):
-            tokens = keys[number, :, :length], values[number, :, :length]
-            _add(total, rows, _weighted(_take(folded, rows), *tokens, _take(similarity[:, number], rows), dimension))
+    prepared = _prepared(queries, keys, values, readers.padding, value_normalization)
+    total = prepared[0].new_zeros((*prepared[0].shape[:-1], dimension), dtype=similarity.dtype)
+    weights = torch.split(similarity.flatten().index_select(0, readers.pairs), len(similarity))
+    for (rows, read), of_block in zip(readers.blocks, weights, strict=False):
+        _add(total, rows, _weighted([*_of_pairs(prepared, rows, read), of_block], dimension))
     return total
 
 
 def _prepared(
-    queries: Tensor, keys: Tensor, values: Tensor, value_normalization: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (B, K, H / K * L, E), keys and values (B, K, L, E) for a stock attention kernel, E >= D.
+    queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor, value_normalization: bool
+) -> tuple[Tensor, Tensor]:
+    """Queries (B, K, H / K * L, E), keys and values side by side (B, K, L, 2 E) for a stock attention kernel, E > D.
 
     With V-normalisation the values are divided by their norms, and log(n + eps) comes into the scores by two further
-    columns, in which queries are 1: its value in the tensors' dtype and what that leaves. A mask as bias would need a
-    gradient, which the fast kernels don't give.
+    columns, in which queries are 1: its value in the tensors' dtype and what that leaves; padding comes in so, too. A
+    mask as bias would need a gradient, which the fast kernels don't give.
     """
     documents, _, _, dimension = queries.shape
-    folded = queries.reshape(documents, keys.shape[1], -1, dimension)
-    if not value_normalization:
-        return folded, keys, values
-    columns = 2 + -(dimension + 2) % _ALIGNMENT
-    ones = functional.pad(queries.new_ones(2), (0, columns - 2))
+    keys, values = keys.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
     norms = torch.linalg.vector_norm(at_least_float32(values), dim=-1, keepdim=True) + _EPSILON
-    bias = norms.log() * math.sqrt(dimension)  # scores are divided by it
+    norms = norms if value_normalization else torch.ones_like(norms)
+    bias = (norms.log() * math.sqrt(dimension)).masked_fill(padding, _NEVER)  # scores are divided by it
     coarse = bias.to(keys.dtype)
     fine = (bias - coarse).detach().to(keys.dtype)
-    return (
-        torch.cat([folded, ones.expand(*folded.shape[:-1], -1)], dim=-1),
-        functional.pad(torch.cat([keys, coarse, fine], dim=-1), (0, columns - 2)),
-        functional.pad((values / norms).to(keys.dtype), (0, columns)),
-    )
+    columns = 2 + -(dimension + 2) % _ALIGNMENT
+    ones = functional.pad(queries.new_ones(2), (0, columns - 2))
+    folded = queries.reshape(documents, keys.shape[1], -1, dimension)
+    filled = functional.pad(torch.cat([keys, coarse, fine], dim=-1), (0, columns - 2))
+    tokens = functional.pad(torch.cat([filled, (values / norms).to(keys.dtype)], dim=-1), (0, columns))
+    return torch.cat([folded, ones.expand(*folded.shape[:-1], -1)], dim=-1), tokens
 
 
-def _weighted(queries: Tensor, keys: Tensor, values: Tensor, weights: Tensor, dimension: int) -> Tensor:
-    """Sim_ij b_ij of the n documents i that read a document j: (n, K, H / K * L, D).
+def _of_pairs(prepared: tuple[Tensor, Tensor], rows: Tensor | None, read: Tensor) -> list[Tensor]:
+    """Queries, keys and values (n, K, ...) of n pairs, from what ``_prepared`` gave."""
+    folded, tokens = prepared
+    return [_take(folded, rows), *tokens.index_select(0, read).chunk(2, dim=-1)]
 
-    ``queries`` (n, K, H / K * L, E); ``keys``, ``values`` (K, tokens of j, E), which the n share; ``weights`` (n,).
-    """
-    keys, values = (tensor.expand(len(queries), -1, -1, -1) for tensor in (keys, values))
+
+def _weighted(given: Sequence[Tensor], dimension: int) -> Tensor:
+    """Sim_ij b_ij (n, K, H / K * L, D) of n pairs: of what ``_of_pairs`` gave, and Sim_ij (n,)."""
+    queries, keys, values, weights = given
     read = functional.scaled_dot_product_attention(queries, keys, values, scale=1 / math.sqrt(dimension))
     return read[..., :dimension] * weights.view(-1, 1, 1, 1)
 
@@ -162,7 +173,7 @@ def _add(total: Tensor, rows: Tensor | None, part: Tensor) -> None:
 
 
 class _RecomputedSum(torch.autograd.Function):
-    """``_weighted_sum`` that keeps its inputs alone, and takes the gradient of one document j after the other."""
+    """``_weighted_sum`` that keeps its inputs alone, and takes the gradients of one block of pairs after another."""
 
     @staticmethod
     def forward(
@@ -187,7 +198,7 @@ class _RecomputedSum(torch.autograd.Function):
         keys, values = (tensor.detach().requires_grad_(of_tokens) for tensor in (keys, values))
         with torch.autocast(gradient.device.type, enabled=False):
             with torch.enable_grad():
-                prepared = _prepared(queries, keys, values, ctx.value_normalization)
+                prepared = _prepared(queries, keys, values, ctx.readers.padding, ctx.value_normalization)
             gradients, to_similarity = _gradients(prepared, similarity, ctx.readers, gradient)
             wanted = [tensor for tensor in (queries, keys, values) if tensor.requires_grad]
             ends = [tensor for tensor in prepared if tensor.requires_grad]
@@ -197,30 +208,31 @@ class _RecomputedSum(torch.autograd.Function):
 
 
 def _gradients(
-    prepared: tuple[Tensor, Tensor, Tensor], similarity: Tensor, readers: Readers, gradient: Tensor
+    prepared: tuple[Tensor, Tensor], similarity: Tensor, readers: Readers, gradient: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """Of those that need one of what ``_prepared`` gave, and of Sim, from the gradient of ``_weighted_sum``.
 
     ``gradient``: (B, K, H / K * L, D).
     """
-    needed = [tensor.requires_grad for tensor in prepared]
-    folded, keys, values = (tensor.detach() for tensor in prepared)
-    to_folded = torch.zeros_like(folded, dtype=gradient.dtype)  # many parts are added up in it, so float32 at least
-    to_keys, to_values, to_similarity = (torch.zeros_like(tensor) for tensor in (keys, values, similarity))
-    for number, (rows, length) in enumerate(zip(readers.rows, readers.lengths, strict=True)):
-        if rows is not None and not len(rows):
-            continue
-        tokens = keys[number, :, :length], values[number, :, :length]
-        given = [_take(folded, rows), *tokens, _take(similarity[:, number], rows)]
-        inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(given, [*needed, True], strict=True)]
+    of_queries, of_tokens = (tensor.requires_grad for tensor in prepared)
+    folded, tokens = (tensor.detach() for tensor in prepared)
+    # of many parts: float32 at least
+    to_folded, to_tokens = (torch.zeros_like(each, dtype=gradient.dtype) for each in (folded, tokens))
+    weights = similarity.flatten().index_select(0, readers.pairs)
+    to_weights = [weights[:0]]
+    for (rows, read), of_block in zip(readers.blocks, torch.split(weights, len(similarity)), strict=False):
+        given = [*_of_pairs((folded, tokens), rows, read), of_block]
+        needed = (of_queries, of_tokens, of_tokens, True)
+        inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(given, needed, strict=True)]
         with torch.enable_grad():
-            part = _weighted(inputs[0], inputs[1], inputs[2], inputs[3], gradient.shape[-1])
+            weighted = _weighted(inputs, gradient.shape[-1])
         wanted = [tensor for tensor in inputs if tensor.requires_grad]
-        found = iter(torch.autograd.grad(part, wanted, _take(gradient, rows)))
-        if needed[0]:
-            _add(to_folded, rows, next(found))
-        if needed[1]:
-            to_keys[number, :, :length], to_values[number, :, :length] = next(found), next(found)
-        _add(to_similarity[:, number], rows, next(found))
-    gradients = [to_folded.to(folded.dtype), to_keys, to_values]
-    return [each for each, need in zip(gradients, needed, strict=True) if need], to_similarity
+        *found, of_weights = torch.autograd.grad(weighted, wanted, _take(gradient, rows))
+        to_weights.append(of_weights)
+        if of_queries:
+            _add(to_folded, rows, found.pop(0))
+        for total, part in zip(to_tokens.chunk(2, dim=-1), found, strict=False):  # none of a frozen model's
+            total.index_add_(0, read, part.to(total.dtype))
+    sums = ((to_folded, folded, of_queries), (to_tokens, tokens, of_tokens))
+    to_similarity = torch.zeros_like(similarity).flatten().index_copy(0, readers.pairs, torch.cat(to_weights))
+    return [each.to(of.dtype) for each, of, need in sums if need], to_similarity.view_as(similarity)

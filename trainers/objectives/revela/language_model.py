@@ -309,7 +309,7 @@ class InBatchLanguageModel(ShardedUnit):
         )
         self.norm = decoder.norm
         self.rotation = decoder.rotary_emb
-        self.head: nn.Linear = causal.get_output_embeddings()
+        self.lm_head: nn.Linear = causal.get_output_embeddings()
         if activation_checkpointing:
             checkpoint_activations(self)
 
@@ -322,7 +322,7 @@ class InBatchLanguageModel(ShardedUnit):
         """
         readers = self.find_readers(attention_mask, similarity)
         states = self._states(input_ids, similarity, readers)
-        return next_token_loss(states, self.head, input_ids, readers.lengths)
+        return next_token_loss(states, self.lm_head, input_ids, readers.lengths)
 
     def last_states(self, input_ids: Tensor, attention_mask: Tensor, similarity: Tensor) -> Tensor:
         """What the logits are made from, (B, L, d), of the same; anything where there is padding."""

@@ -42,6 +42,12 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, Shape, dict[str, A
     "margin_mse": ({"kind": "margin_mse"}, None, TRIPLETS, {}),
     "multi_layer": ({"kind": "multi_layer", "training_form": "multi_vector"}, LAYERS, PAIRS, {}),
     "revela": (LANGUAGE_MODEL, None, CHUNKS, {}),
+    "revela, frozen, bf16": (
+        LANGUAGE_MODEL | {"language_model": {"model": "lm", "frozen": True}},
+        None,
+        CHUNKS,
+        {"training": {"bf16": True}},
+    ),
     "replug": ({"kind": "replug", "scores": "none"}, None, CHUNKS, {}),
     "contextual": ({"kind": "contextual", "context_documents": 6}, None, PAIRS, {}),
     "coder": ({"kind": "coder", "documents": "none"}, None, LISTS, {}),
@@ -65,7 +71,7 @@ def counting_tokenizers() -> Iterator[None]:
 def run_settings(name: str, models: Path) -> RunSettings:
     objective, form, _, others = KINDS[name]
     if "language_model" in objective:
-        objective = objective | {"language_model": {"model": str(models / "lm")}}
+        objective = objective | {"language_model": objective["language_model"] | {"model": str(models / "lm")}}
     training = {"bf16": False} | others.get("training", {})
     encoder = {"model": str(models / "encoder"), "pooling": "cls", "form": form}
     values = {"batches": "none", "encoder": encoder, "objective": objective, **others, "training": training}

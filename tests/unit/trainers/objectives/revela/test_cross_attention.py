@@ -89,9 +89,9 @@ def test_pairs_without_weight_are_not_computed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
     found = cross_document_attention(*given[:4], one_hot)
-    assert seen == [1] * DOCUMENTS
+    assert seen == [DOCUMENTS]
     gradients(found, [*given[:4], one_hot])
-    assert seen == [1] * (2 * DOCUMENTS)
+    assert seen == [DOCUMENTS] * 2
 
 
 def test_one_hot_similarity_is_attention_to_one_document() -> None:
@@ -218,7 +218,13 @@ def test_readers_are_found_and_wrong_masks_refused() -> None:
     mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]])
     readers = find_readers(mask, similarity)
     assert readers.lengths == (2, 1, 3)
-    assert [rows if rows is None else rows.tolist() for rows in readers.rows] == [[], None, None]
+    assert readers.padding[:, 0, :, 0].tolist() == (mask == 0).tolist()
+    (rows, read), (last, read_last) = readers.blocks
+    assert readers.pairs.tolist() == [1, 5, 7, 2]
+    assert (rows, read.tolist()) == (None, [1, 2, 1])
+    assert last is not None
+    assert (last.tolist(), read_last.tolist()) == ([0], [2])
+    assert not find_readers(mask, torch.eye(3)).blocks
     with pytest.raises(ValueError, match="right-padded"):
         find_readers(mask.flip(1), similarity)
     mask[1] = 0

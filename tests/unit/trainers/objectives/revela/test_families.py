@@ -42,7 +42,7 @@ def test_without_similarity_it_is_the_plain_model(kind: str) -> None:
     expected = plain(input_ids, mask, labels=labels)
     model = InBatchLanguageModel(plain)
     nothing = torch.zeros_like(similarity)
-    logits = model.head(model.last_states(input_ids, mask, nothing))
+    logits = model.lm_head(model.last_states(input_ids, mask, nothing))
     assert_close(logits[mask.bool()], expected.logits[mask.bool()], rtol=1e-5, atol=1e-5)
     loss, tokens = model(input_ids, mask, nothing)
     assert_close(loss, expected.loss, rtol=1e-6, atol=1e-6)

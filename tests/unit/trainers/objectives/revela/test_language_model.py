@@ -133,7 +133,7 @@ def test_activation_checkpointing_changes_nothing_of_lora() -> None:
 def causal_model_of(model: InBatchLanguageModel) -> nn.Module:
     """A Hugging Face model around the same modules."""
     plain: Any = causal_model()
-    plain.model.embed_tokens, plain.model.norm, plain.lm_head = model.embeddings, model.norm, model.head
+    plain.model.embed_tokens, plain.model.norm, plain.lm_head = model.embeddings, model.norm, model.lm_head
     for ours, theirs in zip(model.layers, plain.model.layers, strict=True):
         for name, module in ours.named_children():
             setattr(theirs, name, module)
